@@ -1,0 +1,45 @@
+"""Triform: one Transformer in three forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, TriformError
+
+if TYPE_CHECKING:
+    from triform.config import Config
+    from triform.launch import train
+    from triform.presets import preset
+    from triform.run import Run, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "Run",
+    "TriformError",
+    "load",
+    "preset",
+    "train",
+]
+
+# torch is imported when one of these is first used, so that `import triform` and `--help` answer at once.
+_LATER = {
+    "Config": "triform.config",
+    "Run": "triform.run",
+    "load": "triform.run",
+    "preset": "triform.presets",
+    "train": "triform.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'triform' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,0 +1,115 @@
+"""`triform demo`: all three forms on built-in data, a scoreboard at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triform.cli.options import Device, Json, print_json, show_score
+
+if TYPE_CHECKING:
+    from triform.config import TaskName
+    from triform.report import ScoreRow
+
+SUMMARIES = {
+    "classify": "reviews with negation, contrast and irony: positive or negative?",
+    "generate": "Python's own documentation, continued",
+    "translate": "English numbers, dates and times into French",
+}
+TARGETS: dict[str, tuple[str, float]] = {
+    "classify": ("accuracy", 0.97),
+    "generate": ("perplexity", 40.0),
+    "translate": ("exact_match", 0.95),
+}
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the three run folders go.")] = Path(
+        "runs/demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of initial weights, order and dropout.")] = 0,
+    device: Device = "auto",
+    json_: Json = False,
+) -> None:
+    """Train, evaluate and ask a classifier, a language model and a translator, in a few minutes."""
+    from triform.report import write_scoreboard
+
+    rows = []
+    for task in ("classify", "generate", "translate"):
+        rows.append(_one(task, out, seed, device))
+    page = write_scoreboard(out / "index.html", rows)
+    if json_:
+        print_json({"report": str(page), "tasks": [_plain(row) for row in rows]})
+    else:
+        _show(rows, page)
+    if not all(row.reached for row in rows):
+        raise typer.Exit(1)
+
+
+def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
+    """Train one task, score it on its test set, and show what it says."""
+    import time
+
+    from triform.launch import train
+    from triform.report import ScoreRow
+    from triform.train.listeners import MetricsFile
+
+    typer.echo(f"\n{task}: {SUMMARIES[task]}", err=True)
+    began = time.monotonic()
+    run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device)
+    seconds = time.monotonic() - began
+    scores = run.evaluate()
+    MetricsFile(run.path / "metrics.jsonl").hear({"event": "test", "name": "test", "scores": scores})
+    _refresh(run.path)
+    metric, target = TARGETS[task]
+    return ScoreRow(
+        task=task,
+        summary=SUMMARIES[task],
+        metric=metric,
+        score=scores[metric],
+        target=target,
+        seconds=seconds,
+        report=run.path / "report.html",
+        higher_is_better=metric != "perplexity",
+    )
+
+
+def _refresh(folder: Path) -> None:
+    from triform.report import write_report
+
+    write_report(folder)
+
+
+def _plain(row: ScoreRow) -> dict[str, object]:
+    return {
+        "task": row.task,
+        "metric": row.metric,
+        "score": row.score,
+        "target": row.target,
+        "reached": row.reached,
+        "seconds": row.seconds,
+        "report": str(row.report),
+    }
+
+
+def _show(rows: list[ScoreRow], page: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Triform demo")
+    for name in ("task", "on the test set", "score", "target", "", "training"):
+        table.add_column(name)
+    for row in rows:
+        sign = "above" if row.higher_is_better else "below"
+        reached = "[green]reached[/green]" if row.reached else "[red]missed[/red]"
+        score, target = show_score(row.metric, row.score), show_score(row.metric, row.target)
+        table.add_row(row.task, row.metric, score, f"{sign} {target}", reached, f"{row.seconds:.0f} s")
+    Console().print(table)
+    typer.echo(f"report: {page}")
+    folder = rows[0].report.parent.parent
+    typer.echo("try:")
+    typer.echo(f'  triform predict {folder}/classify "The food was not bad at all."')
+    typer.echo(f'  triform predict {folder}/generate "The with statement"')
+    typer.echo(f'  triform predict {folder}/translate "twenty-one"')

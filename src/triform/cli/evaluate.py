@@ -1,0 +1,67 @@
+"""`triform evaluate`: scores on one or several named sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, Json, RunPath, Set, decode_settings, print_json, print_scores
+
+
+def evaluate(
+    run: RunPath,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]F", help="A set to score; translate: also SOURCE,TARGET. Repeatable."),
+    ] = None,
+    source: Annotated[str, typer.Option(help="translate: sentences, one a line.")] = "",
+    target: Annotated[str, typer.Option(help="translate: their translations.")] = "",
+    set_: Set = None,
+    json_: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Score a run on data it has not seen; without --data, on its own held-out set."""
+    from triform.errors import ConfigError
+    from triform.run import load
+
+    if bool(source) != bool(target):
+        raise ConfigError("--source and --target go together: give both or neither")
+    sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
+    decode = decode_settings(set_)
+    opened = load(run, device=device)
+    sets = sets or {"test": opened.held_out_data()}
+    found = {}
+    for name, path in sets.items():
+        found[name], notices = opened.evaluate_with_notices(path, decode)
+        for notice in notices:
+            typer.echo(f"note: {notice}", err=True)
+    if json_:
+        extra = {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
+        print_json({"run": str(run), "task": opened.config.task, "sets": found, **extra})
+        return
+    print_scores(found)
+    if opened.config.task == "translate":
+        typer.echo(f"bleu: {_signature()}")
+
+
+def named_sets(arguments: list[str]) -> dict[str, str]:
+    """`NAME=F` under its name, a plain `F` under its file name."""
+    from triform.errors import ConfigError
+
+    sets: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        if not equals or Path(argument).exists():
+            name, path = Path(argument.partition(",")[0]).name, argument
+        if name in sets:
+            raise ConfigError(f"two sets are called {name!r}; name them apart with --data NAME=FILE")
+        sets[name] = path
+    return sets
+
+
+def _signature() -> str:
+    from triform.metrics import bleu_signature
+
+    return bleu_signature()

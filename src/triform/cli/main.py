@@ -1,0 +1,69 @@
+"""`triform`: the commands put together, and errors turned into one line and an exit code.
+
+Exit codes: 0 good, 1 a check failed, 2 the user's input was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from triform import __version__
+from triform.cli.demo import demo
+from triform.cli.doctor import doctor
+from triform.cli.evaluate import evaluate
+from triform.cli.predict import predict
+from triform.cli.train import train
+from triform.errors import InterruptedRun, TriformError
+
+app = typer.Typer(
+    name="triform",
+    help="One Transformer in three forms: classify, generate and translate text.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, train, predict, evaluate, doctor):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"triform {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """One Transformer in three forms: classify, generate and translate text."""
+
+
+def main() -> None:
+    """Run a command; what is the user's to mend is one line on standard error."""
+    try:
+        app()
+    except TriformError as error:
+        code = 130 if isinstance(error, InterruptedRun) else 2
+        fail(f"triform: {error}", code)
+    except KeyboardInterrupt:
+        fail("triform: interrupted", 130)
+    except BrokenPipeError:  # the reader of a pipe left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        fail(f"triform: {place}{error.strerror or error}", 2)
+
+
+def fail(line: str, code: int) -> None:
+    print(" ".join(line.split("\n")), file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,61 @@
+"""Options that several commands share, and how answers are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."
+    ),
+]
+
+
+def print_json(answer: object) -> None:
+    typer.echo(json.dumps(answer, ensure_ascii=False, indent=2))
+
+
+def decode_settings(assignments: list[str] | None) -> dict[str, object]:
+    """`--set decode.X=v` as keyword arguments; other settings belong to training."""
+    from triform.errors import ConfigError
+    from triform.settings import parse_assignments
+
+    settings = parse_assignments(assignments or [])
+    for name in settings:
+        if not name.startswith("decode."):
+            raise ConfigError(f"--set {name}: only decode.* can be changed in a trained run")
+    return {name.removeprefix("decode."): value for name, value in settings.items()}
+
+
+def show_score(name: str, value: float) -> str:
+    """A score as people read it: shares in percent, counts whole."""
+    if name in ("accuracy", "f1", "exact_match", "token_accuracy"):
+        return f"{100 * value:.2f} %"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def print_scores(named: Mapping[str, Mapping[str, float]]) -> None:
+    """A table with a row a set and a column a score."""
+    names = list(next(iter(named.values())))
+    rows = [
+        ["set", *names],
+        *([key, *(show_score(name, scores[name]) for name in names)] for key, scores in named.items()),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            row[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+        ]
+        typer.echo("  ".join(cells))

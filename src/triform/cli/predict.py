@@ -1,0 +1,58 @@
+"""`triform predict`: a label, a continuation or a translation."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, Json, RunPath, Set, decode_settings, print_json
+
+
+def predict(
+    run: RunPath,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to read.")] = None,
+    input_: Annotated[
+        str, typer.Option("--input", metavar="F", help="A file of texts, one a line, or - .")
+    ] = "",
+    set_: Set = None,
+    seed: Annotated[int | None, typer.Option(help="For sampling; default the run's.")] = None,
+    json_: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Ask a trained run: text in, answer out."""
+    from triform.run import load
+
+    given = [*(texts or []), *_lines(input_)]
+    if not given:
+        from triform.errors import DataError
+
+        raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
+    decode = decode_settings(set_)
+    opened = load(run, device=device)
+    made = opened.predict(given, seed=seed, **decode)
+    if json_:
+        print_json(
+            [{name: value for name, value in asdict(one).items() if value is not None} for one in made]
+        )
+        return
+    for one in made:
+        if one.probabilities is None:
+            typer.echo(one.input * (opened.config.task == "generate") + one.output)
+        else:
+            shares = sorted(one.probabilities.items(), key=lambda item: -item[1])
+            typer.echo(
+                f"{one.output}\t" + "  ".join(f"{label} {100 * share:.1f} %" for label, share in shares)
+            )
+
+
+def _lines(name: str) -> list[str]:
+    if not name:
+        return []
+    if name == "-":
+        return [line.rstrip("\r\n") for line in sys.stdin]
+    from triform.data.readers import read_lines
+
+    return [text for _, text in read_lines(name)]

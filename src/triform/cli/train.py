@@ -1,0 +1,62 @@
+"""`triform train`: from a file to a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, Set
+
+
+def train(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, generate or translate.")],
+    data: Annotated[str, typer.Option(help="Training file; without one the built-in set is used.")] = "",
+    source: Annotated[str, typer.Option(help="translate: sentences, one a line.")] = "",
+    target: Annotated[str, typer.Option(help="translate: their translations, line by line.")] = "",
+    valid: Annotated[str, typer.Option(help="Validation file (translate: also SOURCE,TARGET).")] = "",
+    preset: Annotated[str, typer.Option(help="Named settings, e.g. small or speeches-lm.")] = "",
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    set_: Set = None,
+    out: Annotated[str, typer.Option(metavar="RUN", help="The run folder; default runs/TASK-DATA.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights, order and dropout.")] = None,
+    device: Device = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+) -> None:
+    """Train a model on your text and leave a run folder.
+
+    Settings left open are chosen from the size of the data. Ctrl-C saves and says how to go on.
+    """
+    from triform.errors import ConfigError
+    from triform.launch import Options
+    from triform.launch import train as launch
+    from triform.settings import Settings, parse_assignments
+
+    if resume and not out:
+        raise ConfigError("--resume needs --out RUN: which run is to go on?")
+    asked: Settings = parse_assignments(set_ or [])
+    asked |= {
+        name: value
+        for name, value in {"data.train": data, "data.source": source, "data.target": target}.items()
+        if value
+    }
+    asked |= _valid(valid, task)
+    if seed is not None:
+        asked["seed"] = seed
+    options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
+    run = launch(task, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
+    typer.echo(f"run folder: {run.path}")
+    typer.echo(f"report:     {run.path / 'report.html'}")
+    example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
+    typer.echo(f'try:        triform predict {run.path} "{example}"')
+
+
+def _valid(valid: str, task: str) -> dict[str, str]:
+    """One file, or for translate two aligned ones joined by a comma."""
+    first, comma, second = valid.partition(",")
+    if comma and task == "translate" and not Path(valid).exists():
+        return {"data.valid_source": first, "data.valid_target": second}
+    return {"data.valid": valid} if valid else {}

@@ -1,0 +1,228 @@
+"""Every setting, as frozen dataclasses that check themselves.
+
+A zero (or "auto", or -1 where zero means something) is a setting left open: it is chosen from the size of
+the data when training starts, and the chosen value is what the run folder's config.toml holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from triform.errors import ConfigError
+
+TaskName = Literal["classify", "generate", "translate"]
+TokenizerKind = Literal["auto", "char", "word", "bpe"]
+ModelKind = Literal["transformer"]
+PositionKind = Literal["learned", "sinusoidal"]
+ScoreKind = Literal["scaled_dot"]
+NormKind = Literal["layer"]
+NormPosition = Literal["pre", "post"]
+ActivationKind = Literal["relu", "gelu"]
+OptimizerKind = Literal["adam", "adamw", "sgd"]
+ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
+Precision = Literal["auto", "fp32", "bf16"]
+Strategy = Literal["auto", "greedy", "sample", "beam"]
+Header = Literal["auto", "yes", "no"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+
+
+def _require(good: bool, problem: str) -> None:
+    if not good:
+        raise ConfigError(problem)
+
+
+def _at_least(section: str, least: float, **values: float) -> None:
+    for name, value in values.items():
+        _require(value >= least, f"{section}.{name}={value} is too small: it must be at least {least}")
+
+
+def _between(section: str, low: float, high: float, **values: float) -> None:
+    for name, value in values.items():
+        _require(low <= value <= high, f"{section}.{name}={value} must lie between {low} and {high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the text is and how its files are laid out."""
+
+    train: str = ""  # a file, or builtin:NAME
+    valid: str = ""  # empty: held out from train
+    source: str = ""  # aligned files, one sentence a line
+    target: str = ""
+    valid_source: str = ""
+    valid_target: str = ""
+    text_column: str = ""  # a name, or a number counted from 1; empty: found by looking
+    label_column: str = ""
+    source_column: str = ""
+    target_column: str = ""
+    header: Header = "auto"
+    labels: tuple[str, ...] = ()  # empty: those of the training data, sorted
+    valid_fraction: float = 0.1
+    max_len: int = 0  # tokens a model reads at once
+
+    def __post_init__(self) -> None:
+        _between("data", 0.0, 0.9, valid_fraction=self.valid_fraction)
+        _at_least("data", 0, max_len=self.max_len)
+        for first, second in (("source", "target"), ("valid_source", "valid_target")):
+            _require(
+                bool(getattr(self, first)) == bool(getattr(self, second)),
+                f"data.{first} and data.{second} go together: give both or neither",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    kind: TokenizerKind = "auto"
+    vocab_size: int = 0
+    min_count: int = 1  # word: rarer ones become <unk>
+    lowercase: bool = False
+    shared: bool = True  # translate: one vocabulary for both languages
+
+    def __post_init__(self) -> None:
+        _at_least("tokenizer", 0, vocab_size=self.vocab_size)
+        _at_least("tokenizer", 1, min_count=self.min_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The Transformer's shape. Sizes are named as in the paper."""
+
+    kind: ModelKind = "transformer"
+    d_model: int = 0
+    d_ff: int = 0  # 0: four times d_model
+    n_layers: int = 0  # of the encoder and of the decoder, where a model has both
+    n_heads: int = 0
+    dropout: float = 0.1  # of embeddings and of what each sublayer adds
+    attention_dropout: float = 0.0  # of attention weights; costs speed, fused kernels are faster without
+    positions: PositionKind = "learned"
+    score: ScoreKind = "scaled_dot"
+    window: int = 0  # 0: every position in reach
+    norm: NormKind = "layer"
+    norm_position: NormPosition = "pre"
+    final_norm: bool = True
+    activation: ActivationKind = "gelu"
+    bias: bool = True  # in output projections, feedforward and norms
+    qkv_bias: bool = True
+    tie_embeddings: bool = True
+    scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
+    head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
+    head_bias: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = dict(d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers, n_heads=self.n_heads)
+        _at_least("model", 0, window=self.window, head_hidden=self.head_hidden, **sizes)
+        _between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
+        if self.d_model and self.n_heads and self.d_model % self.n_heads:
+            down = self.d_model - self.d_model % self.n_heads
+            raise ConfigError(
+                f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}; "
+                f"try d_model={down or self.n_heads} or {down + self.n_heads}"
+            )
+        _require(
+            not (self.positions == "sinusoidal" and self.d_model % 2),
+            f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}",
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the model learns and how often we look."""
+
+    optimizer: OptimizerKind = "adamw"
+    lr: float = 0.0
+    betas: tuple[float, ...] = (0.9, 0.98)
+    momentum: float = 0.9  # sgd
+    weight_decay: float = 0.01
+    schedule: ScheduleKind = "cosine"
+    warmup_steps: int = -1
+    final_lr_ratio: float = 0.05  # where cosine and linear end, as a share of lr
+    plateau_factor: float = 0.5
+    plateau_patience: int = 5
+    batch_size: int = 0  # examples a step; or:
+    batch_tokens: int = 0  # tokens a step, batches bucketed by length
+    accumulate: int = 1
+    max_steps: int = 0  # or:
+    epochs: float = 0.0
+    clip_norm: float = 1.0  # 0: off
+    label_smoothing: float = 0.0
+    precision: Precision = "auto"
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    log_every: int = 0
+    patience: int = 0  # evaluations without a better score before stopping; 0: never stop early
+
+    def __post_init__(self) -> None:
+        _at_least("train", 0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        _at_least("train", 0, batch_size=self.batch_size, batch_tokens=self.batch_tokens)
+        _at_least("train", 0, max_steps=self.max_steps, epochs=self.epochs, patience=self.patience)
+        _at_least("train", 0, eval_every=self.eval_every, checkpoint_every=self.checkpoint_every)
+        _at_least("train", 0, log_every=self.log_every, plateau_patience=self.plateau_patience)
+        _at_least("train", 1, accumulate=self.accumulate)
+        _at_least("train", -1, warmup_steps=self.warmup_steps)
+        _between("train", 0.0, 0.9, label_smoothing=self.label_smoothing)
+        _between("train", 0.0, 1.0, final_lr_ratio=self.final_lr_ratio, momentum=self.momentum)
+        _between("train", 0.01, 0.99, plateau_factor=self.plateau_factor)
+        _require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"train.betas={list(self.betas)} must be two numbers from 0 up to, not including, 1",
+        )
+        for first, second in (("batch_size", "batch_tokens"), ("max_steps", "epochs")):
+            _require(
+                not (getattr(self, first) and getattr(self, second)),
+                f"train.{first} and train.{second} are two ways to say one thing: set only one of them",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How tokens are chosen when the model writes."""
+
+    strategy: Strategy = "auto"  # sample for generate, beam for translate
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    max_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, f"decode.temperature={self.temperature} must be above 0")
+        _require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
+        _at_least("decode", 0, top_k=self.top_k, max_new_tokens=self.max_new_tokens)
+        _at_least("decode", 0, length_penalty=self.length_penalty)
+        _at_least("decode", 1, beam_size=self.beam_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, whole."""
+
+    task: TaskName = "classify"
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("config", 0, seed=self.seed)
+        if self.task != "translate" and self.data.source:
+            raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a model must know of its data: how many tokens there are, and how many labels."""
+
+    vocab_size: int
+    max_len: int
+    n_labels: int = 0
+    target_vocab_size: int = 0  # 0: the same vocabulary on both sides

@@ -1,0 +1,1 @@
+"""Text in: readers of files and builtin sets, and tokens stored on disk. No torch here."""

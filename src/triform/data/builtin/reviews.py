@@ -1,0 +1,316 @@
+"""Reviews that cannot be judged by their words alone: negation, contrast, irony and expectation.
+
+A review is built bottom-up from phrases, and every phrase carries its meaning with it: `sign` is +1 for
+praise and -1 for blame. The rules are those of ordinary English:
+
+    claim        "the soup was tasty"                     the sign of the adjective
+    negation     "the soup was far from tasty"            flips it
+    framing      "nobody could claim that the soup ..."   flips it, so two flips may meet: a double negation
+    contrast     "although A, B"  "B, although A"         the main clause B decides
+    irony        "As if A!"  "Oh great, A."               flips it
+    expectation  "I expected A, but it was not"           the outcome keeps or flips what was expected
+
+Flips are so frequent that an adjective says little by itself: only its place in the sentence decides. A bag
+of words (TF-IDF and logistic regression) gets a third of them wrong; attention need not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from triform.errors import DataError
+
+SIZES = {"train": 10000, "valid": 1000, "test": 1000}
+FLIPS = 0.3  # the chance that a pattern flips: at one half, words alone would say nothing at all
+LABELS = {1: "positive", -1: "negative"}
+
+# A pattern, and +1 if it keeps the sign of what it holds, -1 if it flips it.
+Options = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phrase:
+    """A piece of text and what it means: +1 praise, -1 blame."""
+
+    text: str
+    sign: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """A thing that is reviewed: what can be said about it, and neutral sentences that say nothing."""
+
+    subjects: tuple[str, ...]
+    adjectives: dict[int, tuple[str, ...]]
+    fillers: tuple[str, ...]
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+PRAISE = (
+    "good",
+    "great",
+    "excellent",
+    "wonderful",
+    "superb",
+    "lovely",
+    "impressive",
+    "brilliant",
+    "fine",
+    "delightful",
+)
+BLAME = (
+    "bad",
+    "awful",
+    "terrible",
+    "dreadful",
+    "horrible",
+    "poor",
+    "disappointing",
+    "mediocre",
+    "lousy",
+    "miserable",
+)
+
+DOMAINS = (
+    Domain(
+        subjects=(
+            "the food",
+            "the soup",
+            "the service",
+            "the wine",
+            "the dessert",
+            "the menu",
+            "the coffee",
+            "the bread",
+        ),
+        adjectives={1: (*PRAISE, "memorable", "charming"), -1: (*BLAME, "overpriced", "careless")},
+        fillers=(
+            "We had dinner there on Friday.",
+            "We booked a table by the window.",
+            "My sister chose this place for her birthday.",
+            "The restaurant is next to the station.",
+            "A waiter brought our coats after an hour.",
+            "Lunch for four people cost fifty pounds.",
+        ),
+    ),
+    Domain(
+        subjects=(
+            "the plot",
+            "the acting",
+            "the ending",
+            "the music",
+            "the dialogue",
+            "the story",
+            "the opening",
+            "the cast",
+        ),
+        adjectives={1: (*PRAISE, "moving", "clever"), -1: (*BLAME, "boring", "silly")},
+        fillers=(
+            "I watched it with my sister on Friday.",
+            "It is a film about two brothers.",
+            "We saw it at the cinema next to the station.",
+            "It runs for about two hours.",
+            "The director also wrote the novel.",
+            "There were ten people in our row.",
+        ),
+    ),
+    Domain(
+        subjects=(
+            "the battery",
+            "the screen",
+            "the sound",
+            "the design",
+            "the camera",
+            "the keyboard",
+            "the charger",
+            "the handle",
+        ),
+        adjectives={1: (*PRAISE, "reliable", "solid"), -1: (*BLAME, "faulty", "shoddy")},
+        fillers=(
+            "I bought it for my brother in the spring.",
+            "It came in a box on Friday.",
+            "I have had this phone for about two months.",
+            "My sister has the same model.",
+            "I use it every day on the train to work.",
+            "The shop sells it in black, white and green.",
+        ),
+    ),
+)
+
+# -------------------------------------------------------------------------------------------- patterns
+# Each table lists ways to keep the sign and ways to flip it. A side is chosen first, then a pattern of that
+# side, so how often signs flip does not depend on the length of the lists.
+
+DEGREES: Options = (
+    ("{}", 1),
+    ("really {}", 1),
+    ("very {}", 1),
+    ("truly {}", 1),
+    ("quite {}", 1),
+    ("rather {}", 1),
+    ("not {}", -1),
+    ("not really {}", -1),
+    ("not very {}", -1),
+    ("never {}", -1),
+    ("hardly {}", -1),
+    ("far from {}", -1),
+    ("anything but {}", -1),
+)
+
+FRAMES: Options = (
+    ("in short, {}", 1),
+    ("I would say that {}", 1),
+    ("anybody could claim that {}", 1),
+    ("it is true that {}", 1),
+    ("I would never say that {}", -1),
+    ("nobody could claim that {}", -1),
+    ("it is not true that {}", -1),
+)
+
+TONES: Options = (
+    ("yes, indeed, {}.", 1),
+    ("the critics told us that {}, and they are right.", 1),
+    ("thanks to the critics: they told us that {}, and it is true.", 1),
+    ("as if {}!", -1),
+    ("oh great, {}. Yeah, right.", -1),
+    ("thanks for nothing, critics: you told us that {}.", -1),
+)
+
+EXPECTATIONS = (
+    "I expected {subject} to be {adjective}",
+    "I was sure that {subject} would be {adjective}",
+    "I had heard that {subject} would be {adjective}",
+    "my brother told me that {subject} would be {adjective}",
+)
+
+OUTCOMES: Options = (
+    ("{}, and it was.", 1),
+    ("{}, and so it was.", 1),
+    ("{}, and that was right.", 1),
+    ("{}, and it was not.", -1),
+    ("{}, but it was not.", -1),
+    ("{}, but it was nothing of the kind.", -1),
+    ("{}, but that was wrong.", -1),
+)
+
+AGREEMENTS = ("{first}, and {second}.", "{first}. What is more, {second}.", "{first}, and {second} too.")
+
+CONTRASTS = (
+    "although {aside}, {main}.",
+    "even though {aside}, {main}.",
+    "{main}, although {aside}.",
+    "{main}, even though {aside}.",
+    "{aside}, but {main}.",
+    "{aside}, yet {main}.",
+    "{aside}. Still, {main}.",
+)
+
+# ---------------------------------------------------------------------------------- rules of composition
+
+
+def apply(option: tuple[str, int], phrase: Phrase) -> Phrase:
+    """Put a phrase into a pattern that keeps or flips its sign."""
+    pattern, sign = option
+    return Phrase(text=pattern.format(phrase.text), sign=sign * phrase.sign)
+
+
+def claim(subject: str, quality: Phrase) -> Phrase:
+    """Say that a subject has a quality: the claim means what the quality means."""
+    return Phrase(text=f"{subject} was {quality.text}", sign=quality.sign)
+
+
+def expect(pattern: str, subject: str, adjective: Phrase) -> Phrase:
+    """Say what was expected; the outcome, which decides, is put on afterwards."""
+    return Phrase(text=pattern.format(subject=subject, adjective=adjective.text), sign=adjective.sign)
+
+
+def agree(pattern: str, first: Phrase, second: Phrase) -> Phrase:
+    """Join two claims of one opinion."""
+    assert first.sign == second.sign
+    return Phrase(text=pattern.format(first=first.text, second=second.text), sign=first.sign)
+
+
+def contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
+    """Set a main clause against an aside of the other opinion: the main clause decides."""
+    assert main.sign == -aside.sign
+    return Phrase(text=pattern.format(main=main.text, aside=aside.text), sign=main.sign)
+
+
+# ------------------------------------------------------------------------------------------- sampling
+
+
+def choose(rng: Random, options: Options) -> tuple[str, int]:
+    """Keep or flip, then one pattern that does so."""
+    side = -1 if rng.random() < FLIPS else 1
+    return rng.choice([option for option in options if option[1] == side])
+
+
+def adjective(rng: Random, domain: Domain, sign: int) -> Phrase:
+    return Phrase(text=rng.choice(domain.adjectives[sign]), sign=sign)
+
+
+def degree_claim(rng: Random, domain: Domain, subject: str, sign: int) -> Phrase:
+    """A claim that means `sign`: the adjective is the one that, kept or flipped, comes out so."""
+    degree = choose(rng, DEGREES)
+    return claim(subject, apply(degree, adjective(rng, domain, sign * degree[1])))
+
+
+def statement(rng: Random, domain: Domain) -> Phrase:
+    subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
+    framed = apply(choose(rng, FRAMES), degree_claim(rng, domain, subject, sign))
+    return Phrase(text=f"{framed.text}.", sign=framed.sign)
+
+
+def agreement(rng: Random, domain: Domain) -> Phrase:
+    (one, two), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
+    first, second = (degree_claim(rng, domain, subject, sign) for subject in (one, two))
+    return agree(rng.choice(AGREEMENTS), first, second)
+
+
+def contrasted(rng: Random, domain: Domain) -> Phrase:
+    (one, two), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
+    main, aside = degree_claim(rng, domain, one, sign), degree_claim(rng, domain, two, -sign)
+    return contrast(rng.choice(CONTRASTS), main, aside)
+
+
+def irony(rng: Random, domain: Domain) -> Phrase:
+    subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
+    return apply(choose(rng, TONES), degree_claim(rng, domain, subject, sign))
+
+
+def expectation(rng: Random, domain: Domain) -> Phrase:
+    subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
+    expected = expect(rng.choice(EXPECTATIONS), subject, adjective(rng, domain, sign))
+    return apply(choose(rng, OUTCOMES), expected)
+
+
+CONSTRUCTS = (statement, agreement, contrasted, contrasted, irony, expectation)  # contrast counts twice
+
+
+def review(rng: Random) -> Phrase:
+    """One review: a judgement, and as often as not a sentence after it that judges nothing."""
+    domain = rng.choice(DOMAINS)
+    core = rng.choice(CONSTRUCTS)(rng, domain)
+    sentence = core.text[0].upper() + core.text[1:]
+    filler = rng.choice(domain.fillers)
+    text = rng.choice((sentence, f"{sentence} {filler}"))
+    return Phrase(text=text, sign=core.sign)
+
+
+def reviews(split: str) -> list[tuple[str, str]]:
+    """The reviews of a split as (text, label), as many positive as negative, each text in one split only."""
+    if split not in SIZES:
+        raise DataError(f"the reviews have no split {split!r}; choose one of {', '.join(SIZES)}")
+    rng = Random("reviews")
+    half = sum(SIZES.values()) // 2
+    found: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep the order in which they were filled
+    while min(map(len, found.values())) < half:
+        made = review(rng)
+        found[made.sign].setdefault(made.text)
+    start = sum(SIZES[name] for name in list(SIZES)[: list(SIZES).index(split)]) // 2
+    stop = start + SIZES[split] // 2
+    rows = [(text, LABELS[sign]) for sign, texts in found.items() for text in list(texts)[start:stop]]
+    rng.shuffle(rows)
+    return rows

@@ -1,0 +1,56 @@
+"""`builtin:NAME[/SPLIT]`: the sets that come with Triform, as pairs of texts or as one text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triform.data import builtin
+from triform.data.files import BUILTIN
+from triform.errors import DataError
+
+PAIRS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
+    "numbers": builtin.numbers,
+    "reviews": builtin.reviews,
+}
+TEXTS: dict[str, Callable[[str], str]] = {"topics": builtin.topics}
+
+
+def _parse(path: str) -> tuple[str, str]:
+    """The name and the split; train when none is given."""
+    name, _, split = path.removeprefix(BUILTIN).partition("/")
+    split = split or "train"
+    if name not in PAIRS and name not in TEXTS:
+        known = ", ".join(BUILTIN + each for each in sorted((*PAIRS, *TEXTS)))
+        raise DataError(f"no such builtin set; there are {known}", path=path)
+    if split not in builtin.SPLITS:
+        known = ", ".join(f"{BUILTIN}{name}/{each}" for each in builtin.SPLITS)
+        raise DataError(f"no such split; there are {known}", path=path)
+    return name, split
+
+
+def is_text(path: str) -> bool:
+    """Whether the set is one running text."""
+    return _parse(path)[0] in TEXTS
+
+
+def is_for(path: str, task: str) -> bool:
+    """Whether the set was made for this task."""
+    return _parse(path)[0] == builtin.NAMES[task]
+
+
+def require(path: str, task: str) -> None:
+    """A DataError when the set was made for another task."""
+    if not is_for(path, task):
+        raise DataError(f"is no set to {task} with; that is {BUILTIN}{builtin.NAMES[task]}", path=path)
+
+
+def text(path: str) -> str:
+    """The content of a running text."""
+    name, split = _parse(path)
+    return TEXTS[name](split)
+
+
+def pairs(path: str) -> list[tuple[str, str]]:
+    """The content of a set of pairs: a text and its label, or a source and its target."""
+    name, split = _parse(path)
+    return PAIRS[name](split)

@@ -1,0 +1,259 @@
+"""Training from start to finish: what was asked for, the run folder, the trainer, the report."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import triform
+from triform.config import Config, TaskName
+from triform.data.readers import fingerprint
+from triform.errors import CheckpointError, ConfigError, InterruptedRun
+from triform.presets import preset as preset_of
+from triform.report import write_report
+from triform.run import Run, load, pick_device
+from triform.settings import HINTS, Settings, build, chosen, differences, flatten, nearest, read_toml, typed
+from triform.tasks import TASKS, Prepared
+from triform.tasks.defaults import settle_steps
+from triform.train.folder import RunFolder, load_weights, read_tensors
+from triform.train.listeners import MetricsFile, ProgressLine
+from triform.train.trainer import Listener, Trainer, steps_in
+
+SHORT = {
+    "data": "data.train",
+    "valid": "data.valid",
+    "source": "data.source",
+    "target": "data.target",
+    "seed": "seed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run, as opposed to what: none of this changes the numbers a run gives."""
+
+    out: str = ""
+    resume: bool = False
+    overwrite: bool = False
+    device: str = "auto"
+    progress: TextIO | None = None  # where the progress line goes; None: standard error
+    quiet: bool = False
+
+
+def train(
+    task: TaskName,
+    *,
+    preset: str = "",
+    config: str | Path | Config | None = None,
+    options: Options | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a model and open its run.
+
+    Settings are given by section, `train("classify", data="reviews.csv", model={"d_model": 64})`, with
+    `data`, `valid`, `source`, `target` and `seed` as short names, and `out`, `resume`, `overwrite`, `device`
+    and `quiet` saying how to run.
+    """
+    how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
+    options = replace(options or Options(), **how)
+    asked = collect(task, preset, config, _dotted(settings))
+    folder = RunFolder(Path(options.out or _default_out(asked)))
+    stored = _claim(folder, asked, options)
+    trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
+    if not trainer.progress.finished:
+        _announce(trainer, notices, options)
+        with _stopping_at_ctrl_c(trainer):
+            trainer.fit()
+        _close(trainer, folder)
+    return load(folder.path, device=options.device)
+
+
+def collect(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:
+    """What the user asked for, in order of precedence: settings, config, preset."""
+    if task not in TASKS:
+        raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
+    asked: Settings = chosen(flatten(preset_of(preset, task))) if preset else {}
+    if config is not None:
+        asked |= chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config))
+    asked |= settings
+    if asked.get("task", task) != task:
+        raise ConfigError(f"the settings are for {asked['task']}, not {task}")
+    asked["task"] = task
+    build(asked)
+    return asked
+
+
+def _dotted(settings: Mapping[str, Any]) -> Settings:
+    """Keyword arguments as dotted settings."""
+    flat: Settings = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": typed(f"{name}.{key}", item) for key, item in value.items()}
+        elif (known := SHORT.get(name, name)) in HINTS:
+            flat[known] = typed(known, str(value) if isinstance(value, Path) else value)
+        else:
+            raise ConfigError(f"unknown setting {name!r}; {nearest(name, [*SHORT, *HINTS])}")
+    return flat
+
+
+def _default_out(asked: Settings) -> str:
+    """runs/TASK-DATA, numbered when that is taken."""
+    name = str(asked.get("data.train") or asked.get("data.source") or "builtin")
+    stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
+    base = Path("runs") / f"{asked['task']}-{stem}"
+    number = 2
+    path = base
+    while path.exists():
+        path = base.with_name(f"{base.name}-{number}")
+        number += 1
+    return str(path)
+
+
+def _claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None:
+    """Make sure the folder may be used; the stored config when an earlier run is to go on."""
+    if options.resume and not folder.path.is_dir():
+        raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
+    if options.resume and folder.config_file.exists():
+        stored = folder.read_config()
+        if other := differences(asked, stored):
+            raise ConfigError(
+                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
+            )
+        return stored
+    if not options.resume and not options.overwrite and folder.config_file.exists():
+        state = "a finished run" if folder.finished() else "an unfinished run (--resume goes on with it)"
+        raise CheckpointError(
+            f"{folder.path}: already holds {state}; choose another --out or give --overwrite"
+        )
+    if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
+        raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
+    folder.create()
+    return None
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a folder holds anything that a run stopped early would not have left."""
+    return any(entry.name not in ("tokens", ".config.toml.part") for entry in path.iterdir())
+
+
+def _set_up(
+    config: Config, folder: RunFolder, options: Options, *, resume: bool
+) -> tuple[Trainer, Sequence[str]]:
+    """Read the data, build the model, and stand where the run stood."""
+    device = pick_device(options.device)
+    prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+    task = prepared.task
+    _settle_steps(prepared)
+    data = task.config.data
+    names = [data.train, data.valid, data.source, data.target, data.valid_source, data.valid_target]
+    marks = {"data": {name: fingerprint(name) for name in names if name}}
+    if resume:
+        _same_data(folder, marks["data"])
+    else:
+        kept = folder.tokens  # just written by prepare; everything else here is an older run's
+        folder.clear(keep=kept.name)
+        task.save(folder.path)
+        folder.write_config(task.config)
+    task.model.to(device)
+    listeners: list[Listener] = [MetricsFile(folder.metrics_file)]
+    trainer = Trainer(prepared, folder, listeners, marks)
+    if not options.quiet:
+        listeners.append(ProgressLine(trainer.max_steps, task.metric, options.progress))
+    if resume:
+        trainer.resume()
+    return trainer, prepared.notices
+
+
+def _settle_steps(prepared: Prepared) -> None:
+    """The last open settings wait for the number of steps, which the batches decide."""
+    config = prepared.task.config
+    per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
+    steps = config.train.max_steps or steps_in(config.train.epochs, per_epoch, config.train.accumulate)
+    prepared.task.config = settle_steps(config, steps)
+
+
+def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
+    latest = folder.latest_checkpoint()
+    before = folder.read_state(latest)["marks"]["data"] if latest else now
+    for name, mark in now.items():
+        if before.get(name) != mark:
+            raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")
+
+
+def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None:
+    """Say what begins; a resumed run has said it before."""
+    task, out = trainer.task, options.progress
+    parameters = sum(p.numel() for p in task.model.parameters())
+    if not options.quiet:
+        for line in (
+            *notices,
+            f"{task.name}: {parameters:,} parameters on {task.device}, {trainer.max_steps} steps",
+        ):
+            print(line, file=out or sys.stderr)
+    if trainer.progress.step:
+        return
+    file = MetricsFile(trainer.folder.metrics_file)
+    file.restore({"bytes": 0})
+    start = {
+        "event": "start",
+        "task": task.name,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "parameters": parameters,
+        "device": str(task.device),
+        "precision": trainer.config.precision,
+        "train_examples": len(trainer.train_data),
+        "valid_examples": len(trainer.valid_data or ()),
+        "vocab_size": task.config.tokenizer.vocab_size,
+        "max_steps": trainer.max_steps,
+        "version": triform.__version__,
+        "time": datetime.now().isoformat(timespec="seconds"),
+    }
+    file.hear(start)
+    for text in notices:
+        file.hear({"event": "notice", "text": text})
+
+
+@contextmanager
+def _stopping_at_ctrl_c(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends training after the current step; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if trainer.stopping:
+            raise KeyboardInterrupt
+        trainer.stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(trainer: Trainer, folder: RunFolder) -> None:
+    """Samples from the best weights and the report; then the tokens are no longer needed."""
+    task = trainer.task
+    if trainer.progress.finished:
+        load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+        task.model.eval()
+        file = MetricsFile(folder.metrics_file)
+        for sample in task.samples(trainer.valid_data) if trainer.valid_data is not None else ():
+            file.hear({"event": "sample", "step": trainer.progress.step, **sample})
+    write_report(folder.path)
+    if not trainer.progress.finished:
+        raise InterruptedRun(
+            f"stopped at step {trainer.progress.step}, everything is saved; "
+            f"go on with: triform train {task.name} --out {folder.path} --resume"
+        )
+    folder.drop_tokens()

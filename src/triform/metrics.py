@@ -1,0 +1,63 @@
+"""Scores. Fractions lie between 0 and 1; BLEU and chrF between 0 and 100, as sacreBLEU gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = npt.NDArray[np.int64]
+Scores = dict[str, float]
+
+
+def confusion(truth: Labels, guess: Labels, n_labels: int) -> npt.NDArray[np.int64]:
+    """How often label i was taken for label j, as entry (i, j)."""
+    table = np.zeros((n_labels, n_labels), dtype=np.int64)
+    np.add.at(table, (truth, guess), 1)
+    return table
+
+
+def accuracy(table: npt.NDArray[np.int64]) -> float:
+    """The share on the diagonal of a confusion table."""
+    return float(np.trace(table) / max(1, table.sum()))
+
+
+def macro_f1(table: npt.NDArray[np.int64]) -> float:
+    """The mean over labels of 2 · hits / (true ones + guessed ones); a label in neither counts as 0."""
+    hits, total = np.diag(table), table.sum(axis=0) + table.sum(axis=1)
+    return float(np.mean(2 * hits / np.maximum(1, total)))
+
+
+def perplexity(nats_per_token: float) -> float:
+    return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
+
+
+def bits_per_byte(nats: float, n_bytes: int) -> float:
+    """Independent of the tokenizer, so models with different vocabularies can be compared."""
+    return nats / math.log(2) / max(1, n_bytes)
+
+
+def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+    """Corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the share of exact matches."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    sentence = BLEU(effective_order=True)
+    rows = list(zip(hypotheses, references, strict=True))
+    return {
+        "bleu": BLEU().corpus_score(hypotheses, [references]).score,
+        "chrf": CHRF().corpus_score(hypotheses, [references]).score,
+        "sentence_bleu": sum(sentence.sentence_score(h, [r]).score for h, r in rows) / max(1, len(rows)),
+        "exact_match": sum(h == r for h, r in rows) / max(1, len(rows)),
+    }
+
+
+def bleu_signature() -> str:
+    """What sacreBLEU says of how `bleu` is computed, to be quoted with a result."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    metric.corpus_score(["a"], [["a"]])
+    return str(metric.get_signature())

@@ -1,0 +1,387 @@
+"""A training run as one page: `report.html`, which opens anywhere, offline, and shows what the run did.
+
+The page is built from the run's own files, so it can be written at any time, also while the run goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import statistics
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, TypeGuard
+from urllib.parse import quote
+
+from triform import __version__
+from triform.charts import SCRIPT, STYLE, Chart, Curve, Mark, Point, draw, show, smooth, thin
+from triform.errors import DataError
+
+Event = Mapping[str, Any]
+
+# What a `valid` event may hold beside the loss; and the names that are not simply written with a capital.
+SCORES = ("accuracy", "f1", "perplexity", "bits_per_byte", "bleu", "chrf", "exact_match", "token_accuracy")
+SPELLED = {"f1": "F1", "bleu": "BLEU", "chrf": "chrF"}
+PACE = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second"}
+LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte"}
+ENDINGS = {
+    "max_steps": ("good", "Finished"),
+    "patience": ("good", "Stopped early: no more progress"),
+    "interrupted": ("warn", "Interrupted"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """One line of the scoreboard: a task, what it reached, and where its report lies."""
+
+    task: str
+    summary: str
+    metric: str
+    score: float
+    target: float
+    seconds: float
+    report: Path
+    higher_is_better: bool = True
+
+    @property
+    def reached(self) -> bool:
+        """Whether the score is as good as the target; NaN never is."""
+        return self.score >= self.target if self.higher_is_better else self.score <= self.target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the files of a run folder say, with the steps that a resumed run did twice counted once."""
+
+    name: str
+    start: Event
+    events: Mapping[str, Sequence[Event]]
+    settings: Mapping[str, Any] | None
+    unreadable: int
+
+    @property
+    def task(self) -> str:
+        return str(self.start.get("task", "run"))
+
+    @property
+    def metric(self) -> str:
+        return str(self.start.get("metric", "loss"))
+
+    @property
+    def end(self) -> Event | None:
+        return self.events["end"][-1] if self.events["end"] else None
+
+    @property
+    def last_step(self) -> int:
+        steps = [event.get("step") for kind in ("train", "valid", "end") for event in self.events[kind][-1:]]
+        return max((int(step) for step in steps if _finite(step)), default=0)
+
+    def curve(self, kind: str, key: str) -> list[Point]:
+        """The finite values of `key` over the steps."""
+        pairs = ((event.get("step"), event.get(key)) for event in self.events[kind])
+        return sorted(
+            (float(step), float(value)) for step, value in pairs if _finite(step) and _finite(value)
+        )
+
+    def best(self) -> Point | None:
+        """Step and value of the best validation score so far."""
+        end = self.end or {}
+        if _finite(end.get("best_step")) and _finite(end.get("best")):
+            return float(end["best_step"]), float(end["best"])
+        if said := self.curve("best", "value"):
+            return said[-1]
+        scores = self.curve("valid", self.metric)
+        higher = bool(self.start.get("higher_is_better", self.metric not in LOWER_IS_BETTER))
+        return (max if higher else min)(scores, key=lambda point: point[1]) if scores else None
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into a run folder, from its `metrics.jsonl` and `config.toml`."""
+    run = read_run(folder)
+    body = "".join(
+        [_header(run), _tiles(run), _notices(run), _charts(run), _tests(run), _samples(run), _settings(run)]
+    )
+    version = run.start.get("version", __version__)
+    return _write(folder / "report.html", _page(f"{run.task} · {run.name}", body, f"Triform {version}"))
+
+
+def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
+    """Write one page that compares the tasks of a demo and links to each run's report."""
+    reached = sum(row.reached for row in rows)
+    tiles = [
+        _tile("Targets reached", f"{reached} of {len(rows)}", "tasks"),
+        _tile("Training time", _duration(sum(row.seconds for row in rows)), "all tasks together"),
+    ]
+    head = ["Task", "What it does", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
+    lines = []
+    for row in rows:
+        link = quote(Path(os.path.relpath(row.report, path.parent)).as_posix())
+        tone, word = ("good", "✓ yes") if row.reached else ("warn", "✗ no")
+        lines.append(
+            f'<tr><th scope="row">{escape(row.task)}</th><td class="text">{escape(row.summary)}</td>'
+            f'<td class="name">{escape(_label(row.metric))}</td>'
+            f'<td class="num"><b>{show(row.score)}</b></td>'
+            f'<td class="num">{"≥" if row.higher_is_better else "≤"} {show(row.target)}</td>'
+            f'<td><span class="pill {tone}">{word}</span></td><td class="num">{_duration(row.seconds)}</td>'
+            f'<td><a href="{escape(link)}">{escape(row.task)} report</a></td></tr>'
+        )
+    body = (
+        '<header><p class="eyebrow">Triform</p><h1>Scoreboard</h1>'
+        '<p class="lead">One Transformer in three forms, each trained from scratch.</p></header>'
+        f'<dl class="tiles">{"".join(tiles)}</dl>{_table(head, lines, numeric={3, 4, 6})}'
+    )
+    return _write(path, _page("Scoreboard", body, f"Triform {__version__}"))
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; a line cut short, as the last one of a living run may be, is passed over."""
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise DataError("no metrics to report; is this the folder of a training run?", path=path) from error
+    kinds = ("start", "notice", "train", "valid", "best", "resume", "sample", "test", "end")
+    events: dict[str, list[Event]] = {kind: [] for kind in kinds}
+    unreadable = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line) if line.strip() else {}
+        except json.JSONDecodeError:
+            unreadable += number < len(lines)
+            continue
+        kind = event.get("event") if isinstance(event, dict) else None
+        if (
+            not isinstance(kind, str) or kind not in events
+        ):  # from another version, perhaps: not ours to judge
+            continue
+        if kind == "resume":
+            _rewind(events, event.get("step"))
+        events[kind].append(event)
+    start = events["start"][-1] if events["start"] else {}
+    name = folder.resolve().name
+    return Run(name=name, start=start, events=events, settings=_read_settings(folder), unreadable=unreadable)
+
+
+def _rewind(events: dict[str, list[Event]], step: Any) -> None:
+    """Forget what came after the checkpoint a run was resumed from: it is about to be done again."""
+    events["end"].clear()
+    events["test"].clear()
+    for kind in ("train", "valid", "best", "sample"):
+        if _finite(step):
+            events[kind] = [e for e in events[kind] if not _finite(e.get("step")) or e["step"] <= step]
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the report of a run is worth having without its settings
+        return None
+
+
+def _finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _label(score: str) -> str:
+    return SPELLED.get(score, score.replace("_", " ").capitalize())
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m" if hours else f"{minutes} m {rest:02d} s"
+
+
+def _count(value: object) -> str:
+    return f"{value:,.0f}" if _finite(value) else "–"
+
+
+def _header(run: Run) -> str:
+    tone, status = ENDINGS.get(str((run.end or {}).get("reason")), ("good", "Finished"))
+    if run.end is None:
+        tone, status = "live", "Running"
+    facts = [
+        f"{_count(run.start[key])} {name}"
+        for key, name in [("train_examples", "training examples"), ("valid_examples", "validation examples")]
+        if key in run.start
+    ]
+    if "time" in run.start:
+        facts.insert(0, "Started " + str(run.start["time"]).replace("T", " ")[:16])
+    return (
+        f'<header><p class="eyebrow">Triform <span>/</span> {escape(run.task)}</p>'
+        f'<h1>{escape(run.name)} <span class="pill {tone}">{status}</span></h1>'
+        f'<p class="lead">{escape(" · ".join(facts))}</p></header>'
+    )
+
+
+def _tile(name: str, value: str, note: str = "", extra: str = "") -> str:
+    length = " long" if len(value) > 10 else ""
+    return (
+        f'<div class="tile"><dt>{escape(name)}</dt><dd class="value{length}">{escape(value)}</dd>'
+        f'<dd class="note">{escape(note)}{extra}</dd></div>'
+    )
+
+
+def _tiles(run: Run) -> str:
+    best, end, start = run.best(), run.end or {}, run.start
+    speeds = [value for _, value in run.curve("train", "tokens_per_s")]
+    times = [value for _, value in run.curve("train", "seconds")]
+    seconds = end["seconds"] if _finite(end.get("seconds")) else max(times, default=None)
+    most, size, words = (start.get(key) for key in ("max_steps", "parameters", "vocab_size"))
+    bar = f'<progress max="{most:.0f}" value="{run.last_step}"></progress>' if _finite(most) else ""
+    name = SPELLED.get(run.metric, _label(run.metric).lower())
+    when = f"at step {_count(int(best[0]))}" if best else "not validated yet"
+    tiles = [
+        _tile(f"Best {name}", show(best[1]) if best else "–", when),
+        _tile("Steps", _count(run.last_step), f"of {_count(most)}", "" if run.end else bar),
+        _tile("Parameters", _count(size), f"vocabulary of {_count(words)}"),
+        _tile(
+            "Time", _duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"
+        ),
+        _tile("Tokens per second", show(statistics.median_low(speeds)) if speeds else "–", "median"),
+        _tile("Device", str(start.get("device", "–")), str(start.get("precision", ""))),
+    ]
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _notices(run: Run) -> str:
+    texts = [str(event.get("text", "")) for event in run.events["notice"]]
+    if run.unreadable:
+        lines = "1 damaged line" if run.unreadable == 1 else f"{run.unreadable} damaged lines"
+        texts.append(f"Left out: {lines} of metrics.jsonl")
+    items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(texts))
+    return f'<ul class="notices" aria-label="Notices">{items}</ul>' if items else ""
+
+
+def _charts(run: Run) -> str:
+    best, resumed = run.best(), (event.get("step") for event in run.events["resume"])
+    marks = [Mark(step=best[0], label="best")] if best else []
+    marks += [Mark(step=step, label="resumed") for step in resumed if _finite(step)]
+    raw, last_step = run.curve("train", "loss"), run.last_step
+    loss = [
+        Curve(name="train, raw", points=thin(raw), faint=True),
+        Curve(name="train", points=thin(smooth(raw))),
+        Curve(name="valid", points=thin(run.curve("valid", "loss")), tone="b", dots=True),
+    ]
+    large = [Chart(title="Loss", curves=loss, last_step=last_step, marks=marks)]
+    small: list[Chart] = []
+    for key in dict.fromkeys([run.metric, *SCORES]):
+        if key != "loss" and (points := thin(run.curve("valid", key))):
+            headline = key == run.metric
+            chart = Chart(
+                title=_label(key),
+                curves=[Curve(name="valid", points=points, tone="b", dots=True)],
+                last_step=last_step,
+                marks=marks if headline else (),
+                small=not headline,
+                may_log=key in LOWER_IS_BETTER,
+            )
+            (large if headline else small).append(chart)
+    for key, title in PACE.items():
+        curves = [Curve(name="train", points=thin(run.curve("train", key), 200))]
+        log = key == "grad_norm"
+        small.append(Chart(title=title, curves=curves, last_step=last_step, small=True, may_log=log))
+    first, second = ("".join(map(draw, charts)) for charts in (large, small))
+    layout = "charts" if len(small) % 4 == 0 else "charts thirds"
+    if not first + second:
+        return _section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
+    return _section("Curves", f'<div class="charts">{first}</div><div class="{layout}">{second}</div>')
+
+
+def _tests(run: Run) -> str:
+    found = ((str(event.get("name", "test")), event.get("scores")) for event in run.events["test"])
+    tests = {name: scores for name, scores in found if isinstance(scores, dict)}
+    names = list(dict.fromkeys(name for scores in tests.values() for name in scores))
+    names.sort(key=lambda name: name != run.metric)  # the headline first
+    lines = []
+    for test, scores in tests.items():
+        values = (show(scores[name]) if _finite(scores.get(name)) else "–" for name in names)
+        cells = "".join(f'<td class="num">{value}</td>' for value in values)
+        lines.append(f'<tr><th scope="row">{escape(test)}</th>{cells}</tr>')
+    head = ["Data", *map(_label, names)]
+    return _section("Test scores", _table(head, lines, numeric=range(1, len(head)))) if lines else ""
+
+
+def _samples(run: Run) -> str:
+    samples = run.events["sample"]
+    last = [event for event in samples if event.get("step") == samples[-1].get("step")]
+    keys = [key for key in ("input", "output", "expected") if any(key in event for event in last)]
+    lines = []
+    for event in last:
+        missed = "expected" in event and event.get("output") != event["expected"]
+        texts = (escape(str(event.get(key, ""))) for key in keys)
+        cells = "".join(f'<td class="text" dir="auto">{text}</td>' for text in texts)
+        lines.append(f"<tr{' class=miss' if missed else ''}>{cells}</tr>")
+    if not lines:
+        return ""
+    return _section(
+        f"Samples at step {_count(last[0].get('step'))}", _table(map(str.capitalize, keys), lines)
+    )
+
+
+def _settings(run: Run) -> str:
+    command = f"triform train {escape(run.task)} --config config.toml"
+    again = f'<p>To run it again, from this folder:</p><pre class="card"><code>{command}</code></pre>'
+    if run.settings is None:
+        return _section("Settings", '<p class="empty">There was no readable config.toml.</p>')
+    tables = []
+    for title, values in _groups("", run.settings):
+        pairs = ((escape(key), escape(_plain(value))) for key, value in values)
+        lines = "".join(f'<tr><th scope="row">{key}</th><td>{value}</td></tr>' for key, value in pairs)
+        name = escape(title or "general")
+        tables.append(f'<div class="card group"><h3>{name}</h3><table>{lines}</table></div>')
+    return _section("Settings", f'{again}<div class="groups">{"".join(tables)}</div>')
+
+
+def _groups(title: str, table: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
+    """The tables of a config, each with its plain values; `[model.encoder]` comes after `[model]`."""
+    if values := [(key, value) for key, value in table.items() if not isinstance(value, dict)]:
+        yield title, values
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _groups(f"{title}.{key}" if title else key, value)
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
+
+
+def _table(head: Iterable[str], lines: Iterable[str], *, numeric: Collection[int] = ()) -> str:
+    kinds = ((escape(name), " class=num" if i in numeric else "") for i, name in enumerate(head))
+    names = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in kinds)
+    table = f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="card wide">{table}</div>'
+
+
+def _page(title: str, body: str, version: str) -> str:
+    """The document. Its policy lets nothing load and no script run but ours, whatever a sample holds."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)} · Triform</title>'
+        f"<style>{STYLE}</style></head>\n<body><main>{body}</main>"
+        f"<footer>{escape(version)}</footer><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _write(path: Path, text: str) -> Path:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+    return path

@@ -1,0 +1,192 @@
+"""Settings in and out: dotted names, TOML, and the nearest name when one is unknown."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from triform.config import Config
+from triform.errors import ConfigError
+
+Value = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
+Settings = dict[str, Value]  # dotted name -> value, e.g. {"model.d_model": 64}
+
+
+def _hints(owner: type, prefix: str = "") -> dict[str, Any]:
+    """The type of every setting under its dotted name."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(owner).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            found |= _hints(hint, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = hint
+    return found
+
+
+HINTS = _hints(Config)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or all of them when few."""
+    known = list(known)
+    last = name.rpartition(".")[2]
+    close = [other for other in known if other.rpartition(".")[2] == last]  # the right word, another section
+    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def typed(name: str, value: object) -> Value:
+    """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
+    if name not in HINTS:
+        raise ConfigError(f"unknown setting {name!r}; {nearest(name, HINTS)}")
+    hint = HINTS[name]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            options = ", ".join(map(str, get_args(hint)))
+            raise ConfigError(f"{name}={value} is not known; choose from {options}")
+        return str(value)
+    if get_origin(hint) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"{name}={value!r} must be a list")
+        kind = get_args(hint)[0]
+        return tuple(_scalar(name, part.strip() if isinstance(part, str) else part, kind) for part in parts)
+    return _scalar(name, value, hint)
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _scalar(name: str, value: object, kind: type) -> Any:
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            value = kind(value.replace("_", ""))
+        except ValueError:
+            raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}") from None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or value != value:
+        raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}")
+    return value
+
+
+def parse_assignments(assignments: Iterable[str]) -> Settings:
+    """`--set a.b=value` arguments as settings."""
+    settings: Settings = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r} has no '='; write --set name=value")
+        settings[name.strip()] = typed(name.strip(), value.strip())
+    return settings
+
+
+def flatten(config: Any, prefix: str = "") -> Settings:
+    """A config as dotted settings, in the order of its fields."""
+    flat: Settings = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            flat |= flatten(value, f"{prefix}{item.name}.")
+        else:
+            flat[prefix + item.name] = value
+    return flat
+
+
+def build(settings: Mapping[str, Value], base: Config | None = None) -> Config:
+    """A config from dotted settings laid over `base` (the defaults when none is given)."""
+    flat = flatten(base or Config()) | {name: typed(name, value) for name, value in settings.items()}
+    sections: dict[str, dict[str, Value]] = {}
+    top: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[key] = value
+        else:
+            top[name] = value
+    kinds = get_type_hints(Config)
+    return Config(**top, **{name: kinds[name](**values) for name, values in sections.items()})
+
+
+DEFAULTS = flatten(Config())
+
+
+def chosen(settings: Settings) -> Settings:
+    """The settings that say something: those whose value is not just the default."""
+    return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+
+
+def differences(asked: Mapping[str, Value], stored: Config) -> list[str]:
+    """Where `asked` and a stored config disagree, as `name: asked (stored)`."""
+    have = flatten(stored)
+    return [
+        f"{name}: {value} (the run has {have[name]})" for name, value in asked.items() if value != have[name]
+    ]
+
+
+MARKS = ("format", "triform")  # keys of a file that describe the file itself
+
+
+def read_toml(path: Path) -> Settings:
+    """The settings of a TOML file."""
+    return settings_of(load_toml(path), path)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def settings_of(tree: Mapping[str, Any], path: Path) -> Settings:
+    """The settings in a file's tree, each under its dotted name and of its own type."""
+    settings: Settings = {}
+    for name, value in tree.items():
+        if name in MARKS:
+            continue
+        entries = (
+            {f"{name}.{key}": item for key, item in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+        for key, item in entries.items():
+            try:
+                settings[key] = typed(key, item)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
+    return settings
+
+
+def to_toml(config: Config, marks: Mapping[str, object]) -> str:
+    """A config as TOML text that `read_toml` gives back unchanged."""
+    lines = [f"{name} = {_toml(value)}" for name, value in marks.items()]
+    section = ""
+    for name, value in flatten(config).items():
+        head, dot, key = name.rpartition(".")
+        if dot and head != section:
+            section = head
+            lines += ["", f"[{section}]"]
+        lines.append(f"{key} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

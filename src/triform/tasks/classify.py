@@ -1,0 +1,253 @@
+"""Classify: an encoder reads a text and names its label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triform.config import Config, Sizes, TrainConfig
+from triform.data.builtin import NAMES
+from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
+from triform.data.readers import Row, read_rows
+from triform.data.store import TokenStore
+from triform.errors import DataError
+from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
+from triform.models.encoder import Classifier
+from triform.settings import build
+from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.tasks.task import (
+    Batch,
+    Prediction,
+    Prepared,
+    Task,
+    chunks,
+    cross_entropy,
+    held_out,
+    padded,
+    saved_tokenizer,
+)
+from triform.text import EOS, PAD, Tokenizer, train_tokenizer
+
+EVAL_TOKENS = 8_192  # a batch of evaluation; nothing depends on it but speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled(Batch):
+    tokens: Tensor  # (B, T)
+    keep: Tensor | None  # (B, T), None where nothing is padded
+    labels: Tensor  # (B)
+
+
+class Examples:
+    """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
+
+    def __init__(self, store: TokenStore, labels: Labels, max_len: int) -> None:
+        self.store, self.labels, self.max_len = store, labels, max_len
+        self.lengths = np.minimum(store.lengths, max_len)
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
+
+    def batch(self, indices: Indices) -> Labelled:
+        tokens, keep = padded([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
+        return Labelled(
+            tokens=tokens,
+            keep=keep,
+            labels=torch.from_numpy(self.labels[indices]),
+            weight=len(indices),
+            n_tokens=int(self.lengths[indices].sum()),
+        )
+
+    def batches(self) -> Iterator[Labelled]:
+        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=EVAL_TOKENS))
+
+    def too_long(self) -> int:
+        return int((self.store.lengths > self.max_len).sum())
+
+
+class Classify(Task):
+    name = "classify"
+    metric = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        super().__init__(config)
+        self.tokenizer, self.labels = tokenizer, config.data.labels
+        self.numbers = {label: number for number, label in enumerate(self.labels)}
+        sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
+        torch.manual_seed(config.seed)
+        self.model = Classifier(config.model, sizes)
+
+    @classmethod
+    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+        data = config.data
+        train_name = data.train or f"builtin:{NAMES['classify']}"
+        valid_name = data.valid or (f"{train_name}/valid" if train_name == "builtin:reviews" else "")
+        fraction = 0.0 if valid_name else data.valid_fraction
+        config = build({"data.train": train_name, "data.valid": valid_name}, config)
+        labels, n_characters = survey(train_name, config, fraction)
+        config = with_tokenizer(build({"data.labels": labels}, config), n_characters)
+        texts = (row.text for row, held in split_rows(train_name, config, fraction) if not held)
+        tokenizer = (
+            saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
+        )
+
+        numbers = {label: number for number, label in enumerate(labels)}
+        kept = (row for row, held in split_rows(train_name, config, fraction) if not held)
+        train = encode(kept, train_name, numbers, tokenizer, path=folder / "tokens" / "train")
+        facts = _facts(train[0])
+        max_len = data.max_len or min(512, max(16, facts.usual))
+        found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
+        config = settle(config, facts, {**found})
+        task = cls(config, tokenizer)
+        notices: list[str] = []
+        examples = task._examples(train_name, *train, notices)
+        valid = None
+        if valid_name:
+            valid = task.read(valid_name, notices)
+        elif fraction:
+            out = (row for row, held in split_rows(train_name, config, fraction) if held)
+            valid = task._examples(train_name, *encode(out, train_name, numbers, tokenizer), notices)
+        return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))
+
+    @classmethod
+    def load(cls, config: Config, folder: Path) -> Self:
+        return cls(config, saved_tokenizer(folder))
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder / "tokenizer.json")
+
+    def read(self, name: str, notices: list[str]) -> Examples:
+        rows = read_rows(name, self.config.data)
+        return self._examples(name, *encode(rows, name, self.numbers, self.tokenizer), notices)
+
+    def _examples(self, name: str, store: TokenStore, labels: Labels, notices: list[str]) -> Examples:
+        examples = Examples(store, labels, self.config.data.max_len)
+        if not len(examples):
+            raise DataError(
+                "no rows are left for validation; give --valid FILE, or raise data.valid_fraction", path=name
+            )
+        if cut := examples.too_long():
+            notices.append(
+                f"{name}: {cut} of {len(examples)} texts were cut at data.max_len={examples.max_len} tokens"
+            )
+        return examples
+
+    def loss(self, batch: Labelled) -> Tensor:
+        scores = self.model(batch.tokens, batch.keep)  # (B, labels)
+        return cross_entropy(scores, batch.labels, self.config.train.label_smoothing)
+
+    @torch.inference_mode()
+    def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
+        table = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        loss = 0.0
+        for batch in data.batches():
+            batch = batch.to(self.device)
+            scores = self.model(batch.tokens, batch.keep)
+            loss += cross_entropy(scores, batch.labels, 0.0).item()
+            table += confusion(batch.labels.cpu().numpy(), scores.argmax(-1).cpu().numpy(), len(self.labels))
+        return {
+            "loss": loss / len(data),
+            "accuracy": accuracy(table),
+            "f1": macro_f1(table),
+            "rows": len(data),
+        }
+
+    @torch.inference_mode()
+    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        store = TokenStore.build(_sequences(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
+        data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
+        found: dict[int, list[float]] = {}
+        for indices in in_order_of_length(data.lengths, batch_tokens=EVAL_TOKENS):
+            batch = data.batch(indices).to(self.device)
+            shares = self.model(batch.tokens, batch.keep).float().softmax(-1).tolist()
+            found |= dict(zip(indices.tolist(), shares, strict=True))
+        return [self._prediction(text, found[place]) for place, text in enumerate(texts)]
+
+    def _prediction(self, text: str, shares: list[float]) -> Prediction:
+        best = max(range(len(shares)), key=shares.__getitem__)
+        return Prediction(
+            input=text, output=self.labels[best], probabilities=dict(zip(self.labels, shares, strict=True))
+        )
+
+    def samples(self, data: Examples) -> list[dict[str, str]]:
+        rows = range(0, len(data), max(1, len(data) // 8))[:8]
+        texts = [self.tokenizer.decode(data.store[row].tolist()) for row in rows]
+        truth = [self.labels[data.labels[row]] for row in rows]
+        guesses = self.predict(texts)
+        return [
+            {"input": guess.input, "output": guess.output, "expected": label}
+            for guess, label in zip(guesses, truth, strict=True)
+        ]
+
+
+def split_rows(name: str, config: Config, fraction: float) -> Iterator[tuple[Row, bool]]:
+    """Each row with whether it is held out for validation."""
+    return zip(read_rows(name, config.data), held_out(fraction), strict=False)
+
+
+def survey(name: str, config: Config, fraction: float) -> tuple[tuple[str, ...], int]:
+    """The labels of the training rows, in order, and how many characters there are."""
+    seen: set[str] = set()
+    n_characters = 0
+    for row, held in split_rows(name, config, fraction):
+        if not held:
+            seen.add(row.label)
+            n_characters += len(row.text)
+    if len(seen) < 2 and not config.data.labels:
+        only = f"only one label, {next(iter(seen))!r}" if seen else "no rows to train on"
+        raise DataError(f"has {only}; a classifier needs at least two labels", path=name)
+    return config.data.labels or tuple(sorted(seen, key=_by_value)), n_characters
+
+
+def _by_value(label: str) -> tuple[float, str]:
+    try:
+        return float(label), label
+    except ValueError:
+        return float("inf"), label
+
+
+def encode(
+    rows: Iterator[Row], name: str, numbers: dict[str, int], tokenizer: Tokenizer, *, path: Path | None = None
+) -> tuple[TokenStore, Labels]:
+    """Rows as tokens and label numbers; with a path the tokens go straight to disk."""
+    labels: list[int] = []
+
+    def texts() -> Iterator[str]:
+        for row in rows:
+            if row.label not in numbers:
+                raise DataError(
+                    f"label {row.label!r} was never seen in training; known are {', '.join(numbers)}",
+                    path=name,
+                    line=row.line,
+                )
+            labels.append(numbers[row.label])
+            yield row.text
+
+    store = TokenStore.build(_sequences(texts(), tokenizer), vocab_size=tokenizer.vocab_size, path=path)
+    return store, np.array(labels, dtype=np.int64)
+
+
+def _sequences(texts: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    for chunk in chunks(texts):
+        for tokens in tokenizer.encode_batch(chunk):
+            yield tokens or [EOS]  # an empty text still has to be read as something
+
+
+def _facts(store: TokenStore) -> Facts:
+    lengths = store.lengths
+    return Facts(
+        n_examples=len(store),
+        n_tokens=store.total,
+        longest=int(lengths.max()),
+        usual=int(np.ceil(np.quantile(lengths, 0.95))),
+    )

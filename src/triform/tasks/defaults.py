@@ -1,0 +1,96 @@
+"""Settings left open, chosen from the size of the data.
+
+The rules are few and plain. Small data gets a small model, small batches and many epochs; large data a larger
+model, large batches and few epochs. Whatever the user sets stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triform.config import Config
+from triform.settings import Settings, build, flatten
+
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of the training data once it is encoded."""
+
+    n_examples: int  # rows, pairs, or windows
+    n_tokens: int
+    longest: int  # tokens of the longest example
+    usual: int  # tokens of an example that 95 % do not exceed
+
+
+def with_tokenizer(config: Config, n_characters: int) -> Config:
+    """Whole words for small labelled sets, characters for a very short text to imitate, else byte BPE."""
+    if config.tokenizer.kind != "auto":
+        return config
+    kind = "bpe"
+    if config.task == "classify" and n_characters < 3 * MILLION:
+        kind = "word"
+    if config.task == "generate" and n_characters < 50_000:
+        kind = "char"
+    return build({"tokenizer.kind": kind}, config)
+
+
+def settle(config: Config, facts: Facts, settings: Settings) -> Config:
+    """`config` with `settings` laid over it and every open setting chosen."""
+    config = build(settings, config)
+    model = _model(config, facts)
+    config = build(_open(config, model), config)
+    config = build(_open(config, {"model.d_ff": 4 * config.model.d_model}), config)
+    return build(_open(config, _pace(config, facts)), config)
+
+
+def settle_steps(config: Config, max_steps: int) -> Config:
+    """The settings that depend on how long training is: warm-up, and how often to look, log and save."""
+    eval_every = max(1, min(1_000, max_steps // 15) or 1)
+    steps: Settings = {
+        "train.eval_every": eval_every,
+        "train.checkpoint_every": config.train.eval_every or eval_every,
+        "train.log_every": max(1, min(50, max_steps // 100)),
+    }
+    config = build(_open(config, steps), config)
+    if config.train.warmup_steps < 0:
+        config = build({"train.warmup_steps": min(1_000, max_steps // 20)}, config)
+    return config
+
+
+def _open(config: Config, proposal: Settings) -> Settings:
+    """Those of the proposed settings that the config leaves open."""
+    have = flatten(config)
+    return {name: value for name, value in proposal.items() if not have[name]}
+
+
+def _model(config: Config, facts: Facts) -> Settings:
+    width, layers, heads = 128, 3, 4
+    if facts.n_tokens > 5 * MILLION:
+        width, layers, heads = 256, 4, 4
+    if facts.n_tokens > 50 * MILLION:
+        width, layers, heads = 512, 6, 8
+    width = config.model.d_model or width
+    if config.model.n_heads and width % config.model.n_heads:  # asked-for heads decide what the width may be
+        width = config.model.n_heads * max(1, width // config.model.n_heads)
+    while width % heads:
+        heads -= 1
+    return {"model.d_model": width, "model.n_layers": layers, "model.n_heads": heads}
+
+
+def _pace(config: Config, facts: Facts) -> Settings:
+    """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
+    train, width = config.train, config.model.d_model
+    pace: Settings = {"train.lr": 1e-3 if width <= 128 else 5e-4 if width <= 256 else 3e-4}
+    tokens = 2_048 if facts.n_tokens < MILLION else 4_096 if facts.n_tokens < 20 * MILLION else 16_384
+    if not train.batch_size and not train.batch_tokens:
+        if config.task == "generate":  # windows are all of one length
+            pace["train.batch_size"] = max(1, tokens // config.data.max_len)
+        else:
+            pace["train.batch_tokens"] = tokens
+    if not train.max_steps and not train.epochs:
+        epochs = {"classify": 12, "generate": 15, "translate": 20}[config.task]
+        small = facts.n_tokens < 2 * MILLION
+        pace["train.epochs"] = float(epochs if small else max(2, epochs // 3))
+    return pace

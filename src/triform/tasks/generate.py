@@ -1,0 +1,221 @@
+"""Generate: a decoder learns to go on with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triform.config import Config, Sizes, TrainConfig
+from triform.data.builtin import NAMES
+from triform.data.loader import Indices, RandomWindows, Sampler
+from triform.data.readers import Piece, count_units, read_pieces
+from triform.data.store import TokenStore
+from triform.decode.choose import Sample, best, row_seeds
+from triform.decode.search import Ending, beam_search, write
+from triform.decode.stepper import DecoderStepper
+from triform.errors import DataError
+from triform.metrics import Scores, bits_per_byte, perplexity
+from triform.models.decoder import Decoder
+from triform.settings import build
+from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.tasks.task import Batch, Prediction, Prepared, Task, chunks, cross_entropy, saved_tokenizer
+from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+
+EVAL_TOKENS = 16_384
+NEVER_WRITTEN = (PAD, UNK, BOS)
+ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows(Batch):
+    tokens: Tensor  # (B, T)
+    targets: Tensor  # (B, T): the tokens shifted by one
+
+
+class Stream:
+    """One long row of tokens. Training draws windows anywhere in it; evaluation goes through it once."""
+
+    def __init__(self, store: TokenStore, n_bytes: int, max_len: int) -> None:
+        self.store, self.n_bytes, self.max_len = store, n_bytes, max_len
+
+    def __len__(self) -> int:
+        """Predictions: every token but the first."""
+        return max(0, self.store.total - 1)
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        rows = train.batch_size or max(1, train.batch_tokens // self.max_len)
+        return RandomWindows(self.store.total - self.max_len, width=self.max_len, batch_size=rows, seed=seed)
+
+    def batch(self, indices: Indices) -> Windows:
+        return self._windows(indices, self.max_len)
+
+    def _windows(self, starts: Indices, width: int) -> Windows:
+        places = starts[:, None] + np.arange(width + 1)
+        table = torch.from_numpy(self.store.tokens[places].astype(np.int64))  # (B, T + 1)
+        size = len(starts) * width
+        return Windows(tokens=table[:, :-1], targets=table[:, 1:], weight=size, n_tokens=size)
+
+    def batches(self) -> Iterator[Windows]:
+        """Windows side by side; the last, shorter one by itself."""
+        starts = np.arange(0, len(self) - self.max_len + 1, self.max_len)
+        for chunk in chunks(starts, max(1, EVAL_TOKENS // self.max_len)):
+            yield self._windows(np.array(chunk), self.max_len)
+        if rest := len(self) % self.max_len:
+            yield self._windows(np.array([len(self) - rest]), rest)
+
+
+class Generate(Task):
+    name = "generate"
+    metric = "perplexity"
+    higher_is_better = False
+    model: Decoder
+
+    def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
+        super().__init__(config)
+        self.tokenizer = tokenizer
+        torch.manual_seed(config.seed)
+        self.model = Decoder(
+            config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
+        )
+
+    @classmethod
+    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+        data = config.data
+        train_name = data.train or f"builtin:{NAMES['generate']}"
+        valid_name = data.valid or (f"{train_name}/valid" if train_name == "builtin:topics" else "")
+        config = build({"data.train": train_name, "data.valid": valid_name}, config)
+        units = count_units(train_name, data)
+        stop = units if valid_name else int((1 - data.valid_fraction) * units)
+
+        n_characters = sum(len(piece.text) for piece in read_pieces(train_name, data, stop=stop))
+        config = with_tokenizer(config, n_characters)
+        texts = (piece.text for piece in read_pieces(train_name, data, stop=stop))
+        tokenizer = (
+            saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
+        )
+        path = folder / "tokens" / "train"
+        store, n_bytes = encode(read_pieces(train_name, data, stop=stop), tokenizer, path=path)
+
+        max_len = data.max_len or max(2, min(128, store.total // 4))
+        if store.total <= max_len:
+            raise DataError(
+                f"has only {store.total} tokens to train on; data.max_len={max_len} needs more: "
+                "lower it or give more text",
+                path=train_name,
+            )
+        facts = Facts(n_examples=store.total // max_len, n_tokens=store.total, longest=max_len, usual=max_len)
+        found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
+        task = cls(settle(config, facts, {**found}), tokenizer)
+        notices: list[str] = []
+        valid = None
+        if valid_name:
+            valid = task.read(valid_name, notices)
+        elif stop < units:
+            valid = task._stream(train_name, read_pieces(train_name, data, start=stop), notices)
+        return Prepared(task=task, train=Stream(store, n_bytes, max_len), valid=valid, notices=tuple(notices))
+
+    @classmethod
+    def load(cls, config: Config, folder: Path) -> Self:
+        return cls(config, saved_tokenizer(folder))
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder / "tokenizer.json")
+
+    def read(self, name: str, notices: list[str]) -> Stream:
+        return self._stream(name, read_pieces(name, self.config.data), notices)
+
+    def _stream(self, name: str, pieces: Iterator[Piece], notices: list[str]) -> Stream:
+        store, n_bytes = encode(pieces, self.tokenizer)
+        if store.total < 2:
+            raise DataError("fewer than two tokens are left for validation; give more text", path=name)
+        if unknown := int((store.tokens == UNK).sum()):
+            notices.append(f"{name}: {unknown} of {store.total} tokens were never seen in training (<unk>)")
+        return Stream(store, n_bytes, self.config.data.max_len)
+
+    def loss(self, batch: Windows) -> Tensor:
+        return cross_entropy(self.model(batch.tokens), batch.targets, self.config.train.label_smoothing)
+
+    @torch.inference_mode()
+    def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:
+        nats, hits = 0.0, 0
+        for batch in data.batches():
+            batch = batch.to(self.device)
+            scores = self.model(batch.tokens)
+            nats += cross_entropy(scores, batch.targets, 0.0).item()
+            hits += int((scores.argmax(-1) == batch.targets).sum())
+        loss = nats / len(data)
+        return {
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "bits_per_byte": bits_per_byte(nats, data.n_bytes),
+            "token_accuracy": hits / len(data),
+            "tokens": len(data),
+        }
+
+    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        found: list[Prediction] = []
+        for chunk in chunks(enumerate(texts), ROWS_AT_ONCE):
+            prompts = [self._prompt(text) for _, text in chunk]
+            written = self._continue(prompts, row_seeds(self.config.seed, [place for place, _ in chunk]))
+            found += [
+                Prediction(input=text, output=self._output(prompt, tokens))
+                for (_, text), prompt, tokens in zip(chunk, prompts, written, strict=True)
+            ]
+        return found
+
+    def _prompt(self, text: str) -> list[int]:
+        """A prompt as tokens; an empty one starts a new line or, failing that, a new document."""
+        if unknown := self.tokenizer.unknown(text):
+            shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            raise DataError(
+                f"the prompt has what the model never saw in training: {shown}; "
+                "leave it out, or train with tokenizer.kind=bpe, which knows every text"
+            )
+        tokens = self.tokenizer.encode(text)
+        return tokens or ([EOS] if self.tokenizer.unknown("\n") else self.tokenizer.encode("\n")) or [EOS]
+
+    def _output(self, prompt: list[int], tokens: list[int]) -> str:
+        """The continuation alone: what decoding adds to the prompt, so that spaces between words are right."""
+        before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode(prompt + tokens)
+        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)
+
+    def _continue(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        self.model.eval()
+        decode = self.config.decode
+        limit = decode.max_new_tokens or 200
+        ending = Ending(eos=EOS, limits=(limit,) * len(prompts), banned=NEVER_WRITTEN)
+        stepper = DecoderStepper(self.model, prompts, max_len=self.config.data.max_len)
+        if decode.strategy == "beam":
+            return beam_search(stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty)
+        choose = best if decode.strategy == "greedy" else Sample(decode, seeds)
+        return write(stepper, choose, ending)
+
+    def samples(self, data: Stream) -> list[dict[str, str]]:
+        starts = np.linspace(0, max(0, len(data) - 17), num=3, dtype=np.int64)
+        prompts = [self.tokenizer.decode(data.store.tokens[start : start + 16].tolist()) for start in starts]
+        usable = ["", *(prompt for prompt in prompts if prompt and not self.tokenizer.unknown(prompt))]
+        return [{"input": made.input, "output": made.output} for made in self.predict(usable)]
+
+
+def encode(
+    pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None = None
+) -> tuple[TokenStore, int]:
+    """Pieces as one stream of tokens, an end token after each document, and how many bytes of text they were."""
+    n_bytes = 0
+
+    def sequences() -> Iterator[list[int]]:
+        nonlocal n_bytes
+        for chunk in chunks(pieces, 256):
+            n_bytes += sum(len(piece.text.encode()) for piece in chunk)
+            encoded = tokenizer.encode_batch([piece.text for piece in chunk])
+            for piece, tokens in zip(chunk, encoded, strict=True):
+                yield [*tokens, EOS] if piece.ends else tokens
+
+    store = TokenStore.build(sequences(), vocab_size=tokenizer.vocab_size, path=path)
+    return store, n_bytes

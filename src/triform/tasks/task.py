@@ -1,0 +1,188 @@
+"""What a task is: a model with its text handling, its loss and its scores.
+
+The trainer knows when things happen; a task knows what they are. Losses are sums over predictions: the one
+division, by the number of predictions of the whole step, is the trainer's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from triform.config import Config, TaskName, TrainConfig
+from triform.data.loader import Indices, Sampler
+from triform.metrics import Scores
+from triform.text import Tokenizer, load_tokenizer
+
+IGNORE = -100  # a target that is not a prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Tensors of one step, with the number of predictions and of real tokens in it."""
+
+    weight: int
+    n_tokens: int
+
+    def to(self, device: torch.device) -> Self:
+        moved: dict[str, Any] = {
+            item.name: value.to(device, non_blocking=True)
+            for item in fields(self)
+            if isinstance(value := getattr(self, item.name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+class Dataset(Protocol):
+    """Encoded examples that can be drawn in any order."""
+
+    def __len__(self) -> int: ...
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        """An endless order of batches for training."""
+
+    def batch(self, indices: Indices) -> Batch:
+        """These examples as tensors."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything once, for evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a model made of a text: a label with all probabilities, a continuation or a translation."""
+
+    input: str
+    output: str
+    probabilities: dict[str, float] | None = None
+
+
+class Task(ABC):
+    """Abstract: `classify`, `generate` and `translate` are the final ones."""
+
+    name: ClassVar[TaskName]
+    metric: ClassVar[str]  # the score by which the best weights are kept
+    higher_is_better: ClassVar[bool]
+    model: nn.Module
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+        """Read the data, train tokenizers (or take the folder's), settle open settings, build the model."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: Config, folder: Path) -> Self:
+        """The task of a run folder, its model still without the trained weights."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs beside the config."""
+
+    @abstractmethod
+    def read(self, name: str, notices: list[str]) -> Dataset:
+        """A file (or `source,target`) as data to evaluate on; what was cut or skipped is said in `notices`."""
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """The loss summed over the batch's predictions."""
+
+    @abstractmethod
+    def evaluate(self, data: Any, *, quick: bool = False) -> Scores:
+        """Scores on data; `quick` is for validation during training."""
+
+    @abstractmethod
+    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        """One prediction a text."""
+
+    @abstractmethod
+    def samples(self, data: Any) -> list[dict[str, str]]:
+        """A few inputs with outputs (and what was expected), for the report."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def better(self, scores: Scores, best: Scores | None) -> bool:
+        """Whether scores beat the best ones by the task's metric; at a tie the lower loss wins."""
+        if best is None:
+            return True
+        sign = 1 if self.higher_is_better else -1
+        return (sign * scores[self.metric], -scores["loss"]) > (sign * best[self.metric], -best["loss"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a trainer needs: the task with settled settings, its data, and what the user should know."""
+
+    task: Task
+    train: Dataset
+    valid: Dataset | None
+    notices: tuple[str, ...]
+
+
+def saved_tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder / "tokenizer.json")
+
+
+def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()
+    """Summed over targets that are predictions; in float32 at least."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return F.cross_entropy(
+        wide.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def padded(rows: Sequence[Any], *, fill: int) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens as one tensor (B, T), and which entries are real (None: all)."""
+    lengths = np.array([len(row) for row in rows])
+    table = np.full((len(rows), lengths.max()), fill, dtype=np.int64)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    keep = (
+        None
+        if (lengths == lengths[0]).all()
+        else torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
+    )
+    return torch.from_numpy(table), keep
+
+
+Item = TypeVar("Item")
+
+
+def chunks(items: Iterable[Item], size: int = 2048) -> Iterator[list[Item]]:
+    """Lists of up to `size` items, so that a stream is encoded many at a time."""
+    remaining = iter(items)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
+
+
+def held_out(fraction: float) -> Iterator[bool]:
+    """For each row in turn, whether it is kept for validation: one at random of every 1/fraction rows.
+
+    The draw has a fixed seed, so that runs with different seeds are judged on the same rows.
+    """
+    rng = np.random.default_rng(20_240_101)
+    block = round(1 / fraction) if fraction else 0
+    while True:
+        if not block:
+            yield False
+            continue
+        pick = int(rng.integers(block))
+        yield from (place == pick for place in range(block))

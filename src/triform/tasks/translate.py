@@ -1,0 +1,292 @@
+"""Translate: an encoder-decoder turns a sentence into another language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triform.config import Config, Sizes, TrainConfig
+from triform.data.builtin import NAMES
+from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
+from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
+from triform.data.store import TokenStore
+from triform.decode.choose import Sample, best, row_seeds
+from triform.decode.search import Ending, beam_search, write
+from triform.decode.stepper import Seq2SeqStepper
+from triform.errors import DataError
+from triform.metrics import Scores, translation_scores
+from triform.models.seq2seq import Seq2Seq
+from triform.settings import build
+from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.tasks.task import (
+    IGNORE,
+    Batch,
+    Prediction,
+    Prepared,
+    Task,
+    chunks,
+    cross_entropy,
+    held_out,
+    padded,
+)
+from triform.text import BOS, EOS, PAD, UNK, Tokenizer, load_tokenizer, train_tokenizer
+
+EVAL_TOKENS = 8_192
+QUICK_PAIRS = 400  # translated at each validation during training
+NEVER_WRITTEN = (PAD, UNK, BOS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired(Batch):
+    source: Tensor  # (B, S)
+    source_keep: Tensor | None  # (B, S)
+    target: Tensor  # (B, T): begin token and target
+    expected: Tensor  # (B, T): target and end token
+
+
+class Pairs:
+    """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
+
+    def __init__(
+        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = ()
+    ) -> None:
+        self.source, self.target, self.max_len, self.texts = source, target, max_len, texts
+        self.source_lengths = np.minimum(source.lengths, max_len)
+        self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
+        self.lengths = np.minimum(self.whole, max_len)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
+
+    def batch(self, indices: Indices) -> Paired:
+        rows = indices.tolist()
+        source, keep = padded([self.source[row][: self.max_len] for row in rows], fill=PAD)
+        targets = [self.target[row][: self.max_len - 1].tolist() for row in rows]
+        target, _ = padded([[BOS, *tokens] for tokens in targets], fill=PAD)
+        expected, _ = padded([[*tokens, EOS] for tokens in targets], fill=IGNORE)
+        weight = sum(map(len, targets)) + len(targets)
+        n_tokens = weight + int(self.source_lengths[indices].sum())
+        return Paired(
+            source=source,
+            source_keep=keep,
+            target=target,
+            expected=expected,
+            weight=weight,
+            n_tokens=n_tokens,
+        )
+
+    def batches(self) -> Iterator[Paired]:
+        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=EVAL_TOKENS))
+
+    def too_long(self) -> int:
+        return int((self.whole > self.max_len).sum())
+
+
+class Translate(Task):
+    name = "translate"
+    metric = "bleu"
+    higher_is_better = True
+    model: Seq2Seq
+
+    def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
+        super().__init__(config)
+        self.source, self.target = source, target
+        sizes = Sizes(
+            vocab_size=source.vocab_size,
+            max_len=config.data.max_len,
+            target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
+        )
+        torch.manual_seed(config.seed)
+        self.model = Seq2Seq(config.model, sizes)
+
+    @classmethod
+    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+        config = _named(config)
+        data = config.data
+        train_name = data.train or f"{data.source},{data.target}"
+        valid_name = data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
+        fraction = 0.0 if valid_name else data.valid_fraction
+
+        def kept(*, held: bool = False) -> Iterator[Pair]:
+            """The training pairs (or those held out), read afresh."""
+            rows = zip(pairs_of(train_name, config), held_out(fraction), strict=False)
+            return (pair for pair, out in rows if out == held and pair.source.strip() and pair.target.strip())
+
+        n_characters = sum(len(pair.source) + len(pair.target) for pair in kept())
+        config = with_tokenizer(config, n_characters)
+        source, target = _saved(config, folder) if resume else _trained(config, kept, train_name)
+        stores = encode(kept, source, target, folder / "tokens")
+        longest = int(max(stores[0].lengths.max(), stores[1].lengths.max() + 1)) if len(stores[0]) else 0
+        if not longest:
+            raise DataError("no pairs to train on: each has an empty side", path=train_name)
+        facts = Facts(
+            n_examples=len(stores[0]),
+            n_tokens=stores[0].total + stores[1].total,
+            longest=longest,
+            usual=longest,
+        )
+        found = {
+            "data.max_len": data.max_len or min(256, longest + 8),
+            "tokenizer.vocab_size": source.vocab_size,
+        }
+        task = cls(settle(config, facts, {**found}), source, target)
+        notices: list[str] = []
+        train = task._pairs(train_name, *stores, (), notices)
+        valid = None
+        if valid_name:
+            valid = task.read(valid_name, notices)
+        elif fraction:
+            valid = task._encoded(train_name, list(kept(held=True)), notices)
+        return Prepared(task=task, train=train, valid=valid, notices=tuple(notices))
+
+    @classmethod
+    def load(cls, config: Config, folder: Path) -> Self:
+        return cls(config, *_saved(config, folder))
+
+    def save(self, folder: Path) -> None:
+        if self.config.tokenizer.shared:
+            self.source.save(folder / "tokenizer.json")
+        else:
+            self.source.save(folder / "tokenizer.source.json")
+            self.target.save(folder / "tokenizer.target.json")
+
+    def read(self, name: str, notices: list[str]) -> Pairs:
+        pairs = [pair for pair in pairs_of(name, self.config) if pair.source.strip() and pair.target.strip()]
+        return self._encoded(name, pairs, notices)
+
+    def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
+        return self._pairs(name, *encode(lambda: pairs, self.source, self.target), pairs, notices)
+
+    def _pairs(
+        self, name: str, source: TokenStore, target: TokenStore, texts: Sequence[Pair], notices: list[str]
+    ) -> Pairs:
+        pairs = Pairs(source, target, self.config.data.max_len, texts)
+        if not len(pairs):
+            raise DataError(
+                "no pairs are left for validation; give a validation set, or raise data.valid_fraction",
+                path=name,
+            )
+        if cut := pairs.too_long():
+            notices.append(
+                f"{name}: {cut} of {len(pairs)} pairs were cut at data.max_len={pairs.max_len} tokens"
+            )
+        return pairs
+
+    def loss(self, batch: Paired) -> Tensor:
+        scores = self.model(batch.source, batch.target, batch.source_keep)  # (B, T, V)
+        return cross_entropy(scores, batch.expected, self.config.train.label_smoothing)
+
+    @torch.inference_mode()
+    def evaluate(self, data: Pairs, *, quick: bool = False) -> Scores:
+        nats, hits, weight = 0.0, 0, 0
+        for batch in data.batches():
+            batch = batch.to(self.device)
+            scores = self.model(batch.source, batch.target, batch.source_keep)
+            nats += cross_entropy(scores, batch.expected, 0.0).item()
+            hits += int((scores.argmax(-1) == batch.expected).sum())
+            weight += batch.weight
+        judged = data.texts[: QUICK_PAIRS if quick else None]
+        written = self._translate([pair.source for pair in judged], greedy=quick)
+        judgement = translation_scores(written, [pair.target for pair in judged])
+        return {"loss": nats / weight, "token_accuracy": hits / weight, **judgement, "pairs": len(data)}
+
+    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        written = self._translate(texts)
+        return [Prediction(input=text, output=output) for text, output in zip(texts, written, strict=True)]
+
+    def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
+        """Translations in the order of the texts, made in batches of like length."""
+        self.model.eval()
+        encoded = [tokens[: self.config.data.max_len] or [EOS] for tokens in self.source.encode_batch(texts)]
+        lengths = np.array([len(tokens) for tokens in encoded], dtype=np.int64)
+        rows_budget = EVAL_TOKENS // (1 if greedy else self.config.decode.beam_size)
+        found: dict[int, str] = {}
+        for indices in in_order_of_length(lengths, batch_tokens=rows_budget):
+            rows = indices.tolist()
+            written = self._decode([encoded[row] for row in rows], rows, greedy=greedy)
+            found |= {row: self.target.decode(tokens) for row, tokens in zip(rows, written, strict=True)}
+        return [found[place] for place in range(len(texts))]
+
+    def _decode(self, sources: list[list[int]], rows: list[int], *, greedy: bool) -> list[list[int]]:
+        decode, room = self.config.decode, self.config.data.max_len - 1
+        limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
+        ending = Ending(eos=EOS, limits=limits, banned=NEVER_WRITTEN)
+        with torch.inference_mode():
+            stepper = Seq2SeqStepper(self.model, sources, bos=BOS)
+            if not greedy and decode.strategy in ("auto", "beam"):
+                return beam_search(
+                    stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty
+                )
+            if not greedy and decode.strategy == "sample":
+                return write(stepper, Sample(decode, row_seeds(self.config.seed, rows)), ending)
+            return write(stepper, best, ending)
+
+    def samples(self, data: Pairs) -> list[dict[str, str]]:
+        picked = data.texts[:: max(1, len(data.texts) // 8)][:8]
+        written = self._translate([pair.source for pair in picked])
+        return [
+            {"input": pair.source, "output": output, "expected": pair.target}
+            for pair, output in zip(picked, written, strict=True)
+        ]
+
+
+def _named(config: Config) -> Config:
+    """With no data named, the built-in set and its own validation part."""
+    data = config.data
+    if not data.train and not data.source:
+        config = build({"data.train": f"builtin:{NAMES['translate']}"}, config)
+    if config.data.train == "builtin:numbers" and not data.valid and not data.valid_source:
+        config = build({"data.valid": "builtin:numbers/valid"}, config)
+    return config
+
+
+def pairs_of(name: str, config: Config) -> Iterator[Pair]:
+    """Pairs from one table, or from two aligned files named `source,target`."""
+    source, comma, target = name.partition(",")
+    if not comma or Path(name).exists():
+        return read_pairs(name, config.data)
+    check_aligned(source, target)
+    return read_aligned(source, target)
+
+
+def _saved(config: Config, folder: Path) -> tuple[Tokenizer, Tokenizer]:
+    names = ("", "") if config.tokenizer.shared else (".source", ".target")
+    source, target = (load_tokenizer(folder / f"tokenizer{name}.json") for name in names)
+    return source, target
+
+
+def _trained(config: Config, pairs: Callable[[], Iterator[Pair]], name: str) -> tuple[Tokenizer, Tokenizer]:
+    sources = (pair.source for pair in pairs())
+    targets = (pair.target for pair in pairs())
+    if config.tokenizer.shared:
+        tokenizer = train_tokenizer(config.tokenizer, chain(sources, targets), name=name)
+        return tokenizer, tokenizer
+    return (
+        train_tokenizer(config.tokenizer, sources, name=name),
+        train_tokenizer(config.tokenizer, targets, name=name),
+    )
+
+
+def encode(
+    pairs: Callable[[], Iterable[Pair]], source: Tokenizer, target: Tokenizer, folder: Path | None = None
+) -> tuple[TokenStore, TokenStore]:
+    """Both sides as tokens, a reading each; with a folder they go straight to disk."""
+
+    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str) -> TokenStore:
+        sequences = (tokens for chunk in chunks(texts) for tokens in tokenizer.encode_batch(chunk))
+        return TokenStore.build(sequences, vocab_size=tokenizer.vocab_size, path=folder and folder / name)
+
+    return (
+        side((pair.source for pair in pairs()), source, "train.source"),
+        side((pair.target for pair in pairs()), target, "train.target"),
+    )

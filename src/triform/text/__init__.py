@@ -1,0 +1,22 @@
+"""Text in and out of the model: three kinds of tokenizer behind one protocol. No torch here."""
+
+from triform.text.base import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
+from triform.text.bpe import BpeTokenizer
+from triform.text.char import CharTokenizer
+from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
+from triform.text.word import WordTokenizer
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "SPECIALS",
+    "TOKENIZERS",
+    "UNK",
+    "BpeTokenizer",
+    "CharTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "load_tokenizer",
+    "train_tokenizer",
+]

@@ -1,0 +1,182 @@
+"""What every tokenizer is: text in, ids out, and back. The kinds differ only in where they cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar, Self
+
+from tokenizers import Tokenizer as Core
+from tokenizers import normalizers
+
+from triform.config import TokenizerConfig
+from triform.errors import CheckpointError, ConfigError, DataError
+
+SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
+PAD, UNK, BOS, EOS = range(4)
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+FORMAT = 1  # of the saved file; a higher number in a file means it is newer than this code
+
+# A line break before anything but whitespace ends a token in every kind: long text may be cut there.
+_SAFE_CUT = re.compile(r"\n(?=\S)")
+_PART = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
+_AT_ONCE = 2048  # texts a call: the library keeps about 100 bytes a token until the call returns
+
+
+class Tokenizer(ABC):
+    """Text to tokens and back. Ids 0 to 3 are <pad> <unk> <bos> <eos> in every kind.
+
+    The specials are entries of the vocabulary that no text can reach: they are not "added tokens" of the
+    library, so a literal "<eos>" inside a text is five ordinary characters.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, core: Core) -> None:
+        ids = core.get_vocab(with_added_tokens=False)
+        self._core = core
+        self._pieces: list[str] = sorted(ids, key=ids.__getitem__)
+        if tuple(self._pieces[:4]) != SPECIALS or sorted(ids.values()) != list(range(len(ids))):
+            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIALS)}")
+
+    @classmethod
+    @abstractmethod
+    def train(cls, config: TokenizerConfig, texts: TextStream) -> Self:
+        """Learn a vocabulary from texts that are read once."""
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of one text; no special token is added."""
+        parts = list(cut(text, _PART))
+        if len(parts) > 1:
+            return [token for part in self.encode_batch(parts) for token in part]
+        check_text(text)
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, the same as one by one, spread over the cores."""
+        quiet_fork()
+        encoded: list[list[int]] = []
+        remaining = iter(texts)
+        while batch := list(islice(remaining, _AT_ONCE)):
+            for text in batch:
+                check_text(text)
+            encoded += [row.ids for row in self._core.encode_batch_fast(batch, add_special_tokens=False)]
+        return encoded
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of the tokens: pad, bos and eos are left out, <unk> is a replacement character."""
+
+    def piece(self, token: int) -> str:
+        """One token as a person would read it."""
+        return self._pieces[token]
+
+    @abstractmethod
+    def unknown(self, text: str) -> list[str]:
+        """What the vocabulary lacks of this text, each once, in order of appearance."""
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file: our kind, and the library's own format inside."""
+        content = {
+            "triform": {"format": FORMAT, "kind": self.kind},
+            "tokenizer": json.loads(self._core.to_str()),
+        }
+        aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            aside.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+    def _normalised(self, text: str) -> str:
+        check_text(text)
+        normaliser = self._core.normalizer
+        return text if normaliser is None else str(normaliser.normalize_str(text))
+
+
+class TextStream:
+    """Texts read once: checked, counted, and named for messages."""
+
+    def __init__(self, texts: Iterable[str], name: str) -> None:
+        self._texts, self.name, self.characters = texts, name, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            check_text(text, self.name)
+            self.characters += len(text)
+            yield from cut(text, _PART)  # a whole book may be one text
+        if not self.characters:
+            raise DataError(f"{self.name}: there is no text to make a vocabulary from")
+
+
+def cut(text: str, length: int) -> Iterator[str]:
+    """Parts of at least `length` characters that encode to the same tokens as the whole."""
+    start = 0
+    while found := _SAFE_CUT.search(text, start + length):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
+
+
+def check_text(text: str, name: str = "the text") -> None:
+    """Refuse lone surrogates: they are no characters, and UTF-8 cannot hold them."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise DataError(
+            f"{name}: character {error.start + 1} is a lone surrogate (U+{code:04X}), which is not text; "
+            "save it again as UTF-8"
+        ) from None
+
+
+def check_vocab_size(asked: int, *, least: int) -> None:
+    """Refuse a size too small for any data; 0 is a size left open."""
+    if asked and asked < least:
+        raise ConfigError(f"tokenizer.vocab_size={asked} is too small: it must be at least {least}")
+
+
+def check_allowed(asked: int, *, most: int, name: str) -> None:
+    """Refuse a size that the data cannot fill."""
+    if asked > most:
+        raise ConfigError(
+            f"tokenizer.vocab_size={asked} is more than {name} allows ({most} at most); "
+            f"set it to {most} or lower, or leave it out"
+        )
+
+
+def lowercaser(config: TokenizerConfig) -> normalizers.Normalizer | None:
+    """The library's step that lowers case, where the config asks for it."""
+    # Character by character, unlike str.lower (final sigma), so that cutting a text changes nothing.
+    return normalizers.Lowercase() if config.lowercase else None
+
+
+@cache
+def quiet_fork() -> None:
+    """Let forked children tokenize on one core, without the warning older `tokenizers` print at a fork."""
+    if not hasattr(os, "register_at_fork"):  # Windows does not fork
+        return
+    variable = "TOKENIZERS_PARALLELISM"
+    ours: list[bool] = []
+
+    def before() -> None:
+        ours.append(variable not in os.environ)
+        os.environ.setdefault(variable, "false")
+
+    def after_in_parent() -> None:
+        if ours.pop():
+            os.environ.pop(variable, None)
+
+    os.register_at_fork(before=before, after_in_parent=after_in_parent)

@@ -1,0 +1,112 @@
+"""Byte-pair encoding over bytes, with the GPT-4 split pattern: any Unicode text, nothing unknown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Core
+
+from triform.config import TokenizerConfig
+from triform.text.base import (
+    REPLACEMENT,
+    SPECIALS,
+    TextStream,
+    Tokenizer,
+    check_allowed,
+    check_vocab_size,
+    lowercaser,
+    quiet_fork,
+)
+
+GPT4_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+BASE_SIZE = len(SPECIALS) + 256  # before the first merge
+CHARACTERS_A_PIECE = 200  # a size left open: one piece for so many characters of text, between the two bounds
+FEWEST, MOST = 512, 16384
+MIN_PAIRS = 2  # a pair seen once teaches nothing
+
+_STRAY_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" shows a byte that is not UTF-8
+
+
+class BpeTokenizer(Tokenizer):
+    """Lossless on every text, seen or not (unless lowercase is set: case is then gone before encoding)."""
+
+    kind: ClassVar[str] = "bpe"
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+        learned = self._pieces[len(SPECIALS) :]
+        spelled = [bytes(byte_of[character] for character in piece) for piece in learned]
+        self._bytes = [b"", REPLACEMENT.encode(), b"", b"", *spelled]
+
+    @classmethod
+    def train(cls, config: TokenizerConfig, texts: TextStream) -> Self:
+        check_vocab_size(config.vocab_size, least=BASE_SIZE)
+        quiet_fork()
+        core = Core(models.BPE())
+        core.normalizer = lowercaser(config)
+        core.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(GPT4_PATTERN), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=config.vocab_size or MOST,
+            min_frequency=MIN_PAIRS,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        core.train_from_iterator(iter(texts), trainer)
+        check_allowed(config.vocab_size, most=core.get_vocab_size(), name=texts.name)
+        # How much text there is, is known only now. Merges are in order, so the first ones are exactly
+        # those that a training to the smaller size would have learned.
+        size = config.vocab_size or min(max(texts.characters // CHARACTERS_A_PIECE, FEWEST), MOST)
+        final = Core(_first_pieces(core, size))
+        final.normalizer, final.pre_tokenizer = core.normalizer, core.pre_tokenizer
+        final.decoder = decoders.ByteLevel()
+        return cls(final)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return b"".join([self._bytes[token] for token in tokens]).decode("utf-8", errors="replace")
+
+    def piece(self, token: int) -> str:
+        if token < len(SPECIALS):
+            return SPECIALS[token]
+        text = self._bytes[token].decode("utf-8", errors="surrogateescape")
+        return _STRAY_BYTE.sub(lambda stray: f"<0x{ord(stray[0]) - 0xDC00:02X}>", text)
+
+    def unknown(self, text: str) -> list[str]:
+        return []
+
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The pairs that were joined, first learned first."""
+        of = {piece: self._bytes[token] for token, piece in enumerate(self._pieces)}
+        return [(of[left], of[right]) for left, right in json.loads(self._core.to_str())["model"]["merges"]]
+
+
+def _first_pieces(core: Core, size: int) -> models.BPE:
+    """The trained model as it was when it had `size` pieces, without the library's added tokens."""
+    ids = core.get_vocab(with_added_tokens=False)
+    merges: list[tuple[str, str]] = []
+    for left, right in json.loads(core.to_str())["model"]["merges"]:
+        if merges and ids["".join(merges[-1])] == size - 1:
+            break
+        merges.append((left, right))
+    return models.BPE({piece: token for piece, token in ids.items() if token < size}, merges)
+
+
+def _byte_characters() -> list[str]:
+    """The visible character that byte-level BPE writes for each byte (the GPT-2 table)."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {byte: chr(byte) for byte in shown} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(256)]

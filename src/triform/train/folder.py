@@ -1,0 +1,184 @@
+"""The run folder: everything a run is, on disk, with nothing pickled.
+
+Each file is written aside, flushed to the disk and renamed, so that a kill at any moment leaves either the old
+file or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import triform
+from triform.config import Config
+from triform.errors import CheckpointError, ConfigError
+from triform.settings import build, load_toml, settings_of, to_toml
+
+FORMAT = 1
+OWN = (
+    "config.toml",
+    "tokenizer*.json",
+    "model.safetensors",
+    "metrics.jsonl",
+    "report.html",
+    "checkpoints",
+    "tokens",
+)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a full disk or an unwritable folder into one line that says what is still safe."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            f"{path}: cannot be written: {reason}; what was saved before is intact. "
+            "Make room or mend the folder, then go on with --resume"
+        ) from None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    with writing(path):
+        aside = path.with_name(f".{path.name}.part")
+        aside.write_text(text, encoding="utf-8")
+        _sync(aside)
+        aside.replace(path)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    with writing(path):
+        aside = path.with_name(f".{path.name}.part")
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, aside)
+        _sync(aside)
+        aside.replace(path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: is damaged ({error})") from None
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters by name; one that is tied to another appears once, under its first name."""
+    return dict(model.named_parameters())
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    parameters = weights_of(model)
+    if parameters.keys() != tensors.keys():
+        odd = sorted(parameters.keys() ^ tensors.keys())
+        raise CheckpointError(f"{path}: does not fit the settings: {odd[0]} is missing or unknown")
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            wanted, have = tuple(parameter.shape), tuple(tensors[name].shape)
+            raise CheckpointError(f"{path}: does not fit the settings: {name} is {have}, wanted {wanted}")
+        with torch.no_grad():
+            parameter.copy_(tensors[name])
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.model_file = path / "model.safetensors"
+        self.metrics_file = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.tokens = path / "tokens"
+
+    def create(self) -> None:
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+
+    def clear(self, *, keep: str = "") -> None:
+        """Remove what an earlier run left here; files that are not a run's stay."""
+        with writing(self.path):
+            for path in (path for pattern in OWN for path in self.path.glob(pattern) if path.name != keep):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def drop_tokens(self) -> None:
+        """A finished run needs its encoded training data no more; it can be made again from the text."""
+        shutil.rmtree(self.tokens, ignore_errors=True)
+
+    def write_config(self, config: Config) -> None:
+        write_text(self.config_file, to_toml(config, {"format": FORMAT, "triform": triform.__version__}))
+
+    def read_config(self) -> Config:
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.path}: no such run folder")
+        if not self.config_file.exists():
+            raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml")
+        try:
+            tree = load_toml(self.config_file)
+            if int(tree.get("format", 0)) > FORMAT:
+                made_by = tree.get("triform", "a newer version")
+                raise CheckpointError(
+                    f"{self.path}: was made by Triform {made_by}; this is {triform.__version__}: upgrade to open it"
+                )
+            return build(settings_of(tree, self.config_file))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.path}: is damaged: {error}") from None
+
+    def write_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """A folder that appears whole, by rename; older ones go only afterwards."""
+        final = self.checkpoints / f"step-{step:09d}"
+        if final.exists():
+            return
+        with writing(final):
+            self.checkpoints.mkdir(exist_ok=True)
+            aside = self.checkpoints / ".part"
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            write_tensors(aside / "tensors.safetensors", tensors)
+            write_text(aside / "state.json", json.dumps(state))
+            aside.replace(final)
+            _sync(self.checkpoints)
+            for old in self.checkpoints.glob("step-*"):
+                if old != final:
+                    shutil.rmtree(old)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint. One that a kill left half removed has lost a file and does not count."""
+        found = sorted(self.checkpoints.glob("step-*"), reverse=True)
+        whole = [path for path in found if (path / "state.json").exists()]
+        return whole[0] if whole else None
+
+    def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return read_tensors(path / "tensors.safetensors"), self.read_state(path)
+
+    def finished(self) -> bool:
+        """Whether training here came to its end."""
+        latest = self.latest_checkpoint()
+        return latest is not None and bool(self.read_state(latest).get("finished"))
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        try:
+            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: is damaged ({error})") from None

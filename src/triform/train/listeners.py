@@ -1,0 +1,119 @@
+"""Who hears of training: the metrics file and the line on the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from triform.train.folder import writing
+from triform.train.trainer import Event
+
+
+class MetricsFile:
+    """Appends each event to metrics.jsonl. A resume cuts the file back to where the checkpoint was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def hear(self, event: Event) -> None:
+        line = json.dumps({name: _plain(value) for name, value in event.items()}, ensure_ascii=False)
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def state(self) -> dict[str, Any]:
+        return {"bytes": self.path.stat().st_size if self.path.exists() else 0}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.path.exists():
+            with writing(self.path), self.path.open("r+b") as file:
+                file.truncate(state["bytes"])
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class ProgressLine:
+    """One line that rewrites itself on a terminal; elsewhere plain lines, at validations and now and then."""
+
+    EVERY = 15.0  # seconds between plain lines
+
+    def __init__(self, max_steps: int, metric: str, out: TextIO | None = None) -> None:
+        self.max_steps, self.metric = max_steps, metric
+        self.out = out or sys.stderr
+        self.live = self.out.isatty()
+        self.score, self.width, self.last = "", 0, time.monotonic()
+        self.shown: tuple[int, float] | None = None  # step and seconds when this process began
+
+    def hear(self, event: Event) -> None:
+        show = {"train": self._train, "valid": self._valid, "end": self._end, "resume": self._resume}
+        if event["event"] in show:
+            show[event["event"]](event)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing on a terminal outlives its process."""
+
+    def _train(self, event: Event) -> None:
+        self.shown = self.shown or (event["step"], event["seconds"])
+        steps, seconds = event["step"] - self.shown[0], event["seconds"] - self.shown[1]
+        left = f"  {clock((self.max_steps - event['step']) * seconds / steps)} left" if steps else ""
+        text = (
+            f"step {event['step']}/{self.max_steps}  loss {event['loss']:.4f}{self.score}"
+            f"  {event['tokens_per_s']:,.0f} tokens/s{left}"
+        )
+        if self.live:
+            self._rewrite(text)
+        elif time.monotonic() - self.last >= self.EVERY:
+            self._line(text)
+
+    def _valid(self, event: Event) -> None:
+        self.score = f"  {self.metric} {event[self.metric]:.4f}"
+        self._line(f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}{self.score}")
+
+    def _resume(self, event: Event) -> None:
+        self._line(f"going on from step {event['step']}")
+
+    def _end(self, event: Event) -> None:
+        reasons = {
+            "max_steps": "done",
+            "patience": "stopped early: no better score",
+            "interrupted": "interrupted",
+        }
+        best = (
+            f"; best {self.metric} {event['best']:.4f} at step {event['best_step']}"
+            if "best" in event
+            else ""
+        )
+        self._line(f"{reasons[event['reason']]} after {event['step']} steps, {clock(event['seconds'])}{best}")
+
+    def _line(self, text: str) -> None:
+        if self.live:
+            self._rewrite(text)
+            text = ""
+            self.width = 0
+        self.out.write(text + "\n")
+        self.out.flush()
+        self.last = time.monotonic()
+
+    def _rewrite(self, text: str) -> None:
+        self.out.write("\r" + text.ljust(self.width))
+        self.out.flush()
+        self.width = len(text)
+
+
+def clock(seconds: float) -> str:
+    """12 s, 3 min 05 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

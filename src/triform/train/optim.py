@@ -1,0 +1,121 @@
+"""Optimizers and learning-rate schedules, chosen by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from triform.config import TrainConfig
+
+State = dict[str, float]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay; biases and norms do not."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
+    groups: list[dict[str, object]] = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    groups = parameter_groups(model, config.weight_decay)
+    fused = next(model.parameters()).device.type in ("cpu", "cuda")
+    beta1, beta2 = config.betas
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    return kind(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+
+
+class Schedule:
+    """The learning rate as a share of `train.lr`: a shape over the steps, after a linear warm-up."""
+
+    def __init__(self, config: TrainConfig, max_steps: int) -> None:
+        self.config, self.max_steps = config, max_steps
+        self.warmup = max(0, config.warmup_steps)
+        self.shape = SCHEDULES[config.schedule]
+
+    def share(self, step: int) -> float:
+        """For the step numbered from 1."""
+        return min(1.0, step / self.warmup if self.warmup else 1.0) * self.shape(self, step)
+
+    def progress(self, step: int) -> float:
+        """0 at the end of the warm-up, 1 at the last step."""
+        return min(1.0, max(0.0, (step - self.warmup) / max(1, self.max_steps - self.warmup)))
+
+    def observe(self, loss: float) -> None:
+        """Hear of a validation loss."""
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Take back what `state` gave."""
+
+
+class Plateau(Schedule):
+    """Multiplies by `plateau_factor` after more than `plateau_patience` validations without a lower loss."""
+
+    THRESHOLD = 1e-4  # relative: a smaller gain is none
+
+    def __init__(self, config: TrainConfig, max_steps: int) -> None:
+        super().__init__(config, max_steps)
+        self.factor, self.best, self.bad = 1.0, math.inf, 0.0
+
+    def observe(self, loss: float) -> None:
+        if loss < self.best * (1 - self.THRESHOLD):
+            self.best, self.bad = loss, 0
+            return
+        self.bad += 1
+        if self.bad > self.config.plateau_patience:
+            self.factor, self.bad = self.factor * self.config.plateau_factor, 0
+
+    def state(self) -> State:
+        best = {} if math.isinf(self.best) else {"best": self.best}
+        return {"factor": self.factor, "bad": self.bad, **best}
+
+    def restore(self, state: State) -> None:
+        self.factor, self.bad, self.best = state["factor"], state["bad"], state.get("best", math.inf)
+
+
+def _constant(schedule: Schedule, step: int) -> float:
+    return 1.0
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    low = schedule.config.final_lr_ratio
+    return low + (1 - low) * (1 + math.cos(math.pi * schedule.progress(step))) / 2
+
+
+def _linear(schedule: Schedule, step: int) -> float:
+    return 1 - (1 - schedule.config.final_lr_ratio) * schedule.progress(step)
+
+
+def _noam(schedule: Schedule, step: int) -> float:
+    """Inverse square root of the step, 1 at the end of the warm-up."""
+    return math.sqrt(max(1, schedule.warmup) / max(step, schedule.warmup, 1))
+
+
+def _plateau(schedule: Schedule, step: int) -> float:
+    assert isinstance(schedule, Plateau)
+    return schedule.factor
+
+
+SCHEDULES: dict[str, Callable[[Schedule, int], float]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "linear": _linear,
+    "noam": _noam,
+    "plateau": _plateau,
+}
+
+
+def make_schedule(config: TrainConfig, max_steps: int) -> Schedule:
+    return Plateau(config, max_steps) if config.schedule == "plateau" else Schedule(config, max_steps)

@@ -1,0 +1,249 @@
+"""One trainer for every task: step, look, keep the best, save, stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from triform.errors import CheckpointError, DivergedError
+from triform.metrics import Scores
+from triform.tasks.task import Prepared
+from triform.train.folder import RunFolder, load_weights, weights_of, write_tensors
+from triform.train.optim import make_optimizer, make_schedule
+
+Event = dict[str, Any]
+
+
+class Listener(Protocol):
+    """Hears of every event and may keep a state of its own across a resume."""
+
+    def hear(self, event: Event) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is in every checkpoint."""
+
+    step: int = 0
+    best: Scores | None = None
+    best_step: int = 0
+    stale: int = 0  # validations since the best one
+    seconds: float = 0.0
+    finished: str = ""  # why training ended, once it has
+
+
+class Trainer:
+    def __init__(
+        self, prepared: Prepared, folder: RunFolder, listeners: Sequence[Listener], marks: dict[str, Any]
+    ) -> None:
+        """`marks` are facts that every checkpoint carries, such as the fingerprints of the data."""
+        self.task, self.train_data, self.valid_data = prepared.task, prepared.train, prepared.valid
+        self.config = prepared.task.config.train
+        self.folder, self.listeners, self.marks = folder, listeners, marks
+        self.sampler = self.train_data.sampler(self.config, prepared.task.config.seed)
+        self.max_steps = self.config.max_steps or steps_in(
+            self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
+        )
+        self.optimizer = make_optimizer(self.task.model, self.config)
+        self.schedule = make_schedule(self.config, self.max_steps)
+        self.progress = Progress()
+        self.stopping = False
+        self._norm: Tensor | None = None
+        self._clear_window()
+
+    def fit(self) -> None:
+        """Train to the end, to early stopping, or until `stop` is called."""
+        self.task.model.train()
+        self._began = time.monotonic() - self.progress.seconds
+        while not self.progress.finished and not self.stopping:
+            self._step()
+            step = self.progress.step
+            if step % self.config.log_every == 0:
+                self._log()
+            if step % self.config.eval_every == 0 or step == self.max_steps:
+                self._validate()
+            if step == self.max_steps:
+                self.progress.finished = self.progress.finished or "max_steps"
+            elif step % self.config.checkpoint_every == 0:
+                self.save()
+        if self.progress.finished:
+            self._finish()
+        else:
+            self.save()
+            self._tell("end", reason="interrupted")
+
+    def stop(self) -> None:
+        """Ask for a stop after the current step; the state is saved first."""
+        self.stopping = True
+
+    # -- one step
+
+    def _step(self) -> None:
+        """Sums over micro-batches, divided once by the number of predictions in all of them."""
+        step = self.progress.step + 1
+        rate = self.config.lr * self.schedule.share(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batches = [self.train_data.batch(self.sampler.next()) for _ in range(self.config.accumulate)]
+        weight = sum(batch.weight for batch in batches)
+        total: Tensor | float = 0.0
+        for batch in batches:
+            with self.precision():
+                loss = self.task.loss(batch.to(self.task.device)) / weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        if self.config.clip_norm:
+            self._norm = torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.step, self._rate = step, rate
+        self._losses.append(total)
+        self._tokens += sum(batch.n_tokens for batch in batches)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """bf16 where it is asked for, or where the device is made for it."""
+        device = self.task.device.type
+        if self.config.precision == "bf16" or (self.config.precision == "auto" and device == "cuda"):
+            return torch.autocast(device, dtype=torch.bfloat16)
+        return nullcontext()
+
+    # -- what happens between steps
+
+    def _clear_window(self) -> None:
+        self._losses: list[Any] = []
+        self._tokens, self._since = 0, time.monotonic()
+        self._norm = None
+
+    def _check_finite(self) -> float:
+        """The mean loss since the last look; reading it waits for the device, so it is done only now and then."""
+        loss = float(sum(self._losses)) / max(1, len(self._losses))
+        if math.isfinite(loss):
+            return loss
+        latest = self.folder.latest_checkpoint()
+        kept = f"the last good checkpoint is {latest}" if latest else "no checkpoint was written yet"
+        raise DivergedError(
+            f"the loss is not finite at step {self.progress.step}; {kept}. "
+            f"Try a lower train.lr than {self.config.lr:g}, a longer train.warmup_steps, or train.clip_norm=1"
+        )
+
+    def _log(self) -> None:
+        loss = self._check_finite()
+        elapsed = time.monotonic() - self._since
+        norm = {} if self._norm is None else {"grad_norm": self._norm.item()}
+        self._tell(
+            "train",
+            epoch=self.progress.step * self.config.accumulate / self.sampler.steps_per_epoch,
+            loss=loss,
+            lr=self._rate,
+            tokens_per_s=self._tokens / max(elapsed, 1e-9),
+            **norm,
+        )
+        self._clear_window()
+
+    def _validate(self) -> None:
+        self._check_finite()
+        if self.valid_data is None:
+            return
+        began = time.monotonic()
+        self.task.model.eval()
+        with self.precision():
+            scores = self.task.evaluate(self.valid_data, quick=True)
+        self.task.model.train()
+        self._tell("valid", **scores)
+        self.schedule.observe(scores["loss"])
+        if self.task.better(scores, self.progress.best):
+            self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
+            write_tensors(self.folder.model_file, weights_of(self.task.model))
+            self._tell("best", metric=self.task.metric, value=scores[self.task.metric])
+        else:
+            self.progress.stale += 1
+            if self.config.patience and self.progress.stale >= self.config.patience:
+                self.progress.finished = "patience"
+        self._since += time.monotonic() - began  # the rate of training is not slowed by looking
+
+    def _finish(self) -> None:
+        if self.valid_data is None:
+            write_tensors(self.folder.model_file, weights_of(self.task.model))
+        best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
+        self._tell("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
+        self.save()
+
+    def _tell(self, name: str, **facts: object) -> None:
+        self.progress.seconds = time.monotonic() - self._began
+        event: Event = {"event": name, "step": self.progress.step, **facts, "seconds": self.progress.seconds}
+        for listener in self.listeners:
+            listener.hear(event)
+
+    # -- saving and going on
+
+    def save(self) -> None:
+        self._check_finite()
+        self.progress.seconds = time.monotonic() - self._began
+        tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
+        optimizer = self.optimizer.state_dict()["state"]
+        for index, values in optimizer.items():
+            tensors |= {
+                f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
+            }
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.task.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.task.device)
+        state = {
+            "progress": vars(self.progress),
+            "sampler": self.sampler.state(),
+            "schedule": self.schedule.state(),
+            "listeners": {type(listener).__name__: listener.state() for listener in self.listeners},
+            "window": {"losses": [float(loss) for loss in self._losses], "tokens": self._tokens},
+            "marks": self.marks,
+            "finished": self.progress.finished,
+        }
+        self.folder.write_checkpoint(self.progress.step, tensors, state)
+
+    def resume(self) -> None:
+        """Go on from the latest checkpoint; with none, from the beginning."""
+        latest = self.folder.latest_checkpoint()
+        if latest is None:
+            return
+        tensors, state = self.folder.read_checkpoint(latest)
+        try:
+            self._restore(tensors, state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{latest}: is damaged ({error})") from None
+        for listener in self.listeners:
+            listener.hear({"event": "resume", "step": self.progress.step})
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        load_weights(self.task.model, parts["model"], self.folder.checkpoints)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["optimizer"].items():
+            index, _, key = name.partition(".")
+            moments.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+        self.progress = Progress(**state["progress"])
+        self.sampler.restore(state["sampler"])
+        self.schedule.restore(state["schedule"])
+        for listener in self.listeners:
+            listener.restore(state["listeners"].get(type(listener).__name__, {}))
+        self._losses, self._tokens = state["window"]["losses"], state["window"]["tokens"]
+        torch.set_rng_state(parts["rng"]["cpu"])
+        if "cuda" in parts["rng"] and self.task.device.type == "cuda":
+            torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
+
+
+def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:
+    return max(1, math.ceil(epochs * steps_per_epoch / accumulate))

@@ -1,0 +1,383 @@
+"""The built-in sets: splits that do not leak, labels and French checked by hand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import date
+
+import pytest
+
+from triform.data import builtin
+from triform.data.builtin import numbers, reviews, topics
+from triform.data.builtin.numbers import calendar_date, clock_time, number
+from triform.data.builtin.reviews import (
+    CONTRASTS,
+    DEGREES,
+    FRAMES,
+    OUTCOMES,
+    TONES,
+    Phrase,
+    agree,
+    apply,
+    claim,
+    contrast,
+    expect,
+)
+from triform.data.builtin.topics import without_repeats
+from triform.errors import DataError
+
+SPLITS = ("train", "valid", "test")
+
+
+def words(texts: list[str]) -> set[str]:
+    return {word for text in texts for word in re.findall(r"[\w'-]+|[^\w\s]", text)}
+
+
+# ------------------------------------------------------------------------------------------ every set
+
+
+def test_every_task_has_a_built_in_set() -> None:
+    assert set(builtin.NAMES) == {"classify", "generate", "translate"}
+    for name in builtin.NAMES.values():
+        assert all(getattr(builtin, name)(split) for split in builtin.SPLITS)
+
+
+def test_the_public_names_are_sorted() -> None:
+    assert builtin.__all__ == sorted(builtin.__all__)
+
+
+@pytest.mark.parametrize("load", [reviews, numbers, topics])
+@pytest.mark.parametrize("split", SPLITS)
+def test_asking_twice_gives_the_same(load: Callable[[str], object], split: str) -> None:
+    assert load(split) == load(split)
+
+
+@pytest.mark.parametrize("load", [reviews, numbers, topics])
+def test_an_unknown_split_is_named_with_the_known_ones(load: Callable[[str], object]) -> None:
+    with pytest.raises(DataError, match=r"no split 'dev'.*train, valid, test"):
+        load("dev")
+
+
+def test_another_process_makes_the_same_text() -> None:
+    """Strings hash differently in every process: nothing may depend on it."""
+    code = (
+        "import sys; from triform.data.builtin import numbers, reviews, topics;"
+        "print(ascii((reviews('test'), numbers('test'), topics('test'))))"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == ascii((reviews("test"), numbers("test"), topics("test")))
+
+
+def test_importing_the_sets_does_no_work() -> None:
+    """No text is made or read, and no library is loaded, before a split is asked for."""
+    code = (  # without `seed` any generator made now would fail
+        "import random, sys; random.Random.seed = None; import triform.data.builtin;"
+        "print([m for m in ('torch', 'numpy', 'pydoc_data.topics') if m in sys.modules])"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "[]"
+
+
+# -------------------------------------------------------------------------------------------- reviews
+
+POSITIVE = {
+    *("good", "great", "excellent", "wonderful", "superb", "lovely", "impressive", "brilliant", "fine"),
+    *("delightful", "memorable", "charming", "moving", "clever", "reliable", "solid"),
+}
+NEGATIVE = {
+    *("bad", "awful", "terrible", "dreadful", "horrible", "poor", "disappointing", "mediocre", "lousy"),
+    *("miserable", "overpriced", "careless", "boring", "silly", "faulty", "shoddy"),
+}
+FLIPS = re.compile(
+    r"was not\b|was never|would never|nobody|is not true|hardly|far from|anything but|was wrong"
+    r"|as if|yeah, right|for nothing|nothing of the kind",
+    re.IGNORECASE,
+)
+
+
+def read(text: str) -> str:
+    """Judge a review by rules written apart from the grammar: find the main clause, count the flips in it."""
+    text = text.replace("anything but", "hardly").replace("Oh great, ", "")
+    main_clauses = (
+        r"(?:Although|Even though) [^,]*, ([^.]*)",
+        r"([^.]*), (?:although|even though) ",
+        r"(?:, but|, yet|Still,) (the [^.]*)",
+        r"(.*?)(?:, and the |\. What is more)",  # both halves agree: one is enough
+        r"(.*)",
+    )
+    main = next(found[1] for rule in main_clauses if (found := re.search(rule, text)))
+    (word,) = [word for word in re.findall(r"\w+", main) if word in POSITIVE | NEGATIVE]
+    sign = (1 if word in POSITIVE else -1) * (-1) ** len(FLIPS.findall(main))
+    return "positive" if sign > 0 else "negative"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_reader_who_knows_the_rules_agrees_with_every_label(split: str) -> None:
+    assert [(text, label) for text, label in reviews(split) if read(text) != label] == []
+
+
+def test_no_test_review_was_seen_in_training() -> None:
+    texts = {split: [text for text, _ in reviews(split)] for split in SPLITS}
+    assert sum(map(len, texts.values())) == len(set().union(*texts.values()))
+
+
+@pytest.mark.parametrize(("split", "size"), [("train", 10000), ("valid", 1000), ("test", 1000)])
+def test_half_of_the_reviews_praise(split: str, size: int) -> None:
+    assert Counter(label for _, label in reviews(split)) == {"positive": size // 2, "negative": size // 2}
+
+
+@pytest.mark.parametrize("load", [reviews, numbers])
+def test_every_word_to_be_tested_was_seen_in_training(load: Callable[[str], list[tuple[str, str]]]) -> None:
+    seen = words([text for row in load("train") for text in row])
+    for split in ("valid", "test"):
+        assert words([text for row in load(split) for text in row]) <= seen
+
+
+def test_reviews_look_like_reviews() -> None:
+    for text, _ in reviews("train"):
+        assert 6 <= len(text.split()) <= 30
+        assert text[0].isupper()
+        assert text[-1] in ".!?"
+        assert "  " not in text
+
+
+GOOD, BAD = Phrase(text="good", sign=1), Phrase(text="bad", sign=-1)
+
+
+def option(table: tuple[tuple[str, int], ...], text: str) -> tuple[str, int]:
+    (found,) = [pair for pair in table if pair[0] == text]
+    return found
+
+
+@pytest.mark.parametrize("pattern", ["not {}", "never {}", "hardly {}", "far from {}", "anything but {}"])
+def test_negation_flips_a_claim(pattern: str) -> None:
+    assert claim("the soup", apply(option(DEGREES, pattern), GOOD)).sign == -1
+    assert claim("the soup", apply(option(DEGREES, pattern), BAD)).sign == 1
+
+
+def test_two_negations_cancel() -> None:
+    soup = claim("the soup", apply(option(DEGREES, "not {}"), GOOD))
+    framed = apply(option(FRAMES, "nobody could claim that {}"), soup)
+    assert framed == Phrase(text="nobody could claim that the soup was not good", sign=1)
+
+
+@pytest.mark.parametrize("pattern", CONTRASTS)
+def test_in_a_contrast_the_main_clause_decides(pattern: str) -> None:
+    main, aside = claim("the soup", GOOD), claim("the wine", BAD)
+    assert contrast(pattern, main, aside).sign == 1
+    assert contrast(pattern, aside, main).sign == -1
+
+
+def test_a_contrast_has_the_same_meaning_in_either_order() -> None:
+    main, aside = claim("the soup", GOOD), claim("the wine", BAD)
+    assert contrast("although {aside}, {main}.", main, aside) == Phrase(
+        text="although the wine was bad, the soup was good.", sign=1
+    )
+    assert contrast("{main}, although {aside}.", main, aside) == Phrase(
+        text="the soup was good, although the wine was bad.", sign=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sign"),
+    [("as if {}!", -1), ("oh great, {}. Yeah, right.", -1), ("yes, indeed, {}.", 1)],
+)
+def test_irony_means_the_opposite_of_what_it_says(pattern: str, sign: int) -> None:
+    assert apply(option(TONES, pattern), claim("the soup", GOOD)).sign == sign
+    assert apply(option(TONES, pattern), claim("the soup", BAD)).sign == -sign
+
+
+def test_the_outcome_of_an_expectation_decides() -> None:
+    feared = expect("I expected {subject} to be {adjective}", "the soup", BAD)
+    assert apply(option(OUTCOMES, "{}, and it was not."), feared) == Phrase(
+        text="I expected the soup to be bad, and it was not.", sign=1
+    )
+    assert apply(option(OUTCOMES, "{}, and it was."), feared).sign == -1
+
+
+def test_a_contrast_of_one_opinion_with_itself_cannot_be_made() -> None:
+    soup, wine = claim("the soup", GOOD), claim("the wine", BAD)
+    with pytest.raises(AssertionError):
+        contrast(CONTRASTS[0], soup, soup)
+    with pytest.raises(AssertionError):
+        agree("{first}, and {second}.", soup, wine)
+
+
+@pytest.mark.parametrize("longest", [1, 2])
+def test_a_bag_of_words_stays_below_eighty_percent(longest: int) -> None:
+    text = pytest.importorskip("sklearn.feature_extraction.text")
+    linear = pytest.importorskip("sklearn.linear_model")
+    train, train_labels = zip(*reviews("train"), strict=True)
+    test, test_labels = zip(*reviews("test"), strict=True)
+    vectors = text.TfidfVectorizer(ngram_range=(1, longest))
+    judge = linear.LogisticRegression(max_iter=1000).fit(vectors.fit_transform(train), train_labels)
+    assert judge.score(vectors.transform(test), test_labels) < 0.8
+
+
+# -------------------------------------------------------------------------------------------- numbers
+
+CARDINALS = """
+0 | zero | zéro
+1 | one | un
+16 | sixteen | seize
+17 | seventeen | dix-sept
+20 | twenty | vingt
+21 | twenty-one | vingt et un
+22 | twenty-two | vingt-deux
+31 | thirty-one | trente et un
+61 | sixty-one | soixante et un
+70 | seventy | soixante-dix
+71 | seventy-one | soixante et onze
+72 | seventy-two | soixante-douze
+77 | seventy-seven | soixante-dix-sept
+80 | eighty | quatre-vingts
+81 | eighty-one | quatre-vingt-un
+90 | ninety | quatre-vingt-dix
+91 | ninety-one | quatre-vingt-onze
+99 | ninety-nine | quatre-vingt-dix-neuf
+100 | one hundred | cent
+101 | one hundred and one | cent un
+171 | one hundred and seventy-one | cent soixante et onze
+180 | one hundred and eighty | cent quatre-vingts
+200 | two hundred | deux cents
+201 | two hundred and one | deux cent un
+280 | two hundred and eighty | deux cent quatre-vingts
+999 | nine hundred and ninety-nine | neuf cent quatre-vingt-dix-neuf
+1000 | one thousand | mille
+1001 | one thousand and one | mille un
+1100 | one thousand one hundred | mille cent
+1200 | one thousand two hundred | mille deux cents
+1234 | one thousand two hundred and thirty-four | mille deux cent trente-quatre
+2000 | two thousand | deux mille
+4080 | four thousand and eighty | quatre mille quatre-vingts
+21000 | twenty-one thousand | vingt et un mille
+80000 | eighty thousand | quatre-vingt mille
+81081 | eighty-one thousand and eighty-one | quatre-vingt-un mille quatre-vingt-un
+100000 | one hundred thousand | cent mille
+200000 | two hundred thousand | deux cent mille
+200200 | two hundred thousand two hundred | deux cent mille deux cents
+170071 | one hundred and seventy thousand and seventy-one | cent soixante-dix mille soixante et onze
+"""
+
+DATES = """
+1994-03-03 | the third of march nineteen ninety-four | le trois mars mille neuf cent quatre-vingt-quatorze
+1871-05-01 | the first of may eighteen seventy-one | le premier mai mille huit cent soixante et onze
+1900-08-21 | the twenty-first of august nineteen hundred | le vingt et un août mille neuf cent
+1980-05-31 | the thirty-first of may nineteen eighty | le trente et un mai mille neuf cent quatre-vingt
+1905-02-08 | the eighth of february nineteen oh five | le huit février mille neuf cent cinq
+2000-01-01 | the first of january two thousand | le premier janvier deux mille
+2001-09-11 | the eleventh of september two thousand and one | le onze septembre deux mille un
+2024-07-12 | the twelfth of july twenty twenty-four | le douze juillet deux mille vingt-quatre
+"""
+
+TIMES = """
+15:25 | twenty-five past three in the afternoon | trois heures vingt-cinq de l'après-midi
+05:45 | a quarter to six in the morning | six heures moins le quart du matin
+00:15 | a quarter past midnight | minuit et quart
+00:30 | half past midnight | minuit et demi
+12:30 | half past noon | midi et demi
+09:30 | half past nine in the morning | neuf heures et demie du matin
+12:00 | noon | midi
+00:00 | midnight | minuit
+23:50 | ten to midnight | minuit moins dix
+11:45 | a quarter to noon | midi moins le quart
+01:00 | one o'clock in the morning | une heure du matin
+12:59 | one minute to one in the afternoon | une heure moins une de l'après-midi
+18:21 | twenty-one minutes past six in the evening | six heures vingt et une du soir
+21:01 | one minute past nine in the evening | neuf heures une du soir
+17:40 | twenty to six in the evening | six heures moins vingt du soir
+"""
+
+
+def rows(table: str) -> list[tuple[str, ...]]:
+    return [tuple(line.split(" | ")) for line in table.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("n", "english", "french"), rows(CARDINALS))
+def test_a_number_is_spelt_as_in_the_grammar_book(n: str, english: str, french: str) -> None:
+    assert number(int(n)) == (english, french)
+
+
+@pytest.mark.parametrize(("day", "english", "french"), rows(DATES))
+def test_a_date_is_said_as_in_the_grammar_book(day: str, english: str, french: str) -> None:
+    assert calendar_date(date.fromisoformat(day)) == (english, french)
+
+
+@pytest.mark.parametrize(("clock", "english", "french"), rows(TIMES))
+def test_a_time_is_said_as_in_the_grammar_book(clock: str, english: str, french: str) -> None:
+    hour, minute = map(int, clock.split(":"))
+    assert clock_time(hour, minute) == (english, french)
+
+
+def test_a_weekday_goes_before_the_rest() -> None:
+    bastille = date(1989, 7, 14)  # a Friday
+    assert calendar_date(bastille, weekday=True) == (
+        "friday the fourteenth of july nineteen eighty-nine",
+        "le vendredi quatorze juillet mille neuf cent quatre-vingt-neuf",
+    )
+    assert clock_time(12, 20, weekday=0) == ("monday at twenty past noon", "lundi à midi vingt")
+
+
+def test_no_two_numbers_share_a_name() -> None:
+    for side in (0, 1):
+        assert len({number(n)[side] for n in range(0, 1_000_000, 7)}) == len(range(0, 1_000_000, 7))
+
+
+def test_no_english_source_occurs_twice_in_any_split() -> None:
+    sources = [english for split in SPLITS for english, _ in numbers(split)]
+    assert len(sources) == len(set(sources)) == 16500
+
+
+def test_numbers_dates_and_times_are_equally_frequent() -> None:
+    for split in SPLITS:
+        french = [target for _, target in numbers(split)]
+        dates = sum(target.startswith("le ") for target in french) / len(french)
+        times = sum(bool(re.search(r"heure|midi|minuit", target)) for target in french) / len(french)
+        assert abs(dates - 1 / 3) < 0.05
+        assert abs(times - 1 / 3) < 0.05
+
+
+def test_the_pairs_are_lowercase_words_without_digits() -> None:
+    for row in numbers("train"):
+        for text in row:
+            assert re.fullmatch(r"[a-zàâéèêôûç]+(?:[ '-][a-zàâéèêôûç]+)*", text)
+
+
+# --------------------------------------------------------------------------------------------- topics
+
+
+def test_no_paragraph_of_the_topics_is_in_two_splits() -> None:
+    """Short ones ("For example:") are idiom and may return."""
+    texts = {split: topics(split) for split in SPLITS}
+    paragraphs = {
+        split: {" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if len(part) > 100}
+        for split, text in texts.items()
+    }
+    assert not paragraphs["train"] & paragraphs["valid"]
+    assert not paragraphs["train"] & paragraphs["test"]
+    assert not paragraphs["valid"] & paragraphs["test"]
+
+
+def test_the_topics_are_shared_out_by_length() -> None:
+    sizes = {split: len(topics(split)) for split in SPLITS}
+    total = sum(sizes.values())
+    assert total > 250_000
+    assert sizes["train"] / total == pytest.approx(0.8, abs=0.05)
+    assert sizes["valid"] / total == pytest.approx(0.1, abs=0.05)
+
+
+def test_the_topics_are_tidy() -> None:
+    for split in SPLITS:
+        text = topics(split)
+        assert text == text.strip() + "\n"
+        assert not re.search(r"[ \t]\n|\n{4}", text)
+
+
+def test_a_topic_repeated_in_a_larger_one_is_kept_once() -> None:
+    part = "A paragraph that is long enough to be worth keeping apart, sixty characters and more."
+    more = "Another paragraph that is long enough to be worth keeping apart, and which is only here."
+    assert without_repeats({"a": part, "b": f"{part}\n\n{more}\n", "c": part}) == {"b": f"{part}\n\n{more}"}

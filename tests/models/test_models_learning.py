@@ -1,0 +1,192 @@
+"""Models that learn: a batch by heart, the same however the batch is cut, tied weights as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from triform.config import ModelConfig, Sizes
+from triform.models.decoder import Decoder
+from triform.models.encoder import Classifier
+from triform.models.seq2seq import Seq2Seq
+
+V, LABELS = 12, 3
+SMALL = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, dropout=0.0)
+SIZES = Sizes(vocab_size=V, max_len=12, n_labels=LABELS)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Something for every form to read and to say, padded on the right."""
+
+    tokens: Tensor
+    keep: Tensor
+    target: Tensor
+    target_keep: Tensor
+    labels: Tensor
+
+    def rows(self, which: slice) -> Batch:
+        """Some rows, cut down to the longest of them."""
+        width, target_width = (int(k[which].sum(1).max()) for k in (self.keep, self.target_keep))
+        return Batch(
+            self.tokens[which, :width],
+            self.keep[which, :width],
+            self.target[which, :target_width],
+            self.target_keep[which, :target_width],
+            self.labels[which],
+        )
+
+
+def lengths_to_keep(lengths: list[int]) -> Tensor:
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Four sources of 9, 7, 3 and 4 tokens; their targets of 3, 4, 8 and 2."""
+    return Batch(
+        torch.randint(V, (4, 9)),
+        lengths_to_keep([9, 7, 3, 4]),
+        torch.randint(V, (4, 8)),
+        lengths_to_keep([3, 4, 8, 2]),
+        torch.tensor([0, 1, 2, 1]),
+    )
+
+
+def next_tokens(logits: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
+    """Summed loss of predicting each real token but the first from those before it."""
+    return F.cross_entropy(logits[:, :-1][keep[:, 1:]], tokens[:, 1:][keep[:, 1:]], reduction="sum")
+
+
+def classify(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch.tokens, batch.keep), batch.labels, reduction="sum")
+
+
+def generate(model: nn.Module, batch: Batch) -> Tensor:
+    return next_tokens(model(batch.tokens, batch.keep), batch.tokens, batch.keep)
+
+
+def translate(model: nn.Module, batch: Batch) -> Tensor:
+    return next_tokens(model(batch.tokens, batch.target, batch.keep), batch.target, batch.target_keep)
+
+
+Loss = Callable[[nn.Module, Batch], Tensor]
+forms = pytest.mark.parametrize(
+    ("form", "loss"),
+    [(Classifier, classify), (Decoder, generate), (Seq2Seq, translate)],
+    ids=["classify", "generate", "translate"],
+)
+
+
+@forms
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_how_a_batch_is_cut_does_not_matter(
+    form: type[nn.Module], loss: Loss, cut: int, batch: Batch
+) -> None:
+    model = form(SMALL, SIZES)
+    whole = loss(model, batch)
+    wanted = torch.autograd.grad(whole, list(model.parameters()))
+    parts = sum(loss(model, batch.rows(rows)) for rows in (slice(0, cut), slice(cut, 4)))
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-11)
+    got = torch.autograd.grad(parts, list(model.parameters()))
+    for (name, _), ours, theirs in zip(model.named_parameters(), got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=name)
+
+
+@forms
+@pytest.mark.parametrize("style", [{}, {"norm_position": "post", "activation": "relu", "window": 3}])
+def test_one_batch_is_learned_by_heart(form: type[nn.Module], loss: Loss, style: dict, batch: Batch) -> None:
+    model = form(replace(SMALL, **style), SIZES)
+    if form is Decoder:  # distinct first tokens: nothing else could tell the rows apart
+        batch = replace(batch, tokens=torch.cat([torch.arange(4)[:, None], batch.tokens[:, 1:]], dim=1))
+    predictions = {Classifier: len(batch.labels), Decoder: 19, Seq2Seq: 13}[form]
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), [1.0]
+    while losses[-1] > 0.005 and len(losses) < 300:
+        optimizer.zero_grad()
+        mean = loss(model, batch) / predictions
+        mean.backward()
+        optimizer.step()
+        losses.append(mean.item())
+    assert losses[-1] < 0.01
+
+
+@forms
+def test_every_parameter_gets_a_gradient(form: type[nn.Module], loss: Loss, batch: Batch) -> None:
+    model = form(SMALL, SIZES)
+    loss(model, batch).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+# ------------------------------------------------------------------------------------------ tying
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_tied_head_is_the_embedding_read_the_other_way() -> None:
+    tied, untied = (Decoder(replace(SMALL, tie_embeddings=tie), SIZES) for tie in (True, False))
+    assert tied.head.weight is tied.embedding.tokens.weight
+    assert untied.head.weight is not untied.embedding.tokens.weight
+    assert count(untied) - count(tied) == V * SMALL.d_model
+
+
+def test_a_tied_translator_has_one_table_for_source_target_and_head() -> None:
+    tied, untied = (Seq2Seq(replace(SMALL, tie_embeddings=tie), SIZES) for tie in (True, False))
+    table = tied.embedding.tokens.weight
+    assert tied.encoder.embedding.tokens.weight is table
+    assert tied.head.weight is table
+    assert count(untied) - count(tied) == 2 * V * SMALL.d_model
+
+
+def test_two_vocabularies_are_tied_on_the_target_side_only() -> None:
+    model = Seq2Seq(SMALL, replace(SIZES, target_vocab_size=7))
+    assert model.head.weight is model.embedding.tokens.weight
+    assert model.embedding.tokens.weight.shape == (7, SMALL.d_model)
+    assert model.encoder.embedding.tokens.weight.shape == (V, SMALL.d_model)
+    assert model(torch.randint(V, (1, 3)), torch.randint(7, (1, 2))).shape == (1, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("form", "loss", "uses"),
+    [
+        (Decoder, generate, ("embedding.tokens", "head")),
+        (Seq2Seq, translate, ("encoder.embedding.tokens", "embedding.tokens", "head")),
+    ],
+    ids=["generate", "translate"],
+)
+def test_the_gradient_of_a_tied_weight_is_the_sum_over_its_uses(
+    form: type[nn.Module], loss: Loss, uses: tuple[str, ...], batch: Batch
+) -> None:
+    tied, untied = (form(replace(SMALL, tie_embeddings=tie), SIZES) for tie in (True, False))
+    untied.load_state_dict(tied.state_dict())
+    for model in (tied, untied):
+        loss(model, batch).backward()
+    parts = [untied.get_submodule(use).weight.grad for use in uses]
+    assert all(part.abs().sum() > 0 for part in parts)
+    torch.testing.assert_close(tied.head.weight.grad, torch.stack(parts).sum(0), rtol=0, atol=1e-11)
+
+
+def test_tied_weights_stay_tied_when_moved_and_loaded() -> None:
+    model = Decoder(SMALL, SIZES)
+    model.load_state_dict(Decoder(SMALL, SIZES).state_dict())
+    model.to(torch.float32)
+    assert model.head.weight.data_ptr() == model.embedding.tokens.weight.data_ptr()
+
+
+# ------------------------------------------------------------------------------------------ dropout
+
+
+@forms
+def test_dropout_acts_in_training_only(form: type[nn.Module], loss: Loss, batch: Batch) -> None:
+    model = form(replace(SMALL, dropout=0.3, attention_dropout=0.3), SIZES)
+    assert loss(model, batch) != loss(model, batch)
+    model.eval()
+    assert loss(model, batch) == loss(model, batch)

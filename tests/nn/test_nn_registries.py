@@ -1,0 +1,28 @@
+"""A config's `Literal` and the dict that is asked for it name the same things."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from triform.config import ActivationKind, NormKind, NormPosition, PositionKind, ScoreKind
+from triform.nn.block import NORMS, RESIDUALS
+from triform.nn.feedforward import ACTIVATIONS
+from triform.nn.positions import POSITIONS
+from triform.nn.scores import SCORES
+
+
+@pytest.mark.parametrize(
+    ("kind", "registry"),
+    [
+        (PositionKind, POSITIONS),
+        (ScoreKind, SCORES),
+        (NormKind, NORMS),
+        (NormPosition, RESIDUALS),
+        (ActivationKind, ACTIVATIONS),
+    ],
+    ids=["positions", "scores", "norms", "residuals", "activations"],
+)
+def test_every_kind_a_config_may_name_is_registered_and_no_other(kind: Any, registry: dict[str, Any]) -> None:
+    assert sorted(get_args(kind)) == sorted(registry)

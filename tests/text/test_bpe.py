@@ -1,0 +1,203 @@
+"""Byte-level BPE against three references: tiktoken, a plain encoder and a plain trainer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from unicodedata import category
+
+import pytest
+import regex
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triform.config import TokenizerConfig
+from triform.text import EOS, UNK, train_tokenizer
+from triform.text.bpe import BASE_SIZE, CHARACTERS_A_PIECE, FEWEST, GPT4_PATTERN, MOST, BpeTokenizer
+
+TEXTS = [
+    "The cat sat on the mat, and the other cat sat on the other mat.\n\nThen they're gone; it's late.\n",
+    "Le chat est assis, l’autre aussi : « déjà vu », où ça ? L'été, à Noël, le maïs, été, été.\n",
+    "Die Straße über dem Fluß ist schön, schöner, am schönsten. 1999, 2024 und 31415926.\n",
+    "猫が座った。猫が座った。もう一匹の猫も座った。 🙂🙂👩‍👩‍👧 \t tab\r\nand <pad> <unk> <bos> <eos> too\n",
+    "    for x in range(100):\n        print(x, x ** 2)\n\n\n    return None\n",
+] * 3
+HARD = [
+    "",
+    " ",
+    "\n",
+    "  \n \n\n  x",
+    "a  b   c    ",
+    "\r\n\r\nx\r",
+    "\tindent\t\t",
+    "I'll, you've, THEY'RE, he'd'Ve 'twas 'S",
+    "0 1 12 123 1234 12345678901234567890",
+    "١٢٣٤ Ⅷ ½ ²³",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈🇫🇷🇩🇪",
+    "漢字かな交じり文ヷ한국어ไทยالعربيةעברית",
+    "e\u0301 n\u0303 \u0301 a\u0300\u0301\u0302\u0303",
+    "\x00\x01\x02\x1b[0m\x7f\x80\x85\xa0\u2028\u2029\ufeff\u200b\U0010ffff",
+    "x" * 3000,
+    "ab" * 1500 + "!" * 1500 + " " * 1500 + "\n" * 500,
+    " leading,  and trailing   ",
+    "<pad><unk><bos><eos><|endoftext|>",
+    "Ünïcödé ſ 'ſ İıŉ ß ﬁ Ǆ",
+    "don't—won't…“quoted” ‘single’ «guillemets» (a) [b] {c}",
+    *TEXTS,
+]
+
+unhurried = settings(deadline=None)  # the machine may be busy with other tests
+
+
+def trained(texts: list[str] = TEXTS, **chosen: object) -> BpeTokenizer:
+    made = train_tokenizer(TokenizerConfig(kind="bpe", **chosen), iter(texts))
+    assert isinstance(made, BpeTokenizer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def bpe() -> BpeTokenizer:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def reference(bpe: BpeTokenizer) -> tiktoken.Encoding:
+    ranks = {spelled: token for token, spelled in enumerate(bpe._bytes) if token > EOS}
+    return tiktoken.Encoding("ours", pat_str=GPT4_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+
+def plain_split(text: str) -> list[bytes]:
+    return [found[0].encode() for found in regex.finditer(GPT4_PATTERN, text)]
+
+
+def plain_join(parts: list[bytes], pair: tuple[bytes, bytes]) -> list[bytes]:
+    joined: list[bytes] = []
+    for part in parts:
+        if joined and (joined[-1], part) == pair:
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return joined
+
+
+def plain_encode(bpe: BpeTokenizer, text: str) -> list[int]:
+    """BPE as it is explained: join the pair that was learned first, until no known pair is left."""
+    rank = {pair: number for number, pair in enumerate(bpe.merges())}
+    token_of = {spelled: token for token, spelled in enumerate(bpe._bytes) if token > EOS}
+    tokens: list[int] = []
+    for chunk in plain_split(text):
+        parts = [bytes([byte]) for byte in chunk]
+        while known := [pair for pair in pairwise(parts) if pair in rank]:
+            parts = plain_join(parts, min(known, key=rank.__getitem__))
+        tokens += [token_of[part] for part in parts]
+    return tokens
+
+
+def plain_train(bpe: BpeTokenizer, texts: list[str], n_merges: int) -> list[tuple[bytes, bytes]]:
+    """Join the most frequent pair, the earliest made first among equals, again and again."""
+    age = {spelled: token for token, spelled in enumerate(bpe._bytes[:BASE_SIZE]) if token > EOS}
+    words = [
+        ([bytes([byte]) for byte in word], count)
+        for word, count in Counter(word for text in texts for word in plain_split(text)).items()
+    ]
+    merges: list[tuple[bytes, bytes]] = []
+    while len(merges) < n_merges:
+        pairs: Counter[tuple[bytes, bytes]] = Counter()
+        for parts, count in words:
+            for pair in pairwise(parts):
+                pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], age[pair[0]], age[pair[1]]))
+        words = [(plain_join(parts, best), count) for parts, count in words]
+        age.setdefault(b"".join(best), len(age) + EOS + 1)
+        merges.append(best)
+    return merges
+
+
+@unhurried
+@given(text=st.one_of(st.text(), st.sampled_from(HARD)))
+def test_any_text_comes_back_exactly(bpe: BpeTokenizer, text: str) -> None:
+    assert bpe.decode(bpe.encode(text)) == text
+    assert bpe.unknown(text) == []
+
+
+@unhurried
+@given(text=st.text())
+def test_ids_equal_those_of_tiktoken(bpe: BpeTokenizer, reference: tiktoken.Encoding, text: str) -> None:
+    assert bpe.encode(text) == reference.encode_ordinary(text)
+
+
+@unhurried
+@given(text=st.text())
+def test_ids_equal_those_of_plain_python(bpe: BpeTokenizer, text: str) -> None:
+    assert bpe.encode(text) == plain_encode(bpe, text)
+
+
+@pytest.mark.parametrize("text", HARD, ids=lambda text: ascii(text[:12]))
+def test_hard_text_gives_the_ids_of_both_references(
+    bpe: BpeTokenizer, reference: tiktoken.Encoding, text: str
+) -> None:
+    tokens = bpe.encode(text)
+    assert tokens == reference.encode_ordinary(text)
+    assert tokens == plain_encode(bpe, text)
+
+
+def test_merges_are_learned_as_plain_python_learns_them(bpe: BpeTokenizer) -> None:
+    merges = bpe.merges()
+    assert len(merges) == bpe.vocab_size - BASE_SIZE
+    assert merges == plain_train(bpe, TEXTS, len(merges))
+
+
+def test_a_text_through_the_whole_of_unicode_agrees_with_tiktoken(
+    bpe: BpeTokenizer, reference: tiktoken.Encoding
+) -> None:
+    """Where the two regex engines could differ: what is a letter, a number, a space."""
+    points = [point for point in range(0x30000) if category(chr(point)) not in ("Cn", "Cs")]
+    texts = [
+        "".join(f"a{chr(point)}1" for point in points[at : at + 512]) for at in range(0, len(points), 512)
+    ]
+    assert bpe.encode_batch(texts) == [reference.encode_ordinary(text) for text in texts]
+
+
+def test_a_cut_character_shows_as_replacement_characters(bpe: BpeTokenizer) -> None:
+    tokens = bpe.encode("\U0010fffe")
+    assert len(tokens) == 4
+    assert bpe.decode(tokens[:2]) == "\N{REPLACEMENT CHARACTER}"
+    assert bpe.decode([*tokens, *tokens[1:]]).startswith("\U0010fffe\N{REPLACEMENT CHARACTER}")
+
+
+@unhurried
+@given(data=st.data())
+def test_any_tokens_decode_as_the_library_decodes_them(bpe: BpeTokenizer, data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(EOS + 1, bpe.vocab_size - 1)))
+    assert bpe.decode(tokens) == bpe._core.decode(tokens, skip_special_tokens=False)
+    assert "\N{REPLACEMENT CHARACTER}" in bpe.decode([*tokens, UNK])
+
+
+def test_pieces_read_as_text_and_stray_bytes_by_number(bpe: BpeTokenizer) -> None:
+    assert [bpe.piece(token) for token in bpe.encode(" cat\n")] == [" cat", "\n"]
+    assert "".join(bpe.piece(token) for token in bpe.encode("\xc7")) == "<0xC3><0x87>"
+    assert "猫" in [bpe.piece(token) for token in range(bpe.vocab_size)]
+
+
+def test_a_size_left_open_follows_the_amount_of_text(bpe: BpeTokenizer) -> None:
+    words = [
+        " ".join(f"{number * 7919:x}" for number in range(start, start + 500))
+        for start in range(0, 30000, 500)
+    ]
+    characters = sum(map(len, words))
+    assert FEWEST < characters // CHARACTERS_A_PIECE < MOST
+    assert trained(words).vocab_size == characters // CHARACTERS_A_PIECE
+    assert BASE_SIZE < bpe.vocab_size <= FEWEST
+
+
+def test_cutting_the_merges_equals_training_to_the_smaller_size() -> None:
+    texts = TEXTS * 20
+    for size in (BASE_SIZE + 1, 300, 400):
+        assert trained(texts, vocab_size=size).merges() == trained(texts).merges()[: size - BASE_SIZE]
+
+
+def test_lowercase_takes_the_case_away_before_encoding() -> None:
+    lower = trained(lowercase=True)
+    assert lower.encode("THE CAT, ÉTÉ") == lower.encode("the cat, été")
+    assert lower.decode(lower.encode("THE CAT, ÉTÉ")) == "the cat, été"
