@@ -208,9 +208,7 @@ def _marks(marks: Sequence[Mark], x: Scale) -> str:
 
 
 def _path(curve: Curve, x: Scale, y: Scale) -> str:
-    corners = "L".join(
-        f"{1000 * x.at(step):.1f} {1000 - 1000 * y.at(value):.1f}" for step, value in curve.points
-    )
+    corners = "L".join(f"{1000 * x.at(step):.1f} {1000 - 1000 * y.at(value):.1f}" for step, value in curve.points)
     return f'<path class="line tone-{curve.tone}{" faint" if curve.faint else ""}" d="M{corners}"/>'
 
 

@@ -112,8 +112,8 @@ class ModelConfig:
     head_bias: bool = True
 
     def __post_init__(self) -> None:
-        sizes = dict(d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers, n_heads=self.n_heads)
-        _at_least("model", 0, window=self.window, head_hidden=self.head_hidden, **sizes)
+        _at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
+        _at_least("model", 0, n_heads=self.n_heads, window=self.window, head_hidden=self.head_hidden)
         _between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
             down = self.d_model - self.d_model % self.n_heads
@@ -213,7 +213,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
-        _at_least("config", 0, seed=self.seed)
+        _require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
 

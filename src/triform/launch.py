@@ -129,9 +129,7 @@ def _claim(folder: RunFolder, asked: Settings, options: Options) -> Config | Non
         return stored
     if not options.resume and not options.overwrite and folder.config_file.exists():
         state = "a finished run" if folder.finished() else "an unfinished run (--resume goes on with it)"
-        raise CheckpointError(
-            f"{folder.path}: already holds {state}; choose another --out or give --overwrite"
-        )
+        raise CheckpointError(f"{folder.path}: already holds {state}; choose another --out or give --overwrite")
     if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
         raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
     folder.create()
@@ -143,9 +141,7 @@ def _foreign(path: Path) -> bool:
     return any(entry.name not in ("tokens", ".config.toml.part") for entry in path.iterdir())
 
 
-def _set_up(
-    config: Config, folder: RunFolder, options: Options, *, resume: bool
-) -> tuple[Trainer, Sequence[str]]:
+def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)

@@ -118,9 +118,7 @@ def speeches_window() -> Config:
 
 
 def _sized(task: TaskName, d_model: int, n_layers: int, n_heads: int, dropout: float) -> Config:
-    model = ModelConfig(
-        d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model, dropout=dropout
-    )
+    model = ModelConfig(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model, dropout=dropout)
     return Config(task=task, model=model)
 
 
@@ -149,12 +147,8 @@ def gpt2_small() -> Config:
 
 def bert_base() -> Config:
     """The shape of BERT base: 12 post-norm layers, 768 wide."""
-    model = ModelConfig(
-        d_model=768, d_ff=3072, n_layers=12, n_heads=12, norm_position="post", final_norm=False
-    )
-    return Config(
-        task="classify", data=DataConfig(max_len=512), tokenizer=TokenizerConfig(kind="bpe"), model=model
-    )
+    model = ModelConfig(d_model=768, d_ff=3072, n_layers=12, n_heads=12, norm_position="post", final_norm=False)
+    return Config(task="classify", data=DataConfig(max_len=512), tokenizer=TokenizerConfig(kind="bpe"), model=model)
 
 
 def transformer_base() -> Config:

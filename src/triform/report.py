@@ -86,9 +86,7 @@ class Run:
     def curve(self, kind: str, key: str) -> list[Point]:
         """The finite values of `key` over the steps."""
         pairs = ((event.get("step"), event.get(key)) for event in self.events[kind])
-        return sorted(
-            (float(step), float(value)) for step, value in pairs if _finite(step) and _finite(value)
-        )
+        return sorted((float(step), float(value)) for step, value in pairs if _finite(step) and _finite(value))
 
     def best(self) -> Point | None:
         """Step and value of the best validation score so far."""
@@ -157,9 +155,7 @@ def read_run(folder: Path) -> Run:
             unreadable += number < len(lines)
             continue
         kind = event.get("event") if isinstance(event, dict) else None
-        if (
-            not isinstance(kind, str) or kind not in events
-        ):  # from another version, perhaps: not ours to judge
+        if not isinstance(kind, str) or kind not in events:  # from another version, perhaps: not ours to judge
             continue
         if kind == "resume":
             _rewind(events, event.get("step"))
@@ -244,9 +240,7 @@ def _tiles(run: Run) -> str:
         _tile(f"Best {name}", show(best[1]) if best else "–", when),
         _tile("Steps", _count(run.last_step), f"of {_count(most)}", "" if run.end else bar),
         _tile("Parameters", _count(size), f"vocabulary of {_count(words)}"),
-        _tile(
-            "Time", _duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"
-        ),
+        _tile("Time", _duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"),
         _tile("Tokens per second", show(statistics.median_low(speeds)) if speeds else "–", "median"),
         _tile("Device", str(start.get("device", "–")), str(start.get("precision", ""))),
     ]
@@ -323,9 +317,7 @@ def _samples(run: Run) -> str:
         lines.append(f"<tr{' class=miss' if missed else ''}>{cells}</tr>")
     if not lines:
         return ""
-    return _section(
-        f"Samples at step {_count(last[0].get('step'))}", _table(map(str.capitalize, keys), lines)
-    )
+    return _section(f"Samples at step {_count(last[0].get('step'))}", _table(map(str.capitalize, keys), lines))
 
 
 def _settings(run: Run) -> str:

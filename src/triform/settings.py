@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -72,7 +73,7 @@ def _scalar(name: str, value: object, kind: type) -> Any:
             raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}") from None
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not kind or value != value:
+    if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}")
     return value
 
@@ -126,9 +127,7 @@ def chosen(settings: Settings) -> Settings:
 def differences(asked: Mapping[str, Value], stored: Config) -> list[str]:
     """Where `asked` and a stored config disagree, as `name: asked (stored)`."""
     have = flatten(stored)
-    return [
-        f"{name}: {value} (the run has {have[name]})" for name, value in asked.items() if value != have[name]
-    ]
+    return [f"{name}: {value} (the run has {have[name]})" for name, value in asked.items() if value != have[name]]
 
 
 MARKS = ("format", "triform")  # keys of a file that describe the file itself
@@ -157,9 +156,7 @@ def settings_of(tree: Mapping[str, Any], path: Path) -> Settings:
         if name in MARKS:
             continue
         entries = (
-            {f"{name}.{key}": item for key, item in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
+            {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
         )
         for key, item in entries.items():
             try:

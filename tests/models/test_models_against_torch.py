@@ -249,9 +249,7 @@ def test_the_decoder_equals_torchs_encoder_under_a_causal_mask(style: dict[str, 
 def test_the_encoder_decoder_equals_torchs_transformer(style: dict[str, Any], t: int) -> None:
     config = replace(SMALL, **style)
     ours = stirred(Seq2Seq(config, SIZES))
-    theirs = nn.Transformer(
-        D, HEADS, LAYERS, LAYERS, custom_encoder=torch_encoder(config), **torch_style(config)
-    )
+    theirs = nn.Transformer(D, HEADS, LAYERS, LAYERS, custom_encoder=torch_encoder(config), **torch_style(config))
     theirs.encoder.load_state_dict(stack(under("encoder.", weights_of(ours))))
     theirs.decoder.load_state_dict(stack(weights_of(ours), crossing=True))
     reader, writer = Around(ours.encoder.embedding), Around(ours.embedding, ours.head)

@@ -85,9 +85,7 @@ forms = pytest.mark.parametrize(
 
 @forms
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_how_a_batch_is_cut_does_not_matter(
-    form: type[nn.Module], loss: Loss, cut: int, batch: Batch
-) -> None:
+def test_how_a_batch_is_cut_does_not_matter(form: type[nn.Module], loss: Loss, cut: int, batch: Batch) -> None:
     model = form(SMALL, SIZES)
     whole = loss(model, batch)
     wanted = torch.autograd.grad(whole, list(model.parameters()))

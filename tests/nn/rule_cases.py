@@ -48,10 +48,7 @@ class Case:
     @property
     def table(self) -> torch.Tensor:  # (rows, 1, t, s)
         return torch.tensor(
-            [
-                [[[self.may_read(b, i, j) for j in range(self.s)] for i in range(self.t)]]
-                for b in range(self.rows)
-            ]
+            [[[[self.may_read(b, i, j) for j in range(self.s)] for i in range(self.t)]] for b in range(self.rows)]
         )
 
 

@@ -30,9 +30,7 @@ def gradients_are_right(module: nn.Module, forward: Callable[..., Tensor], *inpu
 
     def function(*values: Tensor) -> Tensor:
         parameters = dict(zip(names, values[: len(names)], strict=True))
-        return forward(
-            lambda *arguments: functional_call(module, parameters, arguments), *values[len(names) :]
-        )
+        return forward(lambda *arguments: functional_call(module, parameters, arguments), *values[len(names) :])
 
     values = [p.detach().clone() for p in module.parameters()] + list(inputs)
     return torch.autograd.gradcheck(function, [value.requires_grad_() for value in values])

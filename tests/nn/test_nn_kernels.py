@@ -73,9 +73,7 @@ def test_explicit_equals_the_formula_by_loops(case: Case) -> None:
     got = explicit(q, k, v, case.rule, SCORE, 0.0)
     torch.testing.assert_close(got.flatten(0, 2), torch.tensor(wanted).double(), rtol=0, atol=1e-12)
     shares = weights(q, k, case.rule, SCORE)
-    torch.testing.assert_close(
-        shares.flatten(0, 2), torch.tensor(wanted_weights).double(), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(shares.flatten(0, 2), torch.tensor(wanted_weights).double(), rtol=0, atol=1e-12)
 
 
 @given(cases())
@@ -91,9 +89,7 @@ def test_weights_sum_to_one_over_what_may_be_read_and_are_zero_elsewhere(case: C
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernel", [explicit, fused])
-def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
-    kernel: Kernel, dtype: torch.dtype
-) -> None:
+def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(kernel: Kernel, dtype: torch.dtype) -> None:
     inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(BLIND)]
     y = kernel(*inputs, BLIND.rule, SCORE, 0.0)
     assert (y[0] == 0).all()

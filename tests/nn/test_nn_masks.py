@@ -105,9 +105,7 @@ def test_window_zero_and_no_padding_hide_nothing() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
-def test_a_causal_window_reads_from_i_minus_w_plus_1_to_i(
-    length: int, width: int, data: st.DataObject
-) -> None:
+def test_a_causal_window_reads_from_i_minus_w_plus_1_to_i(length: int, width: int, data: st.DataObject) -> None:
     new = data.draw(st.integers(1, length))  # cached decoding asks only for the last rows
     mask = (causal & window(width)).dense(new, length, CPU)[0, 0]
     for row, i in enumerate(range(length - new, length)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,8 +21,6 @@ def doctor(json_: Json = False) -> None:
     found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     found["packages"] = {name: _version(name) for name in PACKAGES}
     problems = [f"{name} is not installed" for name, have in found["packages"].items() if have is None]
-    if sys.version_info < (3, 11):
-        problems.append("Python 3.11 or newer is needed")
     for name, look in (("devices", _devices), ("attention", _attention), ("disk", _disk)):
         try:
             found[name] = look()
@@ -74,9 +71,7 @@ def _attention() -> dict[str, str]:
     score = ScaledDot(ModelConfig(d_model=64, n_heads=2))
     device = pick_device("auto")
     q, k, v = (torch.randn(2, 2, 16, 32, device=device) for _ in range(3))
-    difference = (
-        (explicit(q, k, v, causal, score, 0.0) - fused(q, k, v, causal, score, 0.0)).abs().max().item()
-    )
+    difference = (explicit(q, k, v, causal, score, 0.0) - fused(q, k, v, causal, score, 0.0)).abs().max().item()
     if difference > 1e-3:
         raise RuntimeError(f"fused attention differs from the formula by {difference:.1e}")
     return {

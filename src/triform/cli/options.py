@@ -14,9 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."),
 ]
 
 

@@ -13,10 +13,8 @@ from triform.cli.options import Device, Json, RunPath, Set, decode_settings, pri
 
 def predict(
     run: RunPath,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts to read.")] = None,
-    input_: Annotated[
-        str, typer.Option("--input", metavar="F", help="A file of texts, one a line, or - .")
-    ] = "",
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to read.")] = None,
+    input_: Annotated[str, typer.Option("--input", metavar="F", help="A file of texts, one a line, or - .")] = "",
     set_: Set = None,
     seed: Annotated[int | None, typer.Option(help="For sampling; default the run's.")] = None,
     json_: Json = False,
@@ -34,18 +32,14 @@ def predict(
     opened = load(run, device=device)
     made = opened.predict(given, seed=seed, **decode)
     if json_:
-        print_json(
-            [{name: value for name, value in asdict(one).items() if value is not None} for one in made]
-        )
+        print_json([{name: value for name, value in asdict(one).items() if value is not None} for one in made])
         return
     for one in made:
         if one.probabilities is None:
             typer.echo(one.input * (opened.config.task == "generate") + one.output)
         else:
             shares = sorted(one.probabilities.items(), key=lambda item: -item[1])
-            typer.echo(
-                f"{one.output}\t" + "  ".join(f"{label} {100 * share:.1f} %" for label, share in shares)
-            )
+            typer.echo(f"{one.output}\t" + "  ".join(f"{label} {100 * share:.1f} %" for label, share in shares))
 
 
 def _lines(name: str) -> list[str]:

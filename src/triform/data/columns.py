@@ -75,9 +75,7 @@ def named(path: str, setting: str, name: str, names: Sequence[str], *, what: str
         return folded.index(_fold(name))
     closest = sorted(names, key=lambda each: -difflib.SequenceMatcher(None, _fold(name), _fold(each)).ratio())
     there = ", ".join(repr(each if len(each) <= 40 else each[:37] + "...") for each in closest)
-    raise DataError(
-        f"has no {what} {name!r}; there are {there}: set data.{setting} to one of them", path=path
-    )
+    raise DataError(f"has no {what} {name!r}; there are {there}: set data.{setting} to one of them", path=path)
 
 
 def _asked(path: str, setting: str, value: str, names: Sequence[str] | None, width: int) -> int | None:
@@ -107,9 +105,7 @@ def _guess_label(rows: Rows, width: int, text: int | None) -> int | None:
     ends = [column for column in dict.fromkeys((0, width - 1)) if column != text]
     if text is None and len(ends) == 1:
         return None  # a single column is the text
-    return min(
-        ends, key=lambda column: (len(set(_cells(rows, column))), _mean_length(rows, column)), default=None
-    )
+    return min(ends, key=lambda column: (len(set(_cells(rows, column))), _mean_length(rows, column)), default=None)
 
 
 def _guess_text(rows: Rows, width: int, label: int | None) -> int:
@@ -146,9 +142,7 @@ def _pairs_headed(rows: Rows) -> bool:
     if known_name(first, SOURCE_NAMES) is not None and known_name(first, TARGET_NAMES) is not None:
         return True
     places = _languages(first)
-    return len({_fold(first[place]) for place in places}) >= 2 and not any(
-        _recurs(rows, place) for place in places
-    )
+    return len({_fold(first[place]) for place in places}) >= 2 and not any(_recurs(rows, place) for place in places)
 
 
 def _headed(rows: Rows, layout: DataConfig, asked: dict[str, str], looks: Callable[[Rows], bool]) -> bool:
@@ -216,8 +210,7 @@ def pair_columns(path: str, rows: Rows, layout: DataConfig) -> Columns:
     source, target = pair_places(names or ("",) * width, source, target)
     if source == target:
         raise DataError(
-            f"column {source + 1} cannot be both source and target: "
-            "set data.source_column and data.target_column",
+            f"column {source + 1} cannot be both source and target: set data.source_column and data.target_column",
             path=path,
         )
     return Columns(header, source, target)

@@ -42,9 +42,7 @@ def kind_of(path: str) -> Kind:
     if last not in KINDS:
         known = ", ".join(KINDS)
         ending = f"ends in {last!r}" if last else "has no ending"
-        raise DataError(
-            f"{ending}, which does not say its format; known are {known}, each also .gz", path=path
-        )
+        raise DataError(f"{ending}, which does not say its format; known are {known}, each also .gz", path=path)
     return KINDS[last]
 
 

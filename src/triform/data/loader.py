@@ -46,9 +46,7 @@ class Bucketed:
         for start in range(0, len(order), rows * self.POOL):
             pool = order[start : start + rows * self.POOL]
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-            batches += cut(
-                pool, self.lengths[pool], batch_size=self.batch_size, batch_tokens=self.batch_tokens
-            )
+            batches += cut(pool, self.lengths[pool], batch_size=self.batch_size, batch_tokens=self.batch_tokens)
         return [batches[place] for place in rng.permutation(len(batches))]
 
     def next(self) -> Indices:

@@ -37,9 +37,7 @@ class TokenStore:
         self._tokens, self._places = tokens, places
 
     @classmethod
-    def build(
-        cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None
-    ) -> TokenStore:
+    def build(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None) -> TokenStore:
         """Gather sequences; with a path, straight to disk, a little at a time."""
         width = 2 if vocab_size <= 1 << 16 else 4
         if path is None:

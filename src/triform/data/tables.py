@@ -98,8 +98,7 @@ def objects(path: str) -> Iterator[tuple[int, Object]]:
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", "") or "nested too deeply"
             raise DataError(
-                f"is not JSON ({reason}); every line must be one object "
-                "(`jq -c '.[]'` turns an array into lines)",
+                f"is not JSON ({reason}); every line must be one object (`jq -c '.[]'` turns an array into lines)",
                 path=path,
                 line=line,
             ) from None

@@ -83,9 +83,7 @@ def beam_search(stepper: Stepper, ending: Ending, *, size: int, length_penalty: 
         penalty = ((5 + length) / 6) ** length_penalty
         places, tokens, kept, rows = [], [], [], []
         for place, beam in enumerate(alive):
-            choice = _advance(
-                beam, best.values[place], best.indices[place], steps.shape[-1], ending.eos, penalty
-            )
+            choice = _advance(beam, best.values[place], best.indices[place], steps.shape[-1], ending.eos, penalty)
             if len(beam.done) >= size or not choice or length == ending.limits[beam.row]:
                 _close(beam, choice, penalty)
                 found[beam.row] = beam.best()

@@ -27,9 +27,7 @@ class Stepper(Protocol):
         """Go on with these rows only, in this order; a row may be repeated."""
 
 
-def pad(
-    rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = False
-) -> tuple[Tensor, Tensor | None]:
+def pad(rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = False) -> tuple[Tensor, Tensor | None]:
     """Rows of unequal length as one tensor, and which of its entries are real (None: all of them)."""
     width = max(map(len, rows))
     gaps = [width - len(row) for row in rows]
@@ -93,9 +91,7 @@ class DecoderStepper:
 class Seq2SeqStepper:
     """Writes a target for each source, from the begin token on."""
 
-    def __init__(
-        self, model: Seq2Seq, sources: Sequence[Sequence[int]], *, bos: int, cached: bool = True
-    ) -> None:
+    def __init__(self, model: Seq2Seq, sources: Sequence[Sequence[int]], *, bos: int, cached: bool = True) -> None:
         self.model = model
         device = next(model.parameters()).device
         source, self.keep = pad(sources, device)  # (B, S)

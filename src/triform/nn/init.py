@@ -2,7 +2,8 @@
 
 Linear layers start as Xavier normal, so that small and large models both keep the scale of what passes
 through; the two layers that write to the residual stream are divided by sqrt(2 · depth), so that the stream
-does not grow with depth. Token embeddings start at 1/sqrt(D): sound as inputs and, tied, as output weights.
+does not grow with depth. Embeddings start at 1/sqrt(D), sound as inputs and as output weights. Only where they
+are both, and scaled up as inputs, do they start small: else a fresh model would be sure of repeating itself.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ import math
 from torch import nn
 
 from triform.nn.attention import Attention
+from triform.nn.embedding import Embedding
 from triform.nn.feedforward import FeedForward
+
+SMALL = 0.02
 
 
 def initialise(model: nn.Module, depth: int) -> None:
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    for module in linear:
+        nn.init.xavier_normal_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    outputs = {id(module.weight) for module in linear}
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-    for module in model.modules():
-        if isinstance(module, Attention):
+        elif isinstance(module, Attention):
+            for part in module.key_value.weight.chunk(2):  # two projections in one matrix
+                nn.init.xavier_normal_(part)
             module.out.weight.data.div_(math.sqrt(2 * depth))
         elif isinstance(module, FeedForward):
             module.down.weight.data.div_(math.sqrt(2 * depth))
+    for module in model.modules():
+        if isinstance(module, Embedding) and module.scale != 1 and id(module.tokens.weight) in outputs:
+            nn.init.normal_(module.tokens.weight, std=SMALL)

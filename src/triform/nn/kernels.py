@@ -15,9 +15,7 @@ from triform.nn.scores import ScaledDot
 
 
 class Kernel(Protocol):
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, score: ScaledDot, dropout: float
-    ) -> Tensor: ...
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, score: ScaledDot, dropout: float) -> Tensor: ...
 
 
 def weights(q: Tensor, k: Tensor, rule: Rule, score: ScaledDot) -> Tensor:

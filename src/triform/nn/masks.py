@@ -4,7 +4,8 @@ Rules compose (`causal & window(8) & real(keep)`) and every kernel reads them in
 the explicit formula a boolean tensor, `reading` tells fused attention when a flag says the same, and
 `mask_mod` is what FlexAttention compiles.
 
-Queries are the last T of the S positions, which is true of whole sequences (T = S) and of cached decoding.
+In self-attention the queries are the last T of the S positions: all of them for a whole sequence, the newest
+in cached decoding. Cross-attention uses only rules that do not ask where the query stands.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class Rule:
     def dense(self, t: int, s: int, device: torch.device) -> Tensor:
         """The rule as a boolean tensor; all layers of one forward pass share it."""
         key = (t, s, device)
-        if self._last is None or self._last[0] != key:
+        last = self._last
+        if last is None or last[0] != key:
             b = torch.arange(self.rows, device=device)[:, None, None]
             q = torch.arange(s - t, s, device=device)[None, :, None]
             k = torch.arange(s, device=device)[None, None, :]
-            self._last = key, self.allows(b, q, k).expand(self.rows, t, s)[:, None]  # (B or 1, 1, T, S)
-        return self._last[1]
+            last = self._last = key, self.allows(b, q, k).expand(self.rows, t, s)[:, None]  # (B or 1, 1, T, S)
+        return last[1]
 
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""
@@ -90,7 +92,7 @@ class All(Rule):
 
 class Everything(Rule):
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (b >= 0) & (q >= 0) & (k >= 0)
+        return (b >= 0) & (k >= 0)
 
     def reading(self, t: int, s: int) -> Reading:
         return Reading.FULL
@@ -130,7 +132,7 @@ class Real(Rule):
         self.keep = keep
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return self.keep[b, k] & (q >= 0)
+        return self.keep[b, k]
 
     @property
     def rows(self) -> int:

@@ -97,9 +97,7 @@ class Classify(Task):
         labels, n_characters = survey(train_name, config, fraction)
         config = with_tokenizer(build({"data.labels": labels}, config), n_characters)
         texts = (row.text for row, held in split_rows(train_name, config, fraction) if not held)
-        tokenizer = (
-            saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
-        )
+        tokenizer = saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
 
         numbers = {label: number for number, label in enumerate(labels)}
         kept = (row for row, held in split_rows(train_name, config, fraction) if not held)

@@ -66,7 +66,7 @@ def _open(config: Config, proposal: Settings) -> Settings:
 
 
 def _model(config: Config, facts: Facts) -> Settings:
-    width, layers, heads = 128, 3, 4
+    width, layers, heads = 128, 2, 4
     if facts.n_tokens > 5 * MILLION:
         width, layers, heads = 256, 4, 4
     if facts.n_tokens > 50 * MILLION:
@@ -82,15 +82,15 @@ def _model(config: Config, facts: Facts) -> Settings:
 def _pace(config: Config, facts: Facts) -> Settings:
     """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
     train, width = config.train, config.model.d_model
-    pace: Settings = {"train.lr": 1e-3 if width <= 128 else 5e-4 if width <= 256 else 3e-4}
-    tokens = 2_048 if facts.n_tokens < MILLION else 4_096 if facts.n_tokens < 20 * MILLION else 16_384
+    pace: Settings = {"train.lr": 2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4}
+    tokens = 1_024 if facts.n_tokens < MILLION else 4_096 if facts.n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
         if config.task == "generate":  # windows are all of one length
             pace["train.batch_size"] = max(1, tokens // config.data.max_len)
         else:
             pace["train.batch_tokens"] = tokens
     if not train.max_steps and not train.epochs:
-        epochs = {"classify": 12, "generate": 15, "translate": 20}[config.task]
+        epochs = {"classify": 8, "generate": 15, "translate": 10}[config.task]
         small = facts.n_tokens < 2 * MILLION
         pace["train.epochs"] = float(epochs if small else max(2, epochs // 3))
     return pace

@@ -80,9 +80,7 @@ class Generate(Task):
         super().__init__(config)
         self.tokenizer = tokenizer
         torch.manual_seed(config.seed)
-        self.model = Decoder(
-            config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
-        )
+        self.model = Decoder(config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len))
 
     @classmethod
     def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
@@ -96,9 +94,7 @@ class Generate(Task):
         n_characters = sum(len(piece.text) for piece in read_pieces(train_name, data, stop=stop))
         config = with_tokenizer(config, n_characters)
         texts = (piece.text for piece in read_pieces(train_name, data, stop=stop))
-        tokenizer = (
-            saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
-        )
+        tokenizer = saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
         path = folder / "tokens" / "train"
         store, n_bytes = encode(read_pieces(train_name, data, stop=stop), tokenizer, path=path)
 
@@ -203,9 +199,7 @@ class Generate(Task):
         return [{"input": made.input, "output": made.output} for made in self.predict(usable)]
 
 
-def encode(
-    pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None = None
-) -> tuple[TokenStore, int]:
+def encode(pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None = None) -> tuple[TokenStore, int]:
     """Pieces as one stream of tokens, an end token after each document, and how many bytes of text they were."""
     n_bytes = 0
 

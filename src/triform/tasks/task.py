@@ -155,11 +155,7 @@ def padded(rows: Sequence[Any], *, fill: int) -> tuple[Tensor, Tensor | None]:
     table = np.full((len(rows), lengths.max()), fill, dtype=np.int64)
     for place, row in enumerate(rows):
         table[place, : len(row)] = row
-    keep = (
-        None
-        if (lengths == lengths[0]).all()
-        else torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-    )
+    keep = None if (lengths == lengths[0]).all() else torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
     return torch.from_numpy(table), keep
 
 

@@ -54,9 +54,7 @@ class Paired(Batch):
 class Pairs:
     """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
 
-    def __init__(
-        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = ()
-    ) -> None:
+    def __init__(self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = ()) -> None:
         self.source, self.target, self.max_len, self.texts = source, target, max_len, texts
         self.source_lengths = np.minimum(source.lengths, max_len)
         self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
@@ -177,9 +175,7 @@ class Translate(Task):
                 path=name,
             )
         if cut := pairs.too_long():
-            notices.append(
-                f"{name}: {cut} of {len(pairs)} pairs were cut at data.max_len={pairs.max_len} tokens"
-            )
+            notices.append(f"{name}: {cut} of {len(pairs)} pairs were cut at data.max_len={pairs.max_len} tokens")
         return pairs
 
     def loss(self, batch: Paired) -> Tensor:
@@ -224,9 +220,7 @@ class Translate(Task):
         with torch.inference_mode():
             stepper = Seq2SeqStepper(self.model, sources, bos=BOS)
             if not greedy and decode.strategy in ("auto", "beam"):
-                return beam_search(
-                    stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty
-                )
+                return beam_search(stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty)
             if not greedy and decode.strategy == "sample":
                 return write(stepper, Sample(decode, row_seeds(self.config.seed, rows)), ending)
             return write(stepper, best, ending)

@@ -87,11 +87,7 @@ class ProgressLine:
             "patience": "stopped early: no better score",
             "interrupted": "interrupted",
         }
-        best = (
-            f"; best {self.metric} {event['best']:.4f} at step {event['best_step']}"
-            if "best" in event
-            else ""
-        )
+        best = f"; best {self.metric} {event['best']:.4f} at step {event['best_step']}" if "best" in event else ""
         self._line(f"{reasons[event['reason']]} after {event['step']} steps, {clock(event['seconds'])}{best}")
 
     def _line(self, text: str) -> None:

@@ -97,9 +97,7 @@ def french_number(n: int, *, counts: bool = True, feminine: bool = False) -> str
         return french_below_100(n, counts=counts, feminine=feminine)
     size, name = (100, "cent") if n < 1000 else (1000, "mille")
     count, rest = divmod(n, size)
-    head = (
-        name if count == 1 else f"{french_number(count, counts=False)} {name}"
-    )  # never "un cent", "un mille"
+    head = name if count == 1 else f"{french_number(count, counts=False)} {name}"  # never "un cent", "un mille"
     if rest:
         return f"{head} {french_number(rest, counts=counts, feminine=feminine)}"
     return f"{head}s" if name == "cent" and count > 1 and counts else head  # deux cents, but deux mille
@@ -116,9 +114,7 @@ def french_below_100(n: int, *, counts: bool, feminine: bool) -> str:
     rest = n % 20 if n >= 60 else n % 10  # from sixty on the French count by twenties
     if rest == 0:
         return tens
-    joint = (
-        " et " if rest in (1, 11) and n < 80 else "-"
-    )  # vingt et un, soixante et onze, but quatre-vingt-un
+    joint = " et " if rest in (1, 11) and n < 80 else "-"  # vingt et un, soixante et onze, but quatre-vingt-un
     return f"{tens}{joint}{french_below_100(rest, counts=counts, feminine=feminine)}"
 
 

@@ -1,0 +1,407 @@
+"""The commands as a user types them: train, predict, evaluate and doctor, for the three tasks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+import triform as package
+
+Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
+Files = Any
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+GOOD, BAD = "the soup was lovely on day", "the soup was awful on day"
+
+
+def labelled(count: int = 40) -> list[tuple[str, str]]:
+    return [(f"{GOOD if n % 2 else BAD} {n % 7}", "good" if n % 2 else "bad") for n in range(count)]
+
+
+def paired(count: int = 40) -> list[tuple[str, str]]:
+    return [(f"{n % 7} times {n % 3}", f"{n % 7} fois {n % 3}") for n in range(count)]
+
+
+def csv(rows: list[tuple[str, str]], header: str) -> str:
+    return f"{header}\n" + "".join(f'"{first}",{second}\n' for first, second in rows)
+
+
+def tsv(rows: list[tuple[str, str]], *, swap: bool = False) -> str:
+    return "".join(f"{second}\t{first}\n" if swap else f"{first}\t{second}\n" for first, second in rows)
+
+
+def jsonl(rows: list[tuple[str, str]], *names: str) -> str:
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+FORMS: dict[str, tuple[str, Callable[[], str]]] = {
+    "reviews.csv": ("classify", lambda: csv(labelled(), "review,sentiment")),
+    "reviews.csv.gz": ("classify", lambda: csv(labelled(), "review,sentiment")),
+    "last.tsv": ("classify", lambda: tsv(labelled())),
+    "first.tsv": ("classify", lambda: tsv(labelled(), swap=True)),
+    "reviews.jsonl": ("classify", lambda: jsonl(labelled(), "text", "label")),
+    "story.txt": ("generate", lambda: "".join(f"{text}.\n" for text, _ in labelled())),
+    "story.txt.gz": ("generate", lambda: "".join(f"{text}.\n" for text, _ in labelled())),
+    "documents.jsonl": ("generate", lambda: jsonl(labelled(), "text", "label")),
+    "pairs.tsv": ("translate", lambda: tsv(paired())),
+    "pairs.csv": ("translate", lambda: csv(paired(), "en,fr")),
+    "pairs.jsonl.gz": ("translate", lambda: jsonl(paired(), "en", "fr")),
+}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+SCORES = {
+    "classify": {"loss", "accuracy", "f1", "rows"},
+    "generate": {"loss", "perplexity", "bits_per_byte", "token_accuracy", "tokens"},
+    "translate": {
+        *("loss", "token_accuracy", "bleu", "chrf", "sentence_bleu", "exact_match", "pairs"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_file_is_trained_on_and_scored(
+    train: Command, triform: Command, tmp_path: Path, name: str
+) -> None:
+    task, text = FORMS[name]
+    data, run = write(tmp_path / name, text()), tmp_path / "run"
+    short = ("--set", "data.max_len=24", "--set", "train.max_steps=2")
+    answer = train(task, "--data", data, *short, "--out", run)
+    assert answer.code == 0, answer.err
+    assert f"run folder: {run}" in answer.out
+    assert f"triform predict {run}" in answer.out
+    found = triform("evaluate", run, "--data", data, "--json").json
+    assert found["task"] == task
+    assert set(found["sets"][name]) == SCORES[task]
+    if task == "classify":
+        assert package.load(run).config.data.labels == ("bad", "good")
+
+
+def test_an_aligned_pair_of_files_is_trained_on_and_scored(
+    train: Command, triform: Command, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "a.en.gz", "".join(f"{first}\n" for first, _ in paired()))
+    target = write(tmp_path / "a.fr", "".join(f"{second}\n" for _, second in paired()))
+    run, both = tmp_path / "run", ("--source", source, "--target", target)
+    separate = ("--set", "tokenizer.shared=false", "--set", "train.max_steps=2", "--valid", f"{source},{target}")
+    assert train("translate", *both, *separate, "--out", run).code == 0
+    assert sorted(path.name for path in run.glob("tokenizer*")) == [
+        "tokenizer.source.json",
+        "tokenizer.target.json",
+    ]
+    by_options = triform("evaluate", run, *both, "--json").json
+    by_comma = triform("evaluate", run, "--data", f"{source},{target}", "--json").json
+    own = triform("evaluate", run, "--json").json  # without --data: the validation files it was given
+    assert by_options["sets"]["a.en.gz"] == by_comma["sets"]["a.en.gz"] == own["sets"]["test"]
+    assert by_options["sets"]["a.en.gz"]["pairs"] == 40
+    assert by_options["bleu_signature"].startswith("nrefs:1|")
+    assert "bleu: nrefs:1|" in triform("evaluate", run, *both).out
+
+
+# -- answers
+
+
+def test_a_label_comes_with_its_probabilities(triform: Command, classifier: Path) -> None:
+    texts = [f"{GOOD} 1", "", "words never seen"]
+    found = triform("predict", classifier, *texts, "--json").json
+    assert [one["input"] for one in found] == texts
+    for one in found:
+        assert set(one) == {"input", "output", "probabilities"}
+        assert sum(one["probabilities"].values()) == pytest.approx(1, abs=1e-6)
+        assert one["output"] == max(one["probabilities"], key=one["probabilities"].__getitem__)
+    plain = triform("predict", classifier, *texts).out.splitlines()
+    assert [line.split("\t")[0] for line in plain] == [one["output"] for one in found]
+    assert re.fullmatch(r"\w+\t\w+ \d+\.\d %  \w+ \d+\.\d %", plain[0])
+
+
+def test_a_continuation_follows_its_prompt(triform: Command, writer: Path) -> None:
+    short = ("--set", "decode.max_new_tokens=5")
+    found = triform("predict", writer, "1 bird", "", *short, "--json").json
+    assert [set(one) for one in found] == [{"input", "output"}] * 2
+    assert all(len(one["output"]) <= 5 for one in found)
+    assert triform("predict", writer, "1 bird", *short).out.startswith("1 bird")
+
+
+def test_a_seed_makes_sampling_the_same_again(triform: Command, writer: Path) -> None:
+    ask = ("predict", writer, "1 bird", "--json", "--seed")
+    assert triform(*ask, 1).json == triform(*ask, 1).json
+    assert triform(*ask, 1).json != triform(*ask, 2).json
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
+@pytest.mark.parametrize("run", ["writer", "translator"])
+def test_decode_settings_count_for_one_call(
+    triform: Command, request: pytest.FixtureRequest, run: str, strategy: str
+) -> None:
+    path = request.getfixturevalue(run)
+    before = (path / "config.toml").read_text()
+    few = ("--set", f"decode.strategy={strategy}", "--set", "decode.max_new_tokens=3")
+    more = ("--set", "decode.beam_size=2", "--set", "decode.top_k=5", "--set", "decode.temperature=0.5")
+    found = triform("predict", path, "1" if run == "writer" else "one and two", *few, *more, "--json").json
+    assert len(found) == 1
+    assert (path / "config.toml").read_text() == before
+
+
+def test_texts_come_from_arguments_a_file_or_standard_input(
+    triform: Command, tmp_path: Path, classifier: Path
+) -> None:
+    texts = [f"{GOOD} 1", f"{BAD} 2", "", "é 日本"]
+    lines = "".join(f"{text}\n" for text in texts)
+    named = write(tmp_path / "texts", lines)
+    windows = write(tmp_path / "texts.txt.gz", lines.replace("\n", "\r\n"))
+    direct = triform("predict", classifier, *texts, "--json").json
+    assert [one["input"] for one in direct] == texts
+    assert triform("predict", classifier, "--input", named, "--json").json == direct
+    assert triform("predict", classifier, "--input", windows, "--json").json == direct
+    assert triform("predict", classifier, "--input", "-", "--json", stdin=lines).json == direct
+
+
+def test_several_sets_are_scored_under_their_names(
+    triform: Command, tmp_path: Path, classifier: Path, files: Files
+) -> None:
+    few = write(tmp_path / "few.csv", csv(labelled(10), "text,label"))
+    ask = ("evaluate", classifier, "--data", f"a={files.csv}", "--data", f"b={few}", "--data", few)
+    found = triform(*ask, "--json").json
+    assert found["run"] == str(classifier)
+    assert {name: scores["rows"] for name, scores in found["sets"].items()} == {"a": 40, "b": 10, "few.csv": 10}
+    assert found["sets"]["b"] == found["sets"]["few.csv"]
+    table = [line.split() for line in triform(*ask).out.splitlines()]
+    assert table[0] == ["set", "loss", "accuracy", "f1", "rows"]
+    assert [row[0] for row in table[1:]] == ["a", "b", "few.csv"]
+
+
+def test_a_file_name_with_an_equals_sign_is_a_file(triform: Command, tmp_path: Path, classifier: Path) -> None:
+    odd = write(tmp_path / "a=b.csv", csv(labelled(10), "text,label"))
+    assert list(triform("evaluate", classifier, "--data", odd, "--json").json["sets"]) == ["a=b.csv"]
+
+
+def test_a_run_with_a_validation_file_is_scored_on_it_without_data(
+    train: Command, triform: Command, tmp_path: Path, files: Files
+) -> None:
+    valid, run = write(tmp_path / "v.csv", csv(labelled(12), "text,label")), tmp_path / "run"
+    assert train("classify", "--data", files.csv, "--valid", valid, "--out", run).code == 0
+    assert triform("evaluate", run, "--json").json["sets"]["test"]["rows"] == 12
+
+
+def test_doctor_says_what_is_here(triform: Command) -> None:
+    found = triform("doctor", "--json").json
+    assert found["problems"] == []
+    assert found["devices"]["auto"] in ("cpu", "cuda", "mps")
+    assert {"python", "system", "packages", "attention", "disk"} <= set(found)
+    assert all(found["packages"].values())
+    plain = triform("doctor")
+    assert plain.code == 0
+    assert plain.out.rstrip().endswith("all good")
+
+
+def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("triform.nn.kernels.fused", broken)
+    answer = triform("doctor", "--json")
+    assert answer.code == 1
+    assert json.loads(answer.out)["problems"] == ["attention: RuntimeError: no such kernel"]
+    assert "attention: RuntimeError: no such kernel" in triform("doctor").err
+
+
+def test_the_version_is_the_packages(triform: Command) -> None:
+    answer = triform("--version")
+    assert (answer.code, answer.out) == (0, f"triform {package.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "predict", "evaluate", "doctor"])
+def test_every_command_explains_itself(triform: Command, command: str) -> None:
+    assert command in triform("--help").out
+    answer = triform(command, "--help")
+    assert answer.code == 0
+    assert f"triform {command}" in answer.out
+
+
+@pytest.mark.parametrize(("command", "said"), [((), "evaluate"), (("train",), "--overwrite")])
+def test_help_imports_nothing_heavy(command: tuple[str, ...], said: str) -> None:
+    help_ = [sys.executable, "-X", "importtime", "-m", "triform", *command, "--help"]
+    done = subprocess.run(help_, capture_output=True, text=True, check=True)
+    assert said in done.stdout
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert {"triform", "typer"} <= modules
+    assert not modules & {"torch", "numpy", "rich", "tokenizers", "safetensors", "sacrebleu"}
+
+
+# -- the run folder
+
+
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+def test_a_run_folder_holds_what_the_design_says_and_nothing_pickled(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    run = request.getfixturevalue(name)
+    assert {path.name for path in run.iterdir()} == {
+        *("config.toml", "tokenizer.json", "model.safetensors", "checkpoints", "metrics.jsonl", "report.html"),
+    }
+    kinds = {path.suffix for path in run.rglob("*") if path.is_file()}
+    assert kinds == {".toml", ".json", ".safetensors", ".jsonl", ".html"}
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert sorted(path.name for path in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"]
+    assert json.loads((checkpoint / "state.json").read_text())["finished"] == "max_steps"
+    for file in (run / "model.safetensors", checkpoint / "tensors.safetensors"):
+        assert load_file(file)
+
+
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+def test_a_stored_config_leaves_nothing_open(request: pytest.FixtureRequest, name: str) -> None:
+    run = request.getfixturevalue(name)
+    stored = tomllib.loads((run / "config.toml").read_text())
+    assert stored["format"] == 1
+    assert stored["triform"] == package.__version__
+    assert stored["tokenizer"]["kind"] != "auto"
+    open_ = [stored["data"]["max_len"], stored["tokenizer"]["vocab_size"], stored["train"]["lr"]]
+    open_ += [stored["model"][size] for size in ("d_model", "d_ff", "n_layers", "n_heads")]
+    open_ += [stored["train"][every] for every in ("eval_every", "checkpoint_every", "log_every")]
+    assert all(value > 0 for value in open_)
+    assert stored["train"]["warmup_steps"] >= 0
+
+
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+def test_metrics_tell_the_whole_story_one_event_a_line(request: pytest.FixtureRequest, name: str) -> None:
+    run = request.getfixturevalue(name)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "start"
+    assert kinds.count("train") == kinds.count("valid") == 4
+    assert {"best", "end", "sample"} <= set(kinds)
+    assert [event["step"] for event in events if event["event"] == "valid"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+def test_a_report_opens_without_a_network(request: pytest.FixtureRequest, name: str) -> None:
+    page = (request.getfixturevalue(name) / "report.html").read_text(encoding="utf-8")
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?:https?:)?//""", page)
+    assert "@import" not in page
+
+
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+def test_the_stored_config_gives_the_same_run_again_bit_for_bit(
+    triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
+    run, again = request.getfixturevalue(name), tmp_path / "again"
+    task = package.load(run).config.task
+    asked = ("--config", run / "config.toml", "--device", "cpu", "--out", again)
+    assert triform("train", task, *asked).code == 0
+    for file in ("config.toml", "tokenizer.json", "model.safetensors"):
+        assert (again / file).read_bytes() == (run / file).read_bytes(), file
+    (first,), (second,) = (list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, again))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_another_seed_gives_another_run(train: Command, tmp_path: Path, files: Files, classifier: Path) -> None:
+    assert train("classify", "--data", files.csv, "--seed", 1, "--out", tmp_path / "run").code == 0
+    model = "model.safetensors"
+    assert (tmp_path / "run" / model).read_bytes() != (classifier / model).read_bytes()
+
+
+def test_a_run_with_no_name_gets_one_that_is_free(
+    train: Command, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("classify-rows", "classify-rows-2"):
+        assert f"run folder: runs/{name}\n" in train("classify", "--data", files.csv).out
+
+
+def test_a_preset_a_file_and_settings_lie_over_each_other(triform: Command, tmp_path: Path, files: Files) -> None:
+    mine = write(tmp_path / "mine.toml", "[model]\nn_layers = 1\nd_model = 32\nd_ff = 32\n[train]\nmax_steps = 2\n")
+    over = ("--preset", "tiny", "--config", mine, "--set", "model.d_model=16", "--set", "model.n_heads=2")
+    run = tmp_path / "run"
+    assert triform("train", "classify", "--data", files.csv, *over, "--device", "cpu", "--out", run).code == 0
+    model = package.load(run).config.model
+    assert (model.n_layers, model.d_model, model.d_ff, model.n_heads) == (1, 16, 32, 2)
+
+
+# -- progress, and Ctrl-C
+
+
+def test_progress_is_plain_text_when_nobody_watches(train: Command, tmp_path: Path, files: Files) -> None:
+    answer = train("classify", "--data", files.csv, "--out", tmp_path / "run")
+    assert "step 4/4  valid loss " in answer.err
+    assert "  accuracy " in answer.err
+    assert "done after 4 steps" in answer.err
+    assert not re.search("[\r\x1b\x08]", answer.err + answer.out)
+    quiet = train("classify", "--data", files.csv, "--out", tmp_path / "quiet", "--quiet")
+    assert quiet.err == ""
+
+
+SLOW = ("--set", "train.max_steps=120", "--set", "train.eval_every=5", "--set", "train.checkpoint_every=5")
+
+
+def begin(files: Files, run: Path) -> subprocess.Popen[str]:
+    """Training in a process of its own, stopped by a signal as soon as it has a checkpoint."""
+    small = ("--set", "model.d_model=16", "--set", "model.n_layers=1", "--set", "model.n_heads=2")
+    command = ["train", "classify", "--data", str(files.csv), "--device", "cpu", "--out", str(run), *small, *SLOW]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "triform", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD,
+    )
+    while not list(run.glob("checkpoints/step-*")) and started.poll() is None:
+        time.sleep(0.005)
+    return started
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(train: Command, triform: Command, tmp_path: Path, files: Files) -> None:
+    run = tmp_path / "run"
+    started = begin(files, run)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=120)
+    assert started.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert not re.search("[\r\x1b]", err)
+    step = re.fullmatch(r"triform: stopped at step (\d+), everything is saved; .*", err.splitlines()[-1])
+    assert step
+    assert err.rstrip().endswith(f"go on with: triform train classify --out {run} --resume")
+    assert [path.name for path in run.glob("checkpoints/step-*")] == [f"step-{int(step[1]):09d}"]
+    assert (run / "report.html").exists()
+
+    # The best model so far can be used as it is,
+    assert len(triform("predict", run, f"{GOOD} 1", "--json").json) == 1
+    assert triform("evaluate", run, "--data", files.csv, "--json").json["sets"]["rows.csv"]["rows"] == 40
+    assert "already holds an unfinished run" in train("classify", "--data", files.csv, "--out", run).refusal
+
+    # and the command that was offered ends where an unbroken run ends.
+    resumed = triform("train", "classify", "--out", run, "--resume", "--device", "cpu")
+    assert resumed.code == 0, resumed.err
+    assert f"going on from step {step[1]}" in resumed.err
+    whole = tmp_path / "whole"
+    assert train("classify", "--data", files.csv, *SLOW, "--out", whole).code == 0
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    (first,), (second,) = (list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, whole))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_interruption_before_training_begins_is_no_traceback(
+    triform: Command, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("triform.launch._set_up", interrupted)
+    assert triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run").code == 130

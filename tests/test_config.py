@@ -1,0 +1,482 @@
+"""Settings: frozen, named, checked; in and out of TOML; and the presets with the reports' own numbers."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triform import config as settings_module
+from triform.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimizerKind,
+    ScheduleKind,
+    Sizes,
+    TaskName,
+    TokenizerConfig,
+    TokenizerKind,
+    TrainConfig,
+)
+from triform.errors import ConfigError
+from triform.presets import BY_SIZE, REPORTED_SIZES, SYSTEMS, preset
+from triform.settings import (
+    DEFAULTS,
+    HINTS,
+    build,
+    chosen,
+    differences,
+    flatten,
+    nearest,
+    parse_assignments,
+    read_toml,
+    settings_of,
+    to_toml,
+    typed,
+)
+from triform.tasks import TASKS
+from triform.text import TOKENIZERS
+from triform.train.optim import SCHEDULES, make_optimizer, make_schedule
+
+SECTIONS = {
+    "data": DataConfig,
+    "tokenizer": TokenizerConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
+    "decode": DecodeConfig,
+}
+
+
+def of_kind(kind: Any) -> list[str]:
+    return [name for name, hint in HINTS.items() if hint is kind or get_origin(hint) is kind]
+
+
+# -- frozen and keyword-only
+
+
+@pytest.mark.parametrize("kind", [Config, Sizes, *SECTIONS.values()])
+def test_settings_are_frozen_and_given_by_name(kind: type) -> None:
+    assert is_dataclass(kind)
+    assert all(field.kw_only for field in fields(kind))
+    made = Sizes(vocab_size=9, max_len=2) if kind is Sizes else kind()
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, fields(kind)[0].name, 1)
+    with pytest.raises(TypeError):
+        kind(1)
+
+
+def test_every_setting_has_a_dotted_name_and_a_default_of_its_own_type() -> None:
+    assert set(HINTS) == set(DEFAULTS) == set(flatten(Config()))
+    for name, value in DEFAULTS.items():
+        assert typed(name, value) == value, name
+
+
+# -- every check refuses a wrong value and names the setting
+
+WRONG = [
+    *((f"data.{name}", -1) for name in ("max_len",)),
+    *(("data.valid_fraction", value) for value in (-0.1, 0.95)),
+    ("tokenizer.vocab_size", -1),
+    ("tokenizer.min_count", 0),
+    *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "window", "head_hidden")),
+    *((f"model.{name}", value) for name in ("dropout", "attention_dropout") for value in (-0.01, 0.96)),
+    *((f"train.{name}", -0.5) for name in ("lr", "weight_decay", "clip_norm", "epochs")),
+    *((f"train.{name}", -1) for name in ("batch_size", "batch_tokens", "max_steps", "patience")),
+    *((f"train.{name}", -1) for name in ("eval_every", "checkpoint_every", "log_every", "plateau_patience")),
+    ("train.accumulate", 0),
+    ("train.warmup_steps", -2),
+    *(("train.label_smoothing", value) for value in (-0.1, 0.91)),
+    *((f"train.{name}", value) for name in ("final_lr_ratio", "momentum") for value in (-0.1, 1.1)),
+    *(("train.plateau_factor", value) for value in (0.0, 1.0)),
+    *(("train.betas", value) for value in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.1, 0.2, 0.3))),
+    *(("decode.temperature", value) for value in (0.0, -1.0)),
+    *(("decode.top_p", value) for value in (0.0, 1.01)),
+    *((f"decode.{name}", -1) for name in ("top_k", "max_new_tokens")),
+    ("decode.length_penalty", -0.1),
+    ("decode.beam_size", 0),
+    *(("seed", value) for value in (-1, 2**32)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({name: value})
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_number_has_a_range() -> None:
+    assert {*of_kind(int), *of_kind(float)} <= {name for name, _ in WRONG}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, value in WRONG if isinstance(value, int)])
+def test_the_smallest_good_value_is_accepted(name: str, value: int) -> None:
+    least = value + 1 if value < 2**32 else value - 1
+    assert flatten(build({name: least}))[name] == least
+
+
+def test_a_width_that_heads_do_not_divide_is_refused_with_two_that_they_do() -> None:
+    with pytest.raises(ConfigError, match=r"model\.d_model=100 .* model\.n_heads=8; try d_model=96 or 104"):
+        ModelConfig(d_model=100, n_heads=8)
+    with pytest.raises(ConfigError, match="try d_model=8"):
+        ModelConfig(d_model=3, n_heads=8)
+    assert ModelConfig(d_model=96, n_heads=8).head_dim == 12
+
+
+def test_sinusoids_need_an_even_width() -> None:
+    with pytest.raises(ConfigError, match=r"model\.positions=sinusoidal needs an even model\.d_model, not 15"):
+        ModelConfig(d_model=15, positions="sinusoidal")
+
+
+@pytest.mark.parametrize(
+    ("settings", "both"),
+    [
+        ({"train.batch_size": 4, "train.batch_tokens": 100}, ("train.batch_size", "train.batch_tokens")),
+        ({"train.max_steps": 4, "train.epochs": 1.0}, ("train.max_steps", "train.epochs")),
+        ({"task": "translate", "data.source": "a"}, ("data.source", "data.target")),
+        ({"task": "translate", "data.target": "a"}, ("data.source", "data.target")),
+        ({"data.valid_source": "a"}, ("data.valid_source", "data.valid_target")),
+        ({"data.source": "a", "data.target": "b"}, ("data.source", "data.target")),
+    ],
+)
+def test_settings_that_do_not_go_together_are_both_named(settings: dict[str, Any], both: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(settings)
+    assert all(name in str(caught.value) for name in both)
+
+
+# -- `--set`: text in, the field's type out
+
+
+@pytest.mark.parametrize("name", of_kind(int))
+def test_whole_numbers_are_read_from_text(name: str) -> None:
+    assert parse_assignments([f"{name}=7"]) == {name: 7}
+    assert parse_assignments([f" {name} = 1_000 "]) == {name: 1000}
+    for wrong in ("x", "1.5", "1e3", "", "true"):
+        with pytest.raises(ConfigError, match=rf"{name}='{wrong}' must be a whole number"):
+            parse_assignments([f"{name}={wrong}"])
+
+
+@pytest.mark.parametrize("name", of_kind(float))
+def test_numbers_are_read_from_text(name: str) -> None:
+    assert parse_assignments([f"{name}=2.5e-1"]) == {name: 0.25}
+    read = parse_assignments([f"{name}=3"])[name]
+    assert read == 3.0
+    assert type(read) is float
+    for wrong in ("x", "", "nan", "inf", "-inf"):
+        with pytest.raises(ConfigError, match=rf"{name}=.* must be a number"):
+            parse_assignments([f"{name}={wrong}"])
+
+
+@pytest.mark.parametrize("name", of_kind(bool))
+def test_truth_is_read_from_text(name: str) -> None:
+    for text, value in (("true", True), ("True", True), ("false", False), ("FALSE", False)):
+        assert parse_assignments([f"{name}={text}"])[name] is value
+    for wrong in ("1", "yes", ""):
+        with pytest.raises(ConfigError, match=rf"{name}='{wrong}' must be true or false"):
+            parse_assignments([f"{name}={wrong}"])
+
+
+@pytest.mark.parametrize("name", of_kind(str))
+def test_text_stays_text(name: str) -> None:
+    assert parse_assignments([f"{name}=a=b, c"]) == {name: "a=b, c"}
+    assert parse_assignments([f"{name}=3"]) == {name: "3"}
+    with pytest.raises(ConfigError, match=rf"{name}=3 must be text"):
+        typed(name, 3)
+
+
+@pytest.mark.parametrize("name", of_kind(Literal))
+def test_a_choice_is_one_of_its_names(name: str) -> None:
+    for option in get_args(HINTS[name]):
+        assert parse_assignments([f"{name}={option}"]) == {name: option}
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments([f"{name}=other"])
+    assert f"{name}=other is not known; choose from " in str(caught.value)
+    assert all(option in str(caught.value) for option in get_args(HINTS[name]))
+
+
+def test_lists_are_read_from_text_with_commas() -> None:
+    assert parse_assignments(["train.betas=0.9, 0.95"]) == {"train.betas": (0.9, 0.95)}
+    assert parse_assignments(["data.labels=no, maybe,yes"]) == {"data.labels": ("no", "maybe", "yes")}
+    assert of_kind(tuple) == ["data.labels", "train.betas"]
+    with pytest.raises(ConfigError, match=r"train\.betas='x' must be a number"):
+        parse_assignments(["train.betas=0.9,x"])
+    with pytest.raises(ConfigError, match=r"data\.labels=3 must be a list"):
+        typed("data.labels", 3)
+
+
+def test_every_kind_of_setting_was_tried_above() -> None:
+    tried = [name for kind in (int, float, bool, str, Literal, tuple) for name in of_kind(kind)]
+    assert sorted(tried) == sorted(HINTS)
+
+
+def test_a_value_of_the_wrong_type_is_refused_even_where_python_would_not_mind() -> None:
+    for name, value in (("seed", True), ("seed", 1.0), ("model.bias", 1), ("train.lr", True), ("train.lr", None)):
+        with pytest.raises(ConfigError, match=name):
+            typed(name, value)
+
+
+def test_an_assignment_without_an_equals_sign_says_how_to_write_it() -> None:
+    with pytest.raises(ConfigError, match="--set 'seed' has no '='; write --set name=value"):
+        parse_assignments(["seed"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("model.d_modle", "model.d_model"),
+        ("d_model", "model.d_model"),
+        ("train.d_model", "model.d_model"),
+        ("decode.topk", "decode.top_k"),
+        ("sed", "seed"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments([f"{wrong}=1"])
+    assert f"unknown setting {wrong!r}" in str(caught.value)
+    assert f"did you mean {right!r}?" in str(caught.value)
+
+
+def test_a_name_like_no_other_gets_the_list() -> None:
+    assert nearest("qqqqqq", ["lr", "seed"]) == "known are lr, seed"
+
+
+# -- TOML
+
+
+def texts() -> st.SearchStrategy[str]:
+    awkward = ['"', "'", "\\", '"""', "a\nb", "\r\n", "\t", "\x00", "\x1f", "\x7f", "é", "日本", "😀", "#"]
+    return st.lists(st.one_of(st.sampled_from(awkward), st.text(max_size=8)), max_size=4).map("".join)
+
+
+def between(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+def settings() -> st.SearchStrategy[dict[str, Any]]:
+    by_name: dict[str, st.SearchStrategy[Any]] = {
+        "task": st.sampled_from(get_args(TaskName)),
+        "seed": st.integers(0, 2**32 - 1),
+        "data.labels": st.lists(texts().map(str.strip), max_size=4).map(tuple),
+        "data.valid_fraction": between(0, 0.9),
+        "tokenizer.min_count": st.integers(1),
+        "model.n_heads": st.just(0),
+        "model.d_model": st.integers(0, 10**12).map(lambda half: 2 * half),
+        "model.dropout": between(0, 0.95),
+        "model.attention_dropout": between(0, 0.95),
+        "train.lr": between(0, 1e308),
+        "train.betas": st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
+        "train.momentum": between(0, 1),
+        "train.warmup_steps": st.integers(-1),
+        "train.final_lr_ratio": between(0, 1),
+        "train.plateau_factor": between(0.01, 0.99),
+        "train.accumulate": st.integers(1),
+        "train.batch_tokens": st.just(0),
+        "train.epochs": st.just(0.0),
+        "train.label_smoothing": between(0, 0.9),
+        "decode.temperature": between(1e-300, 1e300),
+        "decode.top_p": between(1e-9, 1),
+        "decode.beam_size": st.integers(1),
+        **{f"data.{name}": st.just("") for name in ("source", "target", "valid_source", "valid_target")},
+    }
+    for name, hint in HINTS.items():
+        if name not in by_name:
+            plain = {int: st.integers(0), float: between(0, 1e300), bool: st.booleans(), str: texts()}
+            by_name[name] = plain[hint] if hint in plain else st.sampled_from(get_args(hint))
+    return st.fixed_dictionaries({}, optional=by_name)
+
+
+@given(settings())
+def test_toml_gives_back_every_setting_unchanged(drawn: dict[str, Any]) -> None:
+    config = build(drawn)
+    text = to_toml(config, {"format": 1, "triform": '0.1"0'})
+    tree = tomllib.loads(text)
+    assert tree["format"] == 1
+    assert tree["triform"] == '0.1"0'
+    read = settings_of(tree, Path("config.toml"))
+    assert list(read) == list(HINTS)
+    assert build(read) == config
+    assert [type(value) for value in read.values()] == [type(value) for value in flatten(config).values()]
+
+
+def test_toml_survives_the_disk(tmp_path: Path) -> None:
+    labels = ('say "no"', "two\nlines", "tab\tcr\r", "naïve 日本 😀", "\\", "# no comment", "a = 1", "\x7f\x00")
+    config = build({"data.labels": labels, "train.lr": 1e-05, "train.clip_norm": 1e16, "model.bias": False})
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config, {}), encoding="utf-8")
+    assert build(read_toml(path)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[model]\nd_modle = 3\n", "unknown setting 'model.d_modle'; did you mean 'model.d_model'?"),
+        ("[modle]\nd_model = 3\n", "did you mean 'model.d_model'?"),
+        ("[model]\nd_model = 3.5\n", "model.d_model=3.5 must be a whole number"),
+        ("[model]\nd_model = '3.5'\n", "model.d_model='3.5' must be a whole number"),
+        ("model = 3\n", "unknown setting 'model'"),
+        ("seed = true\n", "seed=True must be a whole number"),
+        ("[train]\nlr = nan\n", "train.lr=nan must be a number"),
+        ("[train]\nlr = inf\n", "train.lr=inf must be a number"),
+        ("[train]\nbetas = 1\n", "train.betas=1 must be a list"),
+        ("[seed]\nx = 1\n", "unknown setting 'seed.x'"),
+        ("seed = \n", "not valid TOML"),
+        ("seed = 1\nseed = 2\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong_in_it(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        build(read_toml(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'task = "\xe9"')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path / "latin.toml")
+
+
+def test_settings_lie_over_a_base_and_differences_are_named() -> None:
+    base = build({"model.d_model": 64, "seed": 3})
+    over = build({"model.n_heads": 4}, base)
+    assert (over.model.d_model, over.model.n_heads, over.seed) == (64, 4, 3)
+    assert chosen(flatten(over)) == {"model.d_model": 64, "model.n_heads": 4, "seed": 3}
+    assert differences({"model.d_model": 64, "seed": 4}, over) == ["seed: 4 (the run has 3)"]
+
+
+# -- presets
+
+
+def test_the_presets_are_those_of_the_design() -> None:
+    assert {*SYSTEMS, *BY_SIZE} == {
+        *("imdb-encoder", "shakespeare-char", "ted-set1", "ted-set2", "ted-set3", "ted-set4"),
+        *("speeches-classifier", "speeches-lm", "speeches-window"),
+        *("tiny", "small", "base", "gpt2-small", "bert-base", "transformer-base"),
+    }
+    assert set(REPORTED_SIZES) <= set(SYSTEMS)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_has_a_task_of_its_own(name: str) -> None:
+    config = preset(name)
+    assert config == preset(name, config.task)
+    assert build(chosen(flatten(config))) == config
+    assert (SYSTEMS[name].__doc__ or "").endswith(".")
+    for task in get_args(TaskName):
+        if task != config.task:
+            with pytest.raises(ConfigError, match=f"preset '{name}' is for {config.task}, not {task}"):
+                preset(name, task)
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_a_size_fits_every_task_and_must_be_told_which(name: str) -> None:
+    assert [preset(name, task).task for task in get_args(TaskName)] == list(get_args(TaskName))
+    with pytest.raises(ConfigError, match=f"preset '{name}' fits any task: say which"):
+        preset(name)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="unknown preset 'ted-set5'; did you mean 'ted-set"):
+        preset("ted-set5")
+    with pytest.raises(ConfigError, match=r"known are imdb-encoder, .*base"):
+        preset("zzzz")
+
+
+REPORTED: dict[str, dict[str, Any]] = {
+    "imdb-encoder": {
+        "model.n_layers": 4, "model.n_heads": 12, "model.d_model": 768, "model.positions": "sinusoidal",
+        "model.norm_position": "post", "train.optimizer": "adam", "train.lr": 5e-5, "train.epochs": 1.0,
+    },
+    "shakespeare-char": {
+        "tokenizer.kind": "char", "data.max_len": 32, "data.valid_fraction": 0.1, "train.batch_size": 16,
+        "model.d_model": 64, "model.n_heads": 4, "model.n_layers": 4, "model.norm_position": "pre",
+        "model.d_ff": 256, "model.activation": "relu", "model.positions": "learned", "model.dropout": 0.0,
+        "model.qkv_bias": False, "model.final_norm": True, "model.head_bias": True, "model.tie_embeddings": False,
+        "train.optimizer": "adamw", "train.lr": 1e-3, "train.max_steps": 30_000, "train.eval_every": 200,
+        "train.schedule": "plateau", "train.plateau_factor": 0.5, "train.plateau_patience": 5,
+        "train.patience": 10,
+    },
+    "ted-set1": {"model.n_layers": 2, "model.n_heads": 8, "model.d_model": 512, "model.dropout": 0.1},
+    "ted-set2": {"model.n_layers": 4, "model.n_heads": 8, "model.d_model": 512, "model.dropout": 0.2},
+    "ted-set3": {"model.n_layers": 4, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.2},
+    "ted-set4": {"model.n_layers": 6, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.1},
+    "speeches-classifier": {"model.d_ff": 256, "model.head_hidden": 100, "train.epochs": 15.0},
+    "speeches-lm": {"model.d_ff": 100, "model.window": 0, "train.max_steps": 500},
+    "speeches-window": {"model.d_ff": 100, "model.window": 8, "train.max_steps": 500},
+    "gpt2-small": {"model.d_model": 768, "model.n_layers": 12, "model.n_heads": 12, "data.max_len": 1024},
+    "bert-base": {"model.d_model": 768, "model.n_layers": 12, "model.n_heads": 12, "model.norm_position": "post"},
+    "transformer-base": {
+        "model.d_model": 512, "model.d_ff": 2048, "model.n_layers": 6, "model.n_heads": 8, "model.dropout": 0.1,
+        "train.schedule": "noam", "train.warmup_steps": 4000, "train.label_smoothing": 0.1,
+    },
+}  # fmt: skip
+SPEECHES = {
+    "tokenizer.kind": "word", "data.max_len": 32, "model.d_model": 64, "model.n_heads": 2, "model.n_layers": 4,
+    "model.positions": "learned", "model.norm_position": "pre", "model.dropout": 0.0, "model.qkv_bias": False,
+    "model.bias": True, "model.final_norm": True, "model.activation": "relu", "model.tie_embeddings": False,
+    "train.batch_size": 16, "train.lr": 1e-3, "train.optimizer": "adam", "train.betas": (0.9, 0.999),
+}  # fmt: skip
+TED = {"train.batch_size": 16, "train.epochs": 10.0, "train.eval_every": 1_875}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_reference_system_has_the_settings_that_were_reported(name: str) -> None:
+    reported = REPORTED[name]
+    reported |= SPEECHES if name.startswith("speeches") else TED if name.startswith("ted") else {}
+    have = flatten(preset(name))
+    assert {setting: have[setting] for setting in reported} == reported
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("speeches-classifier", 576_467), ("speeches-lm", 863_243), ("speeches-window", 863_243)],
+)
+def test_a_reference_system_has_the_reported_number_of_parameters(name: str, parameters: int) -> None:
+    from triform.models.decoder import Decoder
+    from triform.models.encoder import Classifier
+
+    config = preset(name)
+    kind = Classifier if config.task == "classify" else Decoder
+    assert sum(p.numel() for p in kind(config.model, REPORTED_SIZES[name]).parameters()) == parameters
+
+
+# -- a choice and its registry are equal
+
+
+def test_registries_hold_what_the_settings_offer() -> None:
+    assert set(SCHEDULES) == set(get_args(ScheduleKind))
+    assert {"auto", *TOKENIZERS} == set(get_args(TokenizerKind))
+    assert tuple(TASKS) == settings_module.TASKS == get_args(TaskName)
+
+
+@pytest.mark.parametrize("name", get_args(OptimizerKind))
+def test_every_optimizer_can_be_made(name: OptimizerKind) -> None:
+    made = make_optimizer(torch.nn.Linear(2, 2), TrainConfig(optimizer=name, lr=0.1))
+    assert type(made).__name__.lower() == name
+
+
+@pytest.mark.parametrize("name", get_args(ScheduleKind))
+def test_every_schedule_warms_up_and_stays_between_nothing_and_all(name: ScheduleKind) -> None:
+    schedule = make_schedule(TrainConfig(schedule=name, lr=1.0, warmup_steps=4), 20)
+    shares = [schedule.share(step) for step in range(1, 21)]
+    assert shares[0] == pytest.approx(0.25)
+    assert shares[:4] == sorted(shares[:4])
+    assert all(0 < share <= 1 for share in shares)

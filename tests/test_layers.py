@@ -1,0 +1,234 @@
+"""The shape of the source: imports point down only, nothing happens at import, rooms stay small."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import triform
+
+SOURCE = Path(triform.__file__).parent
+
+# Each room with the rooms it may import, lowest first. A new room is a decision: it is added here.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "config": ("errors",),
+    "settings": ("errors", "config"),
+    "presets": ("errors", "config", "settings"),
+    "text": ("errors", "config"),
+    "nn": ("errors", "config"),
+    "data": ("errors", "config", "text"),
+    "models": ("errors", "config", "nn"),
+    "decode": ("errors", "config", "nn", "models"),
+    "metrics": (),
+    "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
+    "train": ("errors", "config", "settings", "metrics", "tasks"),
+    "charts": (),
+    "report": ("errors", "charts"),
+    "run": ("errors", "config", "settings", "metrics", "tasks", "train"),
+    "launch": ("errors", "config", "settings", "presets", "data", "tasks", "train", "report", "run"),
+}
+ROOMS = (*MAY_IMPORT, "cli")
+MAY_IMPORT["cli"] = ROOMS
+WITHOUT_TORCH = ("errors", "config", "settings", "presets", "text", "data", "metrics", "charts", "report")
+READS_ENVIRONMENT = ("text/base.py",)  # its guard for forked children; beside cli/ and train/distributed.py
+MOST_LINES, LONGEST_FUNCTION = 400, 60
+LONG_FILES: tuple[str, ...] = ()
+LONG_FUNCTIONS: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `later` when inside a function, `types` when only a type checker sees it."""
+
+    module: str
+    line: int
+    later: bool
+    types: bool
+
+
+def place(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=place)
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_of(path: Path) -> str:
+    parts = ("triform", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def room(module: str) -> str:
+    """`text` for triform.text.bpe; "" for the package itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    return tuple(_imports(tree(path), later=False, types=False))
+
+
+def _imports(node: ast.AST, *, later: bool, types: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, later, types) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert not child.level, f"line {child.lineno}: imports name the whole path"
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                yield Import(inner if inner in MODULES else str(child.module), child.lineno, later, types)
+        else:
+            inside = later or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for_types = types or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
+            yield from _imports(child, later=inside, types=for_types)
+
+
+def test_every_room_is_in_the_table_and_stands_above_what_it_imports() -> None:
+    assert {room(module) for module in MODULES} - {"", "__main__"} == set(ROOMS)
+    for name, below in MAY_IMPORT.items():
+        for other in below:
+            assert ROOMS.index(other) < ROOMS.index(name) or name == other == "cli", f"{name} imports {other}"
+
+
+@EVERY_FILE
+def test_imports_point_down_only(path: Path) -> None:
+    own = room(module_of(path))
+    if not own or own == "__main__":
+        pytest.skip("the package itself stands above all rooms")
+    ours = [each for each in imports(path) if each.module.split(".")[0] == "triform"]
+    wrong = [
+        f"{place(path)}:{each.line} imports {each.module}"
+        for each in ours
+        if room(each.module) not in ("", own, *MAY_IMPORT[own])
+    ]
+    assert not wrong
+
+
+def test_no_two_modules_need_each_other() -> None:
+    needs = {
+        module: {each.module for each in imports(path) if not each.types and each.module in MODULES} - {module}
+        for module, path in MODULES.items()
+        if module != "triform"  # everyone may ask the package for its version
+    }
+    while free := [module for module, others in needs.items() if not others & needs.keys()]:
+        for module in free:
+            del needs[module]
+    assert not needs, f"a cycle among {sorted(needs)}"
+
+
+def test_the_package_itself_needs_only_the_errors_until_it_is_used() -> None:
+    now = {each.module for each in imports(MODULES["triform"]) if not each.later and not each.types}
+    assert {module for module in now if module.startswith("triform")} == {"triform.errors"}
+    for_types = {each.module for each in imports(MODULES["triform"]) if each.types}
+    assert for_types == set(triform._LATER.values())
+    for name in triform.__all__:
+        assert getattr(triform, name) is not None
+    with pytest.raises(AttributeError, match="module 'triform' has no attribute 'wings'"):
+        _ = triform.wings
+
+
+@EVERY_FILE
+def test_torch_stays_out_of_rooms_that_handle_text_and_settings(path: Path) -> None:
+    if room(module_of(path)) in ("", *WITHOUT_TORCH):
+        assert "torch" not in {each.module.split(".")[0] for each in imports(path)}
+
+
+@EVERY_FILE
+def test_a_command_imports_what_is_heavy_only_when_it_runs(path: Path) -> None:
+    if room(module_of(path)) != "cli":
+        return
+    now = {each.module for each in imports(path) if not each.later and not each.types}
+    outside = {module.split(".")[0] for module in now} - set(sys.stdlib_module_names)
+    assert outside <= {"triform", "typer"}
+    inside = {module for module in now if module.startswith("triform")}
+    assert {room(module) for module in inside} <= {"", "cli", "errors"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level packages that a fresh Python has loaded after running the code."""
+    probe = f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["triform", "triform.cli.main"])
+def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) -> None:
+    heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib"}
+    loaded = loaded_by(f"import {module}")
+    assert "triform" in loaded
+    assert not loaded & heavy
+
+
+@EVERY_FILE
+def test_the_environment_is_read_only_where_it_may_be(path: Path) -> None:
+    if room(module_of(path)) == "cli" or place(path) in (*READS_ENVIRONMENT, "train/distributed.py"):
+        return
+    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    names |= {
+        alias.name for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert not names & {"environ", "environb", "getenv", "putenv"}
+
+
+@EVERY_FILE
+def test_nothing_is_called_for_its_effect_at_import(path: Path) -> None:
+    calls = [
+        f"{place(path)}:{node.lineno} {ast.unparse(node)[:60]}"
+        for node in tree(path).body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ]
+    assert not calls
+
+
+@EVERY_FILE
+def test_a_module_says_what_it_is_for_and_is_named_after_it(path: Path) -> None:
+    assert not {"utils", "util", "helpers", "helper", "common", "misc"} & set(module_of(path).split("."))
+    assert ast.get_docstring(tree(path)) or place(path) == "__main__.py"
+
+
+def in_order(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions: the order that ruff gives `__all__`."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+@EVERY_FILE
+def test_what_a_module_offers_is_sorted_and_there(path: Path) -> None:
+    for node in tree(path).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            assert names == sorted(set(names), key=in_order)
+            module = importlib.import_module(module_of(path))
+            assert all(hasattr(module, name) for name in names)
+
+
+@EVERY_FILE
+def test_a_file_and_its_functions_can_be_read_in_one_sitting(path: Path) -> None:
+    if place(path) not in LONG_FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) < MOST_LINES
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef) and f"{place(path)}:{node.name}" not in LONG_FUNCTIONS:
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length < LONGEST_FUNCTION, f"{place(path)}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_exceptions_to_these_rules_are_still_needed() -> None:
+    for name in (*READS_ENVIRONMENT, *LONG_FILES, *(each.partition(":")[0] for each in LONG_FUNCTIONS)):
+        assert (SOURCE / name).exists()
