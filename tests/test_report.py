@@ -91,9 +91,7 @@ def events(*, steps: int = 300) -> Events:
             accuracy = 0.8 + step / 2000
             lines.append({"event": "valid", "step": step, "loss": 0.5, "accuracy": accuracy, "f1": 0.7})
             lines.append({"event": "best", "step": step, "metric": "accuracy", "value": accuracy})
-            lines.append(
-                {"event": "sample", "step": step, "input": f"in {step}", "output": "o", "expected": "x"}
-            )
+            lines.append({"event": "sample", "step": step, "input": f"in {step}", "output": "o", "expected": "x"})
     lines.append({"event": "test", "name": "held out", "scores": {"loss": 0.125, "accuracy": 0.8765}})
     lines.append({"event": "end", "step": 300, "reason": "max_steps", "seconds": 61.2})
     lines[-1] |= {"best_step": 300, "best": 0.95}
@@ -168,9 +166,7 @@ def test_markup_in_samples_settings_and_names_stays_text(report: Callable[..., s
 
 def test_a_run_that_is_still_going_has_a_report(report: Callable[..., str]) -> None:
     page = Page(
-        report(
-            [line for line in events() if line["event"] in ("start", "train") and line.get("step", 0) <= 50]
-        )
+        report([line for line in events() if line["event"] in ("start", "train") and line.get("step", 0) <= 50])
     )
     assert ("span", "Running") in page.texts
     tiles = page.tiles()
@@ -198,9 +194,7 @@ def test_a_cut_last_line_is_passed_over(report: Callable[..., str]) -> None:
 
 
 def test_damaged_lines_in_the_middle_are_counted(report: Callable[..., str]) -> None:
-    text = report(
-        events(), tail='{"event": "tr{"event": "resume"}\n[1]\n{"event": ["x"]}\n{"event": "new"}\n'
-    )
+    text = report(events(), tail='{"event": "tr{"event": "resume"}\n[1]\n{"event": ["x"]}\n{"event": "new"}\n')
     assert "Left out: 1 damaged line of metrics.jsonl" in text
 
 
@@ -240,9 +234,7 @@ def test_a_resumed_run_is_running_again(report: Callable[..., str]) -> None:
 
 
 def test_the_best_of_a_loss_is_the_lowest_even_when_nobody_says_so(report: Callable[..., str]) -> None:
-    losses = [
-        {"event": "valid", "step": step, "loss": loss} for step, loss in [(1, 0.5), (2, 0.25), (3, 0.75)]
-    ]
+    losses = [{"event": "valid", "step": step, "loss": loss} for step, loss in [(1, 0.5), (2, 0.25), (3, 0.75)]]
     assert Page(report([{"event": "start", "task": "generate"}, *losses])).tiles()["Best loss"][0] == "0.25"
 
 
@@ -303,9 +295,7 @@ def test_a_log_scale_puts_equal_ratios_at_equal_distances(low: float, high: floa
 
 def test_a_loss_that_falls_far_is_drawn_on_a_log_scale() -> None:
     def page(last: float) -> str:
-        return draw(
-            Chart(title="Loss", curves=[Curve(name="train", points=[(1, 5.0), (9, last)])], last_step=9)
-        )
+        return draw(Chart(title="Loss", curves=[Curve(name="train", points=[(1, 5.0), (9, last)])], last_step=9))
 
     assert "log scale" in page(0.05)
     assert "log scale" not in page(1.0)
@@ -345,7 +335,5 @@ def test_the_scoreboard_shows_each_task_and_links_to_its_report(tmp_path: Path) 
         (math.nan, True, False),
     ],
 )
-def test_a_target_is_reached_from_the_right_side(
-    tmp_path: Path, score: float, higher: bool, reached: bool
-) -> None:
+def test_a_target_is_reached_from_the_right_side(tmp_path: Path, score: float, higher: bool, reached: bool) -> None:
     assert row(tmp_path, score=score, higher_is_better=higher).reached is reached

@@ -1,7 +1,8 @@
 """Every setting, as frozen dataclasses that check themselves.
 
-A zero (or "auto", or -1 where zero means something) is a setting left open: it is chosen from the size of
-the data when training starts, and the chosen value is what the run folder's config.toml holds.
+A zero (or "auto", or -1 where zero means something) is a setting left open. Most are chosen from the size of
+the data when training starts, and the chosen value is what the run folder's config.toml holds; how to decode
+and with what precision stay open until they are needed, since they depend on the call and the device.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class DataConfig:
     max_len: int = 0  # tokens a model reads at once
 
     def __post_init__(self) -> None:
-        _between("data", 0.0, 0.9, valid_fraction=self.valid_fraction)
+        _between("data", 0.0, 0.5, valid_fraction=self.valid_fraction)
         _at_least("data", 0, max_len=self.max_len)
+        _require(self.max_len != 1, "data.max_len=1 leaves nothing to read: it must be at least 2")
         for first, second in (("source", "target"), ("valid_source", "valid_target")):
             _require(
                 bool(getattr(self, first)) == bool(getattr(self, second)),
@@ -119,7 +121,7 @@ class ModelConfig:
             down = self.d_model - self.d_model % self.n_heads
             raise ConfigError(
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}; "
-                f"try d_model={down or self.n_heads} or {down + self.n_heads}"
+                f"try d_model={' or '.join(str(width) for width in (down, down + self.n_heads) if width)}"
             )
         _require(
             not (self.positions == "sinusoidal" and self.d_model % 2),

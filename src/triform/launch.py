@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import threading
@@ -15,14 +16,25 @@ from typing import Any, TextIO
 import triform
 from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
-from triform.errors import CheckpointError, ConfigError, InterruptedRun
+from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from triform.presets import preset as preset_of
 from triform.report import write_report
 from triform.run import Run, load, pick_device
-from triform.settings import HINTS, Settings, build, chosen, differences, flatten, nearest, read_toml, typed
+from triform.settings import (
+    HINTS,
+    Settings,
+    build,
+    chosen,
+    differences,
+    flatten,
+    nearest,
+    overlay,
+    read_toml,
+    typed,
+)
 from triform.tasks import TASKS, Prepared
 from triform.tasks.defaults import settle_steps
-from triform.train.folder import RunFolder, load_weights, read_tensors
+from triform.train.folder import OWN, RunFolder, load_weights, read_tensors
 from triform.train.listeners import MetricsFile, ProgressLine
 from triform.train.trainer import Listener, Trainer, steps_in
 
@@ -66,8 +78,12 @@ def train(
     asked = collect(task, preset, config, _dotted(settings))
     folder = RunFolder(Path(options.out or _default_out(asked)))
     stored = _claim(folder, asked, options)
-    trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
-    if not trainer.progress.finished:
+    if stored is None or not folder.complete():
+        try:
+            trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
+        except (ConfigError, DataError):
+            folder.discard_if_unused()
+            raise
         _announce(trainer, notices, options)
         with _stopping_at_ctrl_c(trainer):
             trainer.fit()
@@ -79,10 +95,10 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
     """What the user asked for, in order of precedence: settings, config, preset."""
     if task not in TASKS:
         raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
-    asked: Settings = chosen(flatten(preset_of(preset, task))) if preset else {}
+    layers = [chosen(flatten(preset_of(preset, task)))] if preset else []
     if config is not None:
-        asked |= chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config))
-    asked |= settings
+        layers.append(chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config)))
+    asked = overlay(*layers, settings)
     if asked.get("task", task) != task:
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
@@ -138,7 +154,7 @@ def _claim(folder: RunFolder, asked: Settings, options: Options) -> Config | Non
 
 def _foreign(path: Path) -> bool:
     """Whether a folder holds anything that a run stopped early would not have left."""
-    return any(entry.name not in ("tokens", ".config.toml.part") for entry in path.iterdir())
+    return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
 
 
 def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
@@ -177,7 +193,7 @@ def _settle_steps(prepared: Prepared) -> None:
 
 def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
     latest = folder.latest_checkpoint()
-    before = folder.read_state(latest)["marks"]["data"] if latest else now
+    before = folder.read_state(latest)["marks"].get("data", {}) if latest else now
     for name, mark in now.items():
         if before.get(name) != mark:
             raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")
@@ -185,6 +201,8 @@ def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
 
 def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None:
     """Say what begins; a resumed run has said it before."""
+    if trainer.progress.finished:
+        return
     task, out = trainer.task, options.progress
     parameters = sum(p.numel() for p in task.model.parameters())
     if not options.quiet:
@@ -250,6 +268,6 @@ def _close(trainer: Trainer, folder: RunFolder) -> None:
     if not trainer.progress.finished:
         raise InterruptedRun(
             f"stopped at step {trainer.progress.step}, everything is saved; "
-            f"go on with: triform train {task.name} --out {folder.path} --resume"
+            f"go on with: triform train {task.name} --out {shlex.quote(str(folder.path))} --resume"
         )
     folder.drop_tokens()

@@ -60,7 +60,6 @@ class Run:
         kept = self.task.config
         settings = {f"decode.{name}": typed(f"decode.{name}", value) for name, value in decode.items()}
         self.task.config = build(settings | ({} if seed is None else {"seed": seed}), kept)
-        self.task.model.eval()
         try:
             yield
         finally:

@@ -52,7 +52,7 @@ def typed(name: str, value: object) -> Value:
             raise ConfigError(f"{name}={value} is not known; choose from {options}")
         return str(value)
     if get_origin(hint) is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
+        parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={value!r} must be a list")
         kind = get_args(hint)[0]
@@ -75,6 +75,8 @@ def _scalar(name: str, value: object, kind: type) -> Any:
         value = float(value)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}")
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or mend the text")
     return value
 
 
@@ -124,10 +126,44 @@ def chosen(settings: Settings) -> Settings:
     return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
 
 
+# Settings whose default leaves them open, to be chosen from the data.
+_OPEN = {
+    "data": ("train", "valid", "labels", "max_len"),
+    "tokenizer": ("kind", "vocab_size"),
+    "model": ("d_model", "d_ff", "n_layers", "n_heads"),
+    "train": (
+        "lr",
+        "warmup_steps",
+        "batch_size",
+        "batch_tokens",
+        "max_steps",
+        "epochs",
+        "eval_every",
+        "checkpoint_every",
+        "log_every",
+    ),
+}
+OPEN = frozenset(f"{section}.{name}" for section, names in _OPEN.items() for name in names)
+# Two ways to say one thing: saying it one way takes back the other.
+EITHER = (("train.batch_size", "train.batch_tokens"), ("train.max_steps", "train.epochs"))
+
+
+def overlay(*layers: Settings) -> Settings:
+    """Settings laid over one another, the last one on top."""
+    merged: Settings = {}
+    for layer in layers:
+        for pair in EITHER:
+            if any(layer.get(name) for name in pair):
+                merged = {name: value for name, value in merged.items() if name not in pair}
+        merged |= layer
+    return merged
+
+
 def differences(asked: Mapping[str, Value], stored: Config) -> list[str]:
-    """Where `asked` and a stored config disagree, as `name: asked (stored)`."""
+    """Where `asked` and a stored config disagree, as `name: asked (stored)`; what is left open agrees."""
     have = flatten(stored)
-    return [f"{name}: {value} (the run has {have[name]})" for name, value in asked.items() if value != have[name]]
+    said = {name: value for name, value in asked.items() if not (name in OPEN and value == DEFAULTS[name])}
+    return [f"{name}: {value} (the run has {have[name]})" for name, value in said.items() if value != have[name]]
 
 
 MARKS = ("format", "triform")  # keys of a file that describe the file itself

@@ -199,9 +199,7 @@ def test_json_without_a_known_key_names_those_there_are(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", '{"words": "a", "mood": "x"}\n')
     assert problem(rows, path) == ": has no key like 'text'; there are 'words', 'mood': set data.text_column"
     layout = DataConfig(text_column="word", label_column="mood")
-    assert problem(lambda path: rows(path, layout), path).startswith(
-        ": has no key 'word'; there are 'words', "
-    )
+    assert problem(lambda path: rows(path, layout), path).startswith(": has no key 'word'; there are 'words', ")
     assert problem(pairs, write(tmp_path, "b.jsonl", '{"en": "a"}\n')).startswith(": has fewer than two keys")
 
 
@@ -239,9 +237,7 @@ def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object
     assert problem(read, "builtin:novels") == (
         ": no such builtin set; there are builtin:numbers, builtin:reviews, builtin:topics"
     )
-    assert "builtin:topics/train, builtin:topics/valid, builtin:topics/test" in problem(
-        read, "builtin:topics/dev"
-    )
+    assert "builtin:topics/train, builtin:topics/valid, builtin:topics/test" in problem(read, "builtin:topics/dev")
 
 
 def test_a_builtin_set_of_another_task_names_the_right_one() -> None:

@@ -76,9 +76,7 @@ def test_without_labels_only_a_named_one_is_taken() -> None:
     assert found([["text", "label"], *REVIEWS], labelled=False) == Columns(True, 0, 1)
     assert found([["text"], ["a b"], ["c d"]], labelled=False) == Columns(True, 0, None)
     assert found([["a b"], ["c d"]], DataConfig(label_column="1"), labelled=False) == Columns(False, 0, None)
-    assert found([["a b"], ["c d"]], DataConfig(label_column="mood"), labelled=False) == Columns(
-        False, 0, None
-    )
+    assert found([["a b"], ["c d"]], DataConfig(label_column="mood"), labelled=False) == Columns(False, 0, None)
 
 
 def test_rows_shorter_than_the_first_do_not_disturb_the_looking() -> None:

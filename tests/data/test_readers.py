@@ -90,9 +90,7 @@ def test_an_empty_text_is_kept_and_labels_lose_blanks_around_them(tmp_path: Path
 
 
 def test_numbers_and_truths_are_labels_in_json(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, "a.json", "".join(f'{{"text": "a", "label": {x}}}\n' for x in ("1", "true", "0.5"))
-    )
+    path = write(tmp_path, "a.json", "".join(f'{{"text": "a", "label": {x}}}\n' for x in ("1", "true", "0.5")))
     assert [row.label for row in read_rows(path, LAYOUT)] == ["1", "True", "0.5"]
 
 

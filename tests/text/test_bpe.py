@@ -153,9 +153,7 @@ def test_a_text_through_the_whole_of_unicode_agrees_with_tiktoken(
 ) -> None:
     """Where the two regex engines could differ: what is a letter, a number, a space."""
     points = [point for point in range(0x30000) if category(chr(point)) not in ("Cn", "Cs")]
-    texts = [
-        "".join(f"a{chr(point)}1" for point in points[at : at + 512]) for at in range(0, len(points), 512)
-    ]
+    texts = ["".join(f"a{chr(point)}1" for point in points[at : at + 512]) for at in range(0, len(points), 512)]
     assert bpe.encode_batch(texts) == [reference.encode_ordinary(text) for text in texts]
 
 
@@ -182,8 +180,7 @@ def test_pieces_read_as_text_and_stray_bytes_by_number(bpe: BpeTokenizer) -> Non
 
 def test_a_size_left_open_follows_the_amount_of_text(bpe: BpeTokenizer) -> None:
     words = [
-        " ".join(f"{number * 7919:x}" for number in range(start, start + 500))
-        for start in range(0, 30000, 500)
+        " ".join(f"{number * 7919:x}" for number in range(start, start + 500)) for start in range(0, 30000, 500)
     ]
     characters = sum(map(len, words))
     assert FEWEST < characters // CHARACTERS_A_PIECE < MOST

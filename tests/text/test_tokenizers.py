@@ -64,9 +64,7 @@ def test_the_registry_and_the_config_name_the_same_kinds() -> None:
 def test_the_exported_names_are_sorted_and_exist() -> None:
     names = triform.text.__all__
     assert set(names) == {name for name in names if hasattr(triform.text, name)}
-    assert names == sorted(
-        names, key=lambda name: (not name.isupper(), name)
-    )  # constants first, as ruff sorts
+    assert names == sorted(names, key=lambda name: (not name.isupper(), name))  # constants first, as ruff sorts
 
 
 def test_reading_text_needs_no_torch() -> None:
@@ -148,9 +146,7 @@ def test_the_size_asked_for_is_the_size_given(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_size_the_data_cannot_fill_is_refused_with_the_most_it_can(kind: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"tokenizer\.vocab_size=50000 is more than the data allows"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=50000 is more than the data allows") as caught:
         trained(kind, vocab_size=50000)
     most = int(str(caught.value).split("(")[1].split()[0])
     assert trained(kind, vocab_size=most).vocab_size == most

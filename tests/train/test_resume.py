@@ -88,7 +88,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {task: folder / task for task in FILES}
 
 
-# A kill planted inside the writing of a checkpoint: after so many calls of `fsync`, and between rename and cleaning.
+# A kill planted inside the writing of a checkpoint: after so many calls of `fsync`, and while old ones are removed.
 DURING_SYNC = """
 import os, random, signal
 calls, real = random.Random({seed}).randrange(2, 40), os.fsync

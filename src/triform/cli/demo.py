@@ -20,8 +20,13 @@ SUMMARIES = {
 }
 TARGETS: dict[str, tuple[str, float]] = {
     "classify": ("accuracy", 0.97),
-    "generate": ("perplexity", 40.0),
+    "generate": ("bits_per_byte", 2.4),  # what xz needs for the same text is 2.54
     "translate": ("exact_match", 0.95),
+}
+PACE = {  # shorter than the defaults: enough for the targets, within four minutes on two cores
+    "classify": {"epochs": 4.0},
+    "generate": {"max_steps": 450},
+    "translate": {"epochs": 3.0},
 }
 
 
@@ -58,7 +63,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
 
     typer.echo(f"\n{task}: {SUMMARIES[task]}", err=True)
     began = time.monotonic()
-    run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device)
+    run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device, train=PACE[task])
     seconds = time.monotonic() - began
     scores = run.evaluate()
     MetricsFile(run.path / "metrics.jsonl").hear({"event": "test", "name": "test", "scores": scores})
@@ -72,7 +77,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
         target=target,
         seconds=seconds,
         report=run.path / "report.html",
-        higher_is_better=metric != "perplexity",
+        higher_is_better=metric != "bits_per_byte",
     )
 
 

@@ -55,6 +55,8 @@ def named_sets(arguments: list[str]) -> dict[str, str]:
         name, equals, path = argument.partition("=")
         if not equals or Path(argument).exists():
             name, path = Path(argument.partition(",")[0]).name, argument
+        if not path:
+            raise ConfigError(f"--data {argument!r} names no file; write --data NAME=FILE")
         if name in sets:
             raise ConfigError(f"two sets are called {name!r}; name them apart with --data NAME=FILE")
         sets[name] = path

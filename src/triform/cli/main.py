@@ -22,7 +22,6 @@ from triform.errors import InterruptedRun, TriformError
 app = typer.Typer(
     name="triform",
     help="One Transformer in three forms: classify, generate and translate text.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -49,21 +48,27 @@ def options(
 
 def main() -> None:
     """Run a command; what is the user's to mend is one line on standard error."""
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        app()
+        sys.exit(app(arguments, prog_name="triform", standalone_mode=False) or 0)
+    except InterruptedRun as error:
+        fail(str(error), 130)
     except TriformError as error:
-        code = 130 if isinstance(error, InterruptedRun) else 2
-        fail(f"triform: {error}", code)
-    except KeyboardInterrupt:
-        fail("triform: interrupted", 130)
+        fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted", 130)
     except BrokenPipeError:  # the reader of a pipe left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        fail(f"triform: {place}{error.strerror or error}", 2)
+        fail(f"{place}{error.strerror or error}", 2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # only the command line's own errors have one
+            raise
+        fail(f"{error.format_message()} See triform --help", 2)
 
 
-def fail(line: str, code: int) -> None:
-    print(" ".join(line.split("\n")), file=sys.stderr)
+def fail(problem: str, code: int) -> None:
+    print(f"triform: {' '.join(problem.split(chr(10)))}", file=sys.stderr)
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,16 @@ Set = Annotated[
 
 
 def print_json(answer: object) -> None:
-    typer.echo(json.dumps(answer, ensure_ascii=False, indent=2))
+    typer.echo(json.dumps(_plain(answer), ensure_ascii=False, indent=2))
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def decode_settings(assignments: list[str] | None) -> dict[str, object]:
@@ -38,7 +48,7 @@ def show_score(name: str, value: float) -> str:
     """A score as people read it: shares in percent, counts whole."""
     if name in ("accuracy", "f1", "exact_match", "token_accuracy"):
         return f"{100 * value:.2f} %"
-    if value == int(value) and abs(value) < 1e15:
+    if math.isfinite(value) and value == int(value):
         return f"{int(value):,}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 

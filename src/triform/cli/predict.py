@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -42,11 +43,21 @@ def predict(
             typer.echo(f"{one.output}\t" + "  ".join(f"{label} {100 * share:.1f} %" for label, share in shares))
 
 
+def _standard_input() -> Iterator[str]:
+    from triform.errors import DataError
+
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise DataError("is not UTF-8", path="standard input", line=number) from None
+
+
 def _lines(name: str) -> list[str]:
     if not name:
         return []
     if name == "-":
-        return [line.rstrip("\r\n") for line in sys.stdin]
+        return list(_standard_input())
     from triform.data.readers import read_lines
 
     return [text for _, text in read_lines(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def train(
     typer.echo(f"run folder: {run.path}")
     typer.echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
-    typer.echo(f'try:        triform predict {run.path} "{example}"')
+    typer.echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
 
 
 def _valid(valid: str, task: str) -> dict[str, str]:

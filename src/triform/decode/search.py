@@ -88,7 +88,7 @@ def beam_search(stepper: Stepper, ending: Ending, *, size: int, length_penalty: 
                 _close(beam, choice, penalty)
                 found[beam.row] = beam.best()
                 continue
-            choice += [choice[-1]] * (size - len(choice))  # a tiny vocabulary may leave too few
+            choice += [(NEVER, *choice[-1][1:])] * (size - len(choice))  # a tiny vocabulary may leave too few
             beam.beams = [tokens_so_far for _, _, tokens_so_far in choice]
             rows.append(beam)
             places += [place * size + parent for _, parent, _ in choice]

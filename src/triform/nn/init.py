@@ -21,11 +21,11 @@ SMALL = 0.02
 
 def initialise(model: nn.Module, depth: int) -> None:
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    for module in linear:
-        nn.init.xavier_normal_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    outputs = {id(module.weight) for module in linear}
+    for layer in linear:
+        nn.init.xavier_normal_(layer.weight)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    outputs = {id(layer.weight) for layer in linear}
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

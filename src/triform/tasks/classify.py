@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,7 @@ class Classify(Task):
 
     @torch.inference_mode()
     def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
+        self.model.eval()
         table = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         loss = 0.0
         for batch in data.batches():
@@ -162,6 +164,7 @@ class Classify(Task):
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        self.model.eval()
         store = TokenStore.build(_sequences(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
@@ -194,13 +197,12 @@ def split_rows(name: str, config: Config, fraction: float) -> Iterator[tuple[Row
 
 
 def survey(name: str, config: Config, fraction: float) -> tuple[tuple[str, ...], int]:
-    """The labels of the training rows, in order, and how many characters there are."""
+    """The labels of a file, in order, and how many characters there are to train on."""
     seen: set[str] = set()
     n_characters = 0
     for row, held in split_rows(name, config, fraction):
-        if not held:
-            seen.add(row.label)
-            n_characters += len(row.text)
+        seen.add(row.label)  # a label so rare that all its rows are held out is still one
+        n_characters += 0 if held else len(row.text)
     if len(seen) < 2 and not config.data.labels:
         only = f"only one label, {next(iter(seen))!r}" if seen else "no rows to train on"
         raise DataError(f"has {only}; a classifier needs at least two labels", path=name)
@@ -208,10 +210,12 @@ def survey(name: str, config: Config, fraction: float) -> tuple[tuple[str, ...],
 
 
 def _by_value(label: str) -> tuple[float, str]:
+    """Numbers by size, before everything else."""
     try:
-        return float(label), label
+        value = float(label)
     except ValueError:
-        return float("inf"), label
+        value = math.inf
+    return (value if math.isfinite(value) else math.inf), label
 
 
 def encode(

@@ -47,7 +47,7 @@ def settle(config: Config, facts: Facts, settings: Settings) -> Config:
 
 def settle_steps(config: Config, max_steps: int) -> Config:
     """The settings that depend on how long training is: warm-up, and how often to look, log and save."""
-    eval_every = max(1, min(1_000, max_steps // 15) or 1)
+    eval_every = max(1, min(1_000, max_steps // 10) or 1)
     steps: Settings = {
         "train.eval_every": eval_every,
         "train.checkpoint_every": config.train.eval_every or eval_every,
@@ -74,6 +74,7 @@ def _model(config: Config, facts: Facts) -> Settings:
     width = config.model.d_model or width
     if config.model.n_heads and width % config.model.n_heads:  # asked-for heads decide what the width may be
         width = config.model.n_heads * max(1, width // config.model.n_heads)
+        width *= 1 + width % 2  # fixed positions come in pairs
     while width % heads:
         heads -= 1
     return {"model.d_model": width, "model.n_layers": layers, "model.n_heads": heads}

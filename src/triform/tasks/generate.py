@@ -139,6 +139,7 @@ class Generate(Task):
 
     @torch.inference_mode()
     def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:
+        self.model.eval()
         nats, hits = 0.0, 0
         for batch in data.batches():
             batch = batch.to(self.device)

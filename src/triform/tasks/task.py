@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -101,7 +101,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, data: Any, *, quick: bool = False) -> Scores:
-        """Scores on data; `quick` is for validation during training."""
+        """Scores on data, the model left in evaluation mode; `quick` is for validation during training."""
 
     @abstractmethod
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
@@ -170,15 +170,16 @@ def chunks(items: Iterable[Item], size: int = 2048) -> Iterator[list[Item]]:
 
 
 def held_out(fraction: float) -> Iterator[bool]:
-    """For each row in turn, whether it is kept for validation: one at random of every 1/fraction rows.
+    """For each row in turn, whether it is kept for validation: some at random of every few rows.
 
-    The draw has a fixed seed, so that runs with different seeds are judged on the same rows.
+    So even a short file gives its share. The draw has a fixed seed, so that runs with different seeds are
+    judged on the same rows.
     """
+    if not fraction:
+        yield from repeat(False)
     rng = np.random.default_rng(20_240_101)
-    block = round(1 / fraction) if fraction else 0
+    picks = 1 if fraction <= 0.25 else 4
+    block = round(picks / fraction)
     while True:
-        if not block:
-            yield False
-            continue
-        pick = int(rng.integers(block))
-        yield from (place == pick for place in range(block))
+        chosen = set(rng.permutation(block)[:picks].tolist())
+        yield from (place in chosen for place in range(block))

@@ -184,6 +184,7 @@ class Translate(Task):
 
     @torch.inference_mode()
     def evaluate(self, data: Pairs, *, quick: bool = False) -> Scores:
+        self.model.eval()
         nats, hits, weight = 0.0, 0, 0
         for batch in data.batches():
             batch = batch.to(self.device)

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,12 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
+def damaged(path: Path, reason: object) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: is damaged ({reason}); restore it from a copy, or train again with --overwrite"
+    )
+
+
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -77,9 +83,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
+        raise damaged(path, "no such file") from None
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: is damaged ({error})") from None
+        raise damaged(path, error) from None
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -143,7 +149,7 @@ class RunFolder:
                 )
             return build(settings_of(tree, self.config_file))
         except (ConfigError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: is damaged: {error}") from None
+            raise damaged(self.path, error) from None
 
     def write_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """A folder that appears whole, by rename; older ones go only afterwards."""
@@ -172,6 +178,17 @@ class RunFolder:
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return read_tensors(path / "tensors.safetensors"), self.read_state(path)
 
+    def complete(self) -> bool:
+        """Whether nothing is left to do here; the report is written last."""
+        return self.finished() and (self.path / "report.html").exists()
+
+    def discard_if_unused(self) -> None:
+        """A start that failed leaves no trace where there was no run before."""
+        if not self.config_file.exists():
+            self.drop_tokens()
+            with suppress(OSError):
+                self.path.rmdir()
+
     def finished(self) -> bool:
         """Whether training here came to its end."""
         latest = self.latest_checkpoint()
@@ -179,6 +196,9 @@ class RunFolder:
 
     def read_state(self, path: Path) -> dict[str, Any]:
         try:
-            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: is damaged ({error})") from None
+            raise damaged(path, error) from None
+        if not isinstance(state, dict) or not isinstance(state.get("marks"), dict):
+            raise damaged(path, "state.json is not a checkpoint's")
+        return state

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from triform.errors import CheckpointError, DivergedError
+from triform.errors import DivergedError
 from triform.metrics import Scores
 from triform.tasks.task import Prepared
-from triform.train.folder import RunFolder, load_weights, weights_of, write_tensors
+from triform.train.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
 from triform.train.optim import make_optimizer, make_schedule
 
 Event = dict[str, Any]
@@ -64,6 +64,8 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the end, to early stopping, or until `stop` is called."""
+        if self.progress.finished:
+            return
         self.task.model.train()
         self._began = time.monotonic() - self.progress.seconds
         while not self.progress.finished and not self.stopping:
@@ -75,7 +77,7 @@ class Trainer:
                 self._validate()
             if step == self.max_steps:
                 self.progress.finished = self.progress.finished or "max_steps"
-            elif step % self.config.checkpoint_every == 0:
+            elif not self.progress.finished and step % self.config.checkpoint_every == 0:
                 self.save()
         if self.progress.finished:
             self._finish()
@@ -128,12 +130,15 @@ class Trainer:
     def _check_finite(self) -> float:
         """The mean loss since the last look; reading it waits for the device, so it is done only now and then."""
         loss = float(sum(self._losses)) / max(1, len(self._losses))
-        if math.isfinite(loss):
-            return loss
+        if not math.isfinite(loss):
+            raise self._diverged("loss")
+        return loss
+
+    def _diverged(self, what: str) -> DivergedError:
         latest = self.folder.latest_checkpoint()
         kept = f"the last good checkpoint is {latest}" if latest else "no checkpoint was written yet"
-        raise DivergedError(
-            f"the loss is not finite at step {self.progress.step}; {kept}. "
+        return DivergedError(
+            f"the {what} is not finite at step {self.progress.step}; {kept}. "
             f"Try a lower train.lr than {self.config.lr:g}, a longer train.warmup_steps, or train.clip_norm=1"
         )
 
@@ -156,11 +161,12 @@ class Trainer:
         if self.valid_data is None:
             return
         began = time.monotonic()
-        self.task.model.eval()
         with self.precision():
             scores = self.task.evaluate(self.valid_data, quick=True)
         self.task.model.train()
         self._tell("valid", **scores)
+        if not math.isfinite(scores["loss"]):
+            raise self._diverged("validation loss")
         self.schedule.observe(scores["loss"])
         if self.task.better(scores, self.progress.best):
             self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
@@ -189,6 +195,8 @@ class Trainer:
 
     def save(self) -> None:
         self._check_finite()
+        if not all(bool(p.isfinite().all()) for p in self.task.model.parameters()):
+            raise self._diverged("model")
         self.progress.seconds = time.monotonic() - self._began
         tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
         optimizer = self.optimizer.state_dict()["state"]
@@ -219,7 +227,7 @@ class Trainer:
         try:
             self._restore(tensors, state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{latest}: is damaged ({error})") from None
+            raise damaged(latest, error) from None
         for listener in self.listeners:
             listener.hear({"event": "resume", "step": self.progress.step})
 
