@@ -104,7 +104,7 @@ class Classify(Task):
         kept = (row for row, held in split_rows(train_name, config, fraction) if not held)
         train = encode(kept, train_name, numbers, tokenizer, path=folder / "tokens" / "train")
         facts = _facts(train[0])
-        max_len = data.max_len or min(512, max(16, facts.usual))
+        max_len = data.max_len or (max(16, facts.longest) if facts.longest <= 256 else min(512, facts.usual))
         found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
         config = settle(config, facts, {**found})
         task = cls(config, tokenizer)

@@ -75,6 +75,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with writing(path):
         aside = path.with_name(f".{path.name}.part")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, aside)
+        aside.chmod(0o644)  # the library writes for the owner alone
         _sync(aside)
         aside.replace(path)
 
