@@ -117,6 +117,6 @@ def _show(rows: list[ScoreRow], page: Path) -> None:
     typer.echo(f"report: {page}")
     folder = rows[0].report.parent.parent
     typer.echo("try:")
-    typer.echo(f'  triform predict {folder}/classify "The food was not bad at all."')
+    typer.echo(f'  triform predict {folder}/classify "I expected the keyboard to be faulty, and it was not."')
     typer.echo(f'  triform predict {folder}/generate "The with statement"')
     typer.echo(f'  triform predict {folder}/translate "twenty-one"')

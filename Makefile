@@ -1,0 +1,44 @@
+# Two commands: `make demo` shows what Triform does, `make test` checks that it still does it.
+# Both need only Python (3.11 or newer), pip and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types clean
+
+demo: $(VENV)/.installed
+	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
+	@$(BIN)/triform demo --out runs/demo
+
+test: $(VENV)/.installed-dev lint types
+	@echo "== Running the tests"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
+lint: $(VENV)/.installed-dev
+	@echo "== Checking style"
+	@$(BIN)/ruff check src tests
+	@$(BIN)/ruff format --check --quiet src tests
+
+types: $(VENV)/.installed-dev
+	@echo "== Checking types"
+	@$(BIN)/mypy
+
+$(BIN)/python:
+	@echo "== Making a virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Triform needs Python 3.11 or newer; say which with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "== Installing Triform and what it needs (PyTorch is large: this can take minutes)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "== Installing the tools for tests"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,87 @@
+"""The README is run: its commands, its Python, its tree and its table of presets."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triform.presets import BY_SIZE, SYSTEMS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELL, PYTHON = (re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) for language in ("sh", "python"))
+FILES = {
+    "reviews.csv": "".join(f"{'good' if n % 2 else 'bad'},word{n % 9} thing {n}\n" for n in range(80)),
+    "book.txt.gz": "".join(f"Line {n} of the book says {n * 7 % 11}.\n" for n in range(300)),
+    "train.en": "".join(f"one {n} two\n" for n in range(80)),
+    "train.fr": "".join(f"un {n} deux\n" for n in range(80)),
+    "dev.en": "one 5 two\n" * 4,
+    "dev.fr": "un 5 deux\n" * 4,
+    "a.txt": "My fellow citizens, this is it.\n" * 20,
+    "b.txt": "We shall go on, my friends.\n" * 20,
+}
+QUICK = "--set model.d_model=16 --set model.n_heads=2 --set model.n_layers=1 --set train.max_steps=3"
+
+
+def run(arguments: list[str], folder: Path) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import gzip
+
+    folder = tmp_path_factory.mktemp("readme")
+    for name, text in FILES.items():
+        data = text.encode()
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    book = "".join(FILES[name] for name in ("a.txt", "b.txt"))
+    (folder / "speech.txt").write_text(book, encoding="utf-8")
+    made = f"train generate --data speech.txt --out runs/speeches --set data.max_len=8 {QUICK}"
+    run([sys.executable, "-m", "triform", *shlex.split(made)], folder)
+    return folder
+
+
+def test_every_triform_command_of_the_readme_runs(folder: Path) -> None:
+    commands = [line for block in SHELL for line in block.splitlines() if line.startswith("triform ")]
+    assert len(commands) >= 8
+    for command in commands:
+        arguments = shlex.split(command, comments=True)[1:]
+        if arguments[0] == "train":
+            arguments += shlex.split(QUICK)
+        assert run([sys.executable, "-m", "triform", *arguments], folder).strip()
+
+
+def test_the_python_of_the_readme_runs(folder: Path) -> None:
+    for block in PYTHON:
+        assert run([sys.executable, "-c", block], folder).count("\n") == 3
+
+
+def test_the_make_commands_of_the_readme_exist() -> None:
+    targets = re.findall(r"^make (\w+)", "\n".join(SHELL), re.MULTILINE)
+    assert targets == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{target}: " in makefile for target in targets)
+
+
+def test_the_tree_names_every_source_file_and_no_other() -> None:
+    tree = README[README.index("src/triform/\n") : README.index("tests/               mirrors")]
+    named = set(re.findall(r"\w+\.py\b", tree))
+    real = {path.name for path in (ROOT / "src/triform").rglob("*.py")} - {"__init__.py", "__main__.py"}
+    commands = {path.name for path in (ROOT / "src/triform/cli").glob("*.py")} - {"__init__.py"}
+    assert named <= real
+    assert real - named <= commands, "files the README's tree forgets"
+
+
+def test_the_table_names_every_preset() -> None:
+    for name in (*SYSTEMS, *BY_SIZE):
+        assert f"`{name}`" in README or name in ("ted-set2", "ted-set3")
