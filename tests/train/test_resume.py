@@ -1,12 +1,15 @@
-"""A run that is killed at any moment and resumed ends with the same bits as one that was never disturbed."""
+"""A run that is killed at any moment and resumed ends with the same bits as one that was never disturbed.
+
+Each attempt is a process of its own, ended by SIGKILL. They come from a server that has torch imported already, so
+that the kills fall into the work and not into the start.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +18,8 @@ import pytest
 from safetensors.torch import load_file
 
 from triform.train.folder import RunFolder
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and forkserver are not known there")
 
 TINY = (
     "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.dropout=0.2",
@@ -30,32 +35,41 @@ FILES = {
 }
 
 
-def command(task: str, folder: Path, out: Path, *more: str) -> list[str]:
-    name, text = FILES[task]
-    data = folder / name
-    if not data.exists():
-        data.write_text(text, encoding="utf-8")
-    sets = [part for setting in TINY for part in ("--set", setting)]
-    return [
-        sys.executable, "-m", "triform", "train", task, "--data", str(data), "--out", str(out),
-        "--device", "cpu", "--seed", "3", *sets, *more,
-    ]  # fmt: skip
+KILLED = -signal.SIGKILL
 
 
-def run(arguments: list[str], kill_after: float | None = None, faults: str = "") -> int:
-    """Run to the end, or kill without warning after so many seconds; `faults` is run before the command."""
-    if faults:
-        main = "from triform.cli.main import main; main()"
-        arguments = [arguments[0], "-c", f"{faults}\n{main}", *arguments[3:]]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-    with subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        try:
-            _, error = process.communicate(timeout=kill_after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return -signal.SIGKILL
-    assert process.returncode in (0, -signal.SIGKILL), error.decode()
-    return process.returncode
+def attempt(task: str, data: str, out: str, fault: str) -> None:
+    """In a process of its own: begin, or go on with, the run in `out`."""
+    import torch
+
+    from triform.launch import train
+
+    torch.set_num_threads(1)
+    exec(fault, {})
+    settings = dict(setting.split("=") for setting in TINY)
+    train(task, data=data, out=out, seed=3, device="cpu", quiet=True, resume=Path(out).exists(), **settings)
+
+
+class Runner:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name, text in FILES.values():
+            (folder / name).write_text(text, encoding="utf-8")
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["triform.launch"])
+
+    def run(self, task: str, out: Path, *, fault: str = "", kill_after: float | None = None) -> int:
+        """The exit code of an attempt that ends by itself or is killed after so many seconds."""
+        data = self.folder / FILES[task][0]
+        process = self.context.Process(target=attempt, args=(task, str(data), str(out), fault))
+        process.start()
+        process.join(kill_after)
+        process.kill()
+        process.join()
+        code = process.exitcode
+        process.close()
+        assert code in (0, KILLED)
+        return code
 
 
 def same_run(one: Path, other: Path) -> None:
@@ -81,11 +95,20 @@ def events(path: Path) -> list[dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("unbroken")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, runner: Runner) -> dict[str, tuple[Path, float]]:
+    """A run a task that nothing disturbed, and the seconds it took."""
+    folder, runs = tmp_path_factory.mktemp("unbroken"), {}
     for task in FILES:
-        assert run(command(task, folder, folder / task)) == 0
-    return {task: folder / task for task in FILES}
+        for name in ("warm-up", task):  # the first one waits for the server to import torch
+            began = time.monotonic()
+            assert runner.run(task, folder / task / name) == 0
+        runs[task] = folder / task / task, time.monotonic() - began
+    return runs
 
 
 # A kill planted inside the writing of a checkpoint: after so many calls of `fsync`, and while old ones are removed.
@@ -115,29 +138,25 @@ shutil.rmtree = rmtree
 
 @pytest.mark.parametrize("task", FILES)
 def test_killed_while_a_checkpoint_is_written_a_run_still_ends_with_the_same_bits(
-    task: str, tmp_path: Path, unbroken: dict[str, Path]
+    task: str, tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
-    data, out = unbroken[task].parent, tmp_path / "run"
-    kills = 0
-    for seed, fault in enumerate((DURING_SYNC, DURING_CLEANING, DURING_SYNC)):
-        more = ("--resume",) if out.exists() else ()
-        kills += run(command(task, data, out, *more), faults=fault.format(seed=seed)) == -signal.SIGKILL
-    assert kills >= 2
-    assert run(command(task, data, out, "--resume")) == 0
-    same_run(unbroken[task], out)
+    out, kills = tmp_path / "run", 0
+    for seed in range(3):
+        for fault in (DURING_SYNC, DURING_CLEANING):
+            kills += runner.run(task, out, fault=fault.format(seed=seed)) == KILLED
+    assert kills >= 4
+    assert runner.run(task, out) == 0
+    same_run(unbroken[task][0], out)
 
 
 @pytest.mark.parametrize("task", FILES)
 def test_killed_at_random_moments_a_run_still_ends_with_the_same_bits(
-    task: str, tmp_path: Path, unbroken: dict[str, Path]
+    task: str, tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
-    data, out = unbroken[task].parent, tmp_path / "run"
-    rng = random.Random(task)
-    began = time.monotonic()
-    for _ in range(4):
-        more = ("--resume",) if out.exists() else ()
-        run(command(task, data, out, *more), kill_after=rng.uniform(1.5, 5.0))
-        if time.monotonic() - began > 40:
-            break
-    assert run(command(task, data, out, "--resume")) == 0
-    same_run(unbroken[task], out)
+    straight, seconds = unbroken[task]
+    rng, out, kills = random.Random(task), tmp_path / "run", 0
+    for _ in range(12):
+        kills += runner.run(task, out, kill_after=rng.uniform(0.05, 0.9 * seconds)) == KILLED
+    assert kills >= 3
+    assert runner.run(task, out) == 0
+    same_run(straight, out)

@@ -129,7 +129,8 @@ class Trainer:
 
     def _check_finite(self) -> float:
         """The mean loss since the last look; reading it waits for the device, so it is done only now and then."""
-        loss = float(sum(self._losses)) / max(1, len(self._losses))
+        self._losses = [float(loss) for loss in self._losses]  # as a checkpoint holds them: a resume sums the same
+        loss = sum(self._losses) / max(1, len(self._losses))
         if not math.isfinite(loss):
             raise self._diverged("loss")
         return loss
@@ -212,7 +213,7 @@ class Trainer:
             "sampler": self.sampler.state(),
             "schedule": self.schedule.state(),
             "listeners": {type(listener).__name__: listener.state() for listener in self.listeners},
-            "window": {"losses": [float(loss) for loss in self._losses], "tokens": self._tokens},
+            "window": {"losses": self._losses, "tokens": self._tokens},
             "marks": self.marks,
             "finished": self.progress.finished,
         }
