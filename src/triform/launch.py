@@ -222,7 +222,7 @@ def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> Non
         "higher_is_better": task.higher_is_better,
         "parameters": parameters,
         "device": str(task.device),
-        "precision": trainer.config.precision,
+        "precision": trainer.number_format,
         "train_examples": len(trainer.train_data),
         "valid_examples": len(trainer.valid_data or ()),
         "vocab_size": task.config.tokenizer.vocab_size,

@@ -34,7 +34,7 @@ def perplexity(nats_per_token: float) -> float:
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
 
 
-def bits_per_byte(nats: float, n_bytes: int) -> float:
+def bits_per_byte(nats: float, n_bytes: float) -> float:
     """Independent of the tokenizer, so models with different vocabularies can be compared."""
     return nats / math.log(2) / max(1, n_bytes)
 

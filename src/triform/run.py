@@ -45,6 +45,12 @@ class Run:
         with self._decoding(decode):
             return self.task.evaluate(self.task.read(name, notices)), notices
 
+    def progress(self) -> dict[str, object]:
+        """Where its training stands: the step, the best scores and their step, and why it ended."""
+        folder = RunFolder(self.path)
+        latest = folder.latest_checkpoint()
+        return dict(folder.read_state(latest)["progress"]) if latest else {}
+
     def held_out_data(self) -> str:
         """The test part of a built-in set, or the validation file the run was given."""
         data = self.config.data

@@ -60,7 +60,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
     import time
 
     from triform.launch import train
-    from triform.report import ScoreRow
+    from triform.report import ScoreRow, write_report
     from triform.train.listeners import MetricsFile
 
     typer.echo(f"\n{task}: {SUMMARIES[task]}", err=True)
@@ -69,7 +69,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
     seconds = time.monotonic() - began
     scores = run.evaluate()
     MetricsFile(run.path / "metrics.jsonl").hear({"event": "test", "name": "test", "scores": scores})
-    _refresh(run.path)
+    write_report(run.path)
     metric, target = TARGETS[task]
     return ScoreRow(
         task=task,
@@ -81,12 +81,6 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
         report=run.path / "report.html",
         higher_is_better=metric != "bits_per_byte",
     )
-
-
-def _refresh(folder: Path) -> None:
-    from triform.report import write_report
-
-    write_report(folder)
 
 
 def _plain(row: ScoreRow) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, Set
+from triform.cli.options import Device, Json, Set, print_json
 
 
 def train(
@@ -26,6 +26,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of initial weights, order and dropout.")] = None,
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    json_: Json = False,
 ) -> None:
     """Train a model on your text and leave a run folder.
 
@@ -49,6 +50,9 @@ def train(
         asked["seed"] = seed
     options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
     run = launch(task, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
+    if json_:
+        print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
+        return
     typer.echo(f"run folder: {run.path}")
     typer.echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ from triform.tasks.task import Batch, Prediction, Prepared, Task, chunks, cross_
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 
 EVAL_TOKENS = 16_384
+QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
 NEVER_WRITTEN = (PAD, UNK, BOS)
 ROWS_AT_ONCE = 64
 
@@ -113,7 +115,8 @@ class Generate(Task):
         if valid_name:
             valid = task.read(valid_name, notices)
         elif stop < units:
-            valid = task._stream(train_name, read_pieces(train_name, data, start=stop), notices)
+            held = read_pieces(train_name, data, start=stop)
+            valid = task._stream(train_name, held, notices, folder / "tokens" / "valid")
         return Prepared(task=task, train=Stream(store, n_bytes, max_len), valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -126,8 +129,8 @@ class Generate(Task):
     def read(self, name: str, notices: list[str]) -> Stream:
         return self._stream(name, read_pieces(name, self.config.data), notices)
 
-    def _stream(self, name: str, pieces: Iterator[Piece], notices: list[str]) -> Stream:
-        store, n_bytes = encode(pieces, self.tokenizer)
+    def _stream(self, name: str, pieces: Iterator[Piece], notices: list[str], path: Path | None = None) -> Stream:
+        store, n_bytes = encode(pieces, self.tokenizer, path=path)
         if store.total < 2:
             raise DataError("fewer than two tokens are left for validation; give more text", path=name)
         if unknown := int((store.tokens == UNK).sum()):
@@ -140,19 +143,19 @@ class Generate(Task):
     @torch.inference_mode()
     def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:
         self.model.eval()
-        nats, hits = 0.0, 0
-        for batch in data.batches():
+        nats, hits, weight = 0.0, 0, 0
+        for batch in islice(data.batches(), QUICK_BATCHES if quick else None):
             batch = batch.to(self.device)
             scores = self.model(batch.tokens)
             nats += cross_entropy(scores, batch.targets, 0.0).item()
             hits += int((scores.argmax(-1) == batch.targets).sum())
-        loss = nats / len(data)
+            weight += batch.weight
         return {
-            "loss": loss,
-            "perplexity": perplexity(loss),
-            "bits_per_byte": bits_per_byte(nats, data.n_bytes),
-            "token_accuracy": hits / len(data),
-            "tokens": len(data),
+            "loss": nats / weight,
+            "perplexity": perplexity(nats / weight),
+            "bits_per_byte": bits_per_byte(nats, data.n_bytes * weight / len(data)),
+            "token_accuracy": hits / weight,
+            "tokens": weight,
         }
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:

@@ -113,11 +113,16 @@ class Trainer:
         self._losses.append(total)
         self._tokens += sum(batch.n_tokens for batch in batches)
 
+    @property
+    def number_format(self) -> str:
+        """What `precision = "auto"` comes to: bf16 where the device is made for it."""
+        if self.config.precision != "auto":
+            return self.config.precision
+        return "bf16" if self.task.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
     def precision(self) -> AbstractContextManager[Any]:
-        """bf16 where it is asked for, or where the device is made for it."""
-        device = self.task.device.type
-        if self.config.precision == "bf16" or (self.config.precision == "auto" and device == "cuda"):
-            return torch.autocast(device, dtype=torch.bfloat16)
+        if self.number_format == "bf16":
+            return torch.autocast(self.task.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
     # -- what happens between steps
