@@ -28,7 +28,7 @@ types: $(VENV)/.installed-dev
 $(BIN)/python:
 	@echo "== Making a virtual environment in $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Triform needs Python 3.11 or newer; say which with make PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python's venv module is missing; on Debian: apt install python3-venv" >&2; exit 1; }
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "== Installing Triform and what it needs (PyTorch is large: this can take minutes)"

@@ -44,7 +44,7 @@ from triform.settings import (
 )
 from triform.tasks import TASKS
 from triform.text import TOKENIZERS
-from triform.train.optim import SCHEDULES, make_optimizer, make_schedule
+from triform.training.optim import SCHEDULES, make_optimizer, make_schedule
 
 SECTIONS = {
     "data": DataConfig,

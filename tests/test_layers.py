@@ -30,16 +30,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
-    "train": ("errors", "config", "settings", "metrics", "tasks"),
+    "training": ("errors", "config", "settings", "metrics", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),
-    "run": ("errors", "config", "settings", "metrics", "tasks", "train"),
-    "launch": ("errors", "config", "settings", "presets", "data", "tasks", "train", "report", "run"),
+    "run": ("errors", "config", "settings", "metrics", "tasks", "training"),
+    "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = ("errors", "config", "settings", "presets", "text", "data", "metrics", "charts", "report")
-READS_ENVIRONMENT = ("text/base.py",)  # its guard for forked children; beside cli/ and train/distributed.py
+READS_ENVIRONMENT = ("text/base.py",)  # its guard for forked children; beside cli/ and training/distributed.py
 MOST_LINES, LONGEST_FUNCTION = 400, 60
 LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) 
 
 @EVERY_FILE
 def test_the_environment_is_read_only_where_it_may_be(path: Path) -> None:
-    if room(module_of(path)) == "cli" or place(path) in (*READS_ENVIRONMENT, "train/distributed.py"):
+    if room(module_of(path)) == "cli" or place(path) in (*READS_ENVIRONMENT, "training/distributed.py"):
         return
     names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     names |= {

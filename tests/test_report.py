@@ -14,7 +14,7 @@ import pytest
 
 from triform.charts import Chart, Curve, Point, draw, linear_scale, log_scale, smooth, thin
 from triform.errors import DataError
-from triform.report import ScoreRow, read_run, write_report, write_scoreboard
+from triform.report import ScoreRow, read_history, write_report, write_scoreboard
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -254,7 +254,7 @@ def test_a_very_long_run_stays_below_300_kilobytes(report: Callable[..., str]) -
 
 def test_a_folder_without_metrics_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
-        read_run(tmp_path)
+        read_history(tmp_path)
 
 
 def test_thinning_keeps_the_ends_and_every_spike() -> None:

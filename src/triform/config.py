@@ -2,7 +2,7 @@
 
 A zero (or "auto", or -1 where zero means something) is a setting left open. Most are chosen from the size of
 the data when training starts, and the chosen value is what the run folder's config.toml holds; how to decode
-and with what precision stay open until they are needed, since they depend on the call and the device.
+and at what precision stay open until they are needed, since they depend on the call and the device.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class TrainConfig:
     final_lr_ratio: float = 0.05  # where cosine and linear end, as a share of lr
     plateau_factor: float = 0.5
     plateau_patience: int = 5
-    batch_size: int = 0  # examples a step; or:
-    batch_tokens: int = 0  # tokens a step, batches bucketed by length
-    accumulate: int = 1
+    batch_size: int = 0  # examples a batch; or:
+    batch_tokens: int = 0  # tokens a batch with its padding, of the longer side of a pair
+    accumulate: int = 1  # batches a step
     max_steps: int = 0  # or:
     epochs: float = 0.0
     clip_norm: float = 1.0  # 0: off

@@ -34,9 +34,9 @@ from triform.settings import (
 )
 from triform.tasks import TASKS, Prepared
 from triform.tasks.defaults import settle_steps
-from triform.train.folder import OWN, RunFolder, load_weights, read_tensors
-from triform.train.listeners import MetricsFile, ProgressLine
-from triform.train.trainer import Listener, Trainer, steps_in
+from triform.training.folder import OWN, RunFolder, load_weights, read_tensors
+from triform.training.listeners import MetricsFile, ProgressLine
+from triform.training.trainer import Listener, Trainer, steps_in
 
 SHORT = {
     "data": "data.train",
@@ -87,7 +87,7 @@ def train(
         _announce(trainer, notices, options)
         with _stopping_at_ctrl_c(trainer):
             trainer.fit()
-        _close(trainer, folder)
+        _close(trainer, folder, options)
     return load(folder.path, device=options.device)
 
 
@@ -98,12 +98,25 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
     layers = [chosen(flatten(preset_of(preset, task)))] if preset else []
     if config is not None:
         layers.append(chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config)))
-    asked = overlay(*layers, settings)
+    asked = overlay(*(_aligned(layer, task) for layer in (*layers, settings)))
     if asked.get("task", task) != task:
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
     build(asked)
     return asked
+
+
+def _aligned(settings: Settings, task: TaskName) -> Settings:
+    """Two aligned files may be given as one name, `a.en,a.fr`."""
+    for name, source, target in (
+        ("data.train", "data.source", "data.target"),
+        ("data.valid", "data.valid_source", "data.valid_target"),
+    ):
+        first, comma, second = str(settings.get(name, "")).partition(",")
+        if task == "translate" and comma and not Path(str(settings[name])).exists():
+            settings = {key: value for key, value in settings.items() if key != name}
+            settings |= {source: first, target: second}
+    return settings
 
 
 def _dotted(settings: Mapping[str, Any]) -> Settings:
@@ -255,7 +268,7 @@ def _stopping_at_ctrl_c(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _close(trainer: Trainer, folder: RunFolder) -> None:
+def _close(trainer: Trainer, folder: RunFolder, options: Options) -> None:
     """Samples from the best weights and the report; then the tokens are no longer needed."""
     task = trainer.task
     if trainer.progress.finished:
@@ -266,8 +279,9 @@ def _close(trainer: Trainer, folder: RunFolder) -> None:
             file.hear({"event": "sample", "step": trainer.progress.step, **sample})
     write_report(folder.path)
     if not trainer.progress.finished:
+        device = "" if options.device == "auto" else f" --device {options.device}"
         raise InterruptedRun(
             f"stopped at step {trainer.progress.step}, everything is saved; "
-            f"go on with: triform train {task.name} --out {shlex.quote(str(folder.path))} --resume"
+            f"go on with: triform train {task.name} --out {shlex.quote(str(folder.path))} --resume{device}"
         )
     folder.drop_tokens()

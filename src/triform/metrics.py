@@ -25,9 +25,10 @@ def accuracy(table: npt.NDArray[np.int64]) -> float:
 
 
 def macro_f1(table: npt.NDArray[np.int64]) -> float:
-    """The mean over labels of 2 · hits / (true ones + guessed ones); a label in neither counts as 0."""
-    hits, total = np.diag(table), table.sum(axis=0) + table.sum(axis=1)
-    return float(np.mean(2 * hits / np.maximum(1, total)))
+    """The mean of 2 · hits / (true ones + guessed ones) over the labels that occur as either."""
+    total = table.sum(axis=0) + table.sum(axis=1)
+    occurs = total > 0
+    return float(np.mean(2 * np.diag(table)[occurs] / total[occurs])) if occurs.any() else 0.0
 
 
 def perplexity(nats_per_token: float) -> float:

@@ -57,7 +57,7 @@ class ScoreRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class History:
     """What the files of a run folder say, with the steps that a resumed run did twice counted once."""
 
     name: str
@@ -102,7 +102,7 @@ class Run:
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run folder, from its `metrics.jsonl` and `config.toml`."""
-    run = read_run(folder)
+    run = read_history(folder)
     body = "".join(
         [_header(run), _tiles(run), _notices(run), _charts(run), _tests(run), _samples(run), _settings(run)]
     )
@@ -138,7 +138,7 @@ def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
     return _write(path, _page("Scoreboard", body, f"Triform {__version__}"))
 
 
-def read_run(folder: Path) -> Run:
+def read_history(folder: Path) -> History:
     """Read a run folder; a line cut short, as the last one of a living run may be, is passed over."""
     path = folder / "metrics.jsonl"
     try:
@@ -162,7 +162,7 @@ def read_run(folder: Path) -> Run:
         events[kind].append(event)
     start = events["start"][-1] if events["start"] else {}
     name = folder.resolve().name
-    return Run(name=name, start=start, events=events, settings=_read_settings(folder), unreadable=unreadable)
+    return History(name=name, start=start, events=events, settings=_read_settings(folder), unreadable=unreadable)
 
 
 def _rewind(events: dict[str, list[Event]], step: Any) -> None:
@@ -201,7 +201,7 @@ def _count(value: object) -> str:
     return f"{value:,.0f}" if _finite(value) else "–"
 
 
-def _header(run: Run) -> str:
+def _header(run: History) -> str:
     tone, status = ENDINGS.get(str((run.end or {}).get("reason")), ("good", "Finished"))
     if run.end is None:
         tone, status = "live", "Running"
@@ -227,7 +227,7 @@ def _tile(name: str, value: str, note: str = "", extra: str = "") -> str:
     )
 
 
-def _tiles(run: Run) -> str:
+def _tiles(run: History) -> str:
     best, end, start = run.best(), run.end or {}, run.start
     speeds = [value for _, value in run.curve("train", "tokens_per_s")]
     times = [value for _, value in run.curve("train", "seconds")]
@@ -247,7 +247,7 @@ def _tiles(run: Run) -> str:
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
-def _notices(run: Run) -> str:
+def _notices(run: History) -> str:
     texts = [str(event.get("text", "")) for event in run.events["notice"]]
     if run.unreadable:
         lines = "1 damaged line" if run.unreadable == 1 else f"{run.unreadable} damaged lines"
@@ -256,7 +256,7 @@ def _notices(run: Run) -> str:
     return f'<ul class="notices" aria-label="Notices">{items}</ul>' if items else ""
 
 
-def _charts(run: Run) -> str:
+def _charts(run: History) -> str:
     best, resumed = run.best(), (event.get("step") for event in run.events["resume"])
     marks = [Mark(step=best[0], label="best")] if best else []
     marks += [Mark(step=step, label="resumed") for step in resumed if _finite(step)]
@@ -291,7 +291,7 @@ def _charts(run: Run) -> str:
     return _section("Curves", f'<div class="charts">{first}</div><div class="{layout}">{second}</div>')
 
 
-def _tests(run: Run) -> str:
+def _tests(run: History) -> str:
     found = ((str(event.get("name", "test")), event.get("scores")) for event in run.events["test"])
     tests = {name: scores for name, scores in found if isinstance(scores, dict)}
     names = list(dict.fromkeys(name for scores in tests.values() for name in scores))
@@ -305,7 +305,7 @@ def _tests(run: Run) -> str:
     return _section("Test scores", _table(head, lines, numeric=range(1, len(head)))) if lines else ""
 
 
-def _samples(run: Run) -> str:
+def _samples(run: History) -> str:
     samples = run.events["sample"]
     last = [event for event in samples if event.get("step") == samples[-1].get("step")]
     keys = [key for key in ("input", "output", "expected") if any(key in event for event in last)]
@@ -320,7 +320,7 @@ def _samples(run: Run) -> str:
     return _section(f"Samples at step {_count(last[0].get('step'))}", _table(map(str.capitalize, keys), lines))
 
 
-def _settings(run: Run) -> str:
+def _settings(run: History) -> str:
     command = f"triform train {escape(run.task)} --config config.toml"
     again = f'<p>To run it again, from this folder:</p><pre class="card"><code>{command}</code></pre>'
     if run.settings is None:

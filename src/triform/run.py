@@ -14,7 +14,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.metrics import Scores
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
-from triform.train.folder import RunFolder, load_weights, read_tensors
+from triform.training.folder import RunFolder, load_weights, read_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,10 @@ def load(path: str | Path, *, device: str = "auto") -> Run:
     config = folder.read_config()
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
-    task = TASKS[config.task].load(config, folder.path)
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # initial weights are about to be replaced: draw nothing from the caller
+        task = TASKS[config.task].load(config, folder.path)
     load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
     task.model.to(pick_device(device)).eval()
     return Run(path=folder.path, task=task)

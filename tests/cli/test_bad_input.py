@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import triform as package
-from triform.train.folder import RunFolder, read_tensors, write_tensors
+from triform.training.folder import RunFolder, read_tensors, write_tensors
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -405,7 +405,7 @@ def test_a_full_disk_stops_with_one_line_and_resume_ends_the_same(
 def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     train: Command, tmp_path: Path, files: Files, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triform.train import folder
+    from triform.training import folder
 
     run, save = tmp_path / "run", folder.save_file
     asked = ("classify", "--data", files.csv, "--out", run)

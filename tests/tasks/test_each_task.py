@@ -18,7 +18,7 @@ from triform.errors import DataError
 from triform.settings import build
 from triform.tasks import Generate, Prepared, Translate
 from triform.text import BOS, EOS, PAD, UNK
-from triform.train.folder import load_weights, weights_of
+from triform.training.folder import load_weights, weights_of
 
 Shelf = Mapping[str, Prepared]
 

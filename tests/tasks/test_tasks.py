@@ -19,7 +19,7 @@ from triform.tasks import TASKS, Prediction, Prepared, Task
 from triform.tasks.defaults import settle_steps
 from triform.tasks.task import IGNORE, held_out
 from triform.text import BOS, EOS
-from triform.train.folder import load_weights, weights_of
+from triform.training.folder import load_weights, weights_of
 
 Shelf = Mapping[str, Prepared]
 every_task = pytest.mark.parametrize("name", NAMES)

@@ -36,6 +36,7 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the three run folders go.")] = Path(
         "runs/demo"
     ),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are not a demo's.")] = False,
     seed: Annotated[int, typer.Option(help="Of initial weights, order and dropout.")] = 0,
     device: Device = "auto",
     json_: Json = False,
@@ -43,6 +44,8 @@ def demo(
     """Train, evaluate and ask a classifier, a language model and a translator, in a few minutes."""
     from triform.report import write_scoreboard
 
+    if not overwrite:
+        _spare_other_runs(out)
     rows = []
     for task in ("classify", "generate", "translate"):
         rows.append(_one(task, out, seed, device))
@@ -55,13 +58,24 @@ def demo(
         raise typer.Exit(1)
 
 
+def _spare_other_runs(out: Path) -> None:
+    """A demo may replace an older demo, nothing else."""
+    from triform.errors import CheckpointError
+    from triform.training.folder import RunFolder
+
+    for task in SUMMARIES:
+        folder = RunFolder(out / task)
+        if folder.config_file.exists() and not folder.read_config().data.train.startswith("builtin:"):
+            raise CheckpointError(f"{folder.path}: holds a run of your own; choose another --out, or --overwrite")
+
+
 def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
     """Train one task, score it on its test set, and show what it says."""
     import time
 
     from triform.launch import train
     from triform.report import ScoreRow, write_report
-    from triform.train.listeners import MetricsFile
+    from triform.training.listeners import MetricsFile
 
     typer.echo(f"\n{task}: {SUMMARIES[task]}", err=True)
     began = time.monotonic()

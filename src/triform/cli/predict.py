@@ -32,6 +32,9 @@ def predict(
     decode = decode_settings(set_)
     opened = load(run, device=device)
     made = opened.predict(given, seed=seed, **decode)
+    if cut := sum(one.cut for one in made):
+        read = f"only the first {opened.config.data.max_len} tokens were read"
+        typer.echo(f"note: {cut} of {len(made)} texts were too long: {read}", err=True)
     if json_:
         print_json([{name: value for name, value in asdict(one).items() if value is not None} for one in made])
         return

@@ -40,12 +40,8 @@ def train(
     if resume and not out:
         raise ConfigError("--resume needs --out RUN: which run is to go on?")
     asked: Settings = parse_assignments(set_ or [])
-    asked |= {
-        name: value
-        for name, value in {"data.train": data, "data.source": source, "data.target": target}.items()
-        if value
-    }
-    asked |= _valid(valid, task)
+    given = {"data.train": data, "data.source": source, "data.target": target, "data.valid": valid}
+    asked |= {name: value for name, value in given.items() if value}
     if seed is not None:
         asked["seed"] = seed
     options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
@@ -57,11 +53,3 @@ def train(
     typer.echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
     typer.echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
-
-
-def _valid(valid: str, task: str) -> dict[str, str]:
-    """One file, or for translate two aligned ones joined by a comma."""
-    first, comma, second = valid.partition(",")
-    if comma and task == "translate" and not Path(valid).exists():
-        return {"data.valid_source": first, "data.valid_target": second}
-    return {"data.valid": valid} if valid else {}

@@ -28,6 +28,16 @@ def _parse(path: str) -> tuple[str, str]:
     return name, split
 
 
+def named(path: str, task: str) -> str:
+    """What was asked for or, when that is nothing, the set that comes with the task."""
+    return path or BUILTIN + builtin.NAMES[task]
+
+
+def validation_of(path: str) -> str:
+    """The validation part of a builtin set given whole; for anything else there is none."""
+    return f"{path}/valid" if path.startswith(BUILTIN) and "/" not in path else ""
+
+
 def is_text(path: str) -> bool:
     """Whether the set is one running text."""
     return _parse(path)[0] in TEXTS

@@ -49,8 +49,10 @@ class Sample:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, scores: Tensor, rows: Sequence[int]) -> Tensor:
-        scores = top_k(scores.double() / self.config.temperature, self.config.top_k)
-        cumulative = top_p(scores, self.config.top_p).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
+        """In float64 on the CPU: exact sums on every device, and the token is wanted there next anyway."""
+        wide = top_k(scores.cpu().double() / self.config.temperature, self.config.top_k)
+        cumulative = top_p(wide, self.config.top_p).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
         draws = [torch.rand(1, generator=self.generators[row], dtype=torch.float64) for row in rows]
-        point = torch.stack(draws).to(scores.device) * cumulative[:, -1:]  # (B, 1)
-        return torch.searchsorted(cumulative, point, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
+        point = torch.stack(draws) * cumulative[:, -1:]  # (B, 1)
+        tokens = torch.searchsorted(cumulative, point, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
+        return tokens.to(scores.device)

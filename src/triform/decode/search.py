@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from triform.decode.choose import Choose
+from triform.config import DecodeConfig
+from triform.decode.choose import Choose, Sample, best
 from triform.decode.stepper import Stepper
 
 NEVER = float("-inf")
@@ -48,6 +50,16 @@ def write(stepper: Stepper, choose: Choose, ending: Ending) -> list[list[int]]:
         scores = stepper.step(tokens)
 
 
+def run_search(
+    stepper: Stepper, config: DecodeConfig, ending: Ending, *, default: str, seeds: Sequence[int]
+) -> list[list[int]]:
+    """Decode as the settings say; `default` is what "auto" means for the task."""
+    strategy = default if config.strategy == "auto" else config.strategy
+    if strategy == "beam":
+        return beam_search(stepper, ending, size=config.beam_size, length_penalty=config.length_penalty)
+    return write(stepper, Sample(config, seeds) if strategy == "sample" else best, ending)
+
+
 @dataclass
 class Beam:
     """The hypotheses of one row: `beams` still growing, `done` ended, each with its score."""
@@ -79,11 +91,13 @@ def beam_search(stepper: Stepper, ending: Ending, *, size: int, length_penalty: 
         length += 1
         steps = ending.allowed(scores.log_softmax(dim=-1)).view(len(alive), size, -1)  # (B, size, V)
         candidates = (totals[:, :, None] + steps).flatten(1)  # (B, size * V)
-        best = candidates.topk(min(2 * size, candidates.shape[1]))
+        leading = candidates.topk(min(2 * size, candidates.shape[1]))
         penalty = ((5 + length) / 6) ** length_penalty
         places, tokens, kept, rows = [], [], [], []
         for place, beam in enumerate(alive):
-            choice = _advance(beam, best.values[place], best.indices[place], steps.shape[-1], ending.eos, penalty)
+            choice = _advance(
+                beam, leading.values[place], leading.indices[place], steps.shape[-1], ending.eos, penalty
+            )
             if len(beam.done) >= size or not choice or length == ending.limits[beam.row]:
                 _close(beam, choice, penalty)
                 found[beam.row] = beam.best()

@@ -14,6 +14,7 @@ from torch import Tensor
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.cache import Cache
+from triform.nn.padding import pad
 
 
 class Stepper(Protocol):
@@ -27,15 +28,9 @@ class Stepper(Protocol):
         """Go on with these rows only, in this order; a row may be repeated."""
 
 
-def pad(rows: Sequence[Sequence[int]], device: torch.device, *, left: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Rows of unequal length as one tensor, and which of its entries are real (None: all of them)."""
-    width = max(map(len, rows))
-    gaps = [width - len(row) for row in rows]
-    tokens = [[0] * gap + [*row] if left else [*row] + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
-    places = torch.arange(width, device=device)[None]
-    edge = torch.tensor(gaps, device=device)[:, None]
-    keep = (places >= edge if left else places < width - edge) if any(gaps) else None
-    return torch.tensor(tokens, device=device), keep
+def _on(device: torch.device, padded: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    tokens, keep = padded
+    return tokens.to(device), None if keep is None else keep.to(device)
 
 
 class DecoderStepper:
@@ -52,7 +47,7 @@ class DecoderStepper:
         self._begin([list(prompt[-max_len:]) for prompt in prompts])
 
     def _begin(self, rows: list[list[int]]) -> None:
-        self.tokens, self.keep = pad(rows, self.device, left=True)  # (B, T)
+        self.tokens, self.keep = _on(self.device, pad(rows, left=True))  # (B, T)
         self.longest = max(map(len, rows))
         self.cache = Cache(len(self.model.blocks)) if self.cached else None
 
@@ -94,7 +89,7 @@ class Seq2SeqStepper:
     def __init__(self, model: Seq2Seq, sources: Sequence[Sequence[int]], *, bos: int, cached: bool = True) -> None:
         self.model = model
         device = next(model.parameters()).device
-        source, self.keep = pad(sources, device)  # (B, S)
+        source, self.keep = _on(device, pad(sources))  # (B, S)
         self.states = model.encoder(source, self.keep)  # (B, S, D)
         self.target = torch.full((len(sources), 1), bos, device=device)  # (B, T)
         self.cache = Cache(len(model.blocks)) if cached else None

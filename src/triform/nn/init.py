@@ -1,7 +1,7 @@
 """Initial weights.
 
 Linear layers start as Xavier normal, so that small and large models both keep the scale of what passes
-through; the two layers that write to the residual stream are divided by sqrt(2 · depth), so that the stream
+through; the layers that write to the residual stream are divided by sqrt(2 · depth), so that the stream
 does not grow with depth. Embeddings start at 1/sqrt(D), sound as inputs and as output weights. Only where they
 are both, and scaled up as inputs, do they start small: else a fresh model would be sure of repeating itself.
 """

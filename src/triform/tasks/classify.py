@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
-from triform.data.builtin import NAMES
+from triform.data import sets
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.data.readers import Row, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
+from triform.nn.padding import pad
 from triform.settings import build
 from triform.tasks.defaults import Facts, settle, with_tokenizer
 from triform.tasks.task import (
@@ -30,7 +31,6 @@ from triform.tasks.task import (
     chunks,
     cross_entropy,
     held_out,
-    padded,
     saved_tokenizer,
 )
 from triform.text import EOS, PAD, Tokenizer, train_tokenizer
@@ -59,7 +59,7 @@ class Examples:
         return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
 
     def batch(self, indices: Indices) -> Labelled:
-        tokens, keep = padded([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
+        tokens, keep = pad([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
         return Labelled(
             tokens=tokens,
             keep=keep,
@@ -85,14 +85,13 @@ class Classify(Task):
         self.tokenizer, self.labels = tokenizer, config.data.labels
         self.numbers = {label: number for number, label in enumerate(self.labels)}
         sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
-        torch.manual_seed(config.seed)
         self.model = Classifier(config.model, sizes)
 
     @classmethod
-    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+    def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
         data = config.data
-        train_name = data.train or f"builtin:{NAMES['classify']}"
-        valid_name = data.valid or (f"{train_name}/valid" if train_name == "builtin:reviews" else "")
+        train_name = sets.named(data.train, "classify")
+        valid_name = data.valid or sets.validation_of(train_name)
         fraction = 0.0 if valid_name else data.valid_fraction
         config = build({"data.train": train_name, "data.valid": valid_name}, config)
         labels, n_characters = survey(train_name, config, fraction)
@@ -172,13 +171,13 @@ class Classify(Task):
             batch = data.batch(indices).to(self.device)
             shares = self.model(batch.tokens, batch.keep).float().softmax(-1).tolist()
             found |= dict(zip(indices.tolist(), shares, strict=True))
-        return [self._prediction(text, found[place]) for place, text in enumerate(texts)]
+        cut = store.lengths > self.config.data.max_len
+        return [self._prediction(text, found[place], bool(cut[place])) for place, text in enumerate(texts)]
 
-    def _prediction(self, text: str, shares: list[float]) -> Prediction:
+    def _prediction(self, text: str, shares: list[float], cut: bool) -> Prediction:
         best = max(range(len(shares)), key=shares.__getitem__)
-        return Prediction(
-            input=text, output=self.labels[best], probabilities=dict(zip(self.labels, shares, strict=True))
-        )
+        probabilities = dict(zip(self.labels, shares, strict=True))
+        return Prediction(input=text, output=self.labels[best], probabilities=probabilities, cut=cut)
 
     def samples(self, data: Examples) -> list[dict[str, str]]:
         rows = range(0, len(data), max(1, len(data) // 8))[:8]
@@ -240,7 +239,7 @@ def encode(
 
 
 def _sequences(texts: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    for chunk in chunks(texts):
+    for chunk in chunks(texts, characters=len):
         for tokens in tokenizer.encode_batch(chunk):
             yield tokens or [EOS]  # an empty text still has to be read as something
 

@@ -13,24 +13,32 @@ import torch
 from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
-from triform.data.builtin import NAMES
+from triform.data import sets
 from triform.data.loader import Indices, RandomWindows, Sampler
 from triform.data.readers import Piece, count_units, read_pieces
 from triform.data.store import TokenStore
-from triform.decode.choose import Sample, best, row_seeds
-from triform.decode.search import Ending, beam_search, write
+from triform.decode.choose import row_seeds
+from triform.decode.search import Ending, run_search
 from triform.decode.stepper import DecoderStepper
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
 from triform.settings import build
 from triform.tasks.defaults import Facts, settle, with_tokenizer
-from triform.tasks.task import Batch, Prediction, Prepared, Task, chunks, cross_entropy, saved_tokenizer
-from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
+from triform.tasks.task import (
+    NEVER_WRITTEN,
+    Batch,
+    Prediction,
+    Prepared,
+    Task,
+    chunks,
+    cross_entropy,
+    saved_tokenizer,
+)
+from triform.text import EOS, UNK, Tokenizer, train_tokenizer
 
 EVAL_TOKENS = 16_384
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
-NEVER_WRITTEN = (PAD, UNK, BOS)
 ROWS_AT_ONCE = 64
 
 
@@ -81,17 +89,16 @@ class Generate(Task):
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer = tokenizer
-        torch.manual_seed(config.seed)
         self.model = Decoder(config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len))
 
     @classmethod
-    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+    def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
         data = config.data
-        train_name = data.train or f"builtin:{NAMES['generate']}"
-        valid_name = data.valid or (f"{train_name}/valid" if train_name == "builtin:topics" else "")
+        train_name = sets.named(data.train, "generate")
+        valid_name = data.valid or sets.validation_of(train_name)
         config = build({"data.train": train_name, "data.valid": valid_name}, config)
         units = count_units(train_name, data)
-        stop = units if valid_name else int((1 - data.valid_fraction) * units)
+        stop = units if valid_name else max(1, int((1 - data.valid_fraction) * units))
 
         n_characters = sum(len(piece.text) for piece in read_pieces(train_name, data, stop=stop))
         config = with_tokenizer(config, n_characters)
@@ -114,6 +121,8 @@ class Generate(Task):
         valid = None
         if valid_name:
             valid = task.read(valid_name, notices)
+        elif stop == units and data.valid_fraction:
+            notices.append(f"{train_name}: too short to hold anything out; the last weights are kept")
         elif stop < units:
             held = read_pieces(train_name, data, start=stop)
             valid = task._stream(train_name, held, notices, folder / "tokens" / "valid")
@@ -150,10 +159,11 @@ class Generate(Task):
             nats += cross_entropy(scores, batch.targets, 0.0).item()
             hits += int((scores.argmax(-1) == batch.targets).sum())
             weight += batch.weight
+        n_bytes = data.n_bytes * weight / len(data)  # words leave out spaces, so their bytes cannot be counted
         return {
             "loss": nats / weight,
             "perplexity": perplexity(nats / weight),
-            "bits_per_byte": bits_per_byte(nats, data.n_bytes * weight / len(data)),
+            **({"bits_per_byte": bits_per_byte(nats, n_bytes)} if self.tokenizer.lossless else {}),
             "token_accuracy": hits / weight,
             "tokens": weight,
         }
@@ -191,10 +201,7 @@ class Generate(Task):
         limit = decode.max_new_tokens or 200
         ending = Ending(eos=EOS, limits=(limit,) * len(prompts), banned=NEVER_WRITTEN)
         stepper = DecoderStepper(self.model, prompts, max_len=self.config.data.max_len)
-        if decode.strategy == "beam":
-            return beam_search(stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty)
-        choose = best if decode.strategy == "greedy" else Sample(decode, seeds)
-        return write(stepper, choose, ending)
+        return run_search(stepper, decode, ending, default="sample", seeds=seeds)
 
     def samples(self, data: Stream) -> list[dict[str, str]]:
         starts = np.linspace(0, max(0, len(data) - 17), num=3, dtype=np.int64)
@@ -209,9 +216,10 @@ def encode(pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None =
 
     def sequences() -> Iterator[list[int]]:
         nonlocal n_bytes
-        for chunk in chunks(pieces, 256):
+        for chunk in chunks(pieces, characters=lambda piece: len(piece.text)):
             n_bytes += sum(len(piece.text.encode()) for piece in chunk)
-            encoded = tokenizer.encode_batch([piece.text for piece in chunk])
+            texts = [piece.text for piece in chunk]  # one long text is cut and shared among the cores
+            encoded = tokenizer.encode_batch(texts) if len(texts) > 1 else [tokenizer.encode(texts[0])]
             for piece, tokens in zip(chunk, encoded, strict=True):
                 yield [*tokens, EOS] if piece.ends else tokens
 

@@ -7,9 +7,9 @@ division, by the number of predictions of the whole step, is the trainer's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from triform.config import Config, TaskName, TrainConfig
 from triform.data.loader import Indices, Sampler
 from triform.metrics import Scores
-from triform.text import Tokenizer, load_tokenizer
+from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
 IGNORE = -100  # a target that is not a prediction
+NEVER_WRITTEN = (PAD, UNK, BOS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Prediction:
     input: str
     output: str
     probabilities: dict[str, float] | None = None
+    cut: bool = False  # whether the model saw only the beginning of the input
 
 
 class Task(ABC):
@@ -78,9 +80,17 @@ class Task(ABC):
         self.config = config
 
     @classmethod
-    @abstractmethod
     def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
-        """Read the data, train tokenizers (or take the folder's), settle open settings, build the model."""
+        """Read the data, train tokenizers (or take the folder's), settle open settings, build the model.
+
+        Everything random from here on, initial weights and dropout, follows from the seed.
+        """
+        torch.manual_seed(config.seed)
+        return cls._prepare(config, folder, resume=resume)
+
+    @classmethod
+    @abstractmethod
+    def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared: ...
 
     @classmethod
     @abstractmethod
@@ -149,23 +159,22 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor: 
     )
 
 
-def padded(rows: Sequence[Any], *, fill: int) -> tuple[Tensor, Tensor | None]:
-    """Rows of tokens as one tensor (B, T), and which entries are real (None: all)."""
-    lengths = np.array([len(row) for row in rows])
-    table = np.full((len(rows), lengths.max()), fill, dtype=np.int64)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    keep = None if (lengths == lengths[0]).all() else torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-    return torch.from_numpy(table), keep
-
-
 Item = TypeVar("Item")
 
 
-def chunks(items: Iterable[Item], size: int = 2048) -> Iterator[list[Item]]:
-    """Lists of up to `size` items, so that a stream is encoded many at a time."""
-    remaining = iter(items)
-    while chunk := list(islice(remaining, size)):
+def chunks(
+    items: Iterable[Item], size: int = 2048, *, characters: Callable[[Item], int] = lambda item: 0
+) -> Iterator[list[Item]]:
+    """Lists of up to `size` items, or fewer once they hold a million characters: a stream, many at a time."""
+    chunk: list[Item] = []
+    held = 0
+    for item in items:
+        chunk.append(item)
+        held += characters(item)
+        if len(chunk) == size or held >= 1 << 20:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
         yield chunk
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -13,20 +13,22 @@ import torch
 from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
-from triform.data.builtin import NAMES
+from triform.data import sets
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
 from triform.data.store import TokenStore
-from triform.decode.choose import Sample, best, row_seeds
-from triform.decode.search import Ending, beam_search, write
+from triform.decode.choose import row_seeds
+from triform.decode.search import Ending, run_search
 from triform.decode.stepper import Seq2SeqStepper
 from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.padding import pad
 from triform.settings import build
 from triform.tasks.defaults import Facts, settle, with_tokenizer
 from triform.tasks.task import (
     IGNORE,
+    NEVER_WRITTEN,
     Batch,
     Prediction,
     Prepared,
@@ -34,13 +36,11 @@ from triform.tasks.task import (
     chunks,
     cross_entropy,
     held_out,
-    padded,
 )
-from triform.text import BOS, EOS, PAD, UNK, Tokenizer, load_tokenizer, train_tokenizer
+from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
 
 EVAL_TOKENS = 8_192
 QUICK_PAIRS = 400  # translated at each validation during training
-NEVER_WRITTEN = (PAD, UNK, BOS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class Pairs:
 
     def batch(self, indices: Indices) -> Paired:
         rows = indices.tolist()
-        source, keep = padded([self.source[row][: self.max_len] for row in rows], fill=PAD)
-        targets = [self.target[row][: self.max_len - 1].tolist() for row in rows]
-        target, _ = padded([[BOS, *tokens] for tokens in targets], fill=PAD)
-        expected, _ = padded([[*tokens, EOS] for tokens in targets], fill=IGNORE)
-        weight = sum(map(len, targets)) + len(targets)
+        source, keep = pad([self.source[row][: self.max_len] for row in rows], fill=PAD)
+        targets = [[BOS, *self.target[row].tolist(), EOS][: self.max_len + 1] for row in rows]
+        target, _ = pad([tokens[:-1] for tokens in targets], fill=PAD)
+        expected, _ = pad([tokens[1:] for tokens in targets], fill=IGNORE)
+        weight = sum(len(tokens) - 1 for tokens in targets)
         n_tokens = weight + int(self.source_lengths[indices].sum())
         return Paired(
             source=source,
@@ -104,21 +104,24 @@ class Translate(Task):
             max_len=config.data.max_len,
             target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
         )
-        torch.manual_seed(config.seed)
         self.model = Seq2Seq(config.model, sizes)
 
     @classmethod
-    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> Prepared:
+    def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
         config = _named(config)
         data = config.data
         train_name = data.train or f"{data.source},{data.target}"
         valid_name = data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
         fraction = 0.0 if valid_name else data.valid_fraction
 
-        def kept(*, held: bool = False) -> Iterator[Pair]:
-            """The training pairs (or those held out), read afresh."""
+        def part(*, held: bool) -> Iterator[Pair]:
+            """The pairs to train on, or those held out, read afresh."""
             rows = zip(pairs_of(train_name, config), held_out(fraction), strict=False)
-            return (pair for pair, out in rows if out == held and pair.source.strip() and pair.target.strip())
+            return (pair for pair, out in rows if out == held)
+
+        def kept() -> Iterator[Pair]:
+            """Nothing is learned from a pair with an empty side."""
+            return (pair for pair in part(held=False) if pair.source.strip() and pair.target.strip())
 
         n_characters = sum(len(pair.source) + len(pair.target) for pair in kept())
         config = with_tokenizer(config, n_characters)
@@ -139,12 +142,14 @@ class Translate(Task):
         }
         task = cls(settle(config, facts, {**found}), source, target)
         notices: list[str] = []
+        if skipped := sum(1 for _ in part(held=False)) - len(stores[0]):
+            notices.append(f"{train_name}: {skipped} pairs with an empty side were left out of training")
         train = task._pairs(train_name, *stores, (), notices)
         valid = None
         if valid_name:
             valid = task.read(valid_name, notices)
         elif fraction:
-            valid = task._encoded(train_name, list(kept(held=True)), notices)
+            valid = task._encoded(train_name, list(part(held=True)), notices)
         return Prepared(task=task, train=train, valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -159,8 +164,7 @@ class Translate(Task):
             self.target.save(folder / "tokenizer.target.json")
 
     def read(self, name: str, notices: list[str]) -> Pairs:
-        pairs = [pair for pair in pairs_of(name, self.config) if pair.source.strip() and pair.target.strip()]
-        return self._encoded(name, pairs, notices)
+        return self._encoded(name, list(pairs_of(name, self.config)), notices)
 
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
         return self._pairs(name, *encode(lambda: pairs, self.source, self.target), pairs, notices)
@@ -199,7 +203,9 @@ class Translate(Task):
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         written = self._translate(texts)
-        return [Prediction(input=text, output=output) for text, output in zip(texts, written, strict=True)]
+        cut = [len(tokens) > self.config.data.max_len for tokens in self.source.encode_batch(texts)]
+        rows = zip(texts, written, cut, strict=True)
+        return [Prediction(input=text, output=output, cut=short) for text, output, short in rows]
 
     def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
         """Translations in the order of the texts, made in batches of like length."""
@@ -220,11 +226,8 @@ class Translate(Task):
         ending = Ending(eos=EOS, limits=limits, banned=NEVER_WRITTEN)
         with torch.inference_mode():
             stepper = Seq2SeqStepper(self.model, sources, bos=BOS)
-            if not greedy and decode.strategy in ("auto", "beam"):
-                return beam_search(stepper, ending, size=decode.beam_size, length_penalty=decode.length_penalty)
-            if not greedy and decode.strategy == "sample":
-                return write(stepper, Sample(decode, row_seeds(self.config.seed, rows)), ending)
-            return write(stepper, best, ending)
+        how = replace(decode, strategy="greedy") if greedy else decode
+        return run_search(stepper, how, ending, default="beam", seeds=row_seeds(self.config.seed, rows))
 
     def samples(self, data: Pairs) -> list[dict[str, str]]:
         picked = data.texts[:: max(1, len(data.texts) // 8)][:8]
@@ -237,12 +240,12 @@ class Translate(Task):
 
 def _named(config: Config) -> Config:
     """With no data named, the built-in set and its own validation part."""
-    data = config.data
-    if not data.train and not data.source:
-        config = build({"data.train": f"builtin:{NAMES['translate']}"}, config)
-    if config.data.train == "builtin:numbers" and not data.valid and not data.valid_source:
-        config = build({"data.valid": "builtin:numbers/valid"}, config)
-    return config
+    if config.data.source:
+        return config
+    train = sets.named(config.data.train, "translate")
+    config = build({"data.train": train}, config)
+    given = config.data.valid or config.data.valid_source
+    return config if given else build({"data.valid": sets.validation_of(train)}, config)
 
 
 def pairs_of(name: str, config: Config) -> Iterator[Pair]:
@@ -277,11 +280,12 @@ def encode(
 ) -> tuple[TokenStore, TokenStore]:
     """Both sides as tokens, a reading each; with a folder they go straight to disk."""
 
-    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str) -> TokenStore:
-        sequences = (tokens for chunk in chunks(texts) for tokens in tokenizer.encode_batch(chunk))
+    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str, empty: list[int]) -> TokenStore:
+        encoded = (tokens for chunk in chunks(texts, characters=len) for tokens in tokenizer.encode_batch(chunk))
+        sequences = (tokens or empty for tokens in encoded)
         return TokenStore.build(sequences, vocab_size=tokenizer.vocab_size, path=folder and folder / name)
 
     return (
-        side((pair.source for pair in pairs()), source, "train.source"),
-        side((pair.target for pair in pairs()), target, "train.target"),
+        side((pair.source for pair in pairs()), source, "train.source", [EOS]),
+        side((pair.target for pair in pairs()), target, "train.target", []),
     )

@@ -8,7 +8,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -26,7 +25,7 @@ FORMAT = 1  # of the saved file; a higher number in a file means it is newer tha
 # A line break before anything but whitespace ends a token in every kind: long text may be cut there.
 _SAFE_CUT = re.compile(r"\n(?=\S)")
 _PART = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
-_AT_ONCE = 2048  # texts a call: the library keeps about 100 bytes a token until the call returns
+_AT_ONCE = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
 
 
 class Tokenizer(ABC):
@@ -37,6 +36,7 @@ class Tokenizer(ABC):
     """
 
     kind: ClassVar[str]
+    lossless: ClassVar[bool] = True  # whether decoding gives back the text, spaces and all
 
     def __init__(self, core: Core) -> None:
         ids = core.get_vocab(with_added_tokens=False)
@@ -67,11 +67,15 @@ class Tokenizer(ABC):
         """Tokens of each text, the same as one by one, spread over the cores."""
         quiet_fork()
         encoded: list[list[int]] = []
-        remaining = iter(texts)
-        while batch := list(islice(remaining, _AT_ONCE)):
-            for text in batch:
-                check_text(text)
-            encoded += [row.ids for row in self._core.encode_batch_fast(batch, add_special_tokens=False)]
+        batch: list[str] = []
+        held = 0
+        for place, text in enumerate(texts, 1):
+            check_text(text)
+            batch.append(text)
+            held += len(text)
+            if held >= _AT_ONCE or place == len(texts):
+                encoded += [row.ids for row in self._core.encode_batch_fast(batch, add_special_tokens=False)]
+                batch, held = [], 0
         return encoded
 
     @abstractmethod

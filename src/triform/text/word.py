@@ -38,6 +38,7 @@ class WordTokenizer(Tokenizer):
     """Words by frequency, then alphabet. Decoding is readable but not exact: the spacing is guessed."""
 
     kind: ClassVar[str] = "word"
+    lossless: ClassVar[bool] = False
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

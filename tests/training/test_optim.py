@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from triform.config import ModelConfig, ScheduleKind, Sizes, TrainConfig
 from triform.models.decoder import Decoder
-from triform.train.optim import SCHEDULES, Plateau, make_optimizer, make_schedule, parameter_groups
+from triform.training.optim import SCHEDULES, Plateau, make_optimizer, make_schedule, parameter_groups
 
 
 def shares(kind: ScheduleKind, steps: list[int], *, max_steps: int = 100, **asked: float) -> list[float]:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from triform.train.folder import writing
-from triform.train.trainer import Event
+from triform.training.folder import writing
+from triform.training.trainer import Event
 
 
 class MetricsFile:
@@ -30,7 +30,7 @@ class MetricsFile:
     def restore(self, state: dict[str, Any]) -> None:
         if self.path.exists():
             with writing(self.path), self.path.open("r+b") as file:
-                file.truncate(state["bytes"])
+                file.truncate(min(state["bytes"], self.path.stat().st_size))
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The first losses of each form, pinned: a change that means no harm leaves them where they are.
 
 Dropout is off, so that only the initial weights are random, and those torch draws alike in every version.
-After a change that means to move them, `python tests/train/test_golden.py` prints the new ones.
+After a change that means to move them, `python tests/training/test_golden.py` prints the new ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from triform.data.loader import Indices
 from triform.errors import DivergedError
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
-from triform.train.folder import RunFolder
-from triform.train.trainer import Event, Trainer
+from triform.training.folder import RunFolder
+from triform.training.trainer import Event, Trainer
 
 TASK_NAMES: tuple[TaskName, ...] = ("classify", "generate", "translate")
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -35,16 +34,19 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 class Schedule:
-    """The learning rate as a share of `train.lr`: a shape over the steps, after a linear warm-up."""
+    """The learning rate as a share of `train.lr`: a shape over the steps, after a linear warm-up. Abstract."""
 
     def __init__(self, config: TrainConfig, max_steps: int) -> None:
         self.config, self.max_steps = config, max_steps
         self.warmup = max(0, config.warmup_steps)
-        self.shape = SCHEDULES[config.schedule]
 
     def share(self, step: int) -> float:
         """For the step numbered from 1."""
-        return min(1.0, step / self.warmup if self.warmup else 1.0) * self.shape(self, step)
+        return min(1.0, step / self.warmup if self.warmup else 1.0) * self.shape(step)
+
+    def shape(self, step: int) -> float:
+        """What is left of the rate once the warm-up is over."""
+        raise NotImplementedError
 
     def progress(self, step: int) -> float:
         """0 at the end of the warm-up, 1 at the last step."""
@@ -60,6 +62,29 @@ class Schedule:
         """Take back what `state` gave."""
 
 
+class Constant(Schedule):
+    def shape(self, step: int) -> float:
+        return 1.0
+
+
+class Cosine(Schedule):
+    def shape(self, step: int) -> float:
+        low = self.config.final_lr_ratio
+        return low + (1 - low) * (1 + math.cos(math.pi * self.progress(step))) / 2
+
+
+class Linear(Schedule):
+    def shape(self, step: int) -> float:
+        return 1 - (1 - self.config.final_lr_ratio) * self.progress(step)
+
+
+class Noam(Schedule):
+    """Inverse square root of the step, 1 at the end of the warm-up."""
+
+    def shape(self, step: int) -> float:
+        return math.sqrt(max(1, self.warmup) / max(step, self.warmup, 1))
+
+
 class Plateau(Schedule):
     """Multiplies by `plateau_factor` after more than `plateau_patience` validations without a lower loss."""
 
@@ -68,6 +93,9 @@ class Plateau(Schedule):
     def __init__(self, config: TrainConfig, max_steps: int) -> None:
         super().__init__(config, max_steps)
         self.factor, self.best, self.bad = 1.0, math.inf, 0.0
+
+    def shape(self, step: int) -> float:
+        return self.factor
 
     def observe(self, loss: float) -> None:
         if loss < self.best * (1 - self.THRESHOLD):
@@ -85,37 +113,14 @@ class Plateau(Schedule):
         self.factor, self.bad, self.best = state["factor"], state["bad"], state.get("best", math.inf)
 
 
-def _constant(schedule: Schedule, step: int) -> float:
-    return 1.0
-
-
-def _cosine(schedule: Schedule, step: int) -> float:
-    low = schedule.config.final_lr_ratio
-    return low + (1 - low) * (1 + math.cos(math.pi * schedule.progress(step))) / 2
-
-
-def _linear(schedule: Schedule, step: int) -> float:
-    return 1 - (1 - schedule.config.final_lr_ratio) * schedule.progress(step)
-
-
-def _noam(schedule: Schedule, step: int) -> float:
-    """Inverse square root of the step, 1 at the end of the warm-up."""
-    return math.sqrt(max(1, schedule.warmup) / max(step, schedule.warmup, 1))
-
-
-def _plateau(schedule: Schedule, step: int) -> float:
-    assert isinstance(schedule, Plateau)
-    return schedule.factor
-
-
-SCHEDULES: dict[str, Callable[[Schedule, int], float]] = {
-    "constant": _constant,
-    "cosine": _cosine,
-    "linear": _linear,
-    "noam": _noam,
-    "plateau": _plateau,
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "linear": Linear,
+    "noam": Noam,
+    "plateau": Plateau,
 }
 
 
 def make_schedule(config: TrainConfig, max_steps: int) -> Schedule:
-    return Plateau(config, max_steps) if config.schedule == "plateau" else Schedule(config, max_steps)
+    return SCHEDULES[config.schedule](config, max_steps)

@@ -15,8 +15,8 @@ from torch import Tensor
 from triform.errors import DivergedError
 from triform.metrics import Scores
 from triform.tasks.task import Prepared
-from triform.train.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
-from triform.train.optim import make_optimizer, make_schedule
+from triform.training.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
+from triform.training.optim import make_optimizer, make_schedule
 
 Event = dict[str, Any]
 
@@ -118,7 +118,11 @@ class Trainer:
         """What `precision = "auto"` comes to: bf16 where the device is made for it."""
         if self.config.precision != "auto":
             return self.config.precision
-        return "bf16" if self.task.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        return (
+            "bf16"
+            if self.task.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            else "fp32"
+        )
 
     def precision(self) -> AbstractContextManager[Any]:
         if self.number_format == "bf16":
@@ -213,6 +217,8 @@ class Trainer:
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.task.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.task.device)
+        elif self.task.device.type == "mps":
+            tensors["rng.mps"] = torch.mps.get_rng_state()
         state = {
             "progress": vars(self.progress),
             "sampler": self.sampler.state(),
@@ -257,6 +263,8 @@ class Trainer:
         torch.set_rng_state(parts["rng"]["cpu"])
         if "cuda" in parts["rng"] and self.task.device.type == "cuda":
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
+        elif "mps" in parts["rng"] and self.task.device.type == "mps":
+            torch.mps.set_rng_state(parts["rng"]["mps"])
 
 
 def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from triform.train.folder import RunFolder
+from triform.training.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and forkserver are not known there")
 

@@ -1,0 +1,45 @@
+"""The demo, with a few steps instead of minutes: the way is the same, the targets are not reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from triform.cli import demo
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"d_model": 16, "n_heads": 2, "n_layers": 1}
+    quick = {"train": {"max_steps": 2, "batch_size": 4, "eval_every": 2}, "model": tiny}
+    monkeypatch.setattr(demo, "SETTINGS", dict.fromkeys(demo.SETTINGS, quick))
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    answer = triform("demo", "--out", tmp_path / "demo", "--device", "cpu", "--json")
+    told = json.loads(answer.out)
+    assert answer.code == 1  # nothing is learned in two steps, and the demo says so
+    assert [task["task"] for task in told["tasks"]] == ["classify", "generate", "translate"]
+    assert not any(task["reached"] for task in told["tasks"])
+    page = Path(told["report"]).read_text(encoding="utf-8")
+    for task in told["tasks"]:
+        assert f"{task['task']}/report.html" in page
+        run = tmp_path / "demo" / task["task"]
+        assert triform("predict", run, "The soup was not bad.").code == 0
+        report = (run / "report.html").read_text(encoding="utf-8")
+        assert "Test scores" in report
+    again = triform("demo", "--out", tmp_path / "demo", "--device", "cpu")  # a demo may replace a demo
+    assert again.code == 1
+    assert "missed" in again.out
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_demo_spares_a_run_of_the_users_own(triform, tmp_path: Path, classifier: Path) -> None:  # type: ignore[no-untyped-def]
+    import shutil
+
+    shutil.copytree(classifier, tmp_path / "classify")
+    refusal = triform("demo", "--out", tmp_path).refusal
+    assert "holds a run of your own" in refusal
