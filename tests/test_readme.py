@@ -84,4 +84,4 @@ def test_the_tree_names_every_source_file_and_no_other() -> None:
 
 def test_the_table_names_every_preset() -> None:
     for name in (*SYSTEMS, *BY_SIZE):
-        assert f"`{name}`" in README or name in ("ted-set2", "ted-set3")
+        assert f"`{name}`" in README

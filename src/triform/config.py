@@ -195,7 +195,10 @@ class DecodeConfig:
     max_new_tokens: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.temperature > 0, f"decode.temperature={self.temperature} must be above 0")
+        _require(
+            self.temperature > 0,
+            f"decode.temperature={self.temperature} must be above 0; decode.strategy=greedy takes the best token",
+        )
         _require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
         _at_least("decode", 0, top_k=self.top_k, max_new_tokens=self.max_new_tokens)
         _at_least("decode", 0, length_penalty=self.length_penalty)

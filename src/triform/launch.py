@@ -38,6 +38,7 @@ from triform.training.folder import OWN, RunFolder, load_weights, read_tensors
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
 
+FILES = tuple(f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target"))
 SHORT = {
     "data": "data.train",
     "valid": "data.valid",
@@ -103,7 +104,12 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
     build(asked)
-    return asked
+    return asked | {name: _absolute(str(asked[name])) for name in FILES if asked.get(name)}
+
+
+def _absolute(path: str) -> str:
+    """A run must find its data from wherever it is opened."""
+    return path if path.startswith("builtin:") else str(Path(path).absolute())
 
 
 def _aligned(settings: Settings, task: TaskName) -> Settings:
@@ -176,8 +182,7 @@ def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
     task = prepared.task
     _settle_steps(prepared)
-    data = task.config.data
-    names = [data.train, data.valid, data.source, data.target, data.valid_source, data.valid_target]
+    names = [str(flatten(task.config)[name]) for name in FILES]
     marks = {"data": {name: fingerprint(name) for name in names if name}}
     if resume:
         _same_data(folder, marks["data"])
@@ -236,6 +241,7 @@ def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> Non
         "parameters": parameters,
         "device": str(task.device),
         "precision": trainer.number_format,
+        "unit": task.unit,
         "train_examples": len(trainer.train_data),
         "valid_examples": len(trainer.valid_data or ()),
         "vocab_size": task.config.tokenizer.vocab_size,
@@ -276,7 +282,7 @@ def _close(trainer: Trainer, folder: RunFolder, options: Options) -> None:
         task.model.eval()
         file = MetricsFile(folder.metrics_file)
         for sample in task.samples(trainer.valid_data) if trainer.valid_data is not None else ():
-            file.hear({"event": "sample", "step": trainer.progress.step, **sample})
+            file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
     write_report(folder.path)
     if not trainer.progress.finished:
         device = "" if options.device == "auto" else f" --device {options.device}"

@@ -31,10 +31,8 @@ def imdb_encoder() -> Config:
 
 
 def shakespeare_char() -> Config:
-    """R1: a character language model on tiny Shakespeare.
-
-    The report estimates losses on 200 random batches; here the whole validation part is scored.
-    """
+    """R1: a character language model on tiny Shakespeare."""
+    # The report estimates losses on 200 random batches; here the whole validation part is scored.
     return Config(
         task="generate",
         data=DataConfig(max_len=32),

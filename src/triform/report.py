@@ -205,9 +205,10 @@ def _header(run: History) -> str:
     tone, status = ENDINGS.get(str((run.end or {}).get("reason")), ("good", "Finished"))
     if run.end is None:
         tone, status = "live", "Running"
+    unit = run.start.get("unit", "examples")
     facts = [
         f"{_count(run.start[key])} {name}"
-        for key, name in [("train_examples", "training examples"), ("valid_examples", "validation examples")]
+        for key, name in [("train_examples", f"training {unit}"), ("valid_examples", f"validation {unit}")]
         if key in run.start
     ]
     if "time" in run.start:

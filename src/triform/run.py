@@ -10,11 +10,19 @@ from pathlib import Path
 import torch
 
 from triform.config import Config
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
 from triform.training.folder import RunFolder, load_weights, read_tensors
+
+IMPLIES = {
+    "temperature": "sample",
+    "top_k": "sample",
+    "top_p": "sample",
+    "beam_size": "beam",
+    "length_penalty": "beam",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +38,9 @@ class Run:
 
     def predict(self, texts: Sequence[str], *, seed: int | None = None, **decode: object) -> list[Prediction]:
         """A label, a continuation or a translation for each text; `decode` settings count for this call."""
-        if isinstance(texts, str):
-            texts = [texts]
+        texts = [texts] if isinstance(texts, str) else texts
+        if odd := next((text for text in texts if not isinstance(text, str)), None):
+            raise DataError(f"predict takes texts; {odd!r} is {type(odd).__name__}")
         with self._decoding(decode, seed):
             return self.task.predict(texts)
 
@@ -41,9 +50,17 @@ class Run:
 
     def evaluate_with_notices(self, data: str, decode: Mapping[str, object]) -> tuple[Scores, list[str]]:
         notices: list[str] = []
-        name = data or self.held_out_data()
+        name = data or self.test_set()
         with self._decoding(decode):
-            return self.task.evaluate(self.task.read(name, notices)), notices
+            found = self.task.read(name, notices) if name else self.task.held_out(notices)
+            if found is None:
+                raise ConfigError("nothing was held out of this run's training data; say which file to score")
+            return self.task.evaluate(found), notices
+
+    def test_set(self) -> str:
+        """The test part of the built-in set that the run was trained on, if it was."""
+        train = self.config.data.train
+        return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
 
     def progress(self) -> dict[str, object]:
         """Where its training stands: the step, the best scores and their step, and why it ended."""
@@ -51,20 +68,13 @@ class Run:
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
-    def held_out_data(self) -> str:
-        """The test part of a built-in set, or the validation file the run was given."""
-        data = self.config.data
-        if data.train.startswith("builtin:"):
-            return data.train.partition("/")[0] + "/test"
-        name = data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
-        if not name:
-            raise ConfigError("this run has no held-out file of its own; say --data FILE")
-        return name
-
     @contextmanager
     def _decoding(self, decode: Mapping[str, object], seed: int | None = None) -> Iterator[None]:
         kept = self.task.config
         settings = {f"decode.{name}": typed(f"decode.{name}", value) for name, value in decode.items()}
+        for name, strategy in IMPLIES.items():  # who asks for a beam of 8 wants a beam
+            if name in decode and "strategy" not in decode:
+                settings["decode.strategy"] = strategy
         self.task.config = build(settings | ({} if seed is None else {"seed": seed}), kept)
         try:
             yield

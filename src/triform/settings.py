@@ -37,7 +37,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     last = name.rpartition(".")[2]
     close = [other for other in known if other.rpartition(".")[2] == last]  # the right word, another section
-    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    section = name.partition(".")[0]
+    known = [other for other in known if other.startswith(section + ".")] or known
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 

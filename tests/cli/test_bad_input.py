@@ -289,7 +289,19 @@ def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: 
 def test_sets_of_one_name_are_to_be_named_apart(triform: Command, classifier: Path, files: Files) -> None:
     twice = triform("evaluate", classifier, "--data", files.csv, "--data", files.csv).refusal
     assert twice == "two sets are called 'rows.csv'; name them apart with --data NAME=FILE"
-    assert "say --data FILE" in triform("evaluate", classifier).refusal
+
+
+def test_without_data_a_run_is_scored_on_what_was_held_out_of_its_own(
+    train: Command, triform: Command, tmp_path: Path, files: Files
+) -> None:
+    run = tmp_path / "run"
+    assert train("classify", "--data", files.csv, "--out", run, "--set", "data.valid_fraction=0.2").code == 0
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = [event["value"] for event in last if event["event"] == "best"][-1]
+    assert triform("evaluate", run, "--json").json["sets"]["valid"]["accuracy"] == best
+    whole = tmp_path / "whole"
+    assert train("classify", "--data", files.csv, "--out", whole, "--set", "data.valid_fraction=0").code == 0
+    assert "nothing was held out" in triform("evaluate", whole).refusal
 
 
 def test_a_named_set_needs_a_file(train: Command, triform: Command, tmp_path: Path, files: Files) -> None:
@@ -456,9 +468,9 @@ def test_resume_of_a_finished_run_changes_nothing(triform: Command, tmp_path: Pa
 
 def test_a_folder_that_cannot_be_written(train: Command, tmp_path: Path, files: Files) -> None:
     file = put(tmp_path / "file", "mine")
-    for out in (file / "run", file):
+    for out, problem in ((file / "run", "cannot be written: "), (file, "is a file")):
         refusal = train("classify", "--data", files.csv, "--out", out).refusal
-        assert refusal.startswith(f"{out}: cannot be written: ")
+        assert refusal.startswith(f"{out}: {problem}")
     assert file.read_text() == "mine"
 
 
@@ -576,7 +588,11 @@ def test_resume_with_other_settings_says_which_differ(
     other = ("--set", "model.d_ff=99", "--seed", "3", "--data", "other.csv")
     refusal = train("classify", "--out", run, "--resume", *other).refusal
     assert "--resume goes on with the run's own settings, but these differ: " in refusal
-    for difference in ("model.d_ff: 99 (the run has 64)", "seed: 3 (the run has 0)", "data.train: other.csv"):
+    for difference in (
+        "model.d_ff: 99 (the run has 64)",
+        "seed: 3 (the run has 0)",
+        f"data.train: {Path('other.csv').absolute()}",
+    ):
         assert difference in refusal
     assert "task: generate (the run has classify)" in train("generate", "--out", run, "--resume").refusal
     assert content(run) == before

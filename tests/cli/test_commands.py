@@ -108,7 +108,7 @@ def test_an_aligned_pair_of_files_is_trained_on_and_scored(
     by_options = triform("evaluate", run, *both, "--json").json
     by_comma = triform("evaluate", run, "--data", f"{source},{target}", "--json").json
     own = triform("evaluate", run, "--json").json  # without --data: the validation files it was given
-    assert by_options["sets"]["a.en.gz"] == by_comma["sets"]["a.en.gz"] == own["sets"]["test"]
+    assert by_options["sets"]["a.en.gz"] == by_comma["sets"]["a.en.gz"] == own["sets"]["valid"]
     assert by_options["sets"]["a.en.gz"]["pairs"] == 40
     assert by_options["bleu_signature"].startswith("nrefs:1|")
     assert "bleu: nrefs:1|" in triform("evaluate", run, *both).out
@@ -196,7 +196,7 @@ def test_a_run_with_a_validation_file_is_scored_on_it_without_data(
 ) -> None:
     valid, run = write(tmp_path / "v.csv", csv(labelled(12), "text,label")), tmp_path / "run"
     assert train("classify", "--data", files.csv, "--valid", valid, "--out", run).code == 0
-    assert triform("evaluate", run, "--json").json["sets"]["test"]["rows"] == 12
+    assert triform("evaluate", run, "--json").json["sets"]["valid"]["rows"] == 12
 
 
 def test_doctor_says_what_is_here(triform: Command) -> None:
@@ -377,7 +377,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(train: Command, triform: Command, tm
     assert not re.search("[\r\x1b]", err)
     step = re.fullmatch(r"triform: stopped at step (\d+), everything is saved; .*", err.splitlines()[-1])
     assert step
-    assert err.rstrip().endswith(f"go on with: triform train classify --out {run} --resume")
+    assert err.rstrip().endswith(f"go on with: triform train classify --out {run} --resume --device cpu")
     assert [path.name for path in run.glob("checkpoints/step-*")] == [f"step-{int(step[1]):09d}"]
     assert (run / "report.html").exists()
 

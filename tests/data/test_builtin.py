@@ -327,9 +327,11 @@ def test_no_two_numbers_share_a_name() -> None:
         assert len({number(n)[side] for n in range(0, 1_000_000, 7)}) == len(range(0, 1_000_000, 7))
 
 
-def test_no_english_source_occurs_twice_in_any_split() -> None:
-    sources = [english for split in SPLITS for english, _ in numbers(split)]
-    assert len(sources) == len(set(sources)) == 16500
+def test_no_english_source_occurs_in_two_splits_and_only_small_numbers_twice_in_one() -> None:
+    parts = {split: [english for english, _ in numbers(split)] for split in SPLITS}
+    assert len(set().union(*parts.values())) == sum(len(set(part)) for part in parts.values()) == 16500
+    repeated = {english for english, times in Counter(parts["train"]).items() if times > 1}
+    assert repeated == {number(n)[0] for n in range(101)}  # what people try first is seen more than once
 
 
 def test_numbers_dates_and_times_are_equally_frequent() -> None:

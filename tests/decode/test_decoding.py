@@ -17,9 +17,10 @@ from torch import Tensor
 from triform.config import DecodeConfig, ModelConfig, Sizes
 from triform.decode.choose import Sample, best, row_seeds, top_k, top_p
 from triform.decode.search import Ending, beam_search, write
-from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper, pad
+from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.padding import pad
 
 V, EOS, BANNED = 11, 3, (0, 1, 2)
 MAX_LEN = 12
@@ -166,10 +167,10 @@ def test_writing_goes_on_far_beyond_the_context(max_len: int, style: dict[str, o
 
 @pytest.mark.parametrize("left", [False, True])
 def test_padding_marks_what_is_real(left: bool) -> None:
-    tokens, keep = pad([[5, 6], [7], [8, 9, 4]], torch.device("cpu"), left=left)
+    tokens, keep = pad([[5, 6], [7], [8, 9, 4]], left=left)
     assert [row[real].tolist() for row, real in zip(tokens, keep, strict=True)] == [[5, 6], [7], [8, 9, 4]]
     assert keep[:, -1 if left else 0].all()
-    assert pad([[5, 6], [7, 8]], torch.device("cpu"), left=left)[1] is None
+    assert pad([[5, 6], [7, 8]], left=left)[1] is None
 
 
 # -- endings

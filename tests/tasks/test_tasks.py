@@ -96,10 +96,10 @@ def one_at_a_time(made: Prepared) -> tuple[float, int]:
             n += 1
         else:
             source = torch.tensor(data.source[row][: data.max_len].astype(np.int64))
-            target = data.target[row][: data.max_len - 1].tolist()
-            logs = task.model(source[None], torch.tensor([[BOS, *target]]))[0].log_softmax(-1)
-            nats -= sum(logs[place, token].item() for place, token in enumerate([*target, EOS]))
-            n += len(target) + 1
+            expected = [*data.target[row].tolist(), EOS][: data.max_len]  # a target that is cut does not end
+            logs = task.model(source[None], torch.tensor([[BOS, *expected[:-1]]]))[0].log_softmax(-1)
+            nats -= sum(logs[place, token].item() for place, token in enumerate(expected))
+            n += len(expected)
     return nats, n
 
 

@@ -31,7 +31,9 @@ def evaluate(
     sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = decode_settings(set_)
     opened = load(run, device=device)
-    sets = sets or {"test": opened.held_out_data()}
+    if source and opened.config.task != "translate":
+        raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
+    sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})
     found = {}
     for name, path in sets.items():
         found[name], notices = opened.evaluate_with_notices(path, decode)

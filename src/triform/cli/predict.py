@@ -36,7 +36,9 @@ def predict(
         read = f"only the first {opened.config.data.max_len} tokens were read"
         typer.echo(f"note: {cut} of {len(made)} texts were too long: {read}", err=True)
     if json_:
-        print_json([{name: value for name, value in asdict(one).items() if value is not None} for one in made])
+        print_json(
+            [{name: value for name, value in asdict(one).items() if value not in (None, False)} for one in made]
+        )
         return
     for one in made:
         if one.probabilities is None:

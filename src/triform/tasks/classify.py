@@ -77,6 +77,7 @@ class Examples:
 
 class Classify(Task):
     name = "classify"
+    unit = "texts"
     metric = "accuracy"
     higher_is_better = True
 
@@ -107,14 +108,10 @@ class Classify(Task):
         found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
         config = settle(config, facts, {**found})
         task = cls(config, tokenizer)
-        notices: list[str] = []
+        shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
+        notices = [f"{train_name}: {len(train[1])} texts to train on, {len(labels)} labels: {shown}"]
         examples = task._examples(train_name, *train, notices)
-        valid = None
-        if valid_name:
-            valid = task.read(valid_name, notices)
-        elif fraction:
-            out = (row for row, held in split_rows(train_name, config, fraction) if held)
-            valid = task._examples(train_name, *encode(out, train_name, numbers, tokenizer), notices)
+        valid = task.held_out(notices)
         return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -127,6 +124,15 @@ class Classify(Task):
     def read(self, name: str, notices: list[str]) -> Examples:
         rows = read_rows(name, self.config.data)
         return self._examples(name, *encode(rows, name, self.numbers, self.tokenizer), notices)
+
+    def held_out(self, notices: list[str], folder: Path | None = None) -> Examples | None:
+        data = self.config.data
+        if data.valid:
+            return self.read(data.valid, notices)
+        if not data.valid_fraction:
+            return None
+        rows = (row for row, held in split_rows(data.train, self.config, data.valid_fraction) if held)
+        return self._examples(data.train, *encode(rows, data.train, self.numbers, self.tokenizer), notices)
 
     def _examples(self, name: str, store: TokenStore, labels: Labels, notices: list[str]) -> Examples:
         examples = Examples(store, labels, self.config.data.max_len)

@@ -82,6 +82,7 @@ class Stream:
 
 class Generate(Task):
     name = "generate"
+    unit = "tokens"
     metric = "perplexity"
     higher_is_better = False
     model: Decoder
@@ -97,8 +98,7 @@ class Generate(Task):
         train_name = sets.named(data.train, "generate")
         valid_name = data.valid or sets.validation_of(train_name)
         config = build({"data.train": train_name, "data.valid": valid_name}, config)
-        units = count_units(train_name, data)
-        stop = units if valid_name else max(1, int((1 - data.valid_fraction) * units))
+        stop = training_part(config)
 
         n_characters = sum(len(piece.text) for piece in read_pieces(train_name, data, stop=stop))
         config = with_tokenizer(config, n_characters)
@@ -118,14 +118,7 @@ class Generate(Task):
         found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
         task = cls(settle(config, facts, {**found}), tokenizer)
         notices: list[str] = []
-        valid = None
-        if valid_name:
-            valid = task.read(valid_name, notices)
-        elif stop == units and data.valid_fraction:
-            notices.append(f"{train_name}: too short to hold anything out; the last weights are kept")
-        elif stop < units:
-            held = read_pieces(train_name, data, start=stop)
-            valid = task._stream(train_name, held, notices, folder / "tokens" / "valid")
+        valid = task.held_out(notices, folder)
         return Prepared(task=task, train=Stream(store, n_bytes, max_len), valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -137,6 +130,16 @@ class Generate(Task):
 
     def read(self, name: str, notices: list[str]) -> Stream:
         return self._stream(name, read_pieces(name, self.config.data), notices)
+
+    def held_out(self, notices: list[str], folder: Path | None = None) -> Stream | None:
+        data = self.config.data
+        if data.valid:
+            return self.read(data.valid, notices)
+        stop = training_part(self.config)
+        if stop is None:
+            return None
+        pieces = read_pieces(data.train, data, start=stop)
+        return self._stream(data.train, pieces, notices, folder and folder / "tokens" / "valid")
 
     def _stream(self, name: str, pieces: Iterator[Piece], notices: list[str], path: Path | None = None) -> Stream:
         store, n_bytes = encode(pieces, self.tokenizer, path=path)
@@ -208,6 +211,19 @@ class Generate(Task):
         prompts = [self.tokenizer.decode(data.store.tokens[start : start + 16].tolist()) for start in starts]
         usable = ["", *(prompt for prompt in prompts if prompt and not self.tokenizer.unknown(prompt))]
         return [{"input": made.input, "output": made.output} for made in self.predict(usable)]
+
+
+def training_part(config: Config) -> int | None:
+    """Where training text ends and held-out text begins, in characters or documents; None: all is for training."""
+    data = config.data
+    if data.valid or not data.valid_fraction:
+        return None
+    units = count_units(data.train, data)
+    if units < 2:
+        raise DataError(
+            "is one document: nothing can be held out; give --valid, or data.valid_fraction=0", path=data.train
+        )
+    return max(1, int((1 - data.valid_fraction) * units))
 
 
 def encode(pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None = None) -> tuple[TokenStore, int]:

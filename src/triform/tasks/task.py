@@ -72,6 +72,7 @@ class Task(ABC):
     """Abstract: `classify`, `generate` and `translate` are the final ones."""
 
     name: ClassVar[TaskName]
+    unit: ClassVar[str]  # what its data is counted in
     metric: ClassVar[str]  # the score by which the best weights are kept
     higher_is_better: ClassVar[bool]
     model: nn.Module
@@ -104,6 +105,10 @@ class Task(ABC):
     @abstractmethod
     def read(self, name: str, notices: list[str]) -> Dataset:
         """A file (or `source,target`) as data to evaluate on; what was cut or skipped is said in `notices`."""
+
+    @abstractmethod
+    def held_out(self, notices: list[str], folder: Path | None = None) -> Dataset | None:
+        """The data that judges during training: the validation file, or what was held out of the training file."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:

@@ -92,6 +92,7 @@ class Pairs:
 
 class Translate(Task):
     name = "translate"
+    unit = "pairs"
     metric = "bleu"
     higher_is_better = True
     model: Seq2Seq
@@ -110,18 +111,12 @@ class Translate(Task):
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
         config = _named(config)
         data = config.data
-        train_name = data.train or f"{data.source},{data.target}"
-        valid_name = data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
-        fraction = 0.0 if valid_name else data.valid_fraction
-
-        def part(*, held: bool) -> Iterator[Pair]:
-            """The pairs to train on, or those held out, read afresh."""
-            rows = zip(pairs_of(train_name, config), held_out(fraction), strict=False)
-            return (pair for pair, out in rows if out == held)
+        train_name = _training_name(config)
 
         def kept() -> Iterator[Pair]:
             """Nothing is learned from a pair with an empty side."""
-            return (pair for pair in part(held=False) if pair.source.strip() and pair.target.strip())
+            rows = split_pairs(config, held=False)
+            return (pair for pair in rows if pair.source.strip() and pair.target.strip())
 
         n_characters = sum(len(pair.source) + len(pair.target) for pair in kept())
         config = with_tokenizer(config, n_characters)
@@ -142,14 +137,10 @@ class Translate(Task):
         }
         task = cls(settle(config, facts, {**found}), source, target)
         notices: list[str] = []
-        if skipped := sum(1 for _ in part(held=False)) - len(stores[0]):
+        if skipped := sum(1 for _ in split_pairs(config, held=False)) - len(stores[0]):
             notices.append(f"{train_name}: {skipped} pairs with an empty side were left out of training")
         train = task._pairs(train_name, *stores, (), notices)
-        valid = None
-        if valid_name:
-            valid = task.read(valid_name, notices)
-        elif fraction:
-            valid = task._encoded(train_name, list(part(held=True)), notices)
+        valid = task.held_out(notices)
         return Prepared(task=task, train=train, valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -166,7 +157,16 @@ class Translate(Task):
     def read(self, name: str, notices: list[str]) -> Pairs:
         return self._encoded(name, list(pairs_of(name, self.config)), notices)
 
+    def held_out(self, notices: list[str], folder: Path | None = None) -> Pairs | None:
+        if name := _validation_name(self.config):
+            return self.read(name, notices)
+        if not self.config.data.valid_fraction:
+            return None
+        return self._encoded(_training_name(self.config), list(split_pairs(self.config, held=True)), notices)
+
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
+        if not any(pair.source.strip() and pair.target.strip() for pair in pairs):
+            pairs = []  # a set whose every pair lacks a side judges nothing
         return self._pairs(name, *encode(lambda: pairs, self.source, self.target), pairs, notices)
 
     def _pairs(
@@ -246,6 +246,22 @@ def _named(config: Config) -> Config:
     config = build({"data.train": train}, config)
     given = config.data.valid or config.data.valid_source
     return config if given else build({"data.valid": sets.validation_of(train)}, config)
+
+
+def _training_name(config: Config) -> str:
+    return config.data.train or f"{config.data.source},{config.data.target}"
+
+
+def _validation_name(config: Config) -> str:
+    data = config.data
+    return data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
+
+
+def split_pairs(config: Config, *, held: bool) -> Iterator[Pair]:
+    """The pairs to train on, or those held out of the same file."""
+    fraction = 0.0 if _validation_name(config) else config.data.valid_fraction
+    rows = zip(pairs_of(_training_name(config), config), held_out(fraction), strict=False)
+    return (pair for pair, out in rows if out == held)
 
 
 def pairs_of(name: str, config: Config) -> Iterator[Pair]:

@@ -117,6 +117,8 @@ class RunFolder:
         self.tokens = path / "tokens"
 
     def create(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path}: is a file; choose another --out")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"

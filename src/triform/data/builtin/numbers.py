@@ -210,6 +210,7 @@ def french_minutes(count: int, *, late: bool, masculine: bool) -> str:
 
 # ----------------------------------------------------------------------------------------------- splits
 
+BASICS_AGAIN = 5
 BASICS = 101  # numbers from zero to a hundred are always in train: words such as "zero" occur nowhere else
 
 
@@ -236,6 +237,7 @@ def numbers(split: str) -> list[Pair]:
         raise DataError(f"the numbers have no split {split!r}; choose one of {', '.join(SIZES)}")
     start = sum(SIZES[name] for name in list(SIZES)[: list(SIZES).index(split)])
     rows = mixture()[start : start + SIZES[split]]
-    if split == "train":
+    if split == "train":  # small numbers are what people try first, and a random draw has too few of them
+        rows += [number(n) for n in range(BASICS)] * BASICS_AGAIN
         Random(split).shuffle(rows)
     return rows
