@@ -37,7 +37,7 @@ def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dt
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_repeated_or_resumed_on_cuda_ends_with_the_same_bits(precision: str, tmp_path: Path) -> None:
+def test_a_run_repeated_on_cuda_ends_with_the_same_bits(precision: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {n} says {n * 7919 % 9973}.\n" for n in range(20_000)), encoding="utf-8")
     settings = {"max_steps": 40, "batch_size": 8, "eval_every": 20, "checkpoint_every": 10, "precision": precision}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,9 +14,9 @@ from task_cases import N_ROWS, NAMES, WORDS, prepared, sentences, write_data
 
 from triform.config import Config, TaskName
 from triform.settings import build, flatten
-from triform.tasks import TASKS, Prediction, Prepared, Task
+from triform.tasks import TASKS, Prediction, Prepared, Task, generate
 from triform.tasks.defaults import settle_steps
-from triform.tasks.task import IGNORE, held_out
+from triform.tasks.task import IGNORE, ByLength, held_out
 from triform.text import BOS, EOS
 from triform.training.folder import load_weights, weights_of
 
@@ -125,10 +124,9 @@ def test_the_size_of_a_batch_changes_no_score_and_no_prediction(
 ) -> None:
     task, texts = shelf[name].task, sentences()[:12]
     scores, made = task.evaluate(shelf[name].valid), task.predict(texts)
-    module = importlib.import_module(f"triform.tasks.{name}")
-    monkeypatch.setattr(module, "EVAL_TOKENS", 20)
-    if name == "generate":
-        monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(ByLength, "EVAL_TOKENS", 20)
+    monkeypatch.setattr(generate, "EVAL_TOKENS", 20)
+    monkeypatch.setattr(generate, "ROWS_AT_ONCE", 3)
     assert task.evaluate(shelf[name].valid) == pytest.approx(scores, rel=1e-10)
     assert_alike(task.predict(texts), made)
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.config import Config, Sizes, TrainConfig
+from triform.config import Config, Sizes
 from triform.data import sets
-from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
+from triform.data.loader import Indices, in_order_of_length
 from triform.data.readers import Row, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
@@ -25,6 +25,7 @@ from triform.settings import build
 from triform.tasks.defaults import Facts, settle, with_tokenizer
 from triform.tasks.task import (
     Batch,
+    ByLength,
     Prediction,
     Prepared,
     Task,
@@ -35,8 +36,6 @@ from triform.tasks.task import (
 )
 from triform.text import EOS, PAD, Tokenizer, train_tokenizer
 
-EVAL_TOKENS = 8_192  # a batch of evaluation; nothing depends on it but speed
-
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled(Batch):
@@ -45,18 +44,12 @@ class Labelled(Batch):
     labels: Tensor  # (B)
 
 
-class Examples:
+class Examples(ByLength):
     """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
 
     def __init__(self, store: TokenStore, labels: Labels, max_len: int) -> None:
         self.store, self.labels, self.max_len = store, labels, max_len
         self.lengths = np.minimum(store.lengths, max_len)
-
-    def __len__(self) -> int:
-        return len(self.store)
-
-    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
 
     def batch(self, indices: Indices) -> Labelled:
         tokens, keep = pad([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
@@ -67,9 +60,6 @@ class Examples:
             weight=len(indices),
             n_tokens=int(self.lengths[indices].sum()),
         )
-
-    def batches(self) -> Iterator[Labelled]:
-        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=EVAL_TOKENS))
 
     def too_long(self) -> int:
         return int((self.store.lengths > self.max_len).sum())
@@ -173,7 +163,7 @@ class Classify(Task):
         store = TokenStore.build(_sequences(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
-        for indices in in_order_of_length(data.lengths, batch_tokens=EVAL_TOKENS):
+        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
             batch = data.batch(indices).to(self.device)
             shares = self.model(batch.tokens, batch.keep).float().softmax(-1).tolist()
             found |= dict(zip(indices.tolist(), shares, strict=True))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import Config, TaskName, TrainConfig
-from triform.data.loader import Indices, Sampler
+from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.metrics import Scores
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
@@ -56,6 +56,26 @@ class Dataset(Protocol):
 
     def batches(self) -> Iterator[Batch]:
         """Everything once, for evaluation."""
+
+
+class ByLength(ABC):
+    """Examples of unequal length, batched with their like. Abstract: knows `lengths`, asks for `batch`."""
+
+    EVAL_TOKENS = 8_192  # a batch of evaluation; nothing depends on it but speed
+    lengths: Indices
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def batch(self, indices: Indices) -> Any:
+        """These examples as tensors."""
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
+
+    def batches(self) -> Iterator[Any]:
+        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=self.EVAL_TOKENS))
 
 
 @dataclass(frozen=True, kw_only=True)

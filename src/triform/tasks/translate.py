@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.config import Config, Sizes, TrainConfig
+from triform.config import Config, Sizes
 from triform.data import sets
-from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
+from triform.data.loader import Indices, in_order_of_length
 from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
 from triform.data.store import TokenStore
 from triform.decode.choose import row_seeds
@@ -30,6 +30,7 @@ from triform.tasks.task import (
     IGNORE,
     NEVER_WRITTEN,
     Batch,
+    ByLength,
     Prediction,
     Prepared,
     Task,
@@ -39,7 +40,6 @@ from triform.tasks.task import (
 )
 from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
 
-EVAL_TOKENS = 8_192
 QUICK_PAIRS = 400  # translated at each validation during training
 
 
@@ -51,7 +51,7 @@ class Paired(Batch):
     expected: Tensor  # (B, T): target and end token
 
 
-class Pairs:
+class Pairs(ByLength):
     """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
 
     def __init__(self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = ()) -> None:
@@ -59,12 +59,6 @@ class Pairs:
         self.source_lengths = np.minimum(source.lengths, max_len)
         self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
         self.lengths = np.minimum(self.whole, max_len)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
 
     def batch(self, indices: Indices) -> Paired:
         rows = indices.tolist()
@@ -82,9 +76,6 @@ class Pairs:
             weight=weight,
             n_tokens=n_tokens,
         )
-
-    def batches(self) -> Iterator[Paired]:
-        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=EVAL_TOKENS))
 
     def too_long(self) -> int:
         return int((self.whole > self.max_len).sum())
@@ -212,7 +203,7 @@ class Translate(Task):
         self.model.eval()
         encoded = [tokens[: self.config.data.max_len] or [EOS] for tokens in self.source.encode_batch(texts)]
         lengths = np.array([len(tokens) for tokens in encoded], dtype=np.int64)
-        rows_budget = EVAL_TOKENS // (1 if greedy else self.config.decode.beam_size)
+        rows_budget = ByLength.EVAL_TOKENS // (1 if greedy else self.config.decode.beam_size)
         found: dict[int, str] = {}
         for indices in in_order_of_length(lengths, batch_tokens=rows_budget):
             rows = indices.tolist()
