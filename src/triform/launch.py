@@ -161,6 +161,10 @@ def _claim(folder: RunFolder, asked: Settings, options: Options) -> Config | Non
             raise ConfigError(
                 f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
             )
+        if folder.latest_checkpoint() is None and folder.ended():
+            raise CheckpointError(
+                f"{folder.path}: has lost its checkpoints; its model works, but cannot be trained on"
+            )
         return stored
     if not options.resume and not options.overwrite and folder.config_file.exists():
         state = "a finished run" if folder.finished() else "an unfinished run (--resume goes on with it)"

@@ -460,6 +460,15 @@ def test_resume_writes_a_report_that_is_missing(train: Command, tmp_path: Path, 
     assert (run / "report.html").exists()
 
 
+def test_a_finished_run_that_lost_its_checkpoints_is_not_trained_anew(
+    triform: Command, tmp_path: Path, classifier: Path
+) -> None:
+    run = copy(classifier, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    assert "has lost its checkpoints" in triform("train", "classify", "--out", run, "--resume").refusal
+    assert triform("predict", run, "x").code == 0
+
+
 def test_resume_of_a_finished_run_changes_nothing(triform: Command, tmp_path: Path, classifier: Path) -> None:
     run = copy(classifier, tmp_path)
     assert triform("train", "classify", "--out", run, "--resume").code == 0

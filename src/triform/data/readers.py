@@ -75,6 +75,16 @@ def read_rows(path: str, layout: DataConfig, *, labelled: bool = True) -> Iterat
         yield Row(text, label, line)
 
 
+def describe_rows(path: str, layout: DataConfig) -> str:
+    """How a labelled table is read, for the user to check; empty where nothing is guessed."""
+    kind = kind_of(path)
+    if kind not in ("csv", "tsv"):
+        return ""
+    found = tables.columns_of(path, kind, lambda sample: columns.row_columns(path, sample, layout, labelled=True))
+    second = "" if found.second is None else f", label in column {found.second + 1}"
+    return f"{'a header' if found.header else 'no header'}, text in column {found.first + 1}{second}"
+
+
 def _builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.Cells]:
     if labelled:
         sets.require(path, "classify")

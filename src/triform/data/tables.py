@@ -55,6 +55,12 @@ def _sample(records: Iterator[Record]) -> list[Record]:
     return taken
 
 
+def columns_of(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Columns:
+    """What `choose` makes of the first rows."""
+    records = _csv_records(path) if kind == "csv" else _tsv_records(path)
+    return choose([fields for _, fields in _sample(records)])
+
+
 def delimited(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Iterator[Cells]:
     """The two chosen cells of every row; `choose` sees the first rows."""
     records = _csv_records(path) if kind == "csv" else _tsv_records(path)

@@ -15,7 +15,7 @@ from torch import Tensor
 from triform.config import Config, Sizes
 from triform.data import sets
 from triform.data.loader import Indices, in_order_of_length
-from triform.data.readers import Row, read_rows
+from triform.data.readers import Row, describe_rows, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
@@ -99,7 +99,9 @@ class Classify(Task):
         config = settle(config, facts, {**found})
         task = cls(config, tokenizer)
         shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
-        notices = [f"{train_name}: {len(train[1])} texts to train on, {len(labels)} labels: {shown}"]
+        layout = describe_rows(train_name, config.data)
+        notices = [f"{train_name}: {layout}"] if layout else []
+        notices += [f"{train_name}: {len(train[1])} texts to train on, {len(labels)} labels: {shown}"]
         examples = task._examples(train_name, *train, notices)
         valid = task.held_out(notices)
         return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))

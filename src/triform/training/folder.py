@@ -192,6 +192,13 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()
 
+    def ended(self) -> bool:
+        """Whether the metrics tell of an end that was not an interruption."""
+        if not self.metrics_file.exists():
+            return False
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
+        return any('"event": "end"' in line and '"reason": "interrupted"' not in line for line in lines)
+
     def finished(self) -> bool:
         """Whether training here came to its end."""
         latest = self.latest_checkpoint()
