@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from triform.config import DataConfig
 from triform.data.columns import Columns, pair_columns, row_columns
+from triform.data.readers import describe_rows
 from triform.errors import DataError
 
 LAYOUT = DataConfig()
@@ -90,3 +93,20 @@ def test_words_that_are_also_languages_are_not_a_header_when_they_come_again() -
     assert pair_columns("a.tsv", [["fr", "en"], *rows], DataConfig(source_column="en")) == Columns(True, 1, 0)
     with pytest.raises(DataError, match="cannot be both source and target"):
         pair_columns("a.tsv", rows, DataConfig(source_column="1", target_column="1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.csv", "label,text\ngood,so fine\nbad,so poor\n", "a header, text in column 2, label in column 1"),
+        (
+            "a.tsv",
+            "so fine\tgood\nso poor\tbad\nfine\tgood\n",
+            "no header, text in column 1, label in column 2",
+        ),
+        ("a.jsonl", '{"text": "so fine", "label": "good"}\n', ""),
+    ],
+)
+def test_the_user_is_told_how_a_table_is_read(name: str, text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert describe_rows(str(tmp_path / name), DataConfig()) == told
