@@ -85,3 +85,23 @@ def test_a_long_text_is_prepared_in_little_memory(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         peaks.append(int(done.stdout))
     assert peaks[1] < peaks[0] + 60, f"four times the text takes {peaks[1]} MB instead of {peaks[0]} MB"
+
+
+def test_a_translator_with_two_vocabularies_can_be_made_again_from_its_config(tmp_path: Path) -> None:
+    lines = [f"one two {n}\tun deux trois quatre {n} {n % 9}" for n in range(40)]
+    (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "alone\t", "\tseul"]) + "\n", encoding="utf-8")
+    settings = {"data": str(tmp_path / "pairs.tsv"), "tokenizer": {"kind": "word", "shared": False}}
+    run = triform.train("translate", out=tmp_path / "one", train={"max_steps": 2}, **settings, **TINY)
+    again = triform.train(
+        "translate", config=run.path / "config.toml", out=tmp_path / "two", device="cpu", quiet=True
+    )
+    assert again.predict(["one two 3"]) == run.predict(["one two 3"])
+    told = (run.path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "pairs with an empty side were left out of training" in told
+
+
+@pytest.mark.parametrize("odd", [0, None, 3.5, b"bytes"])
+def test_only_texts_can_be_predicted(odd: object, rows: str, tmp_path: Path) -> None:
+    run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
+    with pytest.raises(triform.DataError, match="predict takes texts"):
+        run.predict(["thing", odd])  # type: ignore[list-item]

@@ -50,7 +50,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run, as opposed to what: none of this changes the numbers a run gives."""
+    """How to run, as opposed to what: none of this is part of a run's settings."""
 
     out: str = ""
     resume: bool = False

@@ -39,8 +39,9 @@ class Run:
     def predict(self, texts: Sequence[str], *, seed: int | None = None, **decode: object) -> list[Prediction]:
         """A label, a continuation or a translation for each text; `decode` settings count for this call."""
         texts = [texts] if isinstance(texts, str) else texts
-        if odd := next((text for text in texts if not isinstance(text, str)), None):
-            raise DataError(f"predict takes texts; {odd!r} is {type(odd).__name__}")
+        for text in texts:
+            if not isinstance(text, str):
+                raise DataError(f"predict takes texts; {text!r} is {type(text).__name__}")
         with self._decoding(decode, seed):
             return self.task.predict(texts)
 
@@ -88,9 +89,7 @@ def load(path: str | Path, *, device: str = "auto") -> Run:
     config = folder.read_config()
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # initial weights are about to be replaced: draw nothing from the caller
+    with torch.random.fork_rng(devices=[]):  # weights drawn only to be replaced cost the caller nothing
         task = TASKS[config.task].load(config, folder.path)
     load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
     task.model.to(pick_device(device)).eval()

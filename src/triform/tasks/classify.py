@@ -21,8 +21,8 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.padding import pad
-from triform.settings import build
-from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.settings import Settings, build
+from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (
     Batch,
     ByLength,
@@ -93,10 +93,11 @@ class Classify(Task):
         numbers = {label: number for number, label in enumerate(labels)}
         kept = (row for row, held in split_rows(train_name, config, fraction) if not held)
         train = encode(kept, train_name, numbers, tokenizer, path=folder / "tokens" / "train")
-        facts = _facts(train[0])
-        max_len = data.max_len or (max(16, facts.longest) if facts.longest <= 256 else min(512, facts.usual))
-        found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
-        config = settle(config, facts, {**found})
+        found: Settings = {
+            "data.max_len": data.max_len or _usual_length(train[0]),
+            "tokenizer.vocab_size": tokenizer.vocab_size,
+        }
+        config = settle(config, train[0].total, found)
         task = cls(config, tokenizer)
         shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
         layout = describe_rows(train_name, config.data)
@@ -242,11 +243,7 @@ def _sequences(texts: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> It
             yield tokens or [EOS]  # an empty text still has to be read as something
 
 
-def _facts(store: TokenStore) -> Facts:
-    lengths = store.lengths
-    return Facts(
-        n_examples=len(store),
-        n_tokens=store.total,
-        longest=int(lengths.max()),
-        usual=int(np.ceil(np.quantile(lengths, 0.95))),
-    )
+def _usual_length(store: TokenStore) -> int:
+    """Room for every text where all are short; for 95 % of them, and 512 tokens at most, where some are long."""
+    longest = int(store.lengths.max())
+    return max(16, longest) if longest <= 256 else min(512, int(np.ceil(np.quantile(store.lengths, 0.95))))

@@ -6,22 +6,10 @@ model, large batches and few epochs. Whatever the user sets stays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from triform.config import Config
 from triform.settings import Settings, build, flatten
 
 MILLION = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What is known of the training data once it is encoded."""
-
-    n_examples: int  # rows, pairs, or windows
-    n_tokens: int
-    longest: int  # tokens of the longest example
-    usual: int  # tokens of an example that 95 % do not exceed
 
 
 def with_tokenizer(config: Config, n_characters: int) -> Config:
@@ -36,18 +24,17 @@ def with_tokenizer(config: Config, n_characters: int) -> Config:
     return build({"tokenizer.kind": kind}, config)
 
 
-def settle(config: Config, facts: Facts, settings: Settings) -> Config:
-    """`config` with `settings` laid over it and every open setting chosen."""
+def settle(config: Config, n_tokens: int, settings: Settings) -> Config:
+    """`config` with `settings` laid over it and every open setting chosen for so many training tokens."""
     config = build(settings, config)
-    model = _model(config, facts)
-    config = build(_open(config, model), config)
+    config = build(_open(config, _model(config, n_tokens)), config)
     config = build(_open(config, {"model.d_ff": 4 * config.model.d_model}), config)
-    return build(_open(config, _pace(config, facts)), config)
+    return build(_open(config, _pace(config, n_tokens)), config)
 
 
 def settle_steps(config: Config, max_steps: int) -> Config:
     """The settings that depend on how long training is: warm-up, and how often to look, log and save."""
-    eval_every = max(1, min(1_000, max_steps // 10) or 1)
+    eval_every = max(1, min(1_000, max_steps // 10))
     steps: Settings = {
         "train.eval_every": eval_every,
         "train.checkpoint_every": config.train.eval_every or eval_every,
@@ -65,11 +52,11 @@ def _open(config: Config, proposal: Settings) -> Settings:
     return {name: value for name, value in proposal.items() if not have[name]}
 
 
-def _model(config: Config, facts: Facts) -> Settings:
+def _model(config: Config, n_tokens: int) -> Settings:
     width, layers, heads = 128, 2, 4
-    if facts.n_tokens > 5 * MILLION:
+    if n_tokens > 5 * MILLION:
         width, layers, heads = 256, 4, 4
-    if facts.n_tokens > 50 * MILLION:
+    if n_tokens > 50 * MILLION:
         width, layers, heads = 512, 6, 8
     width = config.model.d_model or width
     if config.model.n_heads and width % config.model.n_heads:  # asked-for heads decide what the width may be
@@ -80,11 +67,11 @@ def _model(config: Config, facts: Facts) -> Settings:
     return {"model.d_model": width, "model.n_layers": layers, "model.n_heads": heads}
 
 
-def _pace(config: Config, facts: Facts) -> Settings:
+def _pace(config: Config, n_tokens: int) -> Settings:
     """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
     train, width = config.train, config.model.d_model
     pace: Settings = {"train.lr": 2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4}
-    tokens = 1_024 if facts.n_tokens < MILLION else 4_096 if facts.n_tokens < 20 * MILLION else 16_384
+    tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
         if config.task == "generate":  # windows are all of one length
             pace["train.batch_size"] = max(1, tokens // config.data.max_len)
@@ -92,6 +79,6 @@ def _pace(config: Config, facts: Facts) -> Settings:
             pace["train.batch_tokens"] = tokens
     if not train.max_steps and not train.epochs:
         epochs = {"classify": 8, "generate": 15, "translate": 10}[config.task]
-        small = facts.n_tokens < 2 * MILLION
+        small = n_tokens < 2 * MILLION
         pace["train.epochs"] = float(epochs if small else max(2, epochs // 3))
     return pace

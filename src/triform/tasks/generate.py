@@ -23,8 +23,8 @@ from triform.decode.stepper import DecoderStepper
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
-from triform.settings import build
-from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.settings import Settings, build
+from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (
     NEVER_WRITTEN,
     Batch,
@@ -114,9 +114,8 @@ class Generate(Task):
                 "lower it or give more text",
                 path=train_name,
             )
-        facts = Facts(n_examples=store.total // max_len, n_tokens=store.total, longest=max_len, usual=max_len)
-        found = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
-        task = cls(settle(config, facts, {**found}), tokenizer)
+        found: Settings = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
+        task = cls(settle(config, store.total, found), tokenizer)
         notices: list[str] = []
         valid = task.held_out(notices, folder)
         return Prepared(task=task, train=Stream(store, n_bytes, max_len), valid=valid, notices=tuple(notices))

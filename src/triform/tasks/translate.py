@@ -24,8 +24,8 @@ from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.padding import pad
-from triform.settings import build
-from triform.tasks.defaults import Facts, settle, with_tokenizer
+from triform.settings import Settings, build
+from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (
     IGNORE,
     NEVER_WRITTEN,
@@ -113,20 +113,13 @@ class Translate(Task):
         config = with_tokenizer(config, n_characters)
         source, target = _saved(config, folder) if resume else _trained(config, kept, train_name)
         stores = encode(kept, source, target, folder / "tokens")
-        longest = int(max(stores[0].lengths.max(), stores[1].lengths.max() + 1)) if len(stores[0]) else 0
-        if not longest:
+        if not len(stores[0]):
             raise DataError("no pairs to train on: each has an empty side", path=train_name)
-        facts = Facts(
-            n_examples=len(stores[0]),
-            n_tokens=stores[0].total + stores[1].total,
-            longest=longest,
-            usual=longest,
-        )
-        found = {
-            "data.max_len": data.max_len or min(256, longest + 8),
-            "tokenizer.vocab_size": source.vocab_size,
-        }
-        task = cls(settle(config, facts, {**found}), source, target)
+        longest = int(max(stores[0].lengths.max(), stores[1].lengths.max() + 1))
+        found: Settings = {"data.max_len": data.max_len or min(256, longest + 8)}
+        if config.tokenizer.shared:  # two vocabularies have two sizes: each is found from the data again
+            found["tokenizer.vocab_size"] = source.vocab_size
+        task = cls(settle(config, stores[0].total + stores[1].total, found), source, target)
         notices: list[str] = []
         if skipped := sum(1 for _ in split_pairs(config, held=False)) - len(stores[0]):
             notices.append(f"{train_name}: {skipped} pairs with an empty side were left out of training")
