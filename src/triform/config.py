@@ -15,11 +15,12 @@ from triform.errors import ConfigError
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe"]
 ModelKind = Literal["transformer"]
-PositionKind = Literal["learned", "sinusoidal"]
-ScoreKind = Literal["scaled_dot"]
-NormKind = Literal["layer"]
+PositionKind = Literal["learned", "sinusoidal", "rotary", "alibi", "relative", "t5", "none"]
+ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
+Reach = Literal["auto", "full", "causal"]
+NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
-ActivationKind = Literal["relu", "gelu"]
+ActivationKind = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 OptimizerKind = Literal["adam", "adamw", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -94,14 +95,20 @@ class ModelConfig:
 
     kind: ModelKind = "transformer"
     d_model: int = 0
-    d_ff: int = 0  # 0: four times d_model
+    d_ff: int = 0  # 0: four times d_model; for swiglu 8/3 of it, which costs the same
     n_layers: int = 0  # of the encoder and of the decoder, where a model has both
     n_heads: int = 0
+    n_kv_heads: int = 0  # heads of keys and values, shared by groups of query heads; 0: as many as n_heads
     dropout: float = 0.1  # of embeddings and of what each sublayer adds
     attention_dropout: float = 0.0  # of attention weights; costs speed, fused kernels are faster without
     positions: PositionKind = "learned"
+    rotary_base: float = 10_000.0
+    max_distance: int = 0  # relative, t5: farther is all alike; 0: 16 and 128, as published
+    n_buckets: int = 32  # t5
     score: ScoreKind = "scaled_dot"
-    window: int = 0  # 0: every position in reach
+    reach: Reach = "auto"  # auto: encoders read both ways, decoders only back
+    window: int = -1  # keys a position reads, itself included, on each side it may look; -1: all
+    layer_windows: tuple[int, ...] = ()  # instead of window: one a layer, repeated, e.g. [8, -1]
     norm: NormKind = "layer"
     norm_position: NormPosition = "pre"
     final_norm: bool = True
@@ -115,7 +122,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
-        _at_least("model", 0, n_heads=self.n_heads, window=self.window, head_hidden=self.head_hidden)
+        _at_least("model", 0, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_hidden=self.head_hidden)
+        _at_least("model", 0, max_distance=self.max_distance)
+        _at_least("model", 4, n_buckets=self.n_buckets)
         _between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
             down = self.d_model - self.d_model % self.n_heads
@@ -123,14 +132,84 @@ class ModelConfig:
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}; "
                 f"try d_model={' or '.join(str(width) for width in (down, down + self.n_heads) if width)}"
             )
+        self._check_heads()
+        self._check_positions()
+        self._check_windows()
+
+    def _check_heads(self) -> None:
+        heads, shared = self.n_heads, self.n_kv_heads
+        if not (heads and shared) or heads % shared == 0:
+            return
+        fitting = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise ConfigError(
+            f"model.n_heads={heads} is not divisible by model.n_kv_heads={shared}: every key/value head "
+            f"serves as many query heads; choose from {fitting}"
+        )
+
+    def _check_positions(self) -> None:
         _require(
             not (self.positions == "sinusoidal" and self.d_model % 2),
             f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}",
+        )
+        if self.positions == "rotary" and self.n_heads and self.head_dim % 2:
+            raise ConfigError(
+                f"model.positions=rotary turns pairs of coordinates: the head size, model.d_model / model.n_heads "
+                f"= {self.head_dim}, must be even"
+            )
+        _require(self.rotary_base > 1, f"model.rotary_base={self.rotary_base} must be above 1")
+        _require(self.n_buckets % 2 == 0, f"model.n_buckets={self.n_buckets} must be even: half for each side")
+        nearest = self.max_distance_or_published
+        _require(
+            self.positions != "t5" or nearest > self.n_buckets // 2,
+            f"model.max_distance={nearest} is too small: with model.n_buckets={self.n_buckets} it must be above "
+            f"{self.n_buckets // 2}, or the buckets for far distances hold nothing",
+        )
+        if self.score == "additive" and self.positions in ("rotary", "relative"):
+            raise ConfigError(
+                f"model.positions={self.positions} changes the dot product of query and key, and "
+                "model.score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
+            )
+
+    def _check_windows(self) -> None:
+        for name, widths in (("window", (self.window,)), ("layer_windows", self.layer_windows)):
+            for width in widths:
+                _require(
+                    width == -1 or width > 0,
+                    f"model.{name}={width} leaves a position nothing to read, not even itself: "
+                    "it must be at least 1, or -1 for no window",
+                )
+        if not self.layer_windows:
+            return
+        pattern = list(self.layer_windows)
+        _require(
+            self.window == -1,
+            f"model.window={self.window} and model.layer_windows={pattern} are two ways to say one thing: "
+            "set only one of them",
+        )
+        _require(
+            self.n_layers % len(pattern) == 0,
+            f"model.layer_windows={pattern} is a pattern of {len(pattern)} layers and does not fit "
+            f"model.n_layers={self.n_layers}: the number of layers must be a multiple of it",
         )
 
     @property
     def head_dim(self) -> int:
         return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: as many as of queries, unless said."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def max_distance_or_published(self) -> int:
+        return self.max_distance or (16 if self.positions == "relative" else 128)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer; -1 where there is none."""
+        pattern = self.layer_windows or (self.window,)
+        return pattern * (self.n_layers // len(pattern))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +300,11 @@ class Config:
         _require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+        if self.model.reach == "full" and self.task != "classify":
+            raise ConfigError(
+                "model.reach=full lets a decoder read the very token it should predict: "
+                f"{self.task} needs auto or causal"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def ted_set4() -> Config:
     return _ted(6, 12, 768, 0.1)
 
 
-def _speeches(task: TaskName, d_ff: int, window: int = 0, epochs: float = 0.0, max_steps: int = 0) -> Config:
+def _speeches(task: TaskName, d_ff: int, window: int = -1, epochs: float = 0.0, max_steps: int = 0) -> Config:
     """R4's common ground: word vocabulary, 32 tokens, 64 wide, 2 heads, 4 pre-norm layers, Adam 1e-3.
 
     As in the report nothing is held out: the last weights are kept, unless a validation file is given.

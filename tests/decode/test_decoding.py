@@ -20,7 +20,7 @@ from triform.decode.search import Ending, beam_search, write
 from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.padding import pad
+from triform.nn.rows import pad
 
 V, EOS, BANNED = 11, 3, (0, 1, 2)
 MAX_LEN = 12

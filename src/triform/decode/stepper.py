@@ -14,7 +14,7 @@ from torch import Tensor
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.cache import Cache
-from triform.nn.padding import pad
+from triform.nn.rows import pad
 
 
 class Stepper(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
-from triform.nn.block import NORMS, Block
+from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE, Cache
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import causal, real, window
+from triform.nn.masks import Rule, causal, reaches, within
+from triform.nn.positions import relation
+from triform.nn.rows import Keep, Rows, rows_of
 
 
 def vocabulary_head(config: ModelConfig, embedding: Embedding) -> nn.Linear:
@@ -21,18 +24,25 @@ def vocabulary_head(config: ModelConfig, embedding: Embedding) -> nn.Linear:
     return head
 
 
-def positions_of(tokens: Tensor, cache: Cache | None) -> Tensor:  # (B, T) -> (T)
-    """Positions of new tokens: after those that the cache has seen."""
-    start = cache.length if cache else 0
-    return torch.arange(start, start + tokens.shape[1], device=tokens.device)
+def whereabouts(
+    reaches: Sequence[Rule], rows: Rows, tokens: Tensor, cache: Cache | None, positions: Tensor | None = None
+) -> list[Here]:
+    """For each layer: what new tokens may read, where they stand (after those in the cache), what is kept."""
+    if positions is None:
+        positions = rows.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
+    layers = cache.layers if cache else [NO_CACHE] * len(reaches)
+    rules = within(reaches, rows.rule)
+    return [Here(rule, positions, layer) for rule, layer in zip(rules, layers, strict=True)]
 
 
 class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        self.reach = causal & window(config.window)
+        self.reaches = reaches(config, causal)
         self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, relation(config, sizes.max_len, causal=True)) for _ in range(config.n_layers)
+        )
         self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
         self.head = vocabulary_head(config, self.embedding)
         initialise(self, config.n_layers)
@@ -40,14 +50,13 @@ class Decoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        keep: Keep = None,
         positions: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, V)
         """`keep` covers the cached past too; `positions` are given where rows are padded on the left."""
-        rule = self.reach & real(keep)
-        x = self.embedding(tokens, positions_of(tokens, cache) if positions is None else positions)
-        layers = cache.layers if cache else [NO_CACHE] * len(self.blocks)
-        for block, layer in zip(self.blocks, layers, strict=True):
-            x = block(x, rule, layer)
+        layers = whereabouts(self.reaches, rows_of(keep), tokens, cache, positions)
+        x = self.embedding(tokens, layers[0].positions)
+        for block, here in zip(self.blocks, layers, strict=True):
+            x = block(x, here)
         return self.head(self.norm(x))

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
-from triform.nn.block import NORMS, Block
+from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import real, window
+from triform.nn.masks import causal, everything, reaches, within
+from triform.nn.positions import relation
+from triform.nn.rows import Keep, rows_of
 
 
 class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        self.reach = window(config.window)
+        base = causal if config.reach == "causal" else everything
+        self.reaches = reaches(config, base)
         self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, relation(config, sizes.max_len, causal=base is causal)) for _ in range(config.n_layers)
+        )
         self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, T) -> (B, T, D)
-        rule = self.reach & real(keep)
-        x = self.embedding(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = block(x, rule, NO_CACHE)
+    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, T, D)
+        rows = rows_of(keep)
+        positions = rows.positions(0, tokens.shape[1], tokens.device)
+        x = self.embedding(tokens, positions)
+        for block, rule in zip(self.blocks, within(self.reaches, rows.rule), strict=True):
+            x = block(x, Here(rule, positions, NO_CACHE))
         return self.norm(x)
-
-
-def mean_of_real(x: Tensor, keep: Tensor | None) -> Tensor:  # (B, T, D) -> (B, D)
-    """The mean over real tokens; padding has no share in it."""
-    if keep is None:
-        return x.mean(dim=1)
-    share = keep[:, :, None].to(x.dtype)
-    return (x * share).sum(dim=1) / share.sum(dim=1).clamp(min=1)
 
 
 def _label_head(config: ModelConfig, n_labels: int) -> nn.Module:
@@ -54,5 +51,5 @@ class Classifier(nn.Module):
         self.head = _label_head(config, sizes.n_labels)
         initialise(self, config.n_layers)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:  # (B, T) -> (B, labels)
-        return self.head(self.dropout(mean_of_real(self.encoder(tokens, keep), keep)))
+    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
+        return self.head(self.dropout(rows_of(keep).mean(self.encoder(tokens, keep))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from triform.nn.attention import Attention
 from triform.nn.cache import LayerCache
 from triform.nn.feedforward import FeedForward
 from triform.nn.masks import Rule
+from triform.nn.positions import Relation
 
 Sublayer = Callable[[Tensor], Tensor]
 
@@ -19,7 +21,19 @@ def layer_norm(config: ModelConfig) -> nn.Module:
     return nn.LayerNorm(config.d_model, bias=config.bias)
 
 
-NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": layer_norm}
+def rms_norm(config: ModelConfig) -> nn.Module:
+    return nn.RMSNorm(config.d_model, eps=1e-6)
+
+
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}
+
+
+class Here(NamedTuple):
+    """Where a layer stands in a forward pass: what may be read, where the tokens are, what is remembered."""
+
+    rule: Rule
+    positions: Tensor  # (T) or (B, T)
+    cache: LayerCache
 
 
 class PreNorm(nn.Module):
@@ -47,31 +61,29 @@ RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
 class Block(nn.Module):
     """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, relation: Relation) -> None:
         super().__init__()
         residual = RESIDUALS[config.norm_position]
         self.attend, self.think = residual(config), residual(config)
-        self.attention, self.feedforward = Attention(config), FeedForward(config)
+        self.attention, self.feedforward = Attention(config, relation), FeedForward(config)
 
-    def forward(self, x: Tensor, rule: Rule, cache: LayerCache) -> Tensor:  # (B, T, D) -> (B, T, D)
-        x = self.attend(x, lambda h: self.attention(h, h, rule, cache.past))
+    def forward(self, x: Tensor, here: Here) -> Tensor:  # (B, T, D) -> (B, T, D)
+        x = self.attend(x, lambda h: self.attention(h, h, here.rule, here.positions, here.cache.past))
         return self.think(x, self.feedforward)
 
 
 class CrossBlock(nn.Module):
     """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, relation: Relation) -> None:
         super().__init__()
         residual = RESIDUALS[config.norm_position]
         self.attend, self.consult, self.think = residual(config), residual(config), residual(config)
-        self.attention, self.cross, self.feedforward = (
-            Attention(config),
-            Attention(config),
-            FeedForward(config),
-        )
+        unrelated = Relation(config, 0, causal=False)  # a distance between two texts means nothing
+        self.attention, self.cross = Attention(config, relation), Attention(config, unrelated)
+        self.feedforward = FeedForward(config)
 
-    def forward(self, x: Tensor, rule: Rule, source: Tensor, source_rule: Rule, cache: LayerCache) -> Tensor:
-        x = self.attend(x, lambda h: self.attention(h, h, rule, cache.past))
-        x = self.consult(x, lambda h: self.cross(h, source, source_rule, cache.source))
+    def forward(self, x: Tensor, here: Here, source: Tensor, source_rule: Rule) -> Tensor:
+        x = self.attend(x, lambda h: self.attention(h, h, here.rule, here.positions, here.cache.past))
+        x = self.consult(x, lambda h: self.cross(h, source, source_rule, here.positions, here.cache.source))
         return self.think(x, self.feedforward)

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
+from triform.nn.linear import Inward, Outward
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+class SwiGLU(nn.Module):
+    """silu(gate) · value: one half of the input decides how much of the other passes."""
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., 2F) -> (..., F)
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+
+class Activation(NamedTuple):
+    """How to make it, and how many inputs it takes for one output."""
+
+    make: Callable[[], nn.Module]
+    inputs: int = 1
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation(nn.ReLU),
+    "gelu": Activation(nn.GELU),
+    "gelu_tanh": Activation(partial(nn.GELU, approximate="tanh")),
+    "swiglu": Activation(SwiGLU, inputs=2),
+}
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_ff, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]()
-        self.down = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        make, inputs = ACTIVATIONS[config.activation]
+        self.up = Inward(config.d_model, config.d_ff, parts=inputs, bias=config.bias)
+        self.activation = make()
+        self.down = Outward(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
         return self.down(self.activation(self.up(x)))

@@ -12,9 +12,8 @@ import math
 
 from torch import nn
 
-from triform.nn.attention import Attention
 from triform.nn.embedding import Embedding
-from triform.nn.feedforward import FeedForward
+from triform.nn.linear import Inward, Outward
 
 SMALL = 0.02
 
@@ -29,12 +28,11 @@ def initialise(model: nn.Module, depth: int) -> None:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, Attention):
-            for part in module.key_value.weight.chunk(2):  # two projections in one matrix
+        elif isinstance(module, Inward) and module.parts > 1:
+            for part in module.weight.chunk(module.parts):  # each as wide as if it stood alone
                 nn.init.xavier_normal_(part)
-            module.out.weight.data.div_(math.sqrt(2 * depth))
-        elif isinstance(module, FeedForward):
-            module.down.weight.data.div_(math.sqrt(2 * depth))
+        elif isinstance(module, Outward):
+            module.weight.data.div_(math.sqrt(2 * depth))
     for module in model.modules():
         if isinstance(module, Embedding) and module.scale != 1 and id(module.tokens.weight) in outputs:
             nn.init.normal_(module.tokens.weight, std=SMALL)

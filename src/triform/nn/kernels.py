@@ -1,42 +1,123 @@
-"""Two ways to compute the same attention: the formula, written out, and the fused kernel.
+"""Ways to compute the same attention: the formula, written out, and the fast ones that equal it.
 
-A query that may read nothing gets zeros from both.
+`explicit` is for reading and recording. `fused` is torch's fused attention over the pieces that the rule leaves:
+all at once, a window at a time, or a packed row at a time. `frugal` is the formula a few queries at a time, for
+what no fused kernel computes. `flex.py` compiles windows for CUDA, and `choice.py` picks among them all.
+A query that may read nothing gets zeros from each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from triform.nn.masks import Reading, Rule
+from triform.nn.masks import Piece, Rule, whole
+from triform.nn.pieces import Hidden, cut, hidden, spans
+from triform.nn.positions import Relation
 from triform.nn.scores import Score
+
+MOST_AT_ONCE = 1 << 22  # numbers that `frugal` lets one piece hold
+
+
+class Matching(nn.Module):
+    """How queries match keys: how alike they are, and what their distance adds."""
+
+    def __init__(self, score: Score, relation: Relation) -> None:
+        super().__init__()
+        self.score, self.relation = score, relation
+
+    def forward(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:  # -> (B, H, T, S)
+        asked = self.score.queries(q) * self.score.scale
+        return self.score(q, spread(k, q)) + self.relation.bias(asked, distances)
 
 
 class Kernel(Protocol):
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, score: Score, dropout: float) -> Tensor: ...
+    """q (B, H, T, Dh), k and v (B, G, S, Dh) -> (B, H, T, Dh)."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float
+    ) -> Tensor: ...
 
 
-def weights(q: Tensor, k: Tensor, rule: Rule, score: Score) -> Tensor:
+def spread(x: Tensor, q: Tensor) -> Tensor:  # (B, G, S, Dh) -> (B, H, S, Dh)
+    """Shared heads of keys or values, repeated for the query heads that they serve."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def distances(piece: Piece, device: torch.device) -> Tensor:  # (T + S - 1)
+    """Key minus query along the diagonals of a piece, from the last query's first key on."""
+    first = piece.k - (piece.place + piece.t - 1)
+    return torch.arange(first, first + piece.t + piece.s - 1, device=device)
+
+
+def weights(q: Tensor, k: Tensor, rule: Rule, matching: Matching, piece: Piece | None = None) -> Tensor:
     """How much each query attends to each key: (B, H, T, S), rows summing to one."""
-    scores = score(q, k)  # (B, H, T, S)
-    keep = rule.dense(q.shape[-2], k.shape[-2], q.device)
-    hidden = scores.masked_fill(~keep, float("-inf"))
-    return hidden.softmax(dim=-1).masked_fill(~keep, 0.0)  # a row with nothing to read is NaN until here
+    piece = piece or whole(q.shape[-2], k.shape[-2])
+    scores = matching(q, k, distances(piece, q.device))  # (B, H, T, S)
+    keep = rule.dense(piece, q.device)
+    shares = scores.masked_fill(~keep, float("-inf")).softmax(dim=-1)
+    return shares.masked_fill(~keep, 0.0)  # a row with nothing to read is NaN until here
 
 
-def explicit(q: Tensor, k: Tensor, v: Tensor, rule: Rule, score: Score, dropout: float) -> Tensor:
-    """softmax(q kᵀ / sqrt(Dh)) v, step by step."""
-    return F.dropout(weights(q, k, rule, score), dropout, training=dropout > 0) @ v  # (B, H, T, Dh)
+def explicit(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float, piece: Piece | None = None
+) -> Tensor:
+    """softmax(score(q, k) + bias) v, step by step."""
+    piece = piece or whole(q.shape[-2], k.shape[-2])
+    shares = weights(q, k, rule, matching, piece)
+    shares = F.dropout(shares, dropout, training=dropout > 0).to(v.dtype)
+    return shares @ spread(v, q) + matching.relation.values(shares, distances(piece, q.device))  # (B, H, T, Dh)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, score: Score, dropout: float) -> Tensor:
+def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
     """The same through torch's fused attention, which never writes the (T, S) weights to memory."""
-    q, k, scale = score.as_dot(q, k)
+    score = matching.score
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
+        how = hidden(rule, piece)
+        mask = None if how is Hidden.NOTHING else rule.dense(piece, q.device)
+        if matching.relation.by_distance:
+            bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
+            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        elif how is Hidden.FUTURE:
+            mask = None
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout,
+            is_causal=mask is None and how is Hidden.FUTURE,
+            scale=score.scale, enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+
+    pieces = cut(rule, q.shape[-2], k.shape[-2])
+    return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)
+
+
+def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+    """The formula a few queries at a time, computed again when gradients are: memory grows with T, not T²."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
+        return explicit(q, k, v, rule, matching, dropout, piece)
+
+    def again(*inputs: object) -> Tensor:
+        return checkpoint(attend, *inputs, use_reentrant=False)
+
     t, s = q.shape[-2], k.shape[-2]
-    reading = rule.reading(t, s)
-    mask = rule.dense(t, s, q.device) if reading is Reading.DENSE else None
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=reading is Reading.CAUSAL, scale=scale
-    )  # (B, H, T, Dh)
+    a_query = q.shape[0] * q.shape[1] * min(s, rule.span.width) * matching.score.cost(q.shape[-1])
+    pieces = cut(rule, t, s, most=max(1, MOST_AT_ONCE // a_query))
+    return _by_piece(again if len(pieces) > 1 and torch.is_grad_enabled() else attend, q, k, v, pieces)
+
+
+def _by_piece(
+    attend: Callable[[Tensor, Tensor, Tensor, Piece], Tensor], q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]
+) -> Tensor:
+    """Attend within each piece, and put the answers together."""
+    if pieces == [whole(q.shape[-2], k.shape[-2])]:
+        return attend(q, k, v, pieces[0])
+    key_places = [(piece.k, piece.s) for piece in pieces]
+    queries = spans(q, [(piece.q, piece.t) for piece in pieces])
+    parts = zip(queries, spans(k, key_places), spans(v, key_places), pieces, strict=True)
+    return torch.cat([attend(*part) for part in parts], dim=-2)

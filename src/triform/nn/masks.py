@@ -1,8 +1,8 @@
 """Masks as rules: a rule answers "may query q of row b read key k?".
 
 Rules compose (`causal & window(8) & real(keep)`) and every kernel reads them in its own way: `dense` gives
-the explicit formula a boolean tensor, `reading` tells fused attention when a flag says the same, and
-`mask_mod` is what FlexAttention compiles.
+the explicit formula a boolean tensor, `span` and `stretches` tell fast kernels how far a query can look, so that
+they need not look farther, and `mask_mod` is what FlexAttention compiles.
 
 In self-attention the queries are the last T of the S positions: all of them for a whole sequence, the newest
 in cached decoding. Cross-attention uses only rules that do not ask where the query stands.
@@ -10,51 +10,75 @@ in cached decoding. Cross-attention uses only rules that do not ask where the qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from triform.config import ModelConfig
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+FAR = 1 << 40  # farther than any text is long
+MOST_KEPT = 1 << 26  # entries of masks that a rule remembers
 
 
-class Reading(IntEnum):
-    """How much a fused kernel must be told; the larger one wins when rules are joined."""
+class Span(NamedTuple):
+    """How many positions before and after itself a query can read at most."""
 
-    FULL = 0  # nothing is hidden
-    CAUSAL = 1  # the kernel's own causal flag
-    DENSE = 2  # a boolean mask
+    before: int = FAR
+    after: int = FAR
+
+    @property
+    def width(self) -> int:
+        return self.before + 1 + self.after
+
+
+class Piece(NamedTuple):
+    """Part of the whole: queries q to q+t and the keys k to k+s; the first query stands at `place`."""
+
+    q: int
+    t: int
+    k: int
+    s: int
+    place: int
 
 
 class Rule:
-    """Which keys a query may read. Abstract: a rule states `allows` and, if it can, a cheaper `reading`."""
+    """Which keys a query may read. Abstract: a rule states `allows` and, if it can, what makes it cheap."""
+
+    span = Span()
+    exact = False  # whether span and stretches already say everything that is hidden
+    moves = False  # whether only distances count, so that pieces of one shape have one mask
+    rows = 1  # how many rows are told apart; 1: every row of a batch is treated alike
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[int, int, torch.device], Tensor] | None = None
+        self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
+        self.block_masks: dict[object, Any] = {}  # what a compiling kernel made of this rule
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """True where query q of row b may read key k; the three index tensors broadcast."""
         raise NotImplementedError
 
-    def reading(self, t: int, s: int) -> Reading:
-        return Reading.DENSE
+    def stretches(self, t: int, s: int) -> tuple[Piece, ...]:
+        """Parts that do not read one another; most rules know only one."""
+        return (whole(t, s),)
 
-    @property
-    def rows(self) -> int:
-        """1 where every row of a batch is treated alike, else the number of rows."""
-        return 1
-
-    def dense(self, t: int, s: int, device: torch.device) -> Tensor:
-        """The rule as a boolean tensor; all layers of one forward pass share it."""
-        key = (t, s, device)
-        last = self._last
-        if last is None or last[0] != key:
-            b = torch.arange(self.rows, device=device)[:, None, None]
-            q = torch.arange(s - t, s, device=device)[None, :, None]
-            k = torch.arange(s, device=device)[None, None, :]
-            last = self._last = key, self.allows(b, q, k).expand(self.rows, t, s)[:, None]  # (B or 1, 1, T, S)
-        return last[1]
+    def dense(self, piece: Piece, device: torch.device) -> Tensor:
+        """The rule for a piece as a boolean tensor (B or 1, 1, T, S); all layers of a forward pass share it."""
+        if self.moves:
+            piece = piece._replace(q=0, k=0, place=piece.place - piece.k)
+        key = piece, device
+        if key not in self._masks:
+            if sum(mask.numel() for mask in self._masks.values()) > MOST_KEPT:
+                self._masks.clear()
+            with torch.inference_mode(False):  # made while evaluating, it may be needed in training
+                b = torch.arange(self.rows, device=device)[:, None, None]
+                q = torch.arange(piece.place, piece.place + piece.t, device=device)[None, :, None]
+                k = torch.arange(piece.k, piece.k + piece.s, device=device)[None, None, :]
+                self._masks[key] = self.allows(b, q, k).expand(self.rows, piece.t, piece.s)[:, None]
+        return self._masks[key]
 
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""
@@ -63,6 +87,11 @@ class Rule:
     def __and__(self, other: Rule) -> Rule:
         parts = [*_parts(self), *_parts(other)]
         return parts[0] if len(parts) == 1 else All(*parts) if parts else everything
+
+
+def whole(t: int, s: int) -> Piece:
+    """All of t queries and s keys; the queries are the newest of the positions."""
+    return Piece(q=0, t=t, k=0, s=s, place=s - t)
 
 
 def _parts(rule: Rule) -> tuple[Rule, ...]:
@@ -75,6 +104,10 @@ class All(Rule):
     def __init__(self, *rules: Rule) -> None:
         super().__init__()
         self.rules = rules
+        self.span = Span(min(rule.span.before for rule in rules), min(rule.span.after for rule in rules))
+        self.exact = all(rule.exact for rule in rules)
+        self.moves = all(rule.moves for rule in rules)
+        self.rows = max(rule.rows for rule in rules)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = self.rules[0].allows(b, q, k)
@@ -82,46 +115,38 @@ class All(Rule):
             allowed = allowed & rule.allows(b, q, k)
         return allowed
 
-    def reading(self, t: int, s: int) -> Reading:
-        return max(rule.reading(t, s) for rule in self.rules)
-
-    @property
-    def rows(self) -> int:
-        return max(rule.rows for rule in self.rules)
+    def stretches(self, t: int, s: int) -> tuple[Piece, ...]:
+        return max((rule.stretches(t, s) for rule in self.rules), key=len)
 
 
 class Everything(Rule):
+    exact = moves = True
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (b >= 0) & (k >= 0)
-
-    def reading(self, t: int, s: int) -> Reading:
-        return Reading.FULL
 
 
 class Causal(Rule):
     """No query reads what comes after it."""
 
+    span = Span(after=0)
+    exact = moves = True
+
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (b >= 0)
-
-    def reading(self, t: int, s: int) -> Reading:
-        if t == 1:  # the newest position may read all there is
-            return Reading.FULL
-        return Reading.CAUSAL if t == s else Reading.DENSE
 
 
 class Window(Rule):
     """A query reads itself and the `width - 1` nearest keys on each side (with `causal`: before it)."""
 
+    exact = moves = True
+
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width = width
+        self.span = Span(width - 1, width - 1)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return ((q - k).abs() < self.width) & (b >= 0)
-
-    def reading(self, t: int, s: int) -> Reading:
-        return Reading.FULL if s <= self.width else Reading.DENSE
+        return ((q - k).abs() <= self.span.before) & (b >= 0)
 
 
 class Real(Rule):
@@ -129,14 +154,43 @@ class Real(Rule):
 
     def __init__(self, keep: Tensor) -> None:
         super().__init__()
-        self.keep = keep
+        self.keep, self.rows = keep, keep.shape[0]
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return self.keep[b, k]
 
-    @property
-    def rows(self) -> int:
-        return self.keep.shape[0]
+
+class Together(Rule):
+    """Rows packed end to end: the tokens of a row read only tokens of that row (or of its source)."""
+
+    exact = True
+
+    def __init__(self, lengths: Sequence[int], source_lengths: Sequence[int]) -> None:
+        super().__init__()
+        assert len(lengths) == len(source_lengths), "every row needs its source"
+        self.lengths, self.source_lengths = tuple(lengths), tuple(source_lengths)
+        self.shift = sum(source_lengths) - sum(lengths)  # where queries are counted from, see above
+        self._owners: tuple[Tensor, Tensor] | None = None
+
+    def owners(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Which row each query and each key belongs to."""
+        if self._owners is None or self._owners[0].device != device:
+            with torch.inference_mode(False):
+                of = [torch.tensor(each, device=device) for each in (self.lengths, self.source_lengths)]
+                numbers = torch.arange(len(self.lengths), device=device)
+                self._owners = numbers.repeat_interleave(of[0]), numbers.repeat_interleave(of[1])
+        return self._owners
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        asking, asked = self.owners(q.device)
+        return (asking[q - self.shift] == asked[k]) & (b >= 0)
+
+    def stretches(self, t: int, s: int) -> tuple[Piece, ...]:
+        assert (t, s) == (sum(self.lengths), sum(self.source_lengths)), "packed rows are read whole"
+        starts = accumulate(self.lengths, initial=0)
+        source_starts = accumulate(self.source_lengths, initial=0)
+        rows = zip(starts, self.lengths, source_starts, self.source_lengths, strict=False)
+        return tuple(Piece(q, n, k, m, q + self.shift) for q, n, k, m in rows)
 
 
 everything: Rule = Everything()
@@ -144,10 +198,22 @@ causal: Rule = Causal()
 
 
 def window(width: int) -> Rule:
-    """A window of `width`; 0 means no limit."""
-    return Window(width) if width else everything
+    """A window of `width`; -1 means no limit."""
+    return everything if width < 0 else Window(width)
 
 
 def real(keep: Tensor | None) -> Rule:
     """Hide padding; None means that there is none."""
     return everything if keep is None else Real(keep)
+
+
+def reaches(config: ModelConfig, base: Rule) -> tuple[Rule, ...]:
+    """How far each layer may read: `base` within the layer's window. Layers that reach alike share one rule."""
+    made = {width: base & window(width) for width in set(config.windows)}
+    return tuple(made[width] for width in config.windows)
+
+
+def within(reaches: Sequence[Rule], rule: Rule) -> list[Rule]:
+    """Each layer's reach joined with the rule of a batch; layers that reach alike still share one."""
+    made = {id(reach): reach & rule for reach in reaches}
+    return [made[id(reach)] for reach in reaches]

@@ -1,42 +1,221 @@
-"""Where a token stands, as a vector added to its embedding."""
+"""Where a token stands. Some schemes add a vector to its embedding, others change how positions attend.
+
+A scheme is a pair: what the embedding adds (`Absolute`) and what attention does with distance (`Relation`).
+Distances are counted in the tensor, key minus query, so that padding on the left and packed rows change nothing.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from triform.config import ModelConfig
 
-class Learned(nn.Module):
-    """One trained vector a position."""
+
+class Absolute(nn.Module):
+    """What the embedding adds. This one adds nothing."""
 
     def __init__(self, max_len: int, d_model: int) -> None:
         super().__init__()
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:  # (B, T, D), (T) or (B, T) -> (B, T, D)
+        return x
+
+
+class Learned(Absolute):
+    """One trained vector a position."""
+
+    def __init__(self, max_len: int, d_model: int) -> None:
+        super().__init__(max_len, d_model)
         self.table = nn.Embedding(max_len, d_model)
 
-    def forward(self, positions: Tensor) -> Tensor:  # (..., T) -> (..., T, D)
-        return self.table(positions)
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table(positions)
 
 
-class Sinusoidal(nn.Module):
+class Sinusoidal(Absolute):
     """sin(p · 10000^(-k/D)) for even k, cos(p · 10000^(-(k-1)/D)) for odd k."""
 
     table: Tensor
 
     def __init__(self, max_len: int, d_model: int) -> None:
-        super().__init__()
+        super().__init__(max_len, d_model)
         self.register_buffer("table", sinusoids(max_len, d_model), persistent=False)
 
-    def forward(self, positions: Tensor) -> Tensor:  # (..., T) -> (..., T, D)
-        return self.table[positions]
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table[positions]
 
 
 def sinusoids(max_len: int, d_model: int) -> Tensor:
     """The table of fixed positions, computed in float64 so that far positions stay exact."""
-    p = torch.arange(max_len, dtype=torch.float64)[:, None]
-    k = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angle = p * 10000.0 ** (-k / d_model)  # (T, D/2)
+    angle = angles(max_len, d_model, 10_000.0)  # (T, D/2)
     table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (T, D)
     return table.to(torch.get_default_dtype())
 
 
-POSITIONS = {"learned": Learned, "sinusoidal": Sinusoidal}
+def angles(max_len: int, width: int, base: float) -> Tensor:
+    """p · base^(-k/width) for each position p and each even k: (max_len, width / 2) in float64."""
+    p = torch.arange(max_len, dtype=torch.float64)[:, None]
+    k = torch.arange(0, width, 2, dtype=torch.float64)
+    return p * base ** (-k / width)
+
+
+class Relation(nn.Module):
+    """What attention does with distance. This one does nothing; it is also cross-attention's, which knows none."""
+
+    by_distance: ClassVar[bool] = False  # adds to a score what depends on head and distance alone
+    needs_weights: ClassVar[bool] = False  # has a part in queries or values: only the written-out formula will do
+
+    def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
+        super().__init__()
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:  # (B, H, T, Dh), (T) or (B, T) -> (B, H, T, Dh)
+        """Queries or keys as they are at these positions."""
+        return x
+
+    def at(self, distances: Tensor) -> Tensor:  # (N) -> (H, N)
+        """What each distance adds to each head's scores, where `by_distance`."""
+        raise NotImplementedError
+
+    def bias(self, q: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, Dh), (T + S - 1) -> (B or 1, H, T, S)
+        """What is added to the scores of queries; `distances` run from the last query's first key on."""
+        return q.new_zeros(())
+
+    def values(self, weights: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, Dh)
+        """What is added to the mean of the values."""
+        return weights.new_zeros(())
+
+
+def by_diagonal(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
+    """One number a distance, laid out along the diagonals of a (T, S) table."""
+    return x.unfold(-1, x.shape[-1] - t + 1, 1).flip(-2)
+
+
+class Rotary(Relation):
+    """Turns pairs of coordinates by an angle that grows with position: q · k then depends on distance."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
+        super().__init__(config, max_len, causal=causal)
+        angle = angles(max_len, config.head_dim, config.rotary_base).repeat(1, 2)  # (max_len, Dh)
+        kind = torch.get_default_dtype()
+        self.register_buffer("cos", angle.cos().to(kind), persistent=False)
+        self.register_buffer("sin", angle.sin().to(kind), persistent=False)
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = (table[positions].unsqueeze(-3).to(x.dtype) for table in (self.cos, self.sin))
+        low, high = x.chunk(2, dim=-1)  # a pair is one coordinate of each half
+        return x * cos + torch.cat([-high, low], dim=-1) * sin
+
+
+class ByDistance(Relation):
+    """A number a head and distance is added to the score. Abstract: says which in `at`."""
+
+    by_distance: ClassVar[bool] = True
+
+    def bias(self, q: Tensor, distances: Tensor) -> Tensor:
+        return by_diagonal(self.at(distances), q.shape[-2])[None].to(q.dtype)  # (1, H, T, S)
+
+
+class Alibi(ByDistance):
+    """Minus slope times distance; each head has its own slope, from steep (near sight) to flat."""
+
+    slopes: Tensor
+
+    def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
+        super().__init__(config, max_len, causal=causal)
+        self.register_buffer("slopes", torch.tensor(slopes(config.n_heads)), persistent=False)
+
+    def at(self, distances: Tensor) -> Tensor:
+        return -self.slopes[:, None] * distances.abs()
+
+
+def slopes(n_heads: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), ... for n heads; where n is no power of two, every other one of 2n fills up."""
+    n = 1 << (n_heads.bit_length() - 1)
+    first = [2.0 ** (-8 * (head + 1) / n) for head in range(n)]
+    return first + ([] if n == n_heads else slopes(2 * n)[::2][: n_heads - n])
+
+
+class Buckets(ByDistance):
+    """T5's learned biases: near distances have a bucket each, far ones share logarithmically wider ones.
+
+    Each layer has a table of its own; T5 lets all layers share the first one's.
+    """
+
+    def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
+        super().__init__(config, max_len, causal=causal)
+        self.causal, self.n_buckets = causal, config.n_buckets
+        self.max_distance = config.max_distance_or_published
+        self.table = nn.Embedding(config.n_buckets, config.n_heads)
+
+    def at(self, distances: Tensor) -> Tensor:
+        return self.table(self.bucket(distances)).T  # (H, N)
+
+    def bucket(self, distances: Tensor) -> Tensor:
+        """Which bucket a distance falls into; causal reading leaves all buckets to the past."""
+        if self.causal:
+            number, side, far = self.n_buckets, distances.new_zeros(()), (-distances).clamp(min=0)
+        else:
+            number, side, far = self.n_buckets // 2, (distances > 0) * (self.n_buckets // 2), distances.abs()
+        exact = number // 2
+        ratio = far.clamp(min=1).float().div(exact).log() / math.log(self.max_distance / exact)
+        wide = exact + (ratio * (number - exact)).long()
+        return side + torch.where(far < exact, far, wide.clamp(max=number - 1))
+
+
+class Relative(Relation):
+    """Shaw's relative positions: a learned vector for each distance joins the key, another the value.
+
+    Beyond `max_distance` all distances are one. Heads share the vectors.
+    """
+
+    needs_weights: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
+        super().__init__(config, max_len, causal=causal)
+        self.far = config.max_distance_or_published
+        self.key_table = nn.Embedding(2 * self.far + 1, config.head_dim)
+        self.value_table = nn.Embedding(2 * self.far + 1, config.head_dim)
+
+    def bias(self, q: Tensor, distances: Tensor) -> Tensor:
+        t, s = q.shape[-2], len(distances) - q.shape[-2] + 1
+        by_clipped = q @ self.key_table.weight.T.to(q.dtype)  # (B, H, T, 2 · far + 1)
+        return by_clipped.gather(-1, self._numbers(distances, t).expand(*q.shape[:2], t, s))  # (B, H, T, S)
+
+    def values(self, weights: Tensor, distances: Tensor) -> Tensor:
+        """Weights of keys at one clipped distance add up, then weigh its vector: no (T, S, Dh) is made."""
+        numbers = self._numbers(distances, weights.shape[-2]).expand_as(weights)
+        shares = weights.new_zeros(*weights.shape[:-1], 2 * self.far + 1).scatter_add(-1, numbers, weights)
+        return shares @ self.value_table.weight.to(weights.dtype)  # (B, H, T, Dh)
+
+    def _numbers(self, distances: Tensor, t: int) -> Tensor:  # (T + S - 1) -> (T, S)
+        return by_diagonal(distances.clamp(-self.far, self.far) + self.far, t)
+
+
+class Scheme(NamedTuple):
+    """What `model.positions` stands for: a vector in the embedding, a relation in self-attention, or neither."""
+
+    absolute: type[Absolute] = Absolute
+    relation: type[Relation] = Relation
+
+
+POSITIONS: dict[str, Scheme] = {
+    "learned": Scheme(absolute=Learned),
+    "sinusoidal": Scheme(absolute=Sinusoidal),
+    "rotary": Scheme(relation=Rotary),
+    "alibi": Scheme(relation=Alibi),
+    "relative": Scheme(relation=Relative),
+    "t5": Scheme(relation=Buckets),
+    "none": Scheme(),
+}
+
+
+def relation(config: ModelConfig, max_len: int, *, causal: bool) -> Relation:
+    """What a layer's self-attention does with distance."""
+    return POSITIONS[config.positions].relation(config, max_len, causal=causal)

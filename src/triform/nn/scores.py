@@ -1,36 +1,87 @@
-"""How alike a query and a key are, before the softmax."""
+"""How alike a query and a key are, before the softmax.
+
+Most scores are a dot product of prepared vectors, which is what fused kernels compute; the additive one is not.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
 
 
-class Score(Protocol):
-    """A similarity. `as_dot` is how fused kernels want it; one that is no dot product needs another kernel."""
+class Score(nn.Module):
+    """A similarity. Abstract: `Dot` and those that follow it are dot products, `Additive` stands alone."""
 
-    def __call__(self, q: Tensor, k: Tensor) -> Tensor: ...  # (B, H, T, Dh), (B, H, S, Dh) -> (B, H, T, S)
+    is_dot: ClassVar[bool] = True
+    scale: float = 1.0
 
-    def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]: ...
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:  # (B, H, T, Dh), (B, H, S, Dh) -> (B, H, T, S)
+        return self.queries(q) @ self.keys(k).transpose(-2, -1) * self.scale
+
+    def queries(self, q: Tensor) -> Tensor:
+        """Queries as the dot product takes them."""
+        return q
+
+    def keys(self, k: Tensor) -> Tensor:
+        return k
+
+    def cost(self, head_dim: int) -> int:
+        """Numbers that the written-out formula holds for one query and one key of one head."""
+        return 1
 
 
-class ScaledDot(nn.Module):
+class Dot(Score):
+    """q · k: large heads give large scores, and a softmax that is soon sure of itself."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+
+class ScaledDot(Score):
     """q · k / sqrt(head_dim)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.scale = 1 / math.sqrt(config.head_dim)
 
+
+class Cosine(Score):
+    """t · cos(q, k), with a temperature t that each head learns. It starts at 10: cosines alone are too flat."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.full((config.n_heads,), math.log(10.0)))
+
+    def queries(self, q: Tensor) -> Tensor:
+        temperature = self.log_temperature.exp()[:, None, None]
+        return (F.normalize(q, dim=-1) * temperature).to(q.dtype)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return F.normalize(k, dim=-1).to(k.dtype)
+
+
+class Additive(Score):
+    """w · tanh(q + k), the first attention: a small network compares query and key."""
+
+    is_dot: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.n_heads, config.head_dim))
+        nn.init.normal_(self.weight, std=config.head_dim**-0.5)
+
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.transpose(-2, -1) * self.scale  # (B, H, T, S)
+        alike = (q[..., :, None, :] + k[..., None, :, :]).tanh()  # (B, H, T, S, Dh)
+        return (alike @ self.weight.to(q.dtype)[:, None, :, None]).squeeze(-1)  # (B, H, T, S)
 
-    def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Vectors and a factor whose scaled dot product is this score."""
-        return q, k, self.scale
+    def cost(self, head_dim: int) -> int:
+        return head_dim
 
 
-SCORES = {"scaled_dot": ScaledDot}
+SCORES: dict[str, type[Score]] = {"scaled_dot": ScaledDot, "dot": Dot, "cosine": Cosine, "additive": Additive}

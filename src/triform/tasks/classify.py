@@ -20,7 +20,7 @@ from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
-from triform.nn.padding import pad
+from triform.nn.rows import pad
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (

@@ -6,7 +6,7 @@ model, large batches and few epochs. Whatever the user sets stays.
 
 from __future__ import annotations
 
-from triform.config import Config
+from triform.config import Config, ModelConfig
 from triform.settings import Settings, build, flatten
 
 MILLION = 1_000_000
@@ -28,7 +28,7 @@ def settle(config: Config, n_tokens: int, settings: Settings) -> Config:
     """`config` with `settings` laid over it and every open setting chosen for so many training tokens."""
     config = build(settings, config)
     config = build(_open(config, _model(config, n_tokens)), config)
-    config = build(_open(config, {"model.d_ff": 4 * config.model.d_model}), config)
+    config = build(_open(config, {"model.d_ff": feedforward_width(config.model)}), config)
     return build(_open(config, _pace(config, n_tokens)), config)
 
 
@@ -65,6 +65,11 @@ def _model(config: Config, n_tokens: int) -> Settings:
     while width % heads:
         heads -= 1
     return {"model.d_model": width, "model.n_layers": layers, "model.n_heads": heads}
+
+
+def feedforward_width(model: ModelConfig) -> int:
+    """Four times the model's width; a gated layer has a matrix more, and two thirds of that."""
+    return 8 * round(model.d_model / 3) if model.activation == "swiglu" else 4 * model.d_model
 
 
 def _pace(config: Config, n_tokens: int) -> Settings:

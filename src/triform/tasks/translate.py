@@ -23,7 +23,7 @@ from triform.decode.stepper import Seq2SeqStepper
 from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.padding import pad
+from triform.nn.rows import pad
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (

@@ -1,0 +1,1 @@
+"""Looking inside: attention maps, attributions, sanity checks, and what a model costs."""

@@ -1,0 +1,432 @@
+'use strict';
+// Everything a text may hold reaches the page through textContent; nothing is ever parsed as HTML.
+const $ = id => document.getElementById(id);
+const data = JSON.parse($('data').textContent);
+const LISTED = 10;
+
+const make = (tag, parent, text = '', name = '') => {
+  const node = document.createElement(tag);
+  node.textContent = text;
+  if (name) node.className = name;
+  parent.append(node);
+  return node;
+};
+const visible = piece => (piece.trim() === '' && /^[ \u00a0]+$/.test(piece) ? '·'.repeat(piece.length) : piece)
+  .replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, '\ufffd') || '∅';
+const quoted = (piece, index) => `${visible(piece).trim()} `.replace(/^(.{40}).+/su, '$1… ') + `#${index + 1}`;
+const number = value => value.toFixed(4);
+const signed = value => (value < 0 ? '−' : '+') + Math.abs(value).toFixed(4);
+const clamp = (value, most) => Math.max(0, Math.min(most, value));
+
+// Colours: a ramp of one hue, read from the style sheet so that it follows the scheme of the reader.
+let ramps = {};
+const hex = text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16));
+function readRamps() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ['ramp', 'up', 'down']) {
+    ramps[name] = style.getPropertyValue(`--${name}`).trim().split(/[\s,]+/).map(hex);
+  }
+}
+function colour(t, name = 'ramp') {
+  const stops = ramps[name], at = clamp(t, 1) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
+  return stops[low].map((value, i) => Math.round(value + (stops[low + 1][i] - value) * (at - low)));
+}
+function paint(node, t, name) {
+  if (t === null) { node.style.background = node.style.color = ''; return; }
+  const rgb = colour(t, name);
+  const [r, g, b] = rgb.map(value => (value /= 255) <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
+  node.style.background = `rgb(${rgb})`;
+  node.style.color = .2126 * r + .7152 * g + .0722 * b > .179 ? '#10131a' : '#fff';  // the one with more contrast
+}
+
+// A row of tokens is one stop of the Tab key; the arrows move inside it.
+function fillTokens(pane, pieces, side, describe = () => '') {
+  pane.replaceChildren();
+  return pieces.map((piece, index) => {
+    const node = make('button', pane, visible(piece), 'token');
+    node.type = 'button';
+    node.tabIndex = index ? -1 : 0;
+    node.dataset.side = side;
+    node.dataset.index = index;
+    node.setAttribute('aria-label', `${side} ${index + 1}: ${visible(piece)}${describe(index)}`);
+    if (piece.includes('\n')) make('br', pane);
+    return node;
+  });
+}
+const tokenAt = event => event.target.closest?.('.token');
+function listen(pane, enter, pin, leave) {
+  pane.addEventListener('pointerover', event => tokenAt(event) && enter(+tokenAt(event).dataset.index));
+  pane.addEventListener('focusin', event => {
+    if (!tokenAt(event)) return;
+    for (const node of pane.querySelectorAll('[tabindex="0"]')) node.tabIndex = -1;
+    tokenAt(event).tabIndex = 0;
+    enter(+tokenAt(event).dataset.index);
+  });
+  pane.addEventListener('click', event => tokenAt(event) && pin(+tokenAt(event).dataset.index));
+  pane.addEventListener('pointerleave', leave);
+  pane.addEventListener('keydown', event => {
+    const nodes = [...pane.querySelectorAll('.token')], at = nodes.indexOf(tokenAt(event));
+    const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: nodes.length - 1}[event.key];
+    if (event.shiftKey || at < 0 || to === undefined) return;
+    event.preventDefault();
+    nodes[clamp(to, nodes.length - 1)].focus();
+  });
+}
+
+function showFacts() {
+  $('title').textContent = data.title;
+  $('text').textContent = data.text;
+  $('notes').hidden = !data.notes.length;
+  for (const note of data.notes) make('li', $('notes'), note).dir = 'auto';
+  if (data.probabilities.length) {
+    $('prediction').hidden = false;
+    $('label').textContent = data.output || data.probabilities[0][0];
+    for (const [label, chance] of data.probabilities) {
+      const row = make('li', $('bars'));
+      make('span', row, label, 'name').dir = 'auto';
+      make('span', make('span', row, '', 'track'), '', 'fill').style.width = `${100 * clamp(chance, 1)}%`;
+      make('span', row, number(chance), 'num');
+    }
+  } else if (data.output) {
+    $('answer').hidden = false;
+    $('output').textContent = data.output;
+  }
+}
+
+function showAttribution() {
+  if (!data.attributions.length) return;
+  $('attribution').hidden = false;
+  data.attributions.forEach((each, i) => {
+    make('option', $('attribution-select'), `${each.method}, score of ${each.label}`).value = i;
+  });
+  let nodes = [], given;
+  const say = index => {
+    $('attribution-readout').textContent = `${quoted(given.pieces[index], index)}: ${signed(given.values[index])}`;
+    $('attribution-readout').dataset.value = given.values[index];
+  };
+  const draw = () => {
+    const most = Math.max(...given.values.map(Math.abs)) || 1;
+    nodes.forEach((node, i) => paint(node, Math.abs(given.values[i]) / most, given.values[i] < 0 ? 'down' : 'up'));
+  };
+  const choose = () => {
+    given = data.attributions[$('attribution-select').value];
+    const sum = given.values.reduce((a, b) => a + b, 0);
+    nodes = fillTokens($('attribution-tokens'), given.pieces, 'piece', i => `, ${signed(given.values[i])}`);
+    $('attribution-sum').textContent = `sum ${signed(sum)}` + (given.total === null ? ''
+      : `; score minus baseline score ${signed(given.total)}`);
+    say(given.values.reduce((best, value, i, all) => Math.abs(value) > Math.abs(all[best]) ? i : best, 0));
+    draw();
+  };
+  listen($('attribution-tokens'), say, say, () => {});
+  $('attribution-select').addEventListener('change', choose);
+  redraws.push(draw);
+  choose();
+}
+
+// Weights: blobs are unpacked once, when first asked for.
+const blobs = new Map();
+function bytes(name) {
+  if (!blobs.has(name)) {
+    const raw = Uint8Array.from(atob($(name).textContent), c => c.charCodeAt(0));
+    const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream('deflate'));
+    blobs.set(name, new Response(stream).arrayBuffer().then(buffer => new Uint8Array(buffer)));
+  }
+  return blobs.get(name);
+}
+// The weights of one view, row by row; NaN: not kept, and then `least` holds the smallest that is, a row.
+async function unpack(shown, number, layer, view) {
+  const all = await bytes(`blob-${number}-${layer}`), {kind} = data.packing;
+  const rows = shown.queries.length, columns = shown.keys.length, size = rows * columns, total = size * shown.views.length;
+  const matrix = {values: new Float64Array(size), least: null, rows, columns};
+  if (kind === 'float32') {
+    const word = new DataView(new ArrayBuffer(4));
+    for (let i = 0, at = view * size; i < size; i++, at++) {
+      for (let rank = 0; rank < 4; rank++) word.setUint8(rank, all[rank * total + at]);
+      matrix.values[i] = word.getFloat32(0, true);
+    }
+  } else if (kind === 'uint16') {
+    for (let i = 0, at = view * size; i < size; i++, at++) matrix.values[i] = (all[at] + 256 * all[total + at]) / 65535;
+  } else {
+    const kept = Math.min(data.packing.kept, columns), entries = kept * rows * shown.views.length;
+    matrix.values.fill(NaN);
+    if (kept < columns) matrix.least = new Float64Array(rows).fill(1);
+    for (let row = 0, at = view * rows * kept; row < rows; row++) {
+      for (let i = 0, key = 0; i < kept; i++, at++) {
+        key += all[at] + 256 * all[entries + at];
+        const value = (all[2 * entries + at] + 256 * all[3 * entries + at]) / 65535;
+        matrix.values[row * columns + key] = value;
+        if (matrix.least) matrix.least[row] = Math.min(matrix.least[row], value);
+      }
+    }
+  }
+  matrix.most = matrix.values.reduce((a, b) => b > a ? b : a, 0);
+  return matrix;
+}
+const weightText = (m, q, k) => {
+  const value = m.values[q * m.columns + k];
+  return isNaN(value) ? `≤ ${number(Math.max(m.least[q], .0001))}` : number(value);
+};
+const rowOf = (m, q) => m.values.subarray(q * m.columns, (q + 1) * m.columns);
+const columnOf = (m, k) => Float64Array.from({length: m.rows}, (_, q) => m.values[q * m.columns + k]);
+const strongest = values => values.reduce((best, value, i) => value > (values[best] || 0) ? i : best, 0);
+
+// What is chosen, what is pinned by a click, and what is looked at now ("query": where it reads; "key": who reads it).
+const state = {map: 0, layer: 0, view: 0, matrix: null, pinned: 0, query: 0, key: 0, side: 'query'};
+const redraws = [];
+let tokens = {query: [], key: []};
+const shownMap = () => data.maps[state.map];
+
+function lookAt(side, query, key) {
+  const m = state.matrix;
+  if (!m) return;
+  Object.assign(state, {side, query, key});
+  const {queries, keys} = shownMap(), value = m.values[query * m.columns + key];
+  $('from').textContent = quoted(queries[query], query);
+  $('to').textContent = quoted(keys[key], key);
+  $('weight').textContent = weightText(m, query, key);
+  const shown = $('readout').dataset;
+  [shown.query, shown.key, shown.weight] = [query, key, isNaN(value) ? '' : value];
+  colourTokens();
+  fillList();
+  drawHeatmap();
+}
+const lookFrom = query => state.matrix && lookAt('query', query, strongest(rowOf(state.matrix, query)));
+const lookTo = key => lookAt('key', state.pinned, key);
+function pin(query) { state.pinned = query; lookFrom(query); }
+
+function colourTokens() {
+  const {matrix, side, query, key, pinned} = state;
+  const values = side === 'query' ? rowOf(matrix, query) : columnOf(matrix, key);
+  const most = values[strongest(values)] || 1;
+  const read = side === 'query' ? 'key' : 'query';
+  tokens[read].forEach((node, i) => paint(node, (values[i] || 0) / most));
+  tokens[side].forEach(node => paint(node, null));
+  tokens.query.forEach((node, i) => {
+    node.classList.toggle('active', i === query);
+    node.setAttribute('aria-pressed', i === pinned);
+  });
+  tokens.key.forEach((node, i) => node.classList.toggle('active', i === key));
+}
+
+function fillList() {
+  const {matrix: m, side, query, key} = state, {queries, keys} = shownMap();
+  const pieces = side === 'query' ? keys : queries;
+  const values = side === 'query' ? rowOf(m, query) : columnOf(m, key);
+  const order = [...values.keys()].filter(i => !isNaN(values[i])).sort((a, b) => values[b] - values[a]);
+  const top = order.slice(0, LISTED), most = values[top[0]] || 1;
+  $('list-title').textContent = side === 'query'
+    ? `${quoted(queries[query], query)} reads` : `${quoted(keys[key], key)} is read by`;
+  $('list').replaceChildren();
+  for (const i of top) {
+    const row = make('li', $('list'));
+    make('span', row, visible(pieces[i]), 'name').dir = 'auto';
+    make('span', row, `#${i + 1}`, 'place');
+    make('span', make('span', row, '', 'track'), '', 'fill').style.width = `${100 * values[i] / most}%`;
+    make('span', row, number(values[i]), 'num');
+  }
+  const sum = top.reduce((a, i) => a + values[i], 0), others = pieces.length - top.length;
+  if (side === 'query') {
+    let rest = others ? `The other ${others} add up to ${number(Math.max(0, 1 - sum))}.` : '';
+    if (m.least) rest += ` Not kept: ${m.columns - order.length}, each ≤ ${number(Math.max(m.least[query], .0001))}.`;
+    $('rest').textContent = rest;
+  } else {
+    const all = order.reduce((a, i) => a + values[i], 0);
+    $('rest').textContent = `All queries together give it ${m.least && order.length < m.rows ? 'at least ' : ''}${number(all)}.`;
+  }
+}
+
+async function choose(change) {
+  const before = state.map;
+  Object.assign(state, change);
+  const shown = shownMap();
+  state.layer = clamp(state.layer, shown.layers - 1);
+  state.view = clamp(state.view, shown.views.length - 1);
+  if (!tokens.query.length || before !== state.map) enterMap(shown);
+  $('layer-select').value = state.layer;
+  $('head-select').value = state.view;
+  $('view-name').textContent = `layer ${state.layer + 1}, ${shown.views[state.view]}`;
+  markEntropy();
+  const {map, layer, view} = state, matrix = await unpack(shown, map, layer, view);
+  if (map !== state.map || layer !== state.layer || view !== state.view) return;  // something else was chosen since
+  state.matrix = matrix;
+  drawMatrix();
+  state.side === 'query' ? lookFrom(state.query) : lookAt(state.side, state.query, state.key);
+}
+
+function enterMap(shown) {
+  const options = (select, names) => {
+    select.replaceChildren();
+    names.forEach((name, i) => { make('option', select, name).value = i; });
+  };
+  options($('layer-select'), Array.from({length: shown.layers}, (_, i) => `layer ${i + 1}`));
+  options($('head-select'), shown.views);
+  tokens = {query: fillTokens($('queries'), shown.queries, 'query'), key: fillTokens($('keys'), shown.keys, 'key')};
+  const start = Math.floor(shown.queries.length / 2);  // the first may see only itself, the last may be a stop
+  Object.assign(state, {matrix: null, side: 'query', query: start, pinned: start, key: 0});
+  fillEntropy(shown);
+}
+
+function move(layers, views) {
+  const shown = shownMap();
+  choose({layer: clamp(state.layer + layers, shown.layers - 1), view: clamp(state.view + views, shown.views.length - 1)});
+}
+const ARROWS = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+
+function fillEntropy(shown) {
+  const table = $('entropy');
+  table.replaceChildren();
+  const head = make('tr', make('thead', table)), body = make('tbody', table);
+  make('td', head);
+  for (let i = 0; i < shown.heads; i++) make('th', head, i + 1).setAttribute('aria-label', `head ${i + 1}`);
+  shown.entropy.forEach((row, layer) => {
+    const line = make('tr', body);
+    make('th', line, layer + 1).setAttribute('aria-label', `layer ${layer + 1}`);
+    row.forEach((bits, view) => {
+      const cell = make('button', make('td', line), bits.toFixed(2));
+      Object.assign(cell.dataset, {layer, view, bits});
+      cell.type = 'button';
+      cell.setAttribute('aria-label', `layer ${layer + 1}, head ${view + 1}: ${bits.toFixed(2)} bits`);
+    });
+  });
+  const most = Math.log2(shown.keys.length);
+  $('entropy-note').textContent = 'Layers down, heads across; a click chooses. 0: one key is read; '
+    + `${most.toFixed(2)}: all ${shown.keys.length} keys alike.`;
+  paintEntropy();
+}
+function paintEntropy() {
+  const most = Math.log2(shownMap().keys.length) || 1;
+  for (const cell of $('entropy').querySelectorAll('button')) paint(cell, cell.dataset.bits / most);
+}
+function markEntropy() {
+  const cells = [...$('entropy').querySelectorAll('button')];
+  const on = cells.find(cell => +cell.dataset.layer === state.layer && +cell.dataset.view === state.view);
+  for (const cell of cells) {
+    cell.setAttribute('aria-pressed', cell === on);
+    cell.tabIndex = cell === (on || cells[0]) ? 0 : -1;
+  }
+  if (on && document.activeElement?.closest('#entropy')) on.focus();
+}
+
+// The heat map is painted once a view into `heat.base`, one pixel a weight; a move of the mouse only redraws the cross.
+const heat = {base: document.createElement('canvas')};
+function drawMatrix() {
+  const {matrix: m} = state, {base} = heat, most = m.most || 1;
+  [base.width, base.height] = [m.columns, m.rows];
+  const image = new ImageData(m.columns, m.rows);
+  m.values.forEach((value, i) => image.data.set([...colour(Math.sqrt((value || 0) / most)), 255], 4 * i));
+  base.getContext('2d').putImageData(image, 0, 0);
+  const strip = new ImageData(256, 1);
+  for (let i = 0; i < 256; i++) strip.data.set([...colour(Math.sqrt(i / 255)), 255], 4 * i);
+  $('ramp').getContext('2d').putImageData(strip, 0, 0);
+  $('most').textContent = number(most);
+  measureHeatmap();
+}
+function measureHeatmap() {
+  const {queries, keys} = shownMap(), canvas = $('heatmap'), context = canvas.getContext('2d');
+  const width = canvas.clientWidth, font = getComputedStyle(document.body).fontFamily;
+  heat.font = `11px ${font}`;
+  context.font = heat.font;
+  heat.cut = piece => { const text = visible(piece).trim(); return [...text].length > 12 ? [...text].slice(0, 11).join('') + '…' : text; };
+  const room = pieces => 8 + Math.max(...pieces.map(piece => context.measureText(heat.cut(piece)).width));
+  const labelled = Math.max(queries.length, keys.length) <= 40 && width / keys.length > 14;
+  const left = labelled ? room(queries) : 0, below = labelled ? room(keys) : 0;
+  const w = Math.min(width - left, 44 * keys.length), cell = w / keys.length;
+  const h = Math.max(Math.min(cell * queries.length, 640), Math.min(120, 44 * queries.length));
+  Object.assign(heat, {left, w, h, labels: labelled && cell > 11 && h / queries.length > 11});
+  if (labelled && !heat.labels) Object.assign(heat, {left: 0, w: w + left});
+  canvas.style.height = `${h + (heat.labels ? below : 0)}px`;
+  const scale = window.devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [Math.round(width * scale), Math.round((h + (heat.labels ? below : 0)) * scale)];
+}
+function drawHeatmap() {
+  const {matrix: m, query, key} = state, {left, w, h} = heat, canvas = $('heatmap'), c = canvas.getContext('2d');
+  const style = getComputedStyle(document.documentElement), ink = name => style.getPropertyValue(name).trim();
+  const scale = window.devicePixelRatio || 1, x = left + (key + .5) * w / m.columns, y = (query + .5) * h / m.rows;
+  c.setTransform(scale, 0, 0, scale, 0, 0);
+  c.clearRect(0, 0, canvas.width, canvas.height);
+  c.imageSmoothingEnabled = w * scale < m.columns;
+  c.drawImage(heat.base, left, 0, w, h);
+  if (heat.labels) drawLabels(c, ink);
+  c.strokeStyle = ink('--cross');
+  c.strokeRect(left + key * w / m.columns, query * h / m.rows, Math.max(w / m.columns, 3), Math.max(h / m.rows, 3));
+  c.globalAlpha = .55;
+  c.beginPath();
+  c.moveTo(left, y); c.lineTo(left + w, y); c.moveTo(x, 0); c.lineTo(x, h);
+  c.stroke();
+  c.globalAlpha = 1;
+  const text = weightText(m, query, key);
+  c.font = `600 ${heat.font.replace('11px', '12px')}`;
+  const wide = c.measureText(text).width + 14;
+  const tx = x + 10 + wide > left + w ? Math.max(0, x - 10 - wide) : x + 10, ty = y < 32 ? y + 10 : y - 32;
+  c.fillStyle = ink('--ink');
+  c.beginPath(); c.roundRect(tx, ty, wide, 22, 5); c.fill();
+  c.fillStyle = ink('--card');
+  c.textBaseline = 'middle'; c.textAlign = 'left';
+  c.fillText(text, tx + 7, ty + 11.5);
+  canvas.setAttribute('aria-label', `Heat map, ${$('view-name').textContent}. ${$('from').textContent} reads ${$('to').textContent}: ${text}`);
+}
+function drawLabels(c, ink) {
+  const {queries, keys} = shownMap(), {left, w, h} = heat;
+  c.font = heat.font;
+  c.textBaseline = 'middle'; c.textAlign = 'right';
+  queries.forEach((piece, q) => {
+    c.fillStyle = ink(q === state.query ? '--ink' : '--soft');
+    c.fillText(heat.cut(piece), left - 6, (q + .5) * h / queries.length);
+  });
+  keys.forEach((piece, k) => {
+    c.fillStyle = ink(k === state.key ? '--ink' : '--soft');
+    c.save(); c.translate(left + (k + .5) * w / keys.length, h + 6); c.rotate(-Math.PI / 2);
+    c.fillText(heat.cut(piece), 0, 0); c.restore();
+  });
+}
+
+function begin() {
+  readRamps();
+  showFacts();
+  showAttribution();
+  if (!data.maps.length) return;
+  $('attention').hidden = false;
+  $('map-field').hidden = data.maps.length < 2;
+  data.maps.forEach((each, i) => { make('option', $('map-select'), each.heading).value = i; });
+  const {kind, kept} = data.packing, widest = Math.max(...data.maps.map(each => each.keys.length));
+  $('packing').hidden = kind === 'float32';
+  $('packing').textContent = kind === 'uint16' || kept >= widest ? 'To keep this page small, weights are rounded to 1/65535.'
+    : `To keep this page small, the ${kept} strongest of up to ${widest} weights a row are kept, rounded to 1/65535.`;
+  $('map-select').addEventListener('change', event => choose({map: +event.target.value, layer: 0, view: 0}));
+  $('layer-select').addEventListener('change', event => choose({layer: +event.target.value}));
+  $('head-select').addEventListener('change', event => choose({view: +event.target.value}));
+  const back = () => lookFrom(state.pinned);
+  listen($('queries'), lookFrom, pin, back);
+  listen($('keys'), lookTo, lookTo, back);
+  $('entropy').addEventListener('click', event => {
+    const cell = event.target.closest('button');
+    if (cell) choose({layer: +cell.dataset.layer, view: +cell.dataset.view});
+  });
+  document.addEventListener('keydown', event => {
+    const table = event.target.closest?.('#entropy'), arrow = ARROWS[event.key];
+    if (!arrow || !(event.shiftKey || table) || event.target.closest?.('select')) return;
+    event.preventDefault();
+    move(...arrow);
+  });
+  $('heatmap').addEventListener('keydown', event => {
+    const arrow = ARROWS[event.key], m = state.matrix;
+    if (!arrow || event.shiftKey || !m) return;
+    event.preventDefault();
+    lookAt('query', clamp(state.query + arrow[0], m.rows - 1), clamp(state.key + arrow[1], m.columns - 1));
+  });
+  for (const kind of ['pointermove', 'pointerdown']) $('heatmap').addEventListener(kind, event => {
+    const m = state.matrix, x = event.offsetX - heat.left, y = event.offsetY;
+    if (!m || x < 0 || x >= heat.w || y < 0 || y >= heat.h) return;
+    lookAt('query', Math.floor(y / heat.h * m.rows), Math.floor(x / heat.w * m.columns));
+  });
+  $('heatmap').addEventListener('pointerleave', back);
+  const repaint = () => { if (state.matrix) { measureHeatmap(); drawHeatmap(); } };
+  new ResizeObserver(repaint).observe($('heatmap').parentElement);
+  redraws.push(() => { if (state.matrix) { paintEntropy(); drawMatrix(); colourTokens(); drawHeatmap(); } });
+  choose({});
+}
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  readRamps();
+  for (const redraw of redraws) redraw();
+});
+begin();

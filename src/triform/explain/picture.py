@@ -1,0 +1,202 @@
+"""Attention as a picture for a report: a grid of layers by heads for each map, in one PNG or SVG file."""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from triform.explain.maps import AttentionMap, Explanation
+
+# One hue from light to dark: its order survives grey printing and every kind of colour blindness.
+RAMP = ("#f4f6fb", "#b7cff5", "#5a8dee", "#2348b0", "#0a1a5c")
+INK, SOFT, LINE = "#1b1e25", "#5b606b", "#cfd3dc"
+FONT = {"font.family": "DejaVu Sans", "svg.fonttype": "none", "svg.hashsalt": "triform", "text.usetex": False}
+HEADINGS = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "cross": "Cross-attention: what is written (rows) reads the source (columns)",
+}
+
+# Inches, as matplotlib counts.
+LARGEST = (22.0, 30.0)  # no picture is larger, however many layers and heads
+PITCH = 0.165  # of one labelled token
+TIGHTEST = 0.115  # below this pitch labels would touch
+PANEL = (1.3, 3.6)  # longer side of a panel: from, to
+GAP = 0.1
+LETTER = 0.066  # width of a letter in a tick label
+LONGEST_PIECE = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Where one map's grid goes: panel size and room for labels, in inches."""
+
+    map: AttentionMap
+    width: float  # of one panel
+    height: float
+    labelled: bool
+
+    @property
+    def left(self) -> float:
+        return 0.55 + (_room(self.map.queries) if self.labelled else 0)
+
+    @property
+    def below(self) -> float:
+        return 0.2 + (_room(self.map.keys) if self.labelled else 0)
+
+    @property
+    def above(self) -> float:
+        return 0.72  # the heading and the names of the heads
+
+    @property
+    def grid(self) -> tuple[float, float]:
+        layers, heads = self.map.n_layers, self.map.n_heads
+        return heads * (self.width + GAP) - GAP, layers * (self.height + GAP) - GAP
+
+    @property
+    def size(self) -> tuple[float, float]:
+        wide, tall = self.grid
+        return self.left + wide, self.above + tall + self.below
+
+
+def draw(explanation: Explanation, path: Path, *, kind: str = "png", dpi: int = 160) -> None:
+    """Draw every map of an explanation into one file of that kind ("png" or "svg")."""
+    import matplotlib
+
+    with warnings.catch_warnings(), matplotlib.rc_context(FONT):
+        # A script that the font lacks is drawn as boxes: a poorer picture, but no reason to fail or to complain.
+        warnings.filterwarnings("ignore", message=r".*missing from font", category=UserWarning)
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support", category=UserWarning)
+        figure = lay_out(explanation)
+        metadata = {"Date": None} if kind == "svg" else None  # the same picture is the same file
+        figure.savefig(path, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+
+
+def lay_out(explanation: Explanation) -> Figure:
+    """The figure: title, then the maps from top to bottom, each a grid; one colour bar for all."""
+    from matplotlib.figure import Figure
+
+    blocks = [_block(each, share=len(explanation.maps)) for each in explanation.maps]
+    head, bar, edge = 1.0 if explanation.output else 0.8, 0.95, 0.3
+    width = max([4.2, *(block.size[0] + bar for block in blocks)]) + edge
+    height = head + sum(block.size[1] for block in blocks) + edge
+    figure = Figure(figsize=(width, height))
+    _write_title(figure, explanation, edge)
+    top = height - head
+    for block in blocks:
+        _draw_block(figure, block, top)
+        top -= block.size[1]
+    if blocks:
+        tall = min(2.4, blocks[0].grid[1])
+        _draw_bar(figure, (width - bar, height - head - blocks[0].above - tall, 0.13, tall))
+    else:
+        figure.text(edge / width, edge / height, "no attention was recorded", color=SOFT, fontsize=9)
+    return figure
+
+
+def readable(piece: str, most: int = LONGEST_PIECE) -> str:
+    """A piece as a label: one line, printable, not long, and plain to matplotlib, where `$` begins a formula."""
+    text = piece.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
+    text = " ".join(text.split()) or "·" * min(len(text), 3)
+    drawn = (each for each in text if unicodedata.category(each) != "Cf")  # joiners and marks of direction
+    text = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in drawn) or "∅"
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return text.replace("$", r"\$")
+
+
+def _block(shown: AttentionMap, *, share: int) -> Block:
+    """Panels large enough for their labels, as long as the picture stays within bounds."""
+    t, s = len(shown.queries), len(shown.keys)
+    longer = max(t, s)
+    side = min(max(longer * PITCH, PANEL[0]), PANEL[1])
+    most_wide = (LARGEST[0] - 3.2) / shown.n_heads - GAP
+    most_tall = (LARGEST[1] / share - 2.6) / shown.n_layers - GAP
+    wide, tall = (max(n / longer, 0.3) for n in (s, t))  # a map far from square is squeezed, not drawn as a thread
+    side = min(side, most_wide / wide, most_tall / tall)
+    labelled = min(side * wide / s, side * tall / t) >= TIGHTEST
+    return Block(map=shown, width=side * wide, height=side * tall, labelled=labelled)
+
+
+def _room(pieces: Sequence[str]) -> float:
+    return LETTER * max(len(readable(piece)) for piece in pieces) + 0.05
+
+
+def _write_title(figure: Figure, explanation: Explanation, edge: float) -> None:
+    width, height = figure.get_size_inches()
+    room = int((width - 2 * edge) / 0.08)
+    title = readable(explanation.title, int(room * 0.75))
+    figure.text(edge / width, 1 - 0.4 / height, title, fontsize=13, fontweight="bold", color=INK)
+    lines = [
+        readable(explanation.text, room),
+        "→ " + readable(explanation.output, room) if explanation.output else "",
+    ]
+    for row, line in enumerate(
+        lines
+    ):  # apart: in one line a text from right to left would swap sides with the other
+        figure.text(edge / width, 1 - (0.66 + 0.22 * row) / height, line, fontsize=9, color=SOFT)
+
+
+def _draw_block(figure: Figure, block: Block, top: float) -> None:
+    width, height = figure.get_size_inches()
+    shown = block.map
+    heading = HEADINGS.get(shown.name, readable(shown.name, 60))
+    room = int((width - 0.6) / 0.082)
+    heading = heading if len(heading) <= room else heading.partition(":")[0]
+    figure.text(0.3 / width, (top - 0.3) / height, heading, fontsize=10, fontweight="bold", color=INK)
+    for layer in range(shown.n_layers):
+        bottom = top - block.above - layer * (block.height + GAP) - block.height
+        middle = (bottom + block.height / 2) / height
+        name = {"va": "center", "ha": "center", "fontsize": 8, "color": SOFT}
+        figure.text(0.4 / width, middle, f"layer {layer + 1}", rotation=90, **name)
+        for head in range(shown.n_heads):
+            left = block.left + head * (block.width + GAP)
+            place = (left / width, bottom / height, block.width / width, block.height / height)
+            _draw_panel(figure.add_axes(place), block, layer, head)
+
+
+def _draw_panel(axes: Any, block: Block, layer: int, head: int) -> None:
+    shown = block.map
+    axes.imshow(shown.weights[layer, head], cmap=_colours(), norm=_scale(), aspect="auto")
+    for spine in axes.spines.values():
+        spine.set(color=LINE, linewidth=0.6)
+    axes.set(xticks=[], yticks=[])
+    if layer == 0:
+        axes.set_title(f"head {head + 1}", fontsize=8, color=SOFT, pad=4)
+    labels = {"fontsize": 7, "color": INK, "family": FONT["font.family"]}
+    if block.labelled and head == 0:
+        axes.set_yticks(range(len(shown.queries)), [readable(piece) for piece in shown.queries], **labels)
+    if block.labelled and layer == shown.n_layers - 1:
+        axes.set_xticks(range(len(shown.keys)), [readable(piece) for piece in shown.keys], rotation=90, **labels)
+    axes.tick_params(length=0, pad=3)
+
+
+def _draw_bar(figure: Figure, place: tuple[float, float, float, float]) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((place[0] / width, place[1] / height, place[2] / width, place[3] / height), label="bar")
+    bar = figure.colorbar(ScalarMappable(norm=_scale(), cmap=_colours()), cax=axes)
+    bar.set_ticks([0, 0.05, 0.25, 0.5, 1], labels=["0", "0.05", "0.25", "0.5", "1"])
+    bar.ax.tick_params(labelsize=7, labelcolor=INK, length=2, color=LINE)
+    bar.ax.set_title("weight", fontsize=8, color=SOFT, pad=6)
+    bar.outline.set(edgecolor=LINE, linewidth=0.6)  # type: ignore[operator]
+
+
+def _colours() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("attention", RAMP)
+
+
+def _scale() -> Any:
+    """Zero to one for every panel, stretched at the low end, where the weights of a long text are."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0, vmax=1)

@@ -1,0 +1,44 @@
+"""Which kernel computes attention: chosen by what is needed and where it runs, never by a setting."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from triform.nn import flex
+from triform.nn.kernels import Kernel, Matching, frugal, fused
+from triform.nn.masks import Rule
+
+LONG = 1024  # from here on a narrow window on CUDA is worth a compilation
+NARROW = 4  # a window is narrow when the text is so many times as long
+
+
+class Choice(NamedTuple):
+    """A kernel, and why it was taken."""
+
+    kernel: Kernel
+    why: str
+
+
+FORMULA = Choice(frugal, "no dot product alone gives these scores: the formula, a few queries at a time")
+FLEX = Choice(flex.flex, "a window or packed rows on CUDA: only blocks within reach are computed")
+FUSED = Choice(fused, "a dot product: torch's fused attention, over the pieces that can be read")
+
+
+def choose(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float) -> Choice:
+    """The fastest kernel that computes this exactly."""
+    if not matching.score.is_dot or matching.relation.needs_weights:
+        return FORMULA
+    if q.is_cuda and _sparse(rule, q.shape[-2], k.shape[-2]) and flex.fits(rule, q, k, dropout):
+        return FLEX
+    return FUSED
+
+
+def _sparse(rule: Rule, t: int, s: int) -> bool:
+    return t >= LONG and (NARROW * rule.span.width <= s or len(rule.stretches(t, s)) >= NARROW)
+
+
+def automatic(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+    """Attention by the kernel that fits."""
+    return choose(q, k, rule, matching, dropout).kernel(q, k, v, rule, matching, dropout)

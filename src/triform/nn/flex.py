@@ -1,0 +1,116 @@
+"""Windows and packed rows on CUDA: FlexAttention, told which blocks of keys a block of queries can reach.
+
+The lists of blocks come from the rule's span and stretches, never from a (T, S) table, so that a window of W over
+T tokens costs T · W here too. FlexAttention is compiled once a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from triform.nn.kernels import Matching
+from triform.nn.masks import FAR, Rule, Span
+
+BLOCK = 128
+NARROWEST_HEAD = 16  # what its generated code can multiply
+MOST_SHAPES = 64  # compiled before torch would give up and compute the whole table
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Blocks(NamedTuple):
+    """For each block of queries, which blocks of keys hold something to read, and which nothing but that."""
+
+    some: Tensor  # (T / BLOCK, S / BLOCK), True: part of it may be read
+    all: Tensor  # (T / BLOCK, S / BLOCK), True: all of it may be read
+
+
+def fits(rule: Rule, q: Tensor, k: Tensor, dropout: float) -> bool:
+    """Whether FlexAttention can take this: its own limits, and lengths in whole blocks."""
+    whole_blocks = q.shape[-2] % BLOCK == 0 and k.shape[-2] % BLOCK == 0
+    return not dropout and whole_blocks and q.shape[-1] >= NARROWEST_HEAD and find_spec("triton") is not None
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+    """Attention as generated for this rule and this matching; no dropout."""
+    return _compiled()(*prepared(q, k, v, rule, matching))
+
+
+def prepared(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching) -> tuple[Any, ...]:
+    """The arguments of `flex_attention`, in its order."""
+    t, s = q.shape[-2], k.shape[-2]
+    q, k = matching.score.queries(q), matching.score.keys(k)
+    bias = _bias(rule, matching, t, s, q.device)
+    return q, k, v, bias, _block_mask(rule, t, s, q.device), matching.score.scale, q.shape[1] != k.shape[1]
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
+    return compiled
+
+
+def blocks(rule: Rule, t: int, s: int) -> Blocks:
+    """From the first and the last key that each query can reach."""
+    low, high = torch.empty(t, dtype=torch.long), torch.empty(t, dtype=torch.long)
+    before, after = rule.span
+    for piece in rule.stretches(t, s):
+        place = torch.arange(piece.place, piece.place + piece.t)
+        low[piece.q : piece.q + piece.t] = (place - before).clamp(min=piece.k)
+        high[piece.q : piece.q + piece.t] = (place + after).clamp(max=piece.k + piece.s - 1)
+    low, high = low.view(-1, BLOCK), high.view(-1, BLOCK)
+    first = torch.arange(0, s, BLOCK)
+    last = first + BLOCK - 1
+    some = (low.amin(1)[:, None] <= last) & (high.amax(1)[:, None] >= first)
+    every = (low.amax(1)[:, None] <= first) & (high.amin(1)[:, None] >= last)
+    return Blocks(some=some, all=every & rule.exact)
+
+
+def _block_mask(rule: Rule, t: int, s: int, device: torch.device) -> Any:
+    key = (t, s, device)
+    if key not in rule.block_masks:
+        from torch.nn.attention.flex_attention import BlockMask
+
+        some, every = blocks(rule, t, s)
+        partial, full = _lists(some & ~every, device), _lists(every, device)
+        rule.block_masks.clear()
+        rule.block_masks[key] = BlockMask.from_kv_blocks(
+            *partial, *full, BLOCK_SIZE=BLOCK, mask_mod=rule.mask_mod(t, s), seq_lengths=(t, s)
+        )
+    return rule.block_masks[key]
+
+
+def _lists(kind: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and their numbers first in its row."""
+    numbers = kind.int().argsort(dim=1, descending=True, stable=True)
+    counts = kind.sum(1)
+    return counts[None, None].int().to(device), numbers[None, None].int().to(device)
+
+
+def _bias(rule: Rule, matching: Matching, t: int, s: int, device: torch.device) -> ScoreMod | None:
+    """What distance adds, as a table of the distances within reach."""
+    if not matching.relation.by_distance:
+        return None
+    before, after = (min(each, max(t, s)) for each in _reach(rule, t, s))
+    table = matching.relation.at(torch.arange(-before, after + 1, device=device))  # (H, N)
+    shift = before - (s - t)
+
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        # pairs out of reach are asked too, and hidden afterwards
+        return score + table[h, (k - q + shift).clamp(0, before + after)]
+
+    return add
+
+
+def _reach(rule: Rule, t: int, s: int) -> Span:
+    longest = max(max(piece.t, piece.s) for piece in rule.stretches(t, s))
+    return Span(*(longest if each == FAR else each for each in rule.span))

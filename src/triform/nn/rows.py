@@ -1,0 +1,98 @@
+"""How the rows of a batch lie in a tensor: side by side and padded, or packed end to end without padding.
+
+A model asks the rows where their tokens stand, what hides one row from another, and for means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triform.nn.masks import Rule, Together, everything, real
+
+
+class Rows(Protocol):
+    rule: Rule  # what self-attention may read, its reach aside
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        """Where the t tokens from `start` on stand in their rows."""
+
+    def read_by(self, queries: Rows) -> Rule:
+        """What cross-attention may read of these rows, asked from `queries`."""
+
+    def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+        """The mean over the real tokens of each row."""
+
+
+class Padded:
+    """A row of the tensor is a row of the batch; `keep` (B, T) says what is real, None: everything."""
+
+    def __init__(self, keep: Tensor | None) -> None:
+        self.keep, self.rule = keep, real(keep)
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        return torch.arange(start, start + t, device=device)
+
+    def read_by(self, queries: Rows) -> Rule:
+        return self.rule
+
+    def mean(self, x: Tensor) -> Tensor:
+        if self.keep is None:
+            return x.mean(dim=1)
+        share = self.keep[:, :, None].to(x.dtype)
+        return (x * share).sum(dim=1) / share.sum(dim=1).clamp(min=1)
+
+
+class Packed:
+    """All rows end to end in the tensor's only row (1, N)."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = tuple(lengths)
+        self.rule: Rule = Together(self.lengths, self.lengths)
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        assert (start, t) == (0, sum(self.lengths)), "packed rows are read whole"
+        return torch.cat([torch.arange(length, device=device) for length in self.lengths])
+
+    def read_by(self, queries: Rows) -> Rule:
+        if queries is self:
+            return self.rule
+        return Together(queries.lengths, self.lengths) if isinstance(queries, Packed) else everything
+
+    def mean(self, x: Tensor) -> Tensor:
+        lengths = torch.tensor(self.lengths, device=x.device)
+        owners = torch.arange(len(self.lengths), device=x.device).repeat_interleave(lengths)
+        sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, owners, x[0])
+        return sums / lengths[:, None].clamp(min=1).to(x.dtype)
+
+
+Keep = Tensor | Packed | None  # what a model is told of its rows: which tokens are real, or how they are packed
+
+
+def rows_of(keep: Keep) -> Rows:
+    return keep if isinstance(keep, Packed) else Padded(keep)
+
+
+def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Rows of tokens as (B, T), filled up on one side, and which entries are real (None: all of them)."""
+    lengths = np.array([len(row) for row in rows])
+    width = lengths.max()
+    table = np.full((len(rows), width), fill, dtype=np.int64)
+    for line, row in zip(table, rows, strict=True):
+        if len(row):
+            line[-len(row) if left else 0 : None if left else len(row)] = row
+    if (lengths == width).all():
+        return torch.from_numpy(table), None
+    places = np.arange(width)
+    keep = places >= (width - lengths)[:, None] if left else places < lengths[:, None]
+    return torch.from_numpy(table), torch.from_numpy(keep)
+
+
+def pack(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Packed]:
+    """Rows of tokens end to end, as (1, N), and how to tell them apart."""
+    return torch.tensor([list(chain.from_iterable(rows))]), Packed([len(row) for row in rows])
