@@ -188,9 +188,13 @@ SYSTEMS: dict[str, Callable[[], Config]] = {
 }
 BY_SIZE: dict[str, Callable[[TaskName], Config]] = {"tiny": tiny, "small": small, "base": base}
 
-# What the reports' own data came to; enough to build a preset's model without any data.
+# What the reports' own data came to; enough to build a preset's model without any data. R0 and R3 do not say:
+# theirs is the default size of a byte BPE vocabulary, in R3 one for both languages.
+DEFAULT_BPE = 16_384
 REPORTED_SIZES: dict[str, Sizes] = {
+    "imdb-encoder": Sizes(vocab_size=DEFAULT_BPE, max_len=256, n_labels=2),
     "shakespeare-char": Sizes(vocab_size=65, max_len=32),
+    **{f"ted-set{number}": Sizes(vocab_size=DEFAULT_BPE, max_len=128) for number in (1, 2, 3, 4)},
     "speeches-classifier": Sizes(vocab_size=5755, max_len=32, n_labels=3),
     "speeches-lm": Sizes(vocab_size=5755, max_len=32),
     "speeches-window": Sizes(vocab_size=5755, max_len=32),

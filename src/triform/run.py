@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from triform.metrics import Scores
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
 from triform.training.folder import RunFolder, load_weights, read_tensors
+
+if TYPE_CHECKING:
+    from triform.explain.maps import Explanation
 
 IMPLIES = {
     "temperature": "sample",
@@ -57,6 +61,15 @@ class Run:
             if found is None:
                 raise ConfigError("nothing was held out of this run's training data; say which file to score")
             return self.task.evaluate(found), notices
+
+    def explain(self, text: str, *, target: str = "", n_new: int = 0) -> Explanation:
+        """Where the model looks: attention maps of a text, beside a target or what the model itself writes.
+
+        For a classifier also how much each token speaks for a label (`target`, or the one predicted).
+        """
+        from triform.explain.look import explain
+
+        return explain(self.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""

@@ -15,13 +15,15 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import Attention
-from triform.nn.block import Block, CrossBlock
+from triform.nn.block import Block, CrossBlock, Here
 from triform.nn.cache import NO_CACHE, NoCache
 from triform.nn.masks import Rule, causal, everything, real
+from triform.nn.positions import Relation
 
 D, HEADS, D_FF, LAYERS, V, MAX_LEN = 8, 2, 20, 3, 11, 16
 SMALL = ModelConfig(d_model=D, d_ff=D_FF, n_layers=LAYERS, n_heads=HEADS, dropout=0.0, tie_embeddings=False)
 SIZES = Sizes(vocab_size=V, max_len=MAX_LEN)
+NO_RELATION = Relation(SMALL, MAX_LEN, causal=False)
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [True, False, True, True, False]])
 styles = [
     pytest.param({"norm_position": order, "activation": activation}, id=f"{order}-{activation}")
@@ -128,11 +130,13 @@ def torch_encoder(config: ModelConfig) -> nn.TransformerEncoder:
 )
 @pytest.mark.parametrize("biased", [True, False])
 def test_self_attention_equals_torch(rule: Rule, masks: dict[str, Tensor], biased: bool) -> None:
-    ours = stirred(Attention(replace(SMALL, bias=biased, qkv_bias=biased)))
+    ours = stirred(Attention(replace(SMALL, bias=biased, qkv_bias=biased), NO_RELATION))
     theirs = nn.MultiheadAttention(D, HEADS, bias=biased, batch_first=True)
     theirs.load_state_dict(in_torch_names(weights_of(ours)))
     x, same_x = twice(3, 5, D)
-    agree(ours(x, x, rule, NoCache()), theirs(same_x, same_x, same_x, need_weights=False, **masks)[0])
+    agree(
+        ours(x, x, rule, torch.arange(5), NoCache()), theirs(same_x, same_x, same_x, need_weights=False, **masks)[0]
+    )
     close(x.grad, same_x.grad, "input")
     all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
 
@@ -140,12 +144,12 @@ def test_self_attention_equals_torch(rule: Rule, masks: dict[str, Tensor], biase
 @pytest.mark.parametrize("t", [2, 5, 9])
 @pytest.mark.parametrize("padded", [True, False])
 def test_cross_attention_equals_torch_for_targets_of_any_length(t: int, padded: bool) -> None:
-    ours, theirs = stirred(Attention(SMALL)), nn.MultiheadAttention(D, HEADS, batch_first=True)
+    ours, theirs = stirred(Attention(SMALL, NO_RELATION)), nn.MultiheadAttention(D, HEADS, batch_first=True)
     theirs.load_state_dict(in_torch_names(weights_of(ours)))
     (x, same_x), (source, same_source) = twice(3, t, D), twice(3, 5, D)
     rule, mask = (real(KEEP), ~KEEP) if padded else (everything, None)
     expected = theirs(same_x, same_source, same_source, key_padding_mask=mask, need_weights=False)[0]
-    agree(ours(x, source, rule, NoCache()), expected)
+    agree(ours(x, source, rule, torch.arange(t), NoCache()), expected)
     close(x.grad, same_x.grad, "queries")
     close(source.grad, same_source.grad, "source")
     all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
@@ -158,12 +162,12 @@ def test_cross_attention_equals_torch_for_targets_of_any_length(t: int, padded: 
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_block_equals_torchs_encoder_layer(style: dict[str, Any], masked: bool) -> None:
     config = replace(SMALL, **style)
-    ours, theirs = stirred(Block(config)), nn.TransformerEncoderLayer(D, HEADS, **torch_style(config))
+    ours, theirs = stirred(Block(config, NO_RELATION)), nn.TransformerEncoderLayer(D, HEADS, **torch_style(config))
     theirs.load_state_dict(in_torch_names(weights_of(ours)))
     x, same_x = twice(3, 5, D)
     rule = causal & real(KEEP) if masked else everything
     masks = {"src_mask": upper(5), "src_key_padding_mask": ~KEEP} if masked else {}
-    agree(ours(x, rule, NO_CACHE), theirs(same_x, **masks))
+    agree(ours(x, Here(rule, torch.arange(5), NO_CACHE)), theirs(same_x, **masks))
     close(x.grad, same_x.grad, "input")
     all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
 
@@ -172,11 +176,14 @@ def test_a_block_equals_torchs_encoder_layer(style: dict[str, Any], masked: bool
 @pytest.mark.parametrize("t", [4, 7])
 def test_a_cross_block_equals_torchs_decoder_layer(style: dict[str, Any], t: int) -> None:
     config = replace(SMALL, **style)
-    ours, theirs = stirred(CrossBlock(config)), nn.TransformerDecoderLayer(D, HEADS, **torch_style(config))
+    ours, theirs = (
+        stirred(CrossBlock(config, NO_RELATION)),
+        nn.TransformerDecoderLayer(D, HEADS, **torch_style(config)),
+    )
     theirs.load_state_dict(in_torch_names(weights_of(ours), crossing=True))
     (x, same_x), (source, same_source) = twice(3, t, D), twice(3, 5, D)
     expected = theirs(same_x, same_source, tgt_mask=upper(t), memory_key_padding_mask=~KEEP)
-    agree(ours(x, causal, source, real(KEEP), NO_CACHE), expected)
+    agree(ours(x, Here(causal, torch.arange(t), NO_CACHE), source, real(KEEP)), expected)
     close(x.grad, same_x.grad, "target")
     close(source.grad, same_source.grad, "source")
     all_close(in_torch_names(gradients_of(ours), crossing=True), gradients_of(theirs))

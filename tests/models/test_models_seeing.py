@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
 from triform.models.decoder import Decoder
-from triform.models.encoder import Classifier, Encoder, mean_of_real
+from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.rows import Padded
 
 V, MAX_LEN = 13, 40
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2, dropout=0.0)
 SIZES = Sizes(vocab_size=V, max_len=MAX_LEN, n_labels=3)
-WINDOWS = [0, 1, 3]
+WINDOWS = [-1, 1, 3]
 ORDERS = ["pre", "post"]
 
 
@@ -203,5 +204,5 @@ def test_padding_on_the_right_does_not_change_a_decoder() -> None:
 def test_the_mean_is_over_real_tokens() -> None:
     x = torch.tensor([[[1.0], [3.0], [100.0]], [[5.0], [7.0], [9.0]], [[2.0], [2.0], [2.0]]])
     keep = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])
-    assert mean_of_real(x, keep).flatten().tolist() == [2.0, 7.0, 0.0]
-    assert mean_of_real(x[1:2], None).item() == 7.0
+    assert Padded(keep).mean(x).flatten().tolist() == [2.0, 7.0, 0.0]
+    assert Padded(None).mean(x[1:2]).item() == 7.0

@@ -12,12 +12,16 @@ from rule_cases import Case, cases
 from torch import Tensor
 
 from triform.config import ModelConfig
-from triform.nn.kernels import Kernel, explicit, fused, weights
+from triform.nn.choice import automatic
+from triform.nn.kernels import Kernel, Matching, explicit, frugal, fused, weights
 from triform.nn.masks import causal, everything, real
+from triform.nn.positions import Relation
 from triform.nn.scores import ScaledDot
 
 HEADS, WIDTH = 2, 4
-SCORE = ScaledDot(ModelConfig(d_model=HEADS * WIDTH, n_heads=HEADS))
+CONFIG = ModelConfig(d_model=HEADS * WIDTH, n_heads=HEADS)
+SCALED = Matching(ScaledDot(CONFIG), Relation(CONFIG, 0, causal=False))
+KERNELS: list[Kernel] = [explicit, fused, frugal, automatic]
 BLIND = Case(  # row 0 reads nothing anywhere; row 1's first query reads nothing
     t=4, s=4, rows=2, causal=True, keep=((False,) * 4, (False, True, True, True))
 )
@@ -35,7 +39,7 @@ def qkv(case: Case, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def outcome(kernel: Kernel, case: Case, seed: int = 0) -> list[Tensor]:
     """The kernel's answer and the gradients of q, k and v for an uneven cotangent."""
     inputs = qkv(case, seed)
-    y = kernel(*inputs, case.rule, SCORE, 0.0)
+    y = kernel(*inputs, case.rule, SCALED, 0.0)
     return [y, *torch.autograd.grad((y * y.detach().cos()).sum(), inputs)]
 
 
@@ -70,16 +74,16 @@ def test_fused_equals_explicit_forward_and_backward(case: Case, seed: int) -> No
 def test_explicit_equals_the_formula_by_loops(case: Case) -> None:
     q, k, v = qkv(case)
     wanted_weights, wanted = by_loops(q.detach(), k.detach(), v.detach(), case)
-    got = explicit(q, k, v, case.rule, SCORE, 0.0)
+    got = explicit(q, k, v, case.rule, SCALED, 0.0)
     torch.testing.assert_close(got.flatten(0, 2), torch.tensor(wanted).double(), rtol=0, atol=1e-12)
-    shares = weights(q, k, case.rule, SCORE)
+    shares = weights(q, k, case.rule, SCALED)
     torch.testing.assert_close(shares.flatten(0, 2), torch.tensor(wanted_weights).double(), rtol=0, atol=1e-12)
 
 
 @given(cases())
 def test_weights_sum_to_one_over_what_may_be_read_and_are_zero_elsewhere(case: Case) -> None:
     q, k, _ = qkv(case)
-    shares = weights(q, k, case.rule, SCORE)
+    shares = weights(q, k, case.rule, SCALED)
     table = case.table.expand_as(shares)
     assert (shares[~table] == 0).all()
     assert (shares[table] > 0).all()
@@ -88,10 +92,10 @@ def test_weights_sum_to_one_over_what_may_be_read_and_are_zero_elsewhere(case: C
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", [explicit, fused])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(kernel: Kernel, dtype: torch.dtype) -> None:
     inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(BLIND)]
-    y = kernel(*inputs, BLIND.rule, SCORE, 0.0)
+    y = kernel(*inputs, BLIND.rule, SCALED, 0.0)
     assert (y[0] == 0).all()
     assert (y[1, :, 0] == 0).all()
     assert (y[1, :, 1:] != 0).all()
@@ -100,7 +104,7 @@ def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(kernel: K
         assert (grad[0] == 0).all(), x
 
 
-@pytest.mark.parametrize("kernel", [explicit, fused])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_target_longer_than_its_source_reads_all_of_it(kernel: Kernel) -> None:
     """Cross-attention: three source tokens, of which one is padding, under five queries."""
     keep = torch.tensor([[True, True, False]])
@@ -108,12 +112,12 @@ def test_a_target_longer_than_its_source_reads_all_of_it(kernel: Kernel) -> None
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, generator=numbers) for n in (5, 3, 3))
     read = k[:, :, :2], v[:, :, :2]
     wanted = ((q @ read[0].mT) / math.sqrt(WIDTH)).softmax(-1) @ read[1]
-    torch.testing.assert_close(kernel(q, k, v, real(keep), SCORE, 0.0), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(kernel(q, k, v, real(keep), SCALED, 0.0), wanted, rtol=0, atol=1e-12)
     whole = ((q @ k.mT) / math.sqrt(WIDTH)).softmax(-1) @ v
-    torch.testing.assert_close(kernel(q, k, v, everything, SCORE, 0.0), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(kernel(q, k, v, everything, SCALED, 0.0), whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", [explicit, fused])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_hidden_keys_and_values_have_no_influence_and_no_gradient(kernel: Kernel) -> None:
     case = Case(t=3, s=3, rows=1, causal=True, keep=((True, True, False),))
     q, k, v = qkv(case)
@@ -123,21 +127,21 @@ def test_hidden_keys_and_values_have_no_influence_and_no_gradient(kernel: Kernel
     wild = [x.detach().clone() for x in (k, v)]
     for x in wild:
         x[:, :, 2] = 1e6
-    assert torch.equal(kernel(q, *wild, case.rule, SCORE, 0.0), kernel(q, k, v, case.rule, SCORE, 0.0))
+    assert torch.equal(kernel(q, *wild, case.rule, SCALED, 0.0), kernel(q, k, v, case.rule, SCALED, 0.0))
 
 
-@pytest.mark.parametrize("kernel", [explicit, fused])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_scores_too_large_for_exp_do_not_overflow(kernel: Kernel) -> None:
     case = Case(t=3, s=3, rows=1, causal=True)
     q, k, v = (x.detach() * 1e4 for x in qkv(case))
-    assert kernel(q, k, v, causal, SCORE, 0.0).isfinite().all()
+    assert kernel(q, k, v, causal, SCALED, 0.0).isfinite().all()
 
 
-@pytest.mark.parametrize("kernel", [explicit, fused])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_dropout_takes_weights_away_and_keeps_their_mean(kernel: Kernel) -> None:
     case = Case(t=1, s=400, rows=50)
     q, k, _ = (x.detach() for x in qkv(case))
-    y = kernel(q, k, torch.ones_like(k), everything, SCORE, 0.3)  # the sum of the surviving weights
+    y = kernel(q, k, torch.ones_like(k), everything, SCALED, 0.3)  # the sum of the surviving weights
     assert y.std() > 0.01
     assert y.mean().item() == pytest.approx(1.0, abs=0.05)
 
@@ -146,6 +150,6 @@ def test_the_mean_of_all_values_when_all_keys_are_alike() -> None:
     """Worked by hand: equal scores make attention an average; causal makes it a running one."""
     q, k = torch.ones(1, 1, 3, WIDTH), torch.ones(1, 1, 3, WIDTH)
     v = torch.tensor([3.0, 6.0, 12.0])[None, None, :, None].expand(1, 1, 3, WIDTH)
-    for kernel in (explicit, fused):
-        assert kernel(q, k, v, everything, SCORE, 0.0)[0, 0, :, 0].tolist() == pytest.approx([7, 7, 7])
-        assert kernel(q, k, v, causal, SCORE, 0.0)[0, 0, :, 0].tolist() == pytest.approx([3, 4.5, 7])
+    for kernel in KERNELS:
+        assert kernel(q, k, v, everything, SCALED, 0.0)[0, 0, :, 0].tolist() == pytest.approx([7, 7, 7])
+        assert kernel(q, k, v, causal, SCALED, 0.0)[0, 0, :, 0].tolist() == pytest.approx([3, 4.5, 7])

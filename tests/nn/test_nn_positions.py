@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from triform.nn.positions import Learned, Sinusoidal, sinusoids
+from triform.config import ModelConfig
+from triform.nn.positions import (
+    POSITIONS,
+    Absolute,
+    Alibi,
+    Learned,
+    Relation,
+    Rotary,
+    Sinusoidal,
+    by_diagonal,
+    relation,
+    sinusoids,
+)
 
 
 def wave(p: int, k: int, d: int) -> float:
@@ -34,7 +47,7 @@ def test_far_positions_are_exact_in_float32_too() -> None:
 def test_sinusoidal_positions_are_looked_up_in_any_order_and_shape() -> None:
     scheme = Sinusoidal(10, 4)
     places = torch.tensor([[7, 0, 3], [9, 9, 1]])
-    got = scheme(places)
+    got = scheme(torch.ones(2, 3, 4), places) - 1
     assert got.shape == (2, 3, 4)
     for b in range(2):
         for t in range(3):
@@ -49,8 +62,87 @@ def test_sinusoidal_positions_have_nothing_to_learn_and_nothing_to_save() -> Non
 
 def test_learned_positions_are_one_trained_vector_each() -> None:
     scheme = Learned(10, 4)
-    scheme(torch.tensor([2, 2, 5])).sum().backward()
+    scheme(torch.zeros(1, 3, 4), torch.tensor([2, 2, 5])).sum().backward()
     grad = scheme.table.weight.grad
     assert grad[2].tolist() == [2.0] * 4
     assert grad[5].tolist() == [1.0] * 4
     assert grad.sum() == 12
+
+
+# ------------------------------------------------------------------------------------------ relations
+
+CONFIG = ModelConfig(d_model=16, n_heads=4)
+
+
+def test_a_number_a_distance_lies_along_the_diagonals() -> None:
+    numbers = torch.arange(-3, 3)  # three queries, four keys: the last query's first key is three back
+    assert by_diagonal(numbers, 3).tolist() == [[-1, 0, 1, 2], [-2, -1, 0, 1], [-3, -2, -1, 0]]
+
+
+@pytest.mark.parametrize("places", [torch.arange(5), torch.tensor([[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]])])
+def test_rotary_scores_depend_on_distance_alone_and_lengths_do_not_change(places: torch.Tensor) -> None:
+    rotary = Rotary(replace(CONFIG, positions="rotary"), 64, causal=True)
+    q, k = torch.randn(2, 4, 5, 4), torch.randn(2, 2, 5, 4)
+    near, far = (rotary.turn(q, places + by) for by in (0, 40))
+    other_near, other_far = (rotary.turn(k, places + by).repeat_interleave(2, dim=1) for by in (0, 40))
+    torch.testing.assert_close(near @ other_near.mT, far @ other_far.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(near.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
+
+
+def test_rotary_positions_have_nothing_to_learn_and_nothing_to_save() -> None:
+    for kind in (Rotary, Alibi):
+        made = kind(CONFIG, 10, causal=True)
+        assert not list(made.parameters())
+        assert not made.state_dict()
+
+
+def test_rotary_angles_are_exact_far_out_in_float32_too() -> None:
+    torch.set_default_dtype(torch.float32)
+    rotary = Rotary(replace(CONFIG, rotary_base=500_000.0), 100_001, causal=True)
+    assert rotary.cos.dtype == torch.float32
+    for d in range(4):
+        angle = 100_000 * 500_000.0 ** (-2 * (d % 2) / 4)
+        assert rotary.cos[100_000, d].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_relations_by_distance_add_alike_to_all_rows_and_are_as_told_one_by_one(name: str) -> None:
+    made = relation(replace(CONFIG, positions=name), 10, causal=False)
+    distances = torch.arange(-6, 4)
+    bias = made.bias(torch.randn(3, 4, 4, 4), distances)
+    assert bias.shape == (1, 4, 4, 7)
+    told = made.at(distances)
+    for i in range(4):
+        for j in range(7):
+            assert torch.equal(bias[0, :, i, j], told[:, j - (3 + i) + 6])
+
+
+def test_a_plain_relation_adds_nothing() -> None:
+    made, x = Relation(CONFIG, 0, causal=False), torch.randn(2, 4, 3, 4)
+    assert made.turn(x, torch.arange(3)) is x
+    assert made.bias(x, torch.arange(5)).item() == 0
+    assert made.values(x, torch.arange(5)).item() == 0
+    with pytest.raises(NotImplementedError):
+        made.at(torch.arange(3))
+
+
+def test_beyond_the_farthest_distance_relative_positions_are_one() -> None:
+    made = relation(replace(CONFIG, positions="relative", max_distance=2), 10, causal=False)
+    assert made.key_table.weight.shape == made.value_table.weight.shape == (5, 4)
+    bias = made.bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[0, :, 0]  # one query, ten keys
+    assert (bias[:, :8] == bias[:, :1]).all()
+    assert not torch.isclose(bias[:, 7:], bias[:, 7:].roll(1, -1)).any()
+
+
+@pytest.mark.parametrize(("name", "far"), [("relative", 16), ("t5", 128)])
+def test_the_farthest_distance_is_the_published_one_unless_said(name: str, far: int) -> None:
+    config = replace(CONFIG, positions=name)
+    assert config.max_distance_or_published == far
+    assert replace(config, max_distance=40).max_distance_or_published == 40
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_scheme_is_for_the_embedding_or_for_attention(name: str) -> None:
+    scheme = POSITIONS[name]
+    assert scheme.absolute is Absolute or scheme.relation is Relation
+    assert isinstance(relation(replace(CONFIG, positions=name), 10, causal=True), scheme.relation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -59,26 +59,43 @@ def _devices() -> dict[str, Any]:
 
 
 def _attention() -> dict[str, str]:
-    """Run both kernels on a small example and compare: a broken build shows here, not in a loss curve."""
+    """Which kernel computes what here, and why; each is compared with the formula on a small example.
+
+    A broken build shows here, not in a loss curve.
+    """
     import torch
 
     from triform.config import ModelConfig
-    from triform.nn.kernels import explicit, fused
-    from triform.nn.masks import causal
-    from triform.nn.scores import ScaledDot
+    from triform.nn.choice import choose
+    from triform.nn.kernels import Matching, explicit
+    from triform.nn.masks import Together, causal, everything, window
+    from triform.nn.positions import relation
+    from triform.nn.scores import SCORES
     from triform.run import pick_device
 
-    score = ScaledDot(ModelConfig(d_model=64, n_heads=2))
     device = pick_device("auto")
-    q, k, v = (torch.randn(2, 2, 16, 32, device=device) for _ in range(3))
-    difference = (explicit(q, k, v, causal, score, 0.0) - fused(q, k, v, causal, score, 0.0)).abs().max().item()
-    if difference > 1e-3:
-        raise RuntimeError(f"fused attention differs from the formula by {difference:.1e}")
-    return {
-        "kernel": "fused",
-        "why": "fastest here, and equal to the formula",
-        "difference": f"{difference:.1e}",
+    plain = ModelConfig(d_model=64, n_heads=2)
+    cases = {
+        "every token, or every earlier one": (causal, plain),
+        "a window of 128 in 2048 tokens": (causal & window(128), plain),
+        "rows packed without padding": (Together([256] * 8, [256] * 8), plain),
+        "positions=t5 or alibi": (everything, replace(plain, positions="alibi")),
+        "score=additive": (causal, replace(plain, score="additive")),
+        "positions=relative": (causal, replace(plain, positions="relative")),
     }
+    found = {}
+    q, k, v = (torch.randn(1, 2, 2048, 32, device=device) for _ in range(3))
+    for name, (rule, config) in cases.items():
+        matching = Matching(SCORES[config.score](config), relation(config, 2048, causal=True)).to(device)
+        with torch.inference_mode():
+            choice = choose(q, k, rule, matching, 0.0)
+            off = choice.kernel(q, k, v, rule, matching, 0.0) - explicit(q, k, v, rule, matching, 0.0)
+        if off.abs().max() > 1e-3:
+            raise RuntimeError(
+                f"{choice.name} attention ({name}) differs from the formula by {off.abs().max():.1e}"
+            )
+        found[name] = f"{choice.name}: {choice.why} (equal to the formula within {off.abs().max():.0e})"
+    return found
 
 
 def _disk() -> dict[str, float]:
@@ -88,8 +105,8 @@ def _disk() -> dict[str, float]:
 def _show(found: dict[str, Any]) -> None:
     rows: list[tuple[str, str]] = [("python", found["python"]), ("system", found["system"])]
     rows += [(name, have or "missing") for name, have in found["packages"].items()]
-    shown: dict[str, Callable[[Any], str]] = {"devices": _pairs, "attention": _pairs, "disk": _pairs}
-    rows += [(name, show(found[name])) for name, show in shown.items() if name in found]
+    rows += [(name, _pairs(found[name])) for name in ("devices", "disk") if name in found]
+    rows += [("attention", f"{name} -> {choice}") for name, choice in found.get("attention", {}).items()]
     for name, text in rows:
         typer.echo(f"{name:<12} {text}")
     for problem in found["problems"]:

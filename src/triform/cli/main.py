@@ -12,9 +12,12 @@ from typing import Annotated
 import typer
 
 from triform import __version__
+from triform.cli.check import check
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
+from triform.cli.explain import explain
+from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.train import train
 from triform.errors import InterruptedRun, TriformError
@@ -27,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, doctor):
+for command in (demo, train, predict, evaluate, explain, check, params, doctor):
     app.command()(command)
 
 

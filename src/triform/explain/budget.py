@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from triform.config import Config, ModelConfig, Sizes
+from triform.config import Config, Sizes
 from triform.errors import ConfigError
 
 Role = Literal["tokens", "positions", "attention", "cross", "score", "feedforward", "norm", "output"]
@@ -110,7 +110,7 @@ def _factor(factor: str, values: Mapping[str, int]) -> int:
 def budget(config: Config, sizes: Sizes) -> Budget:
     """The parameters of the model that these settings build."""
     check_sizes(config, sizes)
-    counter = _Counter(config.model, sizes)
+    counter = _Counter(config, sizes)
     parts = {"classify": counter.classifier, "generate": counter.decoder, "translate": counter.translator}
     made = tuple(parts[config.task]())
     return Budget(form=FORMS[config.task], letters=counter.letters(made), parts=made)
@@ -135,9 +135,10 @@ def check_sizes(config: Config, sizes: Sizes) -> None:
 class _Counter:
     """Writes the lines of each part, in the letters of one model."""
 
-    def __init__(self, model: ModelConfig, sizes: Sizes) -> None:
-        self.model, self.sizes = model, sizes
+    def __init__(self, config: Config, sizes: Sizes) -> None:
+        self.model = model = config.model
         target = sizes.target_vocab_size or sizes.vocab_size
+        layers = "layers" if config.task != "translate" else "layers, of encoder and decoder each"
         self.two_vocabularies = bool(sizes.target_vocab_size)
         self.bias, self.qkv_bias = "d" * model.bias, model.qkv_bias
         self.target = "V′" if self.two_vocabularies else "V"
@@ -148,7 +149,7 @@ class _Counter:
             Letter(sign="H", meaning="heads", value=model.n_heads),
             Letter(sign="G", meaning="heads of keys and values", value=model.kv_heads),
             Letter(sign="Dh", meaning="width of a head, d / H", value=model.head_dim),
-            Letter(sign="L", meaning="layers", value=model.n_layers),
+            Letter(sign="L", meaning=layers, value=model.n_layers),
             Letter(sign="V", meaning="vocabulary", value=sizes.vocab_size),
             Letter(sign="V′", meaning="vocabulary of the target", value=target),
             Letter(sign="N", meaning="max_len, tokens read at once", value=sizes.max_len),
@@ -199,7 +200,7 @@ class _Counter:
     # -- their parts
 
     def _embedding(self, vocabulary: str, *, tied: bool = False) -> Iterator[Line]:
-        note = "shared with the source embedding" if tied else ""
+        note = "the source's table" if tied else ""
         yield self._line("tokens", "tokens", f"{vocabulary}·d", tied=tied, note=note)
         kind = self.model.positions
         trained = kind == "learned"
@@ -226,7 +227,7 @@ class _Counter:
     def _inside_attention(self) -> Iterator[Line]:
         """Positions that live in self-attention; cross-attention has none."""
         if self.model.positions == "relative":
-            note = "for keys and for values; all heads share them"
+            note = "for keys and for values"
             yield self._line("self-attention: distances", "positions", "(2k+1)·Dh", times=2, note=note)
         if self.model.positions == "t5":
             yield self._line("self-attention: distances", "positions", "n·H", note="a number a bucket and head")
@@ -249,7 +250,7 @@ class _Counter:
 
     def _vocabulary_head(self) -> Iterator[Line]:
         tied, vocabulary = self.model.tie_embeddings, self.target
-        note = "shared with the embedding, read the other way" if tied else ""
+        note = "the embedding, transposed" if tied else ""
         yield self._line("scores: weights", "output", f"d·{vocabulary}", tied=tied, note=note)
         if self.model.head_bias:
             yield self._line("scores: bias", "output", "", vocabulary)
@@ -289,9 +290,9 @@ class _Counter:
 POSITION_NOTES = {
     "learned": "",
     "sinusoidal": "computed, not trained",
-    "rotary": "turn queries and keys; not trained",
-    "alibi": "lower far scores; not trained",
-    "relative": "inside self-attention, see there",
-    "t5": "inside self-attention, see there",
+    "rotary": "computed, not trained",
+    "alibi": "computed, not trained",
+    "relative": "in self-attention",
+    "t5": "in self-attention",
     "none": "",
 }

@@ -19,7 +19,10 @@ from typing import Literal
 from triform.config import Config, ModelConfig, OptimizerKind, Sizes
 from triform.explain.budget import Budget, budget, in_numbers, value_of
 
+# As the kernels have them; a test keeps the pairs equal, for torch stays out of here.
 MOST_AT_ONCE = 1 << 22  # attention that is written out and holds more numbers is computed again, not kept
+SHORTEST = 64  # queries a piece of windowed attention
+WORTH_IT = 0.6  # the share of the work that pieces must save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Costs:
     training: tuple[Item, ...]
     activations: tuple[Item, ...]  # the detail of what training keeps for the backward pass
     inference: tuple[Item, ...]
+    cache_per_token: tuple[tuple[str, int], ...]  # bytes: a token read or written, a token of the source
     work: tuple[Work, ...]
 
     @property
@@ -97,6 +101,12 @@ class Costs:
         return sum(work.needed for work in self.work)
 
     @property
+    def per_token(self) -> dict[str, int]:
+        """Operations forward for each kind of token, attention counted in full."""
+        kinds = [work.per for work in self.work if work.per != "text"]
+        return {kind: sum(work.each for work in self.work if work.per == kind) for kind in kinds}
+
+    @property
     def step(self) -> int:
         """Operations of one training step: forward and backward for the whole batch."""
         return 3 * self.use.batch_size * self.forward
@@ -111,6 +121,7 @@ def costs(config: Config, sizes: Sizes, use: Use) -> Costs:
         training=tuple(book.state(counted)),
         activations=tuple(book.activations()),
         inference=tuple(book.inference(counted)),
+        cache_per_token=tuple(book.cache_per_token()),
         work=tuple(book.work()),
     )
 
@@ -127,8 +138,18 @@ def _in_pieces(length: int, window: int, *, causal: bool) -> int:
     if window < 0:
         return length
     span = window if causal else 2 * window - 1
-    keys = span + max(64, span // 2)
-    return keys if keys <= 0.6 * length else length
+    keys = span + max(SHORTEST, span // 2)
+    return keys if keys <= WORTH_IT * length else length
+
+
+def tidy(formula: str) -> str:
+    """Like terms added up: `3·L·d + 2·L·d` is `5·L·d`."""
+    counts: dict[str, int] = {}
+    for term in formula.split(" + "):
+        head, _, tail = term.partition("·")
+        number, letters = (int(head), tail) if head.isdigit() else (1, term)
+        counts[letters] = counts.get(letters, 0) + number
+    return " + ".join(letters if number == 1 else f"{number}·{letters}" for letters, number in counts.items())
 
 
 class _Book:
@@ -251,13 +272,18 @@ class _Book:
         yield self._plain("weights", counted.total, self.width, note=note)
         if self.task == "classify":
             return
-        note = "room for twice as much may be held, to grow into"
+        note = "or twice that, to grow"
         yield self._item("keys and values", f"2·L·B·T·{self.keys}", self.width, note=note)
         if self.task == "translate":
             yield self._item("keys and values of the source", f"2·L·B·S·{self.keys}", self.width)
 
-    def cache_per_token(self) -> int:
-        return value_of(f"2·L·{self.keys}", self.values) * self.width
+    def cache_per_token(self) -> Iterator[tuple[str, int]]:
+        """A window does not shrink it: old keys stay where they are."""
+        each = value_of(f"2·L·{self.keys}", self.values) * self.width
+        if self.task == "generate":
+            yield "a token", each
+        if self.task == "translate":
+            yield from (("a source token", each), ("a target token", each))
 
     # -- operations
 
@@ -291,6 +317,7 @@ class _Book:
         yield self._work(f"{name}: reading {t} tokens", per, f"4·L·{t}·d", needed=needed)
 
     def _work(self, name: str, per: str, formula: str, needed: int | None = None) -> Work:
+        formula = tidy(formula)
         each = value_of(formula, self.values)
         times = 1 if per == "text" else self.use.length
         whole = each * times if needed is None else needed
@@ -298,6 +325,7 @@ class _Book:
         return Work(name=name, per=per, formula=formula, numbers=numbers, each=each, times=times, needed=whole)
 
     def _item(self, name: str, formula: str, bytes_each: int, note: str = "") -> Item:
+        formula = tidy(formula)
         numbers, count = in_numbers(formula, self.values), value_of(formula, self.values)
         return Item(name=name, formula=formula, numbers=numbers, count=count, bytes_each=bytes_each, note=note)
 

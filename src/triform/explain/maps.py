@@ -21,6 +21,14 @@ SUFFIXES = (".html", ".png", ".svg")
 SLACK = 0.02  # how far from one a row may add up: weights rounded to bfloat16 are shown too
 
 
+def check_suffix(path: str | Path) -> str:
+    """The kind of file that a name asks for."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ConfigError(f"cannot write {Path(path).name!r}: its name must end in {', '.join(SUFFIXES)}")
+    return suffix
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionMap:
     """One stack of attention layers: how much of each key every query reads, in each head of each layer."""
@@ -35,7 +43,7 @@ class AttentionMap:
         assert self.weights.dtype == np.float32, self.weights.dtype
         assert 0 not in self.weights.shape, f"an empty map: {self.weights.shape}"
         assert self.weights.shape[2:] == (len(self.queries), len(self.keys)), self.weights.shape
-        assert self.weights.min() >= 0, "a weight below zero"
+        assert self.weights.min() >= 0, "a weight below zero, or no number"
         assert bool(np.all(np.abs(self.weights.sum(axis=-1) - 1) < SLACK)), "rows must sum to one"
 
     @property
@@ -110,9 +118,7 @@ class Explanation:
     def save(self, path: str | Path, *, map: str = "") -> Path:  # noqa: A002 (the option's name)
         """Write a page (.html) or a picture (.png, .svg) of all maps, or of the one named; gives the path back."""
         path = Path(path)
-        suffix = path.suffix.lower()
-        if suffix not in SUFFIXES:
-            raise ConfigError(f"cannot write {path.name!r}: its name must end in {', '.join(SUFFIXES)}")
+        suffix = check_suffix(path)
         chosen = replace(self, maps=self._named(map)) if map else self
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,3 @@
-'use strict';
 // Everything a text may hold reaches the page through textContent; nothing is ever parsed as HTML.
 const $ = id => document.getElementById(id);
 const data = JSON.parse($('data').textContent);
@@ -11,20 +10,21 @@ const make = (tag, parent, text = '', name = '') => {
   parent.append(node);
   return node;
 };
-const visible = piece => (piece.trim() === '' && /^[ \u00a0]+$/.test(piece) ? '·'.repeat(piece.length) : piece)
+// A piece as a label. Spaces around it go (the page shows them as gaps), what cannot be seen gets a sign.
+const visible = piece => (/^ +$/.test(piece) ? '·' : piece.replace(/^ +| +$/g, ''))
   .replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, '\ufffd') || '∅';
-const quoted = (piece, index) => `${visible(piece).trim()} `.replace(/^(.{40}).+/su, '$1… ') + `#${index + 1}`;
+const quoted = (piece, index) => `${visible(piece).replace(/^(.{39}).{2,}/su, '$1…')} #${index + 1}`;
 const number = value => value.toFixed(4);
 const signed = value => (value < 0 ? '−' : '+') + Math.abs(value).toFixed(4);
 const clamp = (value, most) => Math.max(0, Math.min(most, value));
 
 // Colours: a ramp of one hue, read from the style sheet so that it follows the scheme of the reader.
-let ramps = {};
+const ramps = {};
+const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const hex = text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16));
 function readRamps() {
-  const style = getComputedStyle(document.documentElement);
   for (const name of ['ramp', 'up', 'down']) {
-    ramps[name] = style.getPropertyValue(`--${name}`).trim().split(/[\s,]+/).map(hex);
+    ramps[name] = ink(`--${name}`).split(' ').map(hex);
   }
 }
 function colour(t, name = 'ramp') {
@@ -43,7 +43,7 @@ function paint(node, t, name) {
 function fillTokens(pane, pieces, side, describe = () => '') {
   pane.replaceChildren();
   return pieces.map((piece, index) => {
-    const node = make('button', pane, visible(piece), 'token');
+    const node = make('button', pane, visible(piece), piece.startsWith(' ') ? 'token apart' : 'token');
     node.type = 'button';
     node.tabIndex = index ? -1 : 0;
     node.dataset.side = side;
@@ -58,8 +58,7 @@ function listen(pane, enter, pin, leave) {
   pane.addEventListener('pointerover', event => tokenAt(event) && enter(+tokenAt(event).dataset.index));
   pane.addEventListener('focusin', event => {
     if (!tokenAt(event)) return;
-    for (const node of pane.querySelectorAll('[tabindex="0"]')) node.tabIndex = -1;
-    tokenAt(event).tabIndex = 0;
+    for (const node of pane.children) node.tabIndex = node === tokenAt(event) ? 0 : -1;
     enter(+tokenAt(event).dataset.index);
   });
   pane.addEventListener('click', event => tokenAt(event) && pin(+tokenAt(event).dataset.index));
@@ -192,7 +191,14 @@ function lookAt(side, query, key) {
 }
 const lookFrom = query => state.matrix && lookAt('query', query, strongest(rowOf(state.matrix, query)));
 const lookTo = key => lookAt('key', state.pinned, key);
-function pin(query) { state.pinned = query; lookFrom(query); }
+function pin(query) {
+  state.pinned = query;
+  lookFrom(query);
+  const pane = $('keys'), node = tokens.key[state.key];  // a click may scroll to the strongest key; hovering never does
+  if (node.offsetTop < pane.scrollTop || node.offsetTop + node.offsetHeight > pane.scrollTop + pane.clientHeight) {
+    pane.scrollTop = node.offsetTop - pane.clientHeight / 2;
+  }
+}
 
 function colourTokens() {
   const {matrix, side, query, key, pinned} = state;
@@ -251,6 +257,7 @@ async function choose(change) {
   state.matrix = matrix;
   drawMatrix();
   state.side === 'query' ? lookFrom(state.query) : lookAt(state.side, state.query, state.key);
+  $('heatmap').dataset.shown = `${map} ${layer} ${view}`;
 }
 
 function enterMap(shown) {
@@ -261,8 +268,9 @@ function enterMap(shown) {
   options($('layer-select'), Array.from({length: shown.layers}, (_, i) => `layer ${i + 1}`));
   options($('head-select'), shown.views);
   tokens = {query: fillTokens($('queries'), shown.queries, 'query'), key: fillTokens($('keys'), shown.keys, 'key')};
-  const start = Math.floor(shown.queries.length / 2);  // the first may see only itself, the last may be a stop
+  const start = Math.min(Math.floor(shown.queries.length / 2), 20);  // the first may see only itself
   Object.assign(state, {matrix: null, side: 'query', query: start, pinned: start, key: 0});
+  $('list').style.minHeight = `${25 * Math.min(LISTED, Math.max(shown.queries.length, shown.keys.length))}px`;
   fillEntropy(shown);
 }
 
@@ -282,10 +290,11 @@ function fillEntropy(shown) {
     const line = make('tr', body);
     make('th', line, layer + 1).setAttribute('aria-label', `layer ${layer + 1}`);
     row.forEach((bits, view) => {
-      const cell = make('button', make('td', line), bits.toFixed(2));
+      const cell = make('button', make('td', line), bits.toFixed(shown.heads > 8 ? 1 : 2));
       Object.assign(cell.dataset, {layer, view, bits});
       cell.type = 'button';
-      cell.setAttribute('aria-label', `layer ${layer + 1}, head ${view + 1}: ${bits.toFixed(2)} bits`);
+      cell.setAttribute('aria-label', `layer ${layer + 1}, head ${view + 1}: ${bits.toFixed(4)} bits`);
+      cell.title = `${bits.toFixed(4)} bits`;
     });
   });
   const most = Math.log2(shown.keys.length);
@@ -307,79 +316,6 @@ function markEntropy() {
   if (on && document.activeElement?.closest('#entropy')) on.focus();
 }
 
-// The heat map is painted once a view into `heat.base`, one pixel a weight; a move of the mouse only redraws the cross.
-const heat = {base: document.createElement('canvas')};
-function drawMatrix() {
-  const {matrix: m} = state, {base} = heat, most = m.most || 1;
-  [base.width, base.height] = [m.columns, m.rows];
-  const image = new ImageData(m.columns, m.rows);
-  m.values.forEach((value, i) => image.data.set([...colour(Math.sqrt((value || 0) / most)), 255], 4 * i));
-  base.getContext('2d').putImageData(image, 0, 0);
-  const strip = new ImageData(256, 1);
-  for (let i = 0; i < 256; i++) strip.data.set([...colour(Math.sqrt(i / 255)), 255], 4 * i);
-  $('ramp').getContext('2d').putImageData(strip, 0, 0);
-  $('most').textContent = number(most);
-  measureHeatmap();
-}
-function measureHeatmap() {
-  const {queries, keys} = shownMap(), canvas = $('heatmap'), context = canvas.getContext('2d');
-  const width = canvas.clientWidth, font = getComputedStyle(document.body).fontFamily;
-  heat.font = `11px ${font}`;
-  context.font = heat.font;
-  heat.cut = piece => { const text = visible(piece).trim(); return [...text].length > 12 ? [...text].slice(0, 11).join('') + '…' : text; };
-  const room = pieces => 8 + Math.max(...pieces.map(piece => context.measureText(heat.cut(piece)).width));
-  const labelled = Math.max(queries.length, keys.length) <= 40 && width / keys.length > 14;
-  const left = labelled ? room(queries) : 0, below = labelled ? room(keys) : 0;
-  const w = Math.min(width - left, 44 * keys.length), cell = w / keys.length;
-  const h = Math.max(Math.min(cell * queries.length, 640), Math.min(120, 44 * queries.length));
-  Object.assign(heat, {left, w, h, labels: labelled && cell > 11 && h / queries.length > 11});
-  if (labelled && !heat.labels) Object.assign(heat, {left: 0, w: w + left});
-  canvas.style.height = `${h + (heat.labels ? below : 0)}px`;
-  const scale = window.devicePixelRatio || 1;
-  [canvas.width, canvas.height] = [Math.round(width * scale), Math.round((h + (heat.labels ? below : 0)) * scale)];
-}
-function drawHeatmap() {
-  const {matrix: m, query, key} = state, {left, w, h} = heat, canvas = $('heatmap'), c = canvas.getContext('2d');
-  const style = getComputedStyle(document.documentElement), ink = name => style.getPropertyValue(name).trim();
-  const scale = window.devicePixelRatio || 1, x = left + (key + .5) * w / m.columns, y = (query + .5) * h / m.rows;
-  c.setTransform(scale, 0, 0, scale, 0, 0);
-  c.clearRect(0, 0, canvas.width, canvas.height);
-  c.imageSmoothingEnabled = w * scale < m.columns;
-  c.drawImage(heat.base, left, 0, w, h);
-  if (heat.labels) drawLabels(c, ink);
-  c.strokeStyle = ink('--cross');
-  c.strokeRect(left + key * w / m.columns, query * h / m.rows, Math.max(w / m.columns, 3), Math.max(h / m.rows, 3));
-  c.globalAlpha = .55;
-  c.beginPath();
-  c.moveTo(left, y); c.lineTo(left + w, y); c.moveTo(x, 0); c.lineTo(x, h);
-  c.stroke();
-  c.globalAlpha = 1;
-  const text = weightText(m, query, key);
-  c.font = `600 ${heat.font.replace('11px', '12px')}`;
-  const wide = c.measureText(text).width + 14;
-  const tx = x + 10 + wide > left + w ? Math.max(0, x - 10 - wide) : x + 10, ty = y < 32 ? y + 10 : y - 32;
-  c.fillStyle = ink('--ink');
-  c.beginPath(); c.roundRect(tx, ty, wide, 22, 5); c.fill();
-  c.fillStyle = ink('--card');
-  c.textBaseline = 'middle'; c.textAlign = 'left';
-  c.fillText(text, tx + 7, ty + 11.5);
-  canvas.setAttribute('aria-label', `Heat map, ${$('view-name').textContent}. ${$('from').textContent} reads ${$('to').textContent}: ${text}`);
-}
-function drawLabels(c, ink) {
-  const {queries, keys} = shownMap(), {left, w, h} = heat;
-  c.font = heat.font;
-  c.textBaseline = 'middle'; c.textAlign = 'right';
-  queries.forEach((piece, q) => {
-    c.fillStyle = ink(q === state.query ? '--ink' : '--soft');
-    c.fillText(heat.cut(piece), left - 6, (q + .5) * h / queries.length);
-  });
-  keys.forEach((piece, k) => {
-    c.fillStyle = ink(k === state.key ? '--ink' : '--soft');
-    c.save(); c.translate(left + (k + .5) * w / keys.length, h + 6); c.rotate(-Math.PI / 2);
-    c.fillText(heat.cut(piece), 0, 0); c.restore();
-  });
-}
-
 function begin() {
   readRamps();
   showFacts();
@@ -391,7 +327,8 @@ function begin() {
   const {kind, kept} = data.packing, widest = Math.max(...data.maps.map(each => each.keys.length));
   $('packing').hidden = kind === 'float32';
   $('packing').textContent = kind === 'uint16' || kept >= widest ? 'To keep this page small, weights are rounded to 1/65535.'
-    : `To keep this page small, the ${kept} strongest of up to ${widest} weights a row are kept, rounded to 1/65535.`;
+    : `To keep this page small, the ${kept} strongest of up to ${widest} weights a row are kept, rounded to 1/65535; `
+    + 'one left out is shown as ≤ the smallest kept.';
   $('map-select').addEventListener('change', event => choose({map: +event.target.value, layer: 0, view: 0}));
   $('layer-select').addEventListener('change', event => choose({layer: +event.target.value}));
   $('head-select').addEventListener('change', event => choose({view: +event.target.value}));

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 4_400_000  # of a page; 512 tokens in 12 layers of 12 heads stay below it
 LEAST_ROOM = 500_000  # for weights, however long the text beside them is
 LONGEST_TEXT = 20_000  # characters of the text and of the output that the page repeats
-STRONGEST = (128, 96, 64, 48, 40, 32, 28, 24, 20, 18, 16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1)
+STRONGEST = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128)  # of a row: tried
 STEPS = 65535  # a rounded weight is a whole number of these
 
 Bytes = NDArray[np.uint8]
@@ -64,15 +64,20 @@ def render(explanation: Explanation) -> str:
 
 def pack(maps: Sequence[AttentionMap], room: int) -> tuple[Packing, dict[str, str]]:
     """The most faithful packing that fits into `room` characters, with its blobs by name."""
-    tries = [Packing(kind="float32"), Packing(kind="uint16")]
-    tries += [Packing(kind="strongest", kept=kept) for kept in STRONGEST]
     stacks = [views(each) for each in maps]
-    for packing in tries[:-1]:
+    for packing in (Packing(kind="float32"), Packing(kind="uint16")):
         if (blobs := _pack_within(stacks, packing, room)) is not None:
             return packing, blobs
-    blobs = _pack_within(stacks, tries[-1], math.inf)  # less than the strongest one cannot be kept
-    assert blobs is not None
-    return tries[-1], blobs
+    best, low, high = None, 0, len(STRONGEST)  # what lies below `low` fits, from `high` on it does not
+    while low < high:
+        middle = (low + high) // 2
+        packing = Packing(kind="strongest", kept=STRONGEST[middle])
+        if (blobs := _pack_within(stacks, packing, room if middle else math.inf)) is None:
+            high = middle
+        else:  # the strongest one alone is kept even where it is too much: with less there is nothing to show
+            best, low = (packing, blobs), middle + 1
+    assert best is not None
+    return best
 
 
 def views(shown: AttentionMap) -> list[Weights]:
@@ -162,9 +167,11 @@ def _shortened(text: str) -> str:
 def _fill(blobs: dict[str, str], data: dict[str, Any]) -> str:
     """The template with its parts put in, in one pass: what a text holds is never taken for a placeholder."""
     assets = files("triform.explain")
-    template, style, script = (
-        assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    template, style, *scripts = (
+        assets.joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "heatmap.js", "page.js")
     )
+    script = "".join(scripts)
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

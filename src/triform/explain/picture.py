@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # One hue from light to dark: its order survives grey printing and every kind of colour blindness.
 RAMP = ("#f4f6fb", "#b7cff5", "#5a8dee", "#2348b0", "#0a1a5c")
 INK, SOFT, LINE = "#1b1e25", "#5b606b", "#cfd3dc"
-FONT = {"font.family": "DejaVu Sans", "svg.fonttype": "none", "svg.hashsalt": "triform", "text.usetex": False}
+FONT: Any = {"font.family": "DejaVu Sans", "svg.fonttype": "none", "svg.hashsalt": "triform", "text.usetex": False}
 HEADINGS = {
     "encoder": "Encoder self-attention",
     "decoder": "Decoder self-attention",
@@ -41,15 +41,16 @@ class Block:
     map: AttentionMap
     width: float  # of one panel
     height: float
-    labelled: bool
+    named_queries: bool
+    named_keys: bool
 
     @property
     def left(self) -> float:
-        return 0.55 + (_room(self.map.queries) if self.labelled else 0)
+        return 0.55 + (_room(self.map.queries) if self.named_queries else 0)
 
     @property
     def below(self) -> float:
-        return 0.2 + (_room(self.map.keys) if self.labelled else 0)
+        return 0.2 + (_room(self.map.keys) if self.named_keys else 0)
 
     @property
     def above(self) -> float:
@@ -95,7 +96,10 @@ def lay_out(explanation: Explanation) -> Figure:
         top -= block.size[1]
     if blocks:
         tall = min(2.4, blocks[0].grid[1])
-        _draw_bar(figure, (width - bar, height - head - blocks[0].above - tall, 0.13, tall))
+        _draw_bar(
+            figure,
+            (max(block.size[0] for block in blocks) + 0.2, height - head - blocks[0].above - tall, 0.13, tall),
+        )
     else:
         figure.text(edge / width, edge / height, "no attention was recorded", color=SOFT, fontsize=9)
     return figure
@@ -120,8 +124,9 @@ def _block(shown: AttentionMap, *, share: int) -> Block:
     most_tall = (LARGEST[1] / share - 2.6) / shown.n_layers - GAP
     wide, tall = (max(n / longer, 0.3) for n in (s, t))  # a map far from square is squeezed, not drawn as a thread
     side = min(side, most_wide / wide, most_tall / tall)
-    labelled = min(side * wide / s, side * tall / t) >= TIGHTEST
-    return Block(map=shown, width=side * wide, height=side * tall, labelled=labelled)
+    width, height = side * wide, side * tall
+    named_queries, named_keys = height / t >= TIGHTEST, width / s >= TIGHTEST
+    return Block(map=shown, width=width, height=height, named_queries=named_queries, named_keys=named_keys)
 
 
 def _room(pieces: Sequence[str]) -> float:
@@ -153,7 +158,7 @@ def _draw_block(figure: Figure, block: Block, top: float) -> None:
     for layer in range(shown.n_layers):
         bottom = top - block.above - layer * (block.height + GAP) - block.height
         middle = (bottom + block.height / 2) / height
-        name = {"va": "center", "ha": "center", "fontsize": 8, "color": SOFT}
+        name: Any = {"va": "center", "ha": "center", "fontsize": 8, "color": SOFT}
         figure.text(0.4 / width, middle, f"layer {layer + 1}", rotation=90, **name)
         for head in range(shown.n_heads):
             left = block.left + head * (block.width + GAP)
@@ -170,9 +175,9 @@ def _draw_panel(axes: Any, block: Block, layer: int, head: int) -> None:
     if layer == 0:
         axes.set_title(f"head {head + 1}", fontsize=8, color=SOFT, pad=4)
     labels = {"fontsize": 7, "color": INK, "family": FONT["font.family"]}
-    if block.labelled and head == 0:
+    if block.named_queries and head == 0:
         axes.set_yticks(range(len(shown.queries)), [readable(piece) for piece in shown.queries], **labels)
-    if block.labelled and layer == shown.n_layers - 1:
+    if block.named_keys and layer == shown.n_layers - 1:
         axes.set_xticks(range(len(shown.keys)), [readable(piece) for piece in shown.keys], rotation=90, **labels)
     axes.tick_params(length=0, pad=3)
 
@@ -186,7 +191,7 @@ def _draw_bar(figure: Figure, place: tuple[float, float, float, float]) -> None:
     bar.set_ticks([0, 0.05, 0.25, 0.5, 1], labels=["0", "0.05", "0.25", "0.5", "1"])
     bar.ax.tick_params(labelsize=7, labelcolor=INK, length=2, color=LINE)
     bar.ax.set_title("weight", fontsize=8, color=SOFT, pad=6)
-    bar.outline.set(edgecolor=LINE, linewidth=0.6)  # type: ignore[operator]
+    bar.outline.set(edgecolor=LINE, linewidth=0.6)
 
 
 def _colours() -> Any:

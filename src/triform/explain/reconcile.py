@@ -56,9 +56,9 @@ Change = tuple[str, str, int]
 
 def _published() -> Iterator[Change]:
     yield "embedding", "V·d = 30,000·512", EMBEDDING
-    yield "attention", "12 layers of 4·d·d; h is not in it: H heads of d / H make d, however many", ATTENTION
+    yield "attention", "12 layers of 4·d·d, whatever H is", ATTENTION
     yield "feedforward", "as printed for 12 layers of 8·d·d + 5·d", FEEDFORWARD_AS_PRINTED
-    yield "output", "d·V; here the published 68,554,752 is reached", EMBEDDING
+    yield "output", "d·V; so far the published sum", EMBEDDING
     slip = FEEDFORWARD - FEEDFORWARD_AS_PRINTED
     yield "a slip in feedforward", "8·512² + 5·512 = 2,099,712, twelve times 25,196,544", slip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
+from triform.nn.attention import Attention
 from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE, Cache
 from triform.nn.embedding import Embedding
@@ -60,3 +62,6 @@ class Decoder(nn.Module):
         for block, here in zip(self.blocks, layers, strict=True):
             x = block(x, here)
         return self.head(self.norm(x))
+
+    def attention(self) -> dict[str, list[Attention]]:
+        return {"decoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
+from triform.nn.attention import Attention
 from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE
 from triform.nn.embedding import Embedding
@@ -33,6 +37,9 @@ class Encoder(nn.Module):
             x = block(x, Here(rule, positions, NO_CACHE))
         return self.norm(x)
 
+    def attention(self) -> dict[str, list[Attention]]:
+        return {"encoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}
+
 
 def _label_head(config: ModelConfig, n_labels: int) -> nn.Module:
     if not config.head_hidden:
@@ -53,3 +60,6 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
         return self.head(self.dropout(rows_of(keep).mean(self.encoder(tokens, keep))))
+
+    def attention(self) -> dict[str, list[Attention]]:
+        return self.encoder.attention()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
 from triform.models.decoder import vocabulary_head, whereabouts
 from triform.models.encoder import Encoder
+from triform.nn.attention import Attention
 from triform.nn.block import NORMS, CrossBlock
 from triform.nn.cache import Cache
 from triform.nn.embedding import Embedding
@@ -52,3 +55,8 @@ class Seq2Seq(nn.Module):
         for block, here in zip(self.blocks, layers, strict=True):
             x = block(x, here, states, source_rule)
         return self.head(self.norm(x))
+
+    def attention(self) -> dict[str, list[Attention]]:
+        blocks = cast("list[CrossBlock]", list(self.blocks))
+        own, cross = [block.attention for block in blocks], [block.cross for block in blocks]
+        return {**self.encoder.attention(), "decoder": own, "cross": cross}

@@ -9,6 +9,7 @@ from torch import Tensor
 from triform.nn import flex
 from triform.nn.kernels import Kernel, Matching, frugal, fused
 from triform.nn.masks import Rule
+from triform.nn.pieces import cut
 
 LONG = 1024  # from here on a narrow window on CUDA is worth a compilation
 NARROW = 4  # a window is narrow when the text is so many times as long
@@ -17,13 +18,15 @@ NARROW = 4  # a window is narrow when the text is so many times as long
 class Choice(NamedTuple):
     """A kernel, and why it was taken."""
 
+    name: str
     kernel: Kernel
     why: str
 
 
-FORMULA = Choice(frugal, "no dot product alone gives these scores: the formula, a few queries at a time")
-FLEX = Choice(flex.flex, "a window or packed rows on CUDA: only blocks within reach are computed")
-FUSED = Choice(fused, "a dot product: torch's fused attention, over the pieces that can be read")
+FORMULA = Choice("formula", frugal, "no dot product gives these weights; a few queries at a time")
+FLEX = Choice("flex", flex.flex, "compiled for CUDA; only blocks within reach are computed")
+FUSED = Choice("fused", fused, "torch's fused attention")
+PIECES = Choice("fused in pieces", fused, "torch's fused attention on what is within reach, the rest is left out")
 
 
 def choose(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float) -> Choice:
@@ -32,7 +35,7 @@ def choose(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float)
         return FORMULA
     if q.is_cuda and _sparse(rule, q.shape[-2], k.shape[-2]) and flex.fits(rule, q, k, dropout):
         return FLEX
-    return FUSED
+    return FUSED if len(cut(rule, q.shape[-2], k.shape[-2])) == 1 else PIECES
 
 
 def _sparse(rule: Rule, t: int, s: int) -> bool:

@@ -55,7 +55,8 @@ class Rule:
 
     def __init__(self) -> None:
         self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
-        self.block_masks: dict[object, Any] = {}  # what a compiling kernel made of this rule
+        self.pieces: dict[tuple[int, int, int], list[Piece]] = {}  # what `cut` made of this rule
+        self.block_masks: dict[object, Any] = {}  # and what a compiling kernel did
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """True where query q of row b may read key k; the three index tensors broadcast."""

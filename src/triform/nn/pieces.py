@@ -16,7 +16,8 @@ from torch import Tensor
 from triform.nn.masks import Piece, Rule
 
 SHORTEST = 64  # queries a piece; shorter ones spend their time on being started
-WORTH_IT = 0.6  # pieces must save this share of the work, for they are many
+MOST_KEPT = 64  # ways of cutting that a rule remembers
+WORTH_IT = 0.6  # the share of the work that pieces may leave; they must save the rest, for they are many
 
 
 class Hidden(Enum):
@@ -29,7 +30,12 @@ class Hidden(Enum):
 
 def cut(rule: Rule, t: int, s: int, most: int = 0) -> list[Piece]:
     """Pieces that together hold all that the rule allows; with `most`, of no more queries than that."""
-    return [piece for stretch in rule.stretches(t, s) for piece in _cut(rule, stretch, most)]
+    key = (t, s, most)
+    if key not in rule.pieces:
+        if len(rule.pieces) >= MOST_KEPT:
+            rule.pieces.clear()
+        rule.pieces[key] = [piece for stretch in rule.stretches(t, s) for piece in _cut(rule, stretch, most)]
+    return rule.pieces[key]
 
 
 def _cut(rule: Rule, stretch: Piece, most: int) -> list[Piece]:

@@ -26,13 +26,16 @@ from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (
     Batch,
     ByLength,
+    Look,
     Prediction,
     Prepared,
     Task,
+    check_not_empty,
     chunks,
     cross_entropy,
     held_out,
     saved_tokenizer,
+    seen_part,
 )
 from triform.text import EOS, PAD, Tokenizer, train_tokenizer
 
@@ -70,6 +73,7 @@ class Classify(Task):
     unit = "texts"
     metric = "accuracy"
     higher_is_better = True
+    model: Classifier
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
@@ -177,6 +181,20 @@ class Classify(Task):
         best = max(range(len(shares)), key=shares.__getitem__)
         probabilities = dict(zip(self.labels, shares, strict=True))
         return Prediction(input=text, output=self.labels[best], probabilities=probabilities, cut=cut)
+
+    def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
+        """`target` is the label whose score is to be explained; without one, the label that is predicted."""
+        check_not_empty(text)
+        if target and target not in self.numbers:
+            raise DataError(f"there is no label {target!r}; known are {', '.join(self.labels)}")
+        tokens, notes = seen_part(self.tokenizer.encode(text), self.config.data.max_len, "text")
+        pieces = self.tokenizer.pieces(tokens)
+        return Look(
+            inputs=(torch.tensor([tokens], device=self.device),),
+            pieces={"encoder": (pieces, pieces)},
+            prediction=self.predict([text])[0],
+            notes=tuple(notes),
+        )
 
     def samples(self, data: Examples) -> list[dict[str, str]]:
         rows = range(0, len(data), max(1, len(data) // 8))[:8]

@@ -17,8 +17,8 @@ from triform.data import sets
 from triform.data.loader import Indices, RandomWindows, Sampler
 from triform.data.readers import Piece, count_units, read_pieces
 from triform.data.store import TokenStore
-from triform.decode.choose import row_seeds
-from triform.decode.search import Ending, run_search
+from triform.decode.choose import best, row_seeds
+from triform.decode.search import Ending, run_search, write
 from triform.decode.stepper import DecoderStepper
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
@@ -28,12 +28,15 @@ from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.task import (
     NEVER_WRITTEN,
     Batch,
+    Look,
     Prediction,
     Prepared,
     Task,
+    check_not_empty,
     chunks,
     cross_entropy,
     saved_tokenizer,
+    seen_part,
 )
 from triform.text import EOS, UNK, Tokenizer, train_tokenizer
 
@@ -204,6 +207,26 @@ class Generate(Task):
         ending = Ending(eos=EOS, limits=(limit,) * len(prompts), banned=NEVER_WRITTEN)
         stepper = DecoderStepper(self.model, prompts, max_len=self.config.data.max_len)
         return run_search(stepper, decode, ending, default="sample", seeds=seeds)
+
+    def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
+        """The text, then `target`, or the `n_new` tokens that the model finds most likely to follow."""
+        check_not_empty(text)
+        prompt = self._prompt(text)
+        if not target and n_new:
+            ending = Ending(eos=EOS, limits=(n_new,), banned=NEVER_WRITTEN)
+            stepper = DecoderStepper(self.model.eval(), [prompt], max_len=self.config.data.max_len)
+            written = write(stepper, best, ending)[0]
+        else:
+            written = self._prompt(target) if target else []
+        # as in decoding, the newest tokens are what the model goes by
+        tokens, notes = seen_part(prompt + written, self.config.data.max_len, "text", newest=True)
+        pieces = self.tokenizer.pieces(tokens)
+        return Look(
+            inputs=(torch.tensor([tokens], device=self.device),),
+            pieces={"decoder": (pieces, pieces)},
+            prediction=Prediction(input=text, output=self._output(prompt, written)),
+            notes=tuple(notes),
+        )
 
     def samples(self, data: Stream) -> list[dict[str, str]]:
         starts = np.linspace(0, max(0, len(data) - 17), num=3, dtype=np.int64)

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import Config, TaskName, TrainConfig
+from triform.config import Config, ModelConfig, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
+from triform.errors import DataError
 from triform.metrics import Scores
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
@@ -88,6 +89,16 @@ class Prediction:
     cut: bool = False  # whether the model saw only the beginning of the input
 
 
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One text as the model reads it: what the model is called with, and how to name what it attends to."""
+
+    inputs: tuple[Tensor, ...]
+    pieces: dict[str, tuple[list[str], list[str]]]  # of a stack of attention: its queries and its keys
+    prediction: Prediction
+    notes: tuple[str, ...] = ()
+
+
 class Task(ABC):
     """Abstract: `classify`, `generate` and `translate` are the final ones."""
 
@@ -107,7 +118,10 @@ class Task(ABC):
         Everything random from here on, initial weights and dropout, follows from the seed.
         """
         torch.manual_seed(config.seed)
-        return cls._prepare(config, folder, resume=resume)
+        prepared = cls._prepare(config, folder, resume=resume)
+        settled = prepared.task.config
+        notes = model_notes(settled.model, settled.data.max_len)
+        return replace(prepared, notices=(*prepared.notices, *notes))
 
     @classmethod
     @abstractmethod
@@ -143,6 +157,10 @@ class Task(ABC):
         """One prediction a text."""
 
     @abstractmethod
+    def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
+        """A text made ready to be looked at, with a target, or with what the model itself writes."""
+
+    @abstractmethod
     def samples(self, data: Any) -> list[dict[str, str]]:
         """A few inputs with outputs (and what was expected), for the report."""
 
@@ -166,6 +184,26 @@ class Prepared:
     train: Dataset
     valid: Dataset | None
     notices: tuple[str, ...]
+
+
+def seen_part(tokens: list[int], max_len: int, what: str, *, newest: bool = False) -> tuple[list[int], list[str]]:
+    """The part of a text that a model reads, and a note where that is not all of it."""
+    if len(tokens) <= max_len:
+        return tokens, []
+    part = tokens[-max_len:] if newest else tokens[:max_len]
+    which = "last" if newest else "first"
+    return part, [f"the {what} has {len(tokens)} tokens; the model reads the {which} {max_len}, which are shown"]
+
+
+def model_notes(model: ModelConfig, max_len: int) -> list[str]:
+    """What is allowed but does less than it says."""
+    wide = sorted({width for width in model.windows if width >= max_len})
+    return [f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in wide]
+
+
+def check_not_empty(text: str) -> None:
+    if not text.strip():
+        raise DataError("the text is empty: there is nothing to look at")
 
 
 def saved_tokenizer(folder: Path) -> Tokenizer:

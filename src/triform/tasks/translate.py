@@ -31,12 +31,15 @@ from triform.tasks.task import (
     NEVER_WRITTEN,
     Batch,
     ByLength,
+    Look,
     Prediction,
     Prepared,
     Task,
+    check_not_empty,
     chunks,
     cross_entropy,
     held_out,
+    seen_part,
 )
 from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
 
@@ -212,6 +215,24 @@ class Translate(Task):
             stepper = Seq2SeqStepper(self.model, sources, bos=BOS)
         how = replace(decode, strategy="greedy") if greedy else decode
         return run_search(stepper, how, ending, default="beam", seeds=row_seeds(self.config.seed, rows))
+
+    def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
+        """The text beside `target`, or beside the model's own translation."""
+        check_not_empty(text)
+        max_len = self.config.data.max_len
+        source, notes = seen_part(self.source.encode(text), max_len, "text")
+        written = self.target.encode(target) if target else self._decode([source], [0], greedy=False)[0]
+        output = target or self.target.decode(written)
+        # one place is taken by the begin token
+        written, more = seen_part(written, max_len - 1, "target")
+        read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
+        inputs = ([source], [[BOS, *written]])
+        return Look(
+            inputs=tuple(torch.tensor(tokens, device=self.device) for tokens in inputs),
+            pieces={"encoder": (read, read), "decoder": (wrote[:-1], wrote[:-1]), "cross": (wrote[1:], read)},
+            prediction=Prediction(input=text, output=output),
+            notes=(*notes, *more, "rows of cross-attention are named after the token that is being written"),
+        )
 
     def samples(self, data: Pairs) -> list[dict[str, str]]:
         picked = data.texts[:: max(1, len(data.texts) // 8)][:8]

@@ -86,6 +86,10 @@ class Tokenizer(ABC):
         """One token as a person would read it."""
         return self._pieces[token]
 
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as a person would read it among the others."""
+        return [self.piece(token) for token in tokens]
+
     @abstractmethod
     def unknown(self, text: str) -> list[str]:
         """What the vocabulary lacks of this text, each once, in order of appearance."""

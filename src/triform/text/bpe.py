@@ -82,7 +82,22 @@ class BpeTokenizer(Tokenizer):
         if token < len(SPECIALS):
             return SPECIALS[token]
         text = self._bytes[token].decode("utf-8", errors="surrogateescape")
-        return _STRAY_BYTE.sub(lambda stray: f"<0x{ord(stray[0]) - 0xDC00:02X}>", text)
+        return _STRAY_BYTE.sub(_hexadecimal, text)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """As `piece`, but a character whose bytes lie in several tokens is shown in each, with its part of it."""
+        spelled = [b"" if token < len(SPECIALS) else self._bytes[token] for token in tokens]
+        owners = [place for place, part in enumerate(spelled) for _ in part]
+        shown = [self.piece(token) if token < len(SPECIALS) else "" for token in tokens]
+        start = 0
+        for character in b"".join(spelled).decode("utf-8", errors="surrogateescape"):
+            width = len(character.encode("utf-8", errors="surrogateescape"))
+            among = list(dict.fromkeys(owners[start : start + width]))
+            start += width
+            text = _STRAY_BYTE.sub(_hexadecimal, character)
+            for part, place in enumerate(among, 1):
+                shown[place] += text if len(among) == 1 else f"{text}⟨{part}/{len(among)}⟩"
+        return shown
 
     def unknown(self, text: str) -> list[str]:
         return []
@@ -91,6 +106,10 @@ class BpeTokenizer(Tokenizer):
         """The pairs that were joined, first learned first."""
         of = {piece: self._bytes[token] for token, piece in enumerate(self._pieces)}
         return [(of[left], of[right]) for left, right in json.loads(self._core.to_str())["model"]["merges"]]
+
+
+def _hexadecimal(stray: re.Match[str]) -> str:
+    return f"<0x{ord(stray[0]) - 0xDC00:02X}>"
 
 
 def _first_pieces(core: Core, size: int) -> models.BPE:

@@ -1,0 +1,42 @@
+"""`triform explain`: where a trained model looks, as a page or a picture."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, RunPath
+
+
+def explain(
+    run: RunPath,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model is to read.")],
+    target: Annotated[
+        str,
+        typer.Option(help="translate: look at this target; generate: go on with it; classify: explain this label."),
+    ] = "",
+    new: Annotated[int, typer.Option(metavar="N", min=0, help="generate: go on with N tokens of its own.")] = 0,
+    out: Annotated[str, typer.Option(metavar="F", help="maps.html, maps.png or maps.svg.")] = "maps.html",
+    map_: Annotated[str, typer.Option("--map", help="Only this one: encoder, decoder or cross.")] = "",
+    device: Device = "auto",
+) -> None:
+    """Show where a model looks: attention maps of every layer and head, and what speaks for a label."""
+    from triform.explain.maps import check_suffix
+    from triform.run import load
+
+    check_suffix(out)  # before the model is loaded
+    seen = load(run, device=device).explain(text, target=target, n_new=new)
+    for note in seen.notes:
+        typer.echo(f"note: {note}", err=True)
+    path = seen.save(out, map=map_)
+    if seen.output:
+        typer.echo(f"{seen.text} → {seen.output}")
+    for each in seen.maps:
+        layers, heads, queries, keys = each.weights.shape
+        typer.echo(f"{each.name}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
+    for attribution in seen.attributions[:1]:
+        most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
+        shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)
+        typer.echo(f"{attribution.label} ({attribution.method}): {shown}")
+    typer.echo(f"written to {path}")

@@ -1,0 +1,72 @@
+"""Which tokens moved a classifier's score: gradients by the token embeddings, at one point or on a way.
+
+Integrated gradients go from a text of unknown tokens to the text itself, in a straight line between embeddings;
+the values add up to what the score gained on that way, and the number of steps grows until they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from triform.explain.maps import Attribution
+from triform.models.encoder import Classifier
+
+FIRST_STEPS, MOST_STEPS = 32, 1024
+CLOSE_ENOUGH = 0.01  # of the score's gain
+TOKENS_AT_ONCE = 4_096
+
+
+def attributions(
+    model: Classifier, tokens: Tensor, label: int, *, unknown: int, pieces: list[str], name: str
+) -> tuple[Attribution, ...]:  # (1, T)
+    """Both kinds for the score (before the softmax) of one label."""
+    embed = model.encoder.embedding.tokens
+    with torch.no_grad():
+        end = embed(tokens)  # (1, T, D)
+        start = embed(torch.full_like(tokens, unknown))
+
+    def slope(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
+        points = points.detach().requires_grad_()
+        with torch.enable_grad(), _given(embed, points):
+            scores = model(tokens.expand(len(points), -1))[:, label]
+            return scores.detach(), torch.autograd.grad(scores.sum(), points)[0]
+
+    score, gradient = slope(end)
+    gain = (score - slope(start)[0]).item()
+    by_input = (gradient * end).sum(-1)[0].tolist()
+    on_the_way = _integrated(slope, start, end, gain)
+    shown = tuple(pieces)
+    return (
+        Attribution(method="integrated gradients", label=name, pieces=shown, values=on_the_way, total=gain),
+        Attribution(method="gradient × input", label=name, pieces=shown, values=tuple(by_input)),
+    )
+
+
+def _integrated(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, end: Tensor, gain: float
+) -> tuple[float, ...]:
+    """Mean slope on the way times the way, by the midpoint rule."""
+    steps = FIRST_STEPS
+    while True:
+        shares = (torch.arange(steps, device=end.device, dtype=end.dtype) + 0.5) / steps
+        total = torch.zeros_like(end)
+        for part in torch.split(shares, max(1, TOKENS_AT_ONCE // end.shape[1])):
+            total += slope(start + part[:, None, None] * (end - start))[1].sum(0, keepdim=True)
+        values = (total / steps * (end - start)).sum(-1)[0]  # (T)
+        if abs(values.sum().item() - gain) <= CLOSE_ENOUGH * max(1e-3, abs(gain)) or steps >= MOST_STEPS:
+            return tuple(values.tolist())
+        steps *= 2
+
+
+@contextmanager
+def _given(embed: nn.Embedding, vectors: Tensor) -> Iterator[None]:
+    """Within this, the embedding answers with `vectors`, whatever it is asked for."""
+    handle = embed.register_forward_hook(lambda module, inputs, output: vectors)
+    try:
+        yield
+    finally:
+        handle.remove()

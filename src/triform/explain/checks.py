@@ -1,0 +1,220 @@
+"""Sanity checks as a program: what a Transformer must do, measured on a model and compared with its settings.
+
+Each check is a function that gives a finding; it looks at behaviour, not at the code that should produce it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from triform.config import Config, Sizes
+from triform.explain.budget import budget
+from triform.explain.record import Recording, record_attention
+from triform.explain.trial import TRIALS, Rows, Trial, fresh_model
+
+EQUAL = 1e-9  # in float64
+LEARNED = 0.02  # of the first loss
+MOST_STEPS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check found; `good` is None where it does not apply."""
+
+    name: str
+    good: bool | None
+    detail: str
+
+
+def check_model(config: Config, sizes: Sizes, model: nn.Module) -> Iterator[Finding]:
+    """All checks on a model, one after the other. It is copied, never changed."""
+    trial = TRIALS[config.task](config, sizes, model)
+    for name, check in CHECKS.items():
+        try:
+            good, detail = check(trial)
+        except Exception as error:  # a check that cannot even run is a check that fails
+            good, detail = False, f"{type(error).__name__}: {error}"
+        yield Finding(name=name, good=good, detail=detail)
+
+
+Outcome = tuple[bool | None, str]
+
+
+def _recorded(trial: Trial) -> Recording:
+    with record_attention(trial.model) as recording, torch.no_grad():
+        trial.answers(trial.rows, trial.sources)
+    return recording
+
+
+def _keys(trial: Trial, stack: str) -> Rows:
+    """The rows that a stack reads."""
+    reads_source = trial.config.task == "translate" and stack in ("encoder", "cross")
+    return trial.sources if reads_source else trial.rows
+
+
+def _queries(trial: Trial, stack: str) -> Rows:
+    return trial.rows if stack == "cross" else _keys(trial, stack)
+
+
+def _seen(trial: Trial) -> Iterator[tuple[str, int, int, Tensor]]:
+    """Stack, layer, row and weights (H, T, S) of each row's real queries."""
+    recording = _recorded(trial)
+    for stack in recording.stacks():
+        for layer, weights in enumerate(recording[stack]):
+            for row, tokens in enumerate(_queries(trial, stack)):
+                yield stack, layer, row, weights[row, :, : len(tokens)]
+
+
+def rows_sum_to_one(trial: Trial) -> Outcome:
+    off = max(((weights.sum(-1) - 1).abs().max().item()) for *_, weights in _seen(trial))
+    return off < 1e-6, f"off by {off:.1e} at most"
+
+
+def no_weight_on_padding(trial: Trial) -> Outcome:
+    most = 0.0
+    for stack, _, row, weights in _seen(trial):
+        padding = weights[..., len(_keys(trial, stack)[row]) :]
+        most = max(most, padding.max().item() if padding.numel() else 0.0)
+    return most == 0, f"at most {most:.1e}"
+
+
+def _looks_ahead(trial: Trial, stack: str) -> bool:
+    return stack == "cross" or (stack == "encoder" and trial.config.model.reach != "causal")
+
+
+def no_weight_on_the_future(trial: Trial) -> Outcome:
+    most, some = 0.0, False
+    for stack, _, _, weights in _seen(trial):
+        if not _looks_ahead(trial, stack):
+            some, most = True, max(most, weights.triu(1).max().item())
+    return (most == 0, f"at most {most:.1e}") if some else (None, "an encoder reads both ways")
+
+
+def no_weight_outside_the_window(trial: Trial) -> Outcome:
+    widths = trial.config.model.windows
+    most, some, edge = 0.0, False, 0.0
+    for stack, layer, _, weights in _seen(trial):
+        width = widths[layer]
+        if width > 0 and stack != "cross":
+            t, s = weights.shape[-2:]
+            distance = (torch.arange(t)[:, None] - torch.arange(s)).abs()
+            beyond = distance >= width
+            some, most = True, max(most, weights[:, beyond].amax().item() if beyond.any() else 0.0)
+            edge = max(edge, weights[:, distance == min(width, t) - 1].amax().item())
+    if not some:
+        return None, "no layer has a window"
+    return most == 0 and edge > 0, f"at most {most:.1e}; at its edge up to {edge:.2f}"
+
+
+@torch.no_grad()
+def hidden_tokens_have_no_influence(trial: Trial) -> Outcome:
+    """Change one token and see what moves: no state that may not read it, and its own. Then change the padding."""
+    row = trial.rows[0]
+    place = len(row) // 2
+    before, changed = trial.states(trial.rows), [_other(row, place, trial.vocabulary), *trial.rows[1:]]
+    moved = (trial.states(changed) - before).abs().amax(-1)  # (T)
+    away = torch.arange(len(row)) - place
+    ahead = trial.config.task == "classify" and _looks_ahead(trial, "encoder")
+    allowed = (away.abs() if ahead else away.where(away >= 0, len(row) + 1)) <= _whole_reach(trial)
+    leak = moved[~allowed].max().item() if (~allowed).any() else 0.0
+    answers = [trial.answers(trial.rows, trial.sources, fill=fill) for fill in (0, trial.vocabulary - 1)]
+    by_padding = max((a - b).abs().max().item() for a, b in zip(*answers, strict=True))
+    good = max(leak, by_padding) <= EQUAL and bool(moved[place] > EQUAL)
+    return good, f"hidden tokens move a state by {leak:.1e}, padding by {by_padding:.1e}"
+
+
+def _whole_reach(trial: Trial) -> int:
+    """How far a token's influence gets through all layers."""
+    widths = trial.config.model.windows
+    far = len(trial.rows[0])
+    return far if -1 in widths else min(far, sum(width - 1 for width in widths))
+
+
+def _other(row: list[int], place: int, vocab_size: int) -> list[int]:
+    changed = list(row)
+    changed[place] = (row[place] + 1) % vocab_size
+    return changed
+
+
+def padding_changes_nothing(trial: Trial) -> Outcome:
+    """Each row alone, among longer ones, and packed without padding: one answer."""
+    with torch.no_grad():
+        padded = trial.answers(trial.rows, trial.sources)
+        packed = trial.answers(trial.rows, trial.sources, packed=True)
+        alone = [trial.answers([row], [source])[0] for row, source in zip(trial.rows, trial.sources, strict=True)]
+    by_padding = max((a - b).abs().max().item() for a, b in zip(padded, alone, strict=True))
+    by_packing = max((a - b).abs().max().item() for a, b in zip(packed, alone, strict=True))
+    good = max(by_padding, by_packing) <= EQUAL
+    return good, f"padding moves an answer by {by_padding:.1e}, packing by {by_packing:.1e}"
+
+
+def gradients_reach_every_parameter(trial: Trial) -> Outcome:
+    model = copy.deepcopy(trial.model)
+    trial.loss(model).backward()  # type: ignore[no-untyped-call]
+    dead = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.isfinite().all() or not parameter.grad.any()
+    ]
+    number = sum(1 for _ in model.parameters())
+    return not dead, f"none or not finite: {', '.join(dead[:4])}" if dead else f"all {number} tensors"
+
+
+def one_batch_can_be_learned_by_heart(trial: Trial) -> Outcome:
+    """A fresh model of the same settings, a few rows, no dropout: the loss must go to zero."""
+    model = fresh_model(trial.config, trial.sizes).eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=min(3e-3, 0.3 / trial.config.model.d_model))
+    first = last = trial.loss(model).item()
+    steps = 0
+    while steps < MOST_STEPS and last > LEARNED * first:
+        optimizer.zero_grad()
+        loss = trial.loss(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        last, steps = loss.item(), steps + 1
+    return last <= LEARNED * first, f"loss {first:.2f} to {last:.3f} in {steps} steps"
+
+
+def the_count_equals_the_formula(trial: Trial) -> Outcome:
+    have = sum(parameter.numel() for parameter in trial.model.parameters())
+    want = budget(trial.config, trial.sizes).total
+    return have == want, f"{have:,} parameters" + ("" if have == want else f", {want:,} by the formula")
+
+
+def cached_decoding_equals_uncached(trial: Trial) -> Outcome:
+    """Tokens are taken one by one, some rows leave on the way, others come twice, as beams do."""
+    cached, plain = trial.stepper(cached=True), trial.stepper(cached=False)
+    if cached is None or plain is None:
+        return None, "a classifier writes nothing"
+    steps = max(1, min(trial.sizes.max_len // 2, 12))
+    numbers = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        off = (cached.start() - plain.start()).abs().max().item()
+        for step in range(steps):
+            if step == steps // 2:
+                order = torch.tensor([2, 0, 0])
+                cached.select(order)
+                plain.select(order)
+            tokens = torch.randint(0, trial.vocabulary, (3,), generator=numbers)
+            off = max(off, (cached.step(tokens) - plain.step(tokens)).abs().max().item())
+    return off <= 1e-5, f"scores differ by {off:.1e} in {steps} steps"  # steppers answer in float32
+
+
+CHECKS: dict[str, Callable[[Trial], Outcome]] = {
+    "attention rows sum to one": rows_sum_to_one,
+    "no weight on padding": no_weight_on_padding,
+    "no weight on the future": no_weight_on_the_future,
+    "no weight outside the window": no_weight_outside_the_window,
+    "hidden tokens have no influence": hidden_tokens_have_no_influence,
+    "padding and packing change nothing": padding_changes_nothing,
+    "gradients reach every parameter": gradients_reach_every_parameter,
+    "one batch can be learned by heart": one_batch_can_be_learned_by_heart,
+    "the parameter count equals the formula": the_count_equals_the_formula,
+    "cached decoding equals uncached": cached_decoding_equals_uncached,
+}

@@ -1,0 +1,96 @@
+"""Attention weights watched from outside: the model computes as always, and what it attends to is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from triform.errors import ConfigError
+from triform.nn.kernels import Kernel, Matching, weights
+from triform.nn.masks import Rule
+
+
+class Attends(Protocol):
+    """A layer of attention: its kernel can be exchanged."""
+
+    kernel: Kernel
+
+
+@runtime_checkable
+class Attentive(Protocol):
+    """A model that says where it attends."""
+
+    def attention(self) -> dict[str, list[Attends]]:
+        """Layers of attention by the name of their stack: encoder, decoder, cross."""
+
+
+@dataclass
+class Recording:
+    """What each layer of each stack attended to, a tensor (B, H, T, S) a call."""
+
+    calls: dict[str, list[list[Tensor]]] = field(default_factory=dict)
+
+    def __getitem__(self, stack: str) -> Tensor:
+        """All layers of a stack: (L, B, H, T, S). Decoded step by step, the steps follow one another in T.
+
+        What a step could not yet read has no weight.
+        """
+        return torch.stack([_joined(layer) for layer in self.calls[stack]])
+
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks that were at work."""
+        return tuple(name for name, layers in self.calls.items() if layers and all(layers))
+
+
+def _joined(steps: list[Tensor]) -> Tensor:
+    longest = max(step.shape[-1] for step in steps)
+    if len({step.shape[:2] for step in steps}) > 1:
+        raise ConfigError(
+            "rows were dropped or repeated between these steps, as beams and early ends do: "
+            "read .calls step by step, or record one more pass over what was written"
+        )
+    return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=-2)
+
+
+def layers_of(model: nn.Module) -> dict[str, list[Attends]]:
+    """A model's layers of attention by stack; a model that has none is refused."""
+    stacks = model.attention() if isinstance(model, Attentive) else {}
+    if not any(stacks.values()):
+        raise ConfigError("this model has no attention to look at: it reads one token after the other")
+    return stacks
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[Recording]:
+    """Within this, attention weights are kept as the model runs; afterwards its kernels are what they were.
+
+    Answers do not change: each layer's own kernel still computes them, the weights are computed beside it.
+    """
+    stacks = layers_of(model)
+    recording = Recording({name: [[] for _ in layers] for name, layers in stacks.items()})
+    watched = [
+        (layer, layer.kernel, seen)
+        for name, layers in stacks.items()
+        for layer, seen in zip(layers, recording.calls[name], strict=True)
+    ]
+    try:
+        for layer, kernel, seen in watched:
+            layer.kernel = _watching(kernel, seen)
+        yield recording
+    finally:
+        for layer, kernel, _ in watched:
+            layer.kernel = kernel
+
+
+def _watching(kernel: Kernel, seen: list[Tensor]) -> Kernel:
+    def watch(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+        with torch.no_grad():
+            seen.append(weights(q, k, rule, matching).float().cpu())
+        return kernel(q, k, v, rule, matching, dropout)
+
+    return watch

@@ -1,0 +1,256 @@
+"""The attention page in a browser: what it shows is what was recorded, and it asks nothing of any network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from triform.explain.maps import AttentionMap, Attribution, Explanation
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SOURCE = (" the", " black", " cat", " sat", ".")
+TARGET = ("<s>", " le", " chat", " noir", "</script><b>", "\n", "שלום")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    missing = [name for name, there in [
+        ("playwright", importlib.util.find_spec("playwright")),
+        ("chromium", shutil.which("chromium")),
+    ] if not there]  # fmt: skip
+    if missing:
+        reason = f"not installed: {', '.join(missing)}"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab that must neither ask for anything but the page itself nor complain."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    yield page
+    page.close()
+    assert not complaints
+    assert len(requests) == 1, requests
+    assert requests[0].startswith("file://")
+
+
+def random_map(name: str, queries: tuple[str, ...], keys: tuple[str, ...], **sizes: int) -> AttentionMap:
+    shape = (sizes.get("layers", 3), sizes.get("heads", 2), len(queries))
+    weights = np.random.default_rng(len(name)).dirichlet(np.full(len(keys), 0.5), size=shape)
+    return AttentionMap(name=name, queries=queries, keys=keys, weights=weights.astype(np.float32))
+
+
+TRANSLATION = Explanation(
+    title="A translation",
+    text="the black cat sat.",
+    output="le chat noir </script>",
+    maps=(
+        random_map("encoder", SOURCE, SOURCE),
+        random_map("decoder", TARGET, TARGET),
+        random_map("cross", TARGET, SOURCE, layers=2, heads=4),
+    ),
+    notes=("only the first 5 tokens were read",),
+)
+CLASSIFIED = Explanation(
+    title="A label",
+    text="the black cat sat.",
+    output="good",
+    probabilities={"bad": 0.125, "good": 0.875},
+    maps=(random_map("encoder", SOURCE, SOURCE),),
+    attributions=(
+        Attribution(
+            method="integrated gradients",
+            label="good",
+            pieces=SOURCE,
+            values=(0.5, -1.25, 0.0625, 0.0, 0.75),
+            total=0.0634,
+        ),
+        Attribution(method="gradient × input", label="good", pieces=SOURCE, values=(0.1, 0.2, -0.4, 0.3, 0.0)),
+    ),
+)
+
+
+def show(tab: Page, explanation: Explanation, folder: Path) -> None:
+    tab.goto(explanation.save(folder / "page.html").resolve().as_uri())
+    tab.wait_for_selector("#readout[data-weight]")
+
+
+def hover(tab: Page, side: str, index: int) -> None:
+    tab.hover(f'.token[data-side="{side}"][data-index="{index}"]')
+
+
+def readout(tab: Page) -> tuple[int, int, float]:
+    given: dict[str, Any] = tab.eval_on_selector("#readout", "node => ({...node.dataset})")
+    return int(given["query"]), int(given["key"]), float(given["weight"])
+
+
+def wait_for(tab: Page, layer: int, view: str) -> None:
+    """Weights are shown when they are unpacked, a moment after they were chosen."""
+    tab.wait_for_function(f"document.getElementById('view-name').textContent === 'layer {layer}, {view}'")
+    chosen = "`${state.map} ${state.layer} ${state.view}`"
+    tab.wait_for_function(f"document.getElementById('heatmap').dataset.shown === {chosen}")
+
+
+def test_layer_and_head_switch_and_a_hovered_token_shows_the_recorded_weight(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    weights = TRANSLATION.maps[0].weights
+    for layer, head, query in [(0, 0, 3), (2, 1, 0), (1, 0, 4)]:
+        tab.select_option("#layer-select", str(layer))
+        tab.select_option("#head-select", str(head))
+        wait_for(tab, layer + 1, f"head {head + 1}")
+        hover(tab, "query", query)
+        strongest = int(weights[layer, head, query].argmax())
+        assert readout(tab) == (query, strongest, float(weights[layer, head, query, strongest]))
+        assert tab.inner_text("#weight") == f"{weights[layer, head, query, strongest]:.4f}"
+        assert tab.locator("#list .num").all_inner_texts() == [
+            f"{weight:.4f}" for weight in np.sort(weights[layer, head, query])[::-1]
+        ]
+
+
+def test_average_and_rollout_are_the_ones_python_computes(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    shown = TRANSLATION.maps[0]
+    tab.select_option("#layer-select", "2")
+    for name, weights in [("average of heads", shown.average()[2]), ("rollout", shown.rollout()[2])]:
+        tab.select_option("#head-select", label=name)
+        wait_for(tab, 3, name)
+        hover(tab, "query", 1)
+        assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+
+
+def test_a_hovered_key_shows_who_reads_it_and_the_pinned_query_s_weight(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    tab.select_option("#map-select", label="Cross-attention")
+    wait_for(tab, 1, "head 1")
+    weights = TRANSLATION.maps[2].weights
+    assert "rollout" not in tab.locator("#head-select option").all_inner_texts()
+    tab.click('.token[data-side="query"][data-index="4"]')
+    hover(tab, "key", 2)
+    assert readout(tab) == (4, 2, float(weights[0, 0, 4, 2]))
+    assert tab.locator("#list .num").all_inner_texts() == [f"{w:.4f}" for w in np.sort(weights[0, 0, :, 2])[::-1]]
+    tab.hover("#title")  # away from the tokens the pinned query is back
+    assert readout(tab)[0] == 4
+
+
+def test_the_heat_map_tells_the_number_under_the_mouse_and_under_the_keys(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    weights = TRANSLATION.maps[0].weights
+    tab.locator("#heatmap").scroll_into_view_if_needed()
+    place = tab.evaluate("() => ({left: heat.left + 3.5 * heat.w / 5, top: 1.5 * heat.h / 5})")
+    tab.hover("#heatmap", position={"x": place["left"], "y": place["top"]})
+    assert readout(tab) == (1, 3, float(weights[0, 0, 1, 3]))
+    tab.focus("#heatmap")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowLeft")
+    assert readout(tab) == (2, 2, float(weights[0, 0, 2, 2]))
+
+
+def test_a_cell_of_the_entropy_table_chooses_its_head_and_arrows_go_on(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    cells = tab.locator("#entropy button")
+    entropy = TRANSLATION.maps[0].entropy()
+    assert cells.all_inner_texts() == [f"{bits:.2f}" for bits in entropy.flatten()]
+    cells.nth(5).click()
+    wait_for(tab, 3, "head 2")
+    assert tab.input_value("#layer-select") == "2"
+    assert tab.input_value("#head-select") == "1"
+    tab.keyboard.press("ArrowUp")
+    wait_for(tab, 2, "head 2")
+    tab.keyboard.press("ArrowLeft")
+    wait_for(tab, 2, "head 1")
+    assert tab.get_attribute('#entropy button[aria-pressed="true"]', "data-layer") == "1"
+
+
+def test_shift_and_arrows_move_layer_and_head_from_anywhere_and_arrows_the_token(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    tab.keyboard.press("Shift+ArrowDown")
+    tab.keyboard.press("Shift+ArrowRight")
+    wait_for(tab, 2, "head 2")
+    tab.focus('.token[data-side="query"][data-index="0"]')
+    tab.keyboard.press("ArrowRight")
+    weights = TRANSLATION.maps[0].weights[1, 1]
+    assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+    tab.keyboard.press("Shift+ArrowLeft")
+    wait_for(tab, 2, "head 1")
+    weights = TRANSLATION.maps[0].weights[1, 0]
+    assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+
+
+def test_texts_stay_texts(tab: Page, tmp_path: Path) -> None:
+    show(tab, TRANSLATION, tmp_path)
+    tab.select_option("#map-select", label="Decoder self-attention")
+    wait_for(tab, 1, "head 1")
+    shown = tab.locator('.token[data-side="query"]').all_inner_texts()
+    assert shown == ["<s>", "le", "chat", "noir", "</script><b>", "⏎", "שלום"]
+    assert tab.inner_text("#output") == TRANSLATION.output
+    assert tab.locator("#notes li").all_inner_texts() == list(TRANSLATION.notes)
+    assert tab.locator("b").count() == 1  # the number's own
+
+
+def test_a_prediction_has_bars_and_attributions_that_can_be_switched(tab: Page, tmp_path: Path) -> None:
+    show(tab, CLASSIFIED, tmp_path)
+    assert tab.inner_text("#label") == "good"
+    assert tab.locator("#bars .num").all_inner_texts() == ["0.8750", "0.1250"]
+    tokens = tab.locator("#attribution .token")
+    tokens.nth(1).hover()
+    assert tab.inner_text("#attribution-readout") == "black #2: −1.2500"
+    assert "sum +0.0625" in tab.inner_text("#attribution-sum")
+    assert "+0.0634" in tab.inner_text("#attribution-sum")
+    negative = tokens.nth(1).evaluate("node => node.style.background")
+    tab.select_option("#attribution-select", "1")
+    tokens.nth(1).hover()
+    assert tab.inner_text("#attribution-readout") == "black #2: +0.2000"
+    assert tab.inner_text("#attribution-sum") == "sum +0.2000"
+    assert tokens.nth(1).evaluate("node => node.style.background") != negative
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_its_width_and_hovering_moves_nothing(tab: Page, tmp_path: Path, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    show(tab, TRANSLATION, tmp_path)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    places = "() => ['list', 'heatmap', 'entropy', 'keys'].map(id => document.getElementById(id).offsetTop)"
+    before = tab.evaluate(places)
+    for side, index in [("query", 2), ("key", 4), ("query", 0)]:
+        hover(tab, side, index)
+        assert tab.evaluate(places) == before
+
+
+def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path: Path) -> None:
+    pieces = tuple(f" w{i}" for i in range(512))
+    shown = random_map("encoder", pieces, pieces, layers=12, heads=12)
+    show(tab, Explanation(title="Long", text="", maps=(shown,)), tmp_path)
+    assert "strongest of up to 512 weights a row are kept" in tab.inner_text("#packing")
+    tab.select_option("#layer-select", "11")
+    tab.select_option("#head-select", "7")
+    wait_for(tab, 12, "head 8")
+    hover(tab, "query", 9)
+    query, key, weight = readout(tab)
+    row = shown.weights[11, 7, 9]
+    assert (query, key) == (9, int(row.argmax()))
+    assert weight == pytest.approx(float(row.max()), abs=0.51 / 65535)
+    hover(tab, "key", int(row[:40].argmin()))  # too weak to be kept
+    tab.click('.token[data-side="query"][data-index="9"]')
+    hover(tab, "key", int(row[:40].argmin()))
+    assert tab.inner_text("#weight").startswith("≤ 0.0")
+    assert tab.get_attribute("#readout", "data-weight") == ""
