@@ -18,8 +18,8 @@ test: $(VENV)/.installed-dev lint types
 
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style"
-	@$(BIN)/ruff check src tests
-	@$(BIN)/ruff format --check --quiet src tests
+	@$(BIN)/ruff check src tests benchmarks
+	@$(BIN)/ruff format --check --quiet src tests benchmarks
 
 types: $(VENV)/.installed-dev
 	@echo "== Checking types"

@@ -86,7 +86,12 @@ WRONG = [
     *(("data.valid_fraction", value) for value in (-0.1, 0.6)),
     ("tokenizer.vocab_size", -1),
     ("tokenizer.min_count", 0),
-    *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "window", "head_hidden")),
+    *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "n_kv_heads", "head_hidden")),
+    ("model.max_distance", -1),
+    ("model.n_buckets", 3),
+    *(("model.rotary_base", value) for value in (1.0, 0.0, -5.0)),
+    *(("model.window", value) for value in (-2, 0)),
+    *(("model.layer_windows", value) for value in ((0,), (8, 0), (-2,), (-1, -7))),
     *((f"model.{name}", value) for name in ("dropout", "attention_dropout") for value in (-0.01, 0.96)),
     *((f"train.{name}", -0.5) for name in ("lr", "weight_decay", "clip_norm", "epochs")),
     *((f"train.{name}", -1) for name in ("batch_size", "batch_tokens", "max_steps", "patience")),
@@ -137,11 +142,94 @@ def test_sinusoids_need_an_even_width() -> None:
         ModelConfig(d_model=15, positions="sinusoidal")
 
 
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "alibi", "relative", "t5", "none"])
+def test_only_rotary_needs_an_even_head(positions: Any) -> None:
+    assert ModelConfig(d_model=12, n_heads=4, positions=positions).head_dim == 3
+    with pytest.raises(ConfigError, match=r"positions=rotary .* model\.d_model / model\.n_heads = 3, must be even"):
+        ModelConfig(d_model=12, n_heads=4, positions="rotary")
+    assert ModelConfig(d_model=16, n_heads=4, positions="rotary").head_dim == 4
+
+
+def test_heads_are_shared_by_groups_of_one_size() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(d_model=48, n_heads=12, n_kv_heads=5)
+    said = str(caught.value)
+    assert "model.n_heads=12 is not divisible by model.n_kv_heads=5" in said
+    assert said.endswith("choose from 1, 2, 3, 4, 6, 12")
+    for count in (1, 2, 3, 4, 6, 12):
+        assert ModelConfig(d_model=48, n_heads=12, n_kv_heads=count).kv_heads == count
+    assert ModelConfig(d_model=48, n_heads=12).kv_heads == 12
+    with pytest.raises(ConfigError, match=r"n_kv_heads=24"):
+        ModelConfig(d_model=48, n_heads=12, n_kv_heads=24)
+
+
+@pytest.mark.parametrize("assignment", ["model.window=0", "model.layer_windows=0", "model.layer_windows=4,0"])
+def test_a_window_of_nothing_is_refused_with_what_to_write_instead(assignment: str) -> None:
+    with pytest.raises(ConfigError, match=r"leaves a position nothing to read.* at least 1, or -1 for no window"):
+        build(parse_assignments([assignment, "model.n_layers=2"]))
+
+
+@pytest.mark.parametrize("width", [-2, -3, -100])
+def test_only_minus_one_means_no_window(width: int) -> None:
+    for setting in ({"model.window": width}, {"model.layer_windows": (width,)}):
+        with pytest.raises(ConfigError, match=f"={width} .*-1 for no window"):
+            build(setting)
+    assert build({"model.window": -1}).model.window == -1
+
+
+def test_a_pattern_of_windows_fits_the_layers_or_is_refused() -> None:
+    for layers, pattern, widths in ((4, (8, -1), (8, -1, 8, -1)), (3, (2,), (2, 2, 2)), (2, (1, 2), (1, 2))):
+        assert ModelConfig(n_layers=layers, layer_windows=pattern).windows == widths
+    assert ModelConfig(n_layers=3, window=5).windows == (5, 5, 5)
+    assert ModelConfig(n_layers=3).windows == (-1, -1, -1)
+    for layers, pattern in ((3, (8, -1)), (2, (1, 2, 3)), (5, (1, 1))):
+        with pytest.raises(ConfigError) as caught:
+            ModelConfig(n_layers=layers, layer_windows=pattern)
+        said = str(caught.value)
+        assert f"model.layer_windows={list(pattern)}" in said
+        assert f"model.n_layers={layers}" in said
+        assert "must be a multiple" in said
+
+
+def test_additive_scores_refuse_positions_that_change_a_dot_product() -> None:
+    for positions in ("rotary", "relative"):
+        with pytest.raises(ConfigError) as caught:
+            ModelConfig(score="additive", positions=positions)
+        assert f"model.positions={positions} changes the dot product" in str(caught.value)
+        assert "use positions=t5, alibi, learned or sinusoidal" in str(caught.value)
+    for positions in ("t5", "alibi", "learned", "sinusoidal", "none"):
+        assert ModelConfig(score="additive", positions=positions).positions == positions
+
+
+@pytest.mark.parametrize("task", ["generate", "translate"])
+def test_a_decoder_may_not_read_ahead(task: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.reach=full lets a decoder read .* {task} needs auto or causal"):
+        build({"task": task, "model.reach": "full"})
+    for reach in ("auto", "causal"):
+        assert build({"task": task, "model.reach": reach}).model.reach == reach
+    for reach in ("auto", "causal", "full"):
+        assert build({"task": "classify", "model.reach": reach}).model.reach == reach
+
+
+def test_t5_buckets_are_even_and_reach_beyond_the_exact_ones() -> None:
+    with pytest.raises(ConfigError, match=r"model\.n_buckets=9 must be even: half for each side"):
+        ModelConfig(positions="t5", n_buckets=9)
+    with pytest.raises(
+        ConfigError, match=r"model\.max_distance=16 is too small: .*n_buckets=32 it must be above 16"
+    ):
+        ModelConfig(positions="t5", max_distance=16)
+    with pytest.raises(ConfigError, match=r"model\.max_distance=128 is too small: .*n_buckets=300"):
+        ModelConfig(positions="t5", n_buckets=300)
+    assert ModelConfig(positions="t5", max_distance=17).max_distance == 17
+    assert ModelConfig(positions="relative", max_distance=3).max_distance == 3  # no buckets there
+
+
 @pytest.mark.parametrize(
     ("settings", "both"),
     [
         ({"train.batch_size": 4, "train.batch_tokens": 100}, ("train.batch_size", "train.batch_tokens")),
         ({"train.max_steps": 4, "train.epochs": 1.0}, ("train.max_steps", "train.epochs")),
+        ({"model.window": 4, "model.layer_windows": (2, -1)}, ("model.window", "model.layer_windows")),
         ({"task": "translate", "data.source": "a"}, ("data.source", "data.target")),
         ({"task": "translate", "data.target": "a"}, ("data.source", "data.target")),
         ({"data.valid_source": "a"}, ("data.valid_source", "data.valid_target")),
@@ -207,7 +295,10 @@ def test_a_choice_is_one_of_its_names(name: str) -> None:
 def test_lists_are_read_from_text_with_commas() -> None:
     assert parse_assignments(["train.betas=0.9, 0.95"]) == {"train.betas": (0.9, 0.95)}
     assert parse_assignments(["data.labels=no, maybe,yes"]) == {"data.labels": ("no", "maybe", "yes")}
-    assert of_kind(tuple) == ["data.labels", "train.betas"]
+    assert parse_assignments(["model.layer_windows=8, -1"]) == {"model.layer_windows": (8, -1)}
+    assert of_kind(tuple) == ["data.labels", "model.layer_windows", "train.betas"]
+    with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
+        parse_assignments(["model.layer_windows=8,1.5"])
     with pytest.raises(ConfigError, match=r"train\.betas='x' must be a number"):
         parse_assignments(["train.betas=0.9,x"])
     with pytest.raises(ConfigError, match=r"data\.labels=3 must be a list"):
@@ -263,7 +354,8 @@ def between(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(low, high, allow_nan=False)
 
 
-def settings() -> st.SearchStrategy[dict[str, Any]]:
+def settings(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """Any good settings; `layered`: with a pattern of windows instead of one."""
     by_name: dict[str, st.SearchStrategy[Any]] = {
         "task": st.sampled_from(get_args(TaskName)),
         "seed": st.integers(0, 2**32 - 1),
@@ -271,6 +363,12 @@ def settings() -> st.SearchStrategy[dict[str, Any]]:
         "data.valid_fraction": between(0, 0.5),
         "tokenizer.min_count": st.integers(1),
         "model.n_heads": st.just(0),
+        "model.n_buckets": st.integers(2, 10**6).map(lambda half: 2 * half),
+        "model.max_distance": st.integers(10**7),
+        "model.rotary_base": st.floats(1, 1e300, exclude_min=True),
+        "model.reach": st.sampled_from(["auto", "causal"]),
+        "model.score": st.sampled_from(["scaled_dot", "dot", "cosine"]),
+        "model.n_layers": st.just(12),
         "model.d_model": st.integers(0, 10**12).map(lambda half: 2 * half),
         "model.dropout": between(0, 0.95),
         "model.attention_dropout": between(0, 0.95),
@@ -289,6 +387,10 @@ def settings() -> st.SearchStrategy[dict[str, Any]]:
         "decode.beam_size": st.integers(1),
         **{f"data.{name}": st.just("") for name in ("source", "target", "valid_source", "valid_target")},
     }
+    windows = st.lists(st.one_of(st.just(-1), st.integers(1)), min_size=1, max_size=4).map(tuple)
+    by_name |= {"model.window": st.one_of(st.just(-1), st.integers(1)), "model.layer_windows": st.just(())}
+    if layered:
+        by_name |= {"model.window": st.just(-1), "model.layer_windows": windows}
     for name, hint in HINTS.items():
         if name not in by_name:
             plain = {int: st.integers(0), float: between(0, 1e300), bool: st.booleans(), str: texts()}
@@ -296,7 +398,7 @@ def settings() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=by_name)
 
 
-@given(settings())
+@given(st.one_of(settings(layered=False), settings(layered=True)))
 def test_toml_gives_back_every_setting_unchanged(drawn: dict[str, Any]) -> None:
     config = build(drawn)
     text = to_toml(config, {"format": 1, "triform": '0.1"0'})
@@ -419,7 +521,7 @@ REPORTED: dict[str, dict[str, Any]] = {
     "ted-set3": {"model.n_layers": 4, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.2},
     "ted-set4": {"model.n_layers": 6, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.1},
     "speeches-classifier": {"model.d_ff": 256, "model.head_hidden": 100, "train.epochs": 15.0},
-    "speeches-lm": {"model.d_ff": 100, "model.window": 0, "train.max_steps": 500},
+    "speeches-lm": {"model.d_ff": 100, "model.window": -1, "train.max_steps": 500},
     "speeches-window": {"model.d_ff": 100, "model.window": 8, "train.max_steps": 500},
     "gpt2-small": {"model.d_model": 768, "model.n_layers": 12, "model.n_heads": 12, "data.max_len": 1024},
     "bert-base": {"model.d_model": 768, "model.n_layers": 12, "model.n_heads": 12, "model.norm_position": "post"},

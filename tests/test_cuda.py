@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from triform.config import ModelConfig, Sizes
 from triform.decode.choose import best
@@ -14,6 +20,13 @@ from triform.decode.search import Ending, write
 from triform.decode.stepper import DecoderStepper
 from triform.launch import train
 from triform.models.decoder import Decoder
+from triform.nn.choice import FLASH, FLEX, automatic, choose
+from triform.nn.flex import flex
+from triform.nn.kernels import Kernel, Matching, explicit, fused
+from triform.nn.masks import Rule, causal, everything, real, window
+from triform.nn.positions import relation
+from triform.nn.rows import Packed
+from triform.nn.scores import SCORES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODEL = {"d_model": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
@@ -59,3 +72,242 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
         made = train(task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL)
         assert made.predict([text])[0].output
         assert made.evaluate()["loss"] > 0
+
+
+# ------------------------------------------------------------------------------------------ FlexAttention
+
+DEVICE = "cuda"
+HEADS, WIDTH = 4, 32
+
+
+@pytest.fixture(autouse=True)
+def _exact_products() -> Iterator[None]:
+    """Without TF32: what differs is then a mistake and not rounding."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a long text may read, and how it matches."""
+
+    t: int = 1024
+    causal: bool = True
+    width: int = -1
+    padded: bool = False
+    lengths: tuple[int, ...] = ()
+    positions: str = "none"
+    score: str = "scaled_dot"
+    kv_heads: int = HEADS
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.lengths else 2
+
+    def rule(self) -> Rule:
+        rule = (causal if self.causal else everything) & window(self.width)
+        if self.padded:  # on the right of one row, on the left of the other
+            places = torch.arange(self.t, device=DEVICE)
+            rule = rule & real(torch.stack([places < self.t - 300, places >= 150]))
+        return rule & Packed(self.lengths).rule if self.lengths else rule
+
+    def matching(self) -> Matching:
+        config = ModelConfig(
+            d_model=HEADS * WIDTH,
+            n_heads=HEADS,
+            positions=self.positions,
+            score=self.score,
+            n_kv_heads=self.kv_heads,
+        )
+        made = Matching(SCORES[self.score](config), relation(config, self.t, causal=self.causal))
+        for parameter in made.parameters():
+            nn.init.normal_(parameter, std=0.5)
+        return made.to(DEVICE)
+
+    def inputs(self, dtype: torch.dtype) -> list[Tensor]:
+        heads = (HEADS, self.kv_heads, self.kv_heads)
+        drawn = [torch.randn(self.rows, n, self.t, WIDTH, device=DEVICE) for n in heads]
+        return [x.to(dtype).requires_grad_() for x in drawn]
+
+
+SIGHTS = {
+    "causal window": Sight(width=128),
+    "causal window, long": Sight(t=2048, width=200),
+    "window": Sight(causal=False, width=100),
+    "causal window, padded": Sight(width=128, padded=True),
+    "window, padded": Sight(causal=False, width=100, padded=True),
+    "alibi": Sight(width=128, positions="alibi"),
+    "alibi both ways": Sight(causal=False, width=100, positions="alibi"),
+    "t5": Sight(width=128, positions="t5"),
+    "t5 both ways, padded": Sight(causal=False, width=100, positions="t5", padded=True),
+    "rotary": Sight(width=128, positions="rotary"),
+    "cosine": Sight(width=128, score="cosine"),
+    "two heads a key": Sight(width=128, kv_heads=2),
+    "all heads one key, t5": Sight(width=128, kv_heads=1, positions="t5"),
+    "one row, packed": Sight(t=1024, width=128, lengths=(1024,)),
+}
+LENGTHS = (300, 700, 24, 1000, 24)
+PACKED = {
+    "causal": Sight(t=2048, lengths=LENGTHS),
+    "both ways": Sight(t=2048, causal=False, lengths=LENGTHS),
+    "causal window": Sight(t=2048, width=100, lengths=LENGTHS),
+    "window, two heads a key": Sight(t=2048, causal=False, width=100, lengths=LENGTHS, kv_heads=2),
+    "cosine": Sight(t=2048, lengths=LENGTHS, score="cosine"),
+    "t5": Sight(t=2048, width=100, lengths=LENGTHS, positions="t5", kv_heads=2),
+    "alibi": Sight(t=2048, lengths=LENGTHS, positions="alibi"),
+    "rows that are no multiple of anything": Sight(t=1237, lengths=(1, 600, 3, 633)),
+}
+
+
+def outcome(kernel: Kernel, inputs: list[Tensor], rule: Rule, made: Matching, cotangent: Tensor) -> list[Tensor]:
+    """The answer, and the gradients of q, k, v and of what is learned."""
+    y = kernel(*inputs, rule, made, 0.0)
+    leaves = [*inputs, *made.parameters()]
+    return [y, *torch.autograd.grad(y, leaves, cotangent.to(y.dtype))]
+
+
+def apart(ours: Tensor, theirs: Tensor) -> float:
+    """How far from what it should be, as a share of its size."""
+    return float((ours.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
+
+
+exactness = pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 2e-5), (torch.bfloat16, 1.5e-2)], ids=["fp32", "bf16"]
+)
+
+
+def same_as_the_formula(sight: Sight, kernels: list[Kernel], dtype: torch.dtype, most: float) -> None:
+    made, inputs = sight.matching(), sight.inputs(dtype)
+    cotangent = torch.randn_like(inputs[0], dtype=torch.float32)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    wanted = outcome(explicit, exact, sight.rule(), made.double(), cotangent)
+    made.float()
+    for kernel in kernels:
+        got = outcome(kernel, inputs, sight.rule(), made, cotangent)
+        assert got[0].dtype == dtype
+        for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+            assert apart(ours, theirs) < most, ["y", "q", "k", "v", "learned"][min(number, 4)]
+
+
+@exactness
+@pytest.mark.parametrize("name", SIGHTS)
+def test_flex_attention_equals_the_formula_forward_and_backward(name: str, dtype: torch.dtype, most: float) -> None:
+    sight = SIGHTS[name]
+    q, k, _ = sight.inputs(dtype)
+    assert choose(q, k, sight.rule(), sight.matching(), 0.0) is FLEX
+    same_as_the_formula(sight, [flex, automatic], dtype, most)
+
+
+@exactness
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: torch.dtype, most: float) -> None:
+    sight = PACKED[name]
+    q, k, _ = sight.inputs(dtype)
+    flash_takes_it = dtype is torch.bfloat16 and sight.positions == "none"
+    assert (choose(q, k, sight.rule(), sight.matching(), 0.0) is FLASH) is flash_takes_it
+    same_as_the_formula(sight, [automatic, fused], dtype, most)
+
+
+def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients_from_flex_attention() -> None:
+    inputs = Sight().inputs(torch.float32)
+    keep = torch.ones(2, 1024, dtype=torch.bool, device=DEVICE)
+    keep[0], keep[1, :500] = False, False
+    rule = causal & window(64) & real(keep)
+    y, *grads = outcome(flex, inputs, rule, Sight().matching(), torch.ones_like(inputs[0]))
+    assert (y[0] == 0).all()
+    assert (y[1, :, :500] == 0).all()
+    assert all(grad.isfinite().all() for grad in grads)
+    assert all((grad[0] == 0).all() for grad in grads)
+
+
+def test_what_flex_attention_cannot_take_is_fused_on_cuda_too() -> None:
+    made, rule = Sight().matching(), causal & window(64)
+    for t, dropout in ((1024, 0.1), (1023, 0.0), (512, 0.0)):
+        q, k, v = Sight(t=t).inputs(torch.float32)
+        assert choose(q, k, rule, made, dropout).kernel is fused
+        if not dropout:
+            ours, theirs = (kernel(q, k, v, rule, made, 0.0) for kernel in (automatic, explicit))
+            assert apart(ours, theirs) < 2e-5
+
+
+# ------------------------------------------------------------------------------------------ whole models
+
+LONG = Sizes(vocab_size=64, max_len=2048)
+WINDOWED = ModelConfig(d_model=128, d_ff=256, n_layers=2, n_heads=4, n_kv_heads=2, dropout=0.0, window=128)
+
+
+def with_kernel(model: Decoder, kernel: Kernel) -> Decoder:
+    for block in model.blocks:
+        block.attention.kernel = kernel
+    return model
+
+
+def losses(model: Decoder, batches: list[tuple[Tensor, Tensor | None]]) -> list[float]:
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for tokens, keep in batches:
+        logits = model(tokens[:, :-1], None if keep is None else keep[:, :-1])
+        hit = slice(None) if keep is None else keep[:, 1:]
+        loss = F.cross_entropy(logits[hit].flatten(0, -2), tokens[:, 1:][hit].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+def padded_batch(*lengths: int) -> tuple[Tensor, Tensor]:
+    keep = torch.arange(2049, device=DEVICE) < torch.tensor(lengths, device=DEVICE)[:, None]
+    return torch.randint(64, keep.shape, device=DEVICE), keep
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "t5"])
+def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
+    ours = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    theirs = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    theirs.load_state_dict(ours.state_dict())
+    batches = [(torch.randint(64, (2, 2049), device=DEVICE), None) for _ in range(3)]
+    batches += [padded_batch(2049, 1500), padded_batch(900, 2000)]
+    got, wanted = losses(ours, batches), losses(with_kernel(theirs, explicit), batches)
+    assert got == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("positions", ["learned", "t5"])
+def test_another_padding_of_the_same_shape_is_not_compiled_again(positions: str) -> None:
+    model = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    losses(model, [padded_batch(2049, 1500)])
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled > 0
+    losses(model, [padded_batch(*lengths) for lengths in ((2049, 3), (1000, 1000), (2049, 2049))])
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+def test_layers_of_one_shape_share_one_compilation() -> None:
+    torch._dynamo.reset()
+    counts: list[Any] = []
+    for layers in (1, 4):
+        model = Decoder(replace(WINDOWED, positions="t5", n_layers=layers), LONG).to(DEVICE)
+        before = counters["stats"]["unique_graphs"]
+        losses(model, [padded_batch(2049, 1500)])
+        counts.append(counters["stats"]["unique_graphs"] - before)
+    assert counts[0] > 0
+    assert counts[1] == 0
+
+
+def test_memory_of_a_windowed_decoder_grows_with_the_text_and_not_with_its_square() -> None:
+    peaks = []
+    for t in (2048, 4096, 8192):
+        sight = Sight(t=t, width=128)
+        inputs, made = sight.inputs(torch.bfloat16), sight.matching()
+        for _ in range(2):  # the first time compiles
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            automatic(*inputs, sight.rule(), made, 0.0).sum().backward()
+            torch.cuda.synchronize()
+            most = torch.cuda.max_memory_allocated() - before
+        peaks.append(most)
+    assert peaks[1] < 2.6 * peaks[0]
+    assert peaks[2] < 2.6 * peaks[1]

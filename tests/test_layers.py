@@ -31,9 +31,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "metrics": (),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
     "training": ("errors", "config", "settings", "metrics", "tasks"),
+    "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),
-    "run": ("errors", "config", "settings", "metrics", "tasks", "training"),
+    "run": ("errors", "config", "settings", "metrics", "tasks", "training", "explain"),
     "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
 }
 ROOMS = (*MAY_IMPORT, "cli")

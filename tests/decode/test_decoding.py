@@ -28,6 +28,13 @@ PROMPTS = [[4, 5, 6, 7, 8], [9], [10, 4], [5, 5, 5, 5, 5, 5, 5, 5], [6, 7, 8]]
 SHAPE = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2, dropout=0.0, tie_embeddings=False)
 FORMS = ["decoder", "seq2seq"]
 STRATEGIES = ["greedy", "sample", "beam"]
+STYLES: list[dict[str, object]] = [
+    *({"positions": positions} for positions in ("sinusoidal", "rotary", "alibi", "relative", "t5", "none")),
+    *({"score": score, "positions": "t5", "window": 3} for score in ("dot", "cosine", "additive")),
+    {"window": 3},
+    {"layer_windows": (2, -1), "positions": "rotary", "n_kv_heads": 1},
+    {"n_kv_heads": 1, "positions": "alibi", "norm": "rms", "activation": "swiglu"},
+]
 Find = Callable[[Stepper, Ending, Sequence[int]], list[list[int]]]
 
 
@@ -41,10 +48,12 @@ def tiny(kind: type[Decoder] | type[Seq2Seq], seed: int, max_len: int, **style: 
     return model.requires_grad_(False)
 
 
-def stepper_for(form: str, rows: list[list[int]], *, seed: int = 0, cached: bool = True) -> Stepper:
+def stepper_for(
+    form: str, rows: list[list[int]], *, seed: int = 0, cached: bool = True, **style: object
+) -> Stepper:
     if form == "decoder":
-        return DecoderStepper(tiny(Decoder, seed, MAX_LEN), rows, max_len=MAX_LEN, cached=cached)
-    return Seq2SeqStepper(tiny(Seq2Seq, seed, 64), rows, bos=2, cached=cached)
+        return DecoderStepper(tiny(Decoder, seed, MAX_LEN, **style), rows, max_len=MAX_LEN, cached=cached)
+    return Seq2SeqStepper(tiny(Seq2Seq, seed, 64, **style), rows, bos=2, cached=cached)
 
 
 def _sampled(stepper: Stepper, ending: Ending, rows: Sequence[int]) -> list[list[int]]:
@@ -118,6 +127,21 @@ def test_a_cache_does_not_change_a_token(form: str, strategy: str, seed: int) ->
     assert len({tuple(tokens) for tokens in cached}) > 1  # there was something to compare
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("form", FORMS)
+def test_in_no_variant_does_a_cache_or_the_rest_of_the_batch_change_a_token(
+    form: str, style: dict[str, object]
+) -> None:
+    ending = ending_of(len(PROMPTS), limit=16)
+    together, plain = (
+        write(stepper_for(form, PROMPTS, seed=2, cached=cached, **style), best, ending) for cached in (True, False)
+    )
+    assert together == plain
+    for row, prompt in enumerate(PROMPTS):
+        alone = write(stepper_for(form, [prompt], seed=2, **style), best, ending_of(1, limit=16))
+        assert alone == [together[row]]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_writes_the_same_alone_and_in_a_batch(form: str, strategy: str) -> None:
@@ -152,7 +176,7 @@ def greedy_by_hand(model: Decoder, prompt: list[int], max_len: int, limit: int) 
     return written
 
 
-@pytest.mark.parametrize("style", [{}, {"window": 3}, {"positions": "sinusoidal"}])
+@pytest.mark.parametrize("style", [{}, {"window": 3}, {"positions": "sinusoidal"}, STYLES[-2]])
 @pytest.mark.parametrize("max_len", [7, 12])
 def test_writing_goes_on_far_beyond_the_context(max_len: int, style: dict[str, object]) -> None:
     model = tiny(Decoder, 5, max_len, **style)

@@ -284,7 +284,7 @@ def test_attention_written_out_is_kept_only_while_it_is_small() -> None:
     config = Config(task="generate", model=replace(SMALL, positions="relative"))
 
     def weights(length: int) -> bool:
-        cost = costs(config, SIZES, Use(batch_size=64, length=length))
+        cost = costs(config, SIZES, Use(batch_size=64, length=length, gpu=False))
         return any(item.name.endswith(", weights") for item in cost.activations)
 
     assert weights(32)
@@ -292,8 +292,9 @@ def test_attention_written_out_is_kept_only_while_it_is_small() -> None:
 
 
 def test_the_kernels_limits_are_known_by_their_numbers() -> None:
-    assert accounts.MOST_AT_ONCE == kernels.MOST_AT_ONCE
-    assert (accounts.SHORTEST, accounts.WORTH_IT) == (pieces.SHORTEST, pieces.WORTH_IT)
+    assert accounts.MOST_AT_ONCE == (kernels.MOST_AT_ONCE, kernels.MOST_AT_ONCE_ON_GPU)
+    assert accounts.SHORTEST == (pieces.SHORTEST, pieces.SHORTEST_ON_GPU)
+    assert accounts.WORTH_IT == pieces.WORTH_IT
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Which kernel is taken, and the blocks that FlexAttention is told of, counted by hand."""
+"""Which kernel is taken, and what the compiled and the flash kernel are told, counted by hand."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -10,29 +11,34 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matching_cases import RELATIONS, matching
+from matching_cases import HEADS, RELATIONS, attended, inputs, matching
 from rule_cases import Case, dense
+from torch import Tensor
 
-from triform.nn import choice, flex
-from triform.nn.choice import FLEX, FORMULA, FUSED, Choice, choose
-from triform.nn.flex import BLOCK, blocks, fits
+from triform.nn import choice, flash, flex
+from triform.nn.choice import FLASH, FLEX, FORMULA, FUSED, PIECES, Choice, choose
+from triform.nn.flex import BLOCK, blocks
+from triform.nn.kernels import explicit, fused
 from triform.nn.masks import Rule, causal, everything, real, window
 from triform.nn.rows import Packed
 
 DOT = matching("scaled_dot", "none", causal=True, width=16)
 LONG = 2048
 KEEP = torch.ones(2, LONG, dtype=torch.bool)
-MANY, FEW = Packed([512] * 4).rule, Packed([1024] * 2).rule
+MANY = Packed([512] * 4).rule
 
 
-def seen(t: int = LONG, *, cuda: bool = True, width: int = 64) -> Any:
-    """A tensor as far as choosing goes: where it is and how large."""
-    return SimpleNamespace(is_cuda=cuda, shape=(2, 4, t, width))
+def seen(t: int = LONG, *, cuda: bool = True, width: int = 64, dtype: torch.dtype = torch.float32) -> Any:
+    """A tensor as far as choosing goes: where it is, how large, and of what."""
+    device = torch.device("cuda" if cuda else "cpu")
+    return SimpleNamespace(is_cuda=cuda, device=device, shape=(2, 4, t, width), dtype=dtype)
 
 
 @pytest.fixture(autouse=True)
-def _with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_machine_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "find_spec", lambda name: name)
+    monkeypatch.setattr(flex, "_shapes", set())
+    monkeypatch.setattr(flash, "_offered", lambda: True)
 
 
 # ------------------------------------------------------------------------------------------ choosing
@@ -49,7 +55,7 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
     if score == "additive" or position == "relative":
         assert got is FORMULA
     else:
-        assert got is (FLEX if cuda else FUSED)
+        assert got is (FLEX if cuda else PIECES)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +65,10 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
         (window(64), LONG, LONG, FLEX),
         (causal & window(64) & real(KEEP), LONG, LONG, FLEX),
         (causal & window(512), LONG, LONG, FLEX),  # a quarter of the text
-        (causal & window(513), LONG, LONG, FUSED),  # too wide to be worth it
         (window(256), LONG, LONG, FLEX),
-        (window(257), LONG, LONG, FUSED),
         (causal & window(64), 1024, 1024, FLEX),
+        (causal & window(513), LONG, LONG, FUSED),  # too wide to be worth it
+        (window(257), LONG, LONG, FUSED),
         (causal & window(64), 896, 896, FUSED),  # too short
         (causal & window(64), 1, LONG, FUSED),  # one new token
         (causal & window(64), LONG - 1, LONG - 1, FUSED),  # no whole blocks
@@ -70,14 +76,23 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
         (causal, LONG, LONG, FUSED),
         (everything, LONG, LONG, FUSED),
         (causal & real(KEEP), LONG, LONG, FUSED),
-        (causal & MANY, LONG, LONG, FLEX),
-        (MANY, LONG, LONG, FLEX),
-        (causal & FEW, LONG, LONG, FUSED),
+        (causal & MANY, LONG, LONG, FUSED),
+        (MANY, LONG, LONG, FUSED),
     ],
 )
-def test_on_cuda_a_long_text_within_narrow_reach_is_compiled(rule: Rule, t: int, s: int, wanted: Choice) -> None:
-    assert choose(seen(t), seen(s), rule, DOT, 0.0) is wanted
-    assert choose(seen(t, cuda=False), seen(s, cuda=False), rule, DOT, 0.0) is FUSED
+def test_on_cuda_a_long_text_in_a_narrow_window_is_compiled(rule: Rule, t: int, s: int, wanted: Choice) -> None:
+    got = choose(seen(t), seen(s), rule, DOT, 0.0)
+    assert got.kernel is wanted.kernel
+    assert choose(seen(t, cuda=False), seen(s, cuda=False), rule, DOT, 0.0).kernel is fused
+
+
+def test_pieces_are_called_so_where_there_are_any() -> None:
+    near, far = (seen(t, cuda=False) for t in (64, LONG))
+    assert choose(near, near, causal & window(16), DOT, 0.0) is FUSED
+    assert choose(far, far, causal & window(16), DOT, 0.0) is PIECES
+    assert choose(far, far, causal & MANY, DOT, 0.0) is PIECES
+    assert choose(far, far, causal, DOT, 0.0) is FUSED
+    assert len({taken.name for taken in (FORMULA, FLASH, FLEX, FUSED, PIECES)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -95,16 +110,58 @@ def test_what_flex_attention_cannot_do_is_fused(
     q: Any, k: Any, dropout: float, triton: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = causal & window(64)
-    assert fits(rule, seen(), seen(), 0.0)
+    assert flex.fits(seen(), seen(), rule, DOT, 0.0)
     if not triton:
         monkeypatch.setattr(flex, "find_spec", lambda name: None)
-    assert not fits(rule, q, k, dropout)
-    assert choose(q, k, rule, DOT, dropout) is FUSED
+    assert not flex.fits(q, k, rule, DOT, dropout)
+    assert choose(q, k, rule, DOT, dropout).kernel is fused
+
+
+def test_no_more_shapes_are_compiled_than_torch_will_bear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "MOST_SHAPES", 3)
+    rule, lengths = causal & window(64), (1024, 1152, 1280, 1408, 1536)
+    for _ in range(2):
+        taken = [choose(seen(t), seen(t), rule, DOT, 0.0).kernel for t in lengths]
+        assert taken == [flex.flex] * 3 + [fused] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rule", [MANY, causal & MANY, causal & window(64) & MANY, window(64) & MANY])
+def test_packed_rows_in_half_precision_take_flash(rule: Rule, dtype: torch.dtype) -> None:
+    q = seen(dtype=dtype)
+    assert choose(q, q, rule, DOT, 0.0) is FLASH
+    assert choose(q, q, rule, matching("cosine", "rotary", causal=True), 0.0) is FLASH
+
+
+@pytest.mark.parametrize(
+    ("q", "rule", "positions", "dropout"),
+    [
+        (seen(), causal & MANY, "none", 0.0),
+        (seen(dtype=torch.bfloat16), causal & MANY, "none", 0.1),
+        (seen(dtype=torch.bfloat16), causal & MANY, "t5", 0.0),
+        (seen(dtype=torch.bfloat16), causal & MANY, "alibi", 0.0),
+        (seen(dtype=torch.bfloat16, width=12), causal & MANY, "none", 0.0),
+        (seen(dtype=torch.bfloat16), MANY & real(KEEP[:1]), "none", 0.0),
+        pytest.param(
+            *(seen(dtype=torch.bfloat16, width=512), causal & MANY, "none", 0.0),
+            marks=pytest.mark.xfail(strict=True, reason="flash attention takes heads of 256 at most"),
+        ),
+    ],
+    ids=["single precision", "dropout", "t5", "alibi", "odd heads", "padding", "large heads"],
+)
+def test_what_flash_cannot_do_is_fused(q: Any, rule: Rule, positions: str, dropout: float) -> None:
+    assert choose(q, q, rule, matching("scaled_dot", positions, causal=True), dropout).kernel is fused
+
+
+def test_an_older_torch_without_flash_for_packed_rows_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "_offered", lambda: False)
+    q = seen(dtype=torch.bfloat16)
+    assert choose(q, q, causal & MANY, DOT, 0.0) is PIECES
 
 
 def test_every_choice_says_why() -> None:
-    for taken in (FORMULA, FLEX, FUSED):
-        assert len(taken.why) > 20
+    for taken in (FORMULA, FLASH, FLEX, FUSED, PIECES):
+        assert taken.why
 
 
 def test_automatic_calls_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +171,61 @@ def test_automatic_calls_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(arguments)
         return "answer"
 
-    monkeypatch.setattr(choice, "choose", lambda *asked: Choice(kernel, "a test"))
+    monkeypatch.setattr(choice, "choose", lambda *asked: Choice("mine", kernel, "a test"))
     assert choice.automatic("q", "k", "v", causal, DOT, 0.25) == "answer"
     assert calls == [("q", "k", "v", causal, DOT, 0.25)]
 
 
 def test_the_meta_device_is_no_cuda() -> None:
     q = torch.empty(1, 4, LONG, 16, device="meta")
-    assert choose(q, q, causal & window(64), DOT, 0.0) is FUSED
+    assert choose(q, q, causal & window(64), DOT, 0.0).kernel is fused
     assert choice.automatic(q, q, q, causal & window(64), DOT, 0.0).shape == q.shape
+
+
+# ------------------------------------------------------------------------------------------ rows for flash
+
+
+def row_by_row(
+    q: Tensor, k: Tensor, v: Tensor, *, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **how: Any
+) -> Tensor:
+    """What torch's attention over rows of unequal length does with the same arguments: (N, H, Dh) each."""
+    parts = []
+    spans = zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), strict=True)
+    for (start, end), (first, last) in spans:
+        t, s = end - start, last - first
+        assert t <= max_q
+        assert s <= max_k
+        scores = torch.einsum("ihd,jhd->hij", q[start:end], k[first:last]) * how["scale"]
+        distance = torch.arange(s) - torch.arange(s - t, s)[:, None]  # the last query stands at the last key
+        before, after = (math.inf if each < 0 else each for each in how["window_size"])
+        scores = scores.masked_fill((distance < -before) | (distance > after), -math.inf)
+        parts.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[first:last]))
+    assert end == len(q)
+    assert last == len(k)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "dot", "cosine"])
+@pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize(("causes", "width"), [(True, 0), (False, 0), (True, 3), (False, 2)])
+def test_flash_is_given_what_the_formula_asks(
+    score: str, kv_heads: int, causes: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(varlen, "varlen_attn", row_by_row)
+    case = Case(13, 13, 2, causes, width, lengths=(5, 1, 7))
+    made, qkv = matching(score, "none", causal=causes), inputs(2, 13, 13, kv_heads)
+    got, wanted = (attended(kernel, qkv, case.rule, made) for kernel in (flash.flash, explicit))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+def test_flash_of_packed_targets_over_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(varlen, "varlen_attn", row_by_row)
+    rule = Packed([2, 6, 1]).read_by(Packed([4, 1, 5]))
+    made, qkv = matching("scaled_dot", "none", causal=False), inputs(1, 10, 9, 2)
+    got, wanted = (kernel(*qkv, rule, made, 0.0) for kernel in (flash.flash, explicit))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------ blocks

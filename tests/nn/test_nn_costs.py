@@ -163,11 +163,13 @@ def flops(kernel: Kernel, t: int, rule: Rule, how: Matching) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("rule", NARROW_RULES)
 @pytest.mark.parametrize(
-    ("kernel", "settings"),
-    [(fused, {}), (fused, {"positions": "t5"}), (frugal, {"positions": "relative"})],
-    ids=["fused", "t5", "relative"],
+    ("kernel", "settings", "rule"),
+    [
+        *((fused, {}, rule) for rule in NARROW_RULES),
+        (fused, {"positions": "t5"}, "padded"),
+        (frugal, {"positions": "relative"}, "causal"),
+    ],
 )
 def test_the_work_of_a_window_grows_with_the_text_and_not_with_its_square(
     kernel: Kernel, settings: dict[str, str], rule: str

@@ -43,7 +43,7 @@ def test_mask_mod_is_what_flex_attention_takes(case: Case) -> None:
 def check_pieces(case: Case, most: int = 0) -> None:
     """Every query is in one piece, a piece says no more than is true, and nothing readable is left out."""
     table, left = case.table, case.table.clone()
-    pieces = cut(case.rule, case.t, case.s, most)
+    pieces = cut(case.rule, case.t, case.s, most=most)
     assert [q for piece in pieces for q in range(piece.q, piece.q + piece.t)] == list(range(case.t))
     for piece in pieces:
         part = (..., slice(piece.q, piece.q + piece.t), slice(piece.k, piece.k + piece.s))

@@ -20,8 +20,9 @@ from triform.config import Config, ModelConfig, OptimizerKind, Sizes
 from triform.explain.budget import Budget, budget, in_numbers, value_of
 
 # As the kernels have them; a test keeps the pairs equal, for torch stays out of here.
-MOST_AT_ONCE = 1 << 22  # attention that is written out and holds more numbers is computed again, not kept
-SHORTEST = 64  # queries a piece of windowed attention
+# On a CPU and on a GPU: attention that is written out and holds more numbers is computed again, not kept.
+MOST_AT_ONCE = (1 << 22, 1 << 26)
+SHORTEST = (64, 1024)  # queries a piece of windowed attention
 WORTH_IT = 0.6  # the share of the work that pieces must save
 
 
@@ -133,12 +134,12 @@ def pairs(length: int, window: int, *, causal: bool) -> int:
     return before if causal else 2 * before - length
 
 
-def _in_pieces(length: int, window: int, *, causal: bool) -> int:
+def _in_pieces(length: int, window: int, *, causal: bool, gpu: bool) -> int:
     """Keys that a piece of windowed attention holds; all of them where cutting would save too little."""
     if window < 0:
         return length
     span = window if causal else 2 * window - 1
-    keys = span + max(SHORTEST, span // 2)
+    keys = span + max(SHORTEST[gpu], span // 2)
     return keys if keys <= WORTH_IT * length else length
 
 
@@ -238,7 +239,7 @@ class _Book:
     def _keys(self, t: str, *, causal: bool) -> str:
         """The letter for the keys that a piece of attention holds: all, or R where windows cut it into pieces."""
         length = self.values[t]
-        held = [_in_pieces(length, window, causal=causal) for window in self.model.windows]
+        held = [_in_pieces(length, window, causal=causal, gpu=self.use.gpu) for window in self.model.windows]
         self.values["R"] = round(sum(held) / len(held))
         return t if self.values["R"] == length else "R"
 
@@ -260,7 +261,10 @@ class _Book:
         """Attention weights and what they were made from; nothing where they are computed again."""
         additive = self.model.score == "additive"
         grid = f"L·B·H·{t}·{keys}"
-        if not (additive or relative) or value_of(f"B·H·{t}·{keys}" + "·Dh" * additive, self.values) > MOST_AT_ONCE:
+        if (
+            not (additive or relative)
+            or value_of(f"B·H·{t}·{keys}" + "·Dh" * additive, self.values) > MOST_AT_ONCE[self.use.gpu]
+        ):
             return
         yield self._item(f"{name}, weights", f"2·{grid}" + f" + 2·{grid}·Dh" * additive, 4)
         if relative:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from triform.nn import flex
+from triform.nn import flash, flex
 from triform.nn.kernels import Kernel, Matching, frugal, fused
 from triform.nn.masks import Rule
-from triform.nn.pieces import cut
+from triform.nn.pieces import cut, on_gpu
 
 LONG = 1024  # from here on a narrow window on CUDA is worth a compilation
 NARROW = 4  # a window is narrow when the text is so many times as long
@@ -24,22 +24,23 @@ class Choice(NamedTuple):
 
 
 FORMULA = Choice("formula", frugal, "no dot product gives these weights; a few queries at a time")
-FLEX = Choice("flex", flex.flex, "compiled for CUDA; only blocks within reach are computed")
+FLASH = Choice("flash", flash.flash, "packed rows in half precision on CUDA")
+FLEX = Choice("flex", flex.flex, "a window on CUDA; compiled, only blocks within reach are computed")
 FUSED = Choice("fused", fused, "torch's fused attention")
 PIECES = Choice("fused in pieces", fused, "torch's fused attention on what is within reach, the rest is left out")
 
 
 def choose(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float) -> Choice:
     """The fastest kernel that computes this exactly."""
+    t, s = q.shape[-2], k.shape[-2]
     if not matching.score.is_dot or matching.relation.needs_weights:
         return FORMULA
-    if q.is_cuda and _sparse(rule, q.shape[-2], k.shape[-2]) and flex.fits(rule, q, k, dropout):
+    if q.is_cuda and len(rule.stretches(t, s)) > 1:
+        return FLASH if flash.fits(q, rule, matching, dropout) else PIECES
+    narrow = NARROW * rule.span.width <= s
+    if q.is_cuda and narrow and t >= LONG and flex.fits(q, k, rule, matching, dropout):
         return FLEX
-    return FUSED if len(cut(rule, q.shape[-2], k.shape[-2])) == 1 else PIECES
-
-
-def _sparse(rule: Rule, t: int, s: int) -> bool:
-    return t >= LONG and (NARROW * rule.span.width <= s or len(rule.stretches(t, s)) >= NARROW)
+    return FUSED if len(cut(rule, t, s, gpu=on_gpu(q))) == 1 else PIECES
 
 
 def automatic(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Windows and packed rows on CUDA: FlexAttention, told which blocks of keys a block of queries can reach.
+"""Windows on CUDA: FlexAttention, told which blocks of keys a block of queries can reach.
 
 The lists of blocks come from the rule's span and stretches, never from a (T, S) table, so that a window of W over
 T tokens costs T · W here too. FlexAttention is compiled once a shape.
@@ -21,6 +21,8 @@ BLOCK = 128
 NARROWEST_HEAD = 16  # what its generated code can multiply
 MOST_SHAPES = 64  # compiled before torch would give up and compute the whole table
 
+_shapes: set[tuple[object, ...]] = set()  # what was compiled, or is about to be
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -31,10 +33,17 @@ class Blocks(NamedTuple):
     all: Tensor  # (T / BLOCK, S / BLOCK), True: all of it may be read
 
 
-def fits(rule: Rule, q: Tensor, k: Tensor, dropout: float) -> bool:
-    """Whether FlexAttention can take this: its own limits, and lengths in whole blocks."""
+def fits(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float) -> bool:
+    """Whether FlexAttention can take this: its own limits, lengths in whole blocks, and not a shape too many."""
     whole_blocks = q.shape[-2] % BLOCK == 0 and k.shape[-2] % BLOCK == 0
-    return not dropout and whole_blocks and q.shape[-1] >= NARROWEST_HEAD and find_spec("triton") is not None
+    able = not dropout and whole_blocks and q.shape[-1] >= NARROWEST_HEAD and find_spec("triton") is not None
+    return able and _admitted((q.shape, k.shape, q.dtype, rule.span, rule.rows, type(matching.relation)))
+
+
+def _admitted(shape: tuple[object, ...]) -> bool:
+    if len(_shapes) < MOST_SHAPES:
+        _shapes.add(shape)
+    return shape in _shapes
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from triform.nn.masks import Piece, Rule, whole
-from triform.nn.pieces import Hidden, cut, hidden, spans
+from triform.nn.pieces import Hidden, cut, hidden, on_gpu, spans
 from triform.nn.positions import Relation
 from triform.nn.scores import Score
 
-MOST_AT_ONCE = 1 << 22  # numbers that `frugal` lets one piece hold
+MOST_AT_ONCE, MOST_AT_ONCE_ON_GPU = 1 << 22, 1 << 26  # numbers that `frugal` lets one piece hold
 
 
 class Matching(nn.Module):
@@ -92,7 +92,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
             scale=score.scale, enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
 
-    pieces = cut(rule, q.shape[-2], k.shape[-2])
+    pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)
 
 
@@ -107,7 +107,9 @@ def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, drop
 
     t, s = q.shape[-2], k.shape[-2]
     a_query = q.shape[0] * q.shape[1] * min(s, rule.span.width) * matching.score.cost(q.shape[-1])
-    pieces = cut(rule, t, s, most=max(1, MOST_AT_ONCE // a_query))
+    gpu = on_gpu(q)
+    most = (MOST_AT_ONCE_ON_GPU if gpu else MOST_AT_ONCE) // a_query
+    pieces = cut(rule, t, s, gpu=gpu, most=max(1, most))
     return _by_piece(again if len(pieces) > 1 and torch.is_grad_enabled() else attend, q, k, v, pieces)
 
 

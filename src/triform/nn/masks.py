@@ -55,7 +55,7 @@ class Rule:
 
     def __init__(self) -> None:
         self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
-        self.pieces: dict[tuple[int, int, int], list[Piece]] = {}  # what `cut` made of this rule
+        self.pieces: dict[tuple[int, ...], list[Piece]] = {}  # what `cut` made of this rule
         self.block_masks: dict[object, Any] = {}  # and what a compiling kernel did
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triform.nn.masks import Piece, Rule
 
-SHORTEST = 64  # queries a piece; shorter ones spend their time on being started
+SHORTEST, SHORTEST_ON_GPU = 64, 1024  # queries a piece; shorter ones spend their time on being started
 MOST_KEPT = 64  # ways of cutting that a rule remembers
 WORTH_IT = 0.6  # the share of the work that pieces may leave; they must save the rest, for they are many
 
@@ -28,18 +28,25 @@ class Hidden(Enum):
     SOMETHING = 2
 
 
-def cut(rule: Rule, t: int, s: int, most: int = 0) -> list[Piece]:
+def on_gpu(x: Tensor) -> bool:
+    """Whether starting a kernel costs more than a few hundred queries."""
+    return x.device.type in ("cuda", "mps")
+
+
+def cut(rule: Rule, t: int, s: int, *, gpu: bool = False, most: int = 0) -> list[Piece]:
     """Pieces that together hold all that the rule allows; with `most`, of no more queries than that."""
-    key = (t, s, most)
+    shortest = SHORTEST_ON_GPU if gpu else SHORTEST
+    key = (t, s, shortest, most)
     if key not in rule.pieces:
         if len(rule.pieces) >= MOST_KEPT:
             rule.pieces.clear()
-        rule.pieces[key] = [piece for stretch in rule.stretches(t, s) for piece in _cut(rule, stretch, most)]
+        stretches = rule.stretches(t, s)
+        rule.pieces[key] = [piece for each in stretches for piece in _cut(rule, each, shortest, most)]
     return rule.pieces[key]
 
 
-def _cut(rule: Rule, stretch: Piece, most: int) -> list[Piece]:
-    length = max(SHORTEST, rule.span.width // 2)
+def _cut(rule: Rule, stretch: Piece, shortest: int, most: int) -> list[Piece]:
+    length = max(shortest, rule.span.width // 2)
     short = list(_short(rule, stretch, min(most or length, length)))
     if len(short) == 1 or sum(p.t * p.s for p in short) <= WORTH_IT * stretch.t * stretch.s:
         return short

@@ -1,0 +1,66 @@
+"""How things are timed here: contestants take turns, so that a busy moment hits all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one contestant: the median, and the middle half of all repeats."""
+
+    median: float
+    low: float
+    high: float
+    memory: float  # MiB at the peak above what lay there before; NaN where it cannot be known
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ms ({self.low:.2f} to {self.high:.2f})"
+
+
+def race(contestants: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, Timing]:
+    """Each contestant in turn, `repeats` times after one turn that does not count."""
+    memory = {name: _peak(work, device) for name, work in contestants.items()}
+    seen: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, work in contestants.items():
+            seen[name].append(_milliseconds(work, device))
+    return {name: _timing(times, memory[name]) for name, times in seen.items()}
+
+
+def _timing(times: list[float], memory: float) -> Timing:
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return Timing(statistics.median(times), low, high, memory)
+
+
+def _milliseconds(work: Work, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _peak(work: Work, device: torch.device) -> float:
+    """The first turn (compilation, first shapes), then one more to see its memory."""
+    work()
+    if device.type != "cuda":
+        return float("nan")
+    _wait(device)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    _wait(device)
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
