@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.timing import Timing, Work, race
+from benchmarks.timing import Timing, Work, as_graph, race
 from triform.config import ModelConfig, Sizes
 from triform.models.encoder import Classifier
 from triform.nn.choice import automatic, choose
@@ -67,13 +67,20 @@ class Bench:
 
         return run
 
+    def compare(self, what: str, who: dict[str, Work]) -> None:
+        """Call by call, and on CUDA also replayed as graphs, as a compiled training step would run them."""
+        self.add(what, race(who, self.repeats, self.device))
+        if self.cuda:
+            replayed = {name: as_graph(work) for name, work in who.items()}
+            self.add(f"{what}, replayed", race(replayed, self.repeats, self.device))
+
     def add(self, what: str, timings: dict[str, Timing]) -> None:
         ours = timings["triform"]
         for name, timing in timings.items():
             ratio = timing.median / ours.median
             memory = "" if timing.memory != timing.memory else f"{timing.memory:,.0f} MiB"
             self.rows.append({"what": what, "who": name, **asdict(timing), "ratio": ratio})
-            print(f"{what:<44} {name:<28} {timing!s:<36} {ratio:6.2f}×  {memory}", flush=True)
+            print(f"{what:<50} {name:<28} {timing!s:<36} {ratio:6.2f}×  {memory}", flush=True)
 
     # -- what is compared
 
@@ -91,7 +98,7 @@ class Bench:
                 mask = (i[None] <= i[:, None]) & (i[:, None] - i[None] < width)
                 who["torch, window as a mask"] = self.plain(inputs, attn_mask=mask)
             kernel = choose(*inputs[:2], rule, matching, 0.0).name
-            self.add(f"window {width} of {t:,} ({kernel})", race(who, self.repeats, self.device))
+            self.compare(f"window {width} of {t:,} ({kernel})", who)
 
     def growth(self) -> None:
         """The same window over longer and longer texts: time and memory should grow with T."""
@@ -102,7 +109,7 @@ class Bench:
             self.add(f"window {width} of {t:,}", race({"triform": work}, 2 if self.quick else 5, self.device))
 
     def both_sides(self) -> None:
-        """An encoder's window, looking both ways, with a quarter of the batch padding, and with ALiBi."""
+        """An encoder's window, looking both ways, and the same with ALiBi."""
         t, width = (256, 16) if self.quick else (4096, 128)
         inputs = self.inputs(t)
         for name, settings in (("", {}), (", alibi", {"positions": "alibi"})):
@@ -110,7 +117,10 @@ class Bench:
                 "triform": self.work(automatic, window(width), self.matching(**settings), inputs),
                 "torch, full": self.plain(inputs),
             }
-            self.add(f"window {width} both ways of {t:,}{name}", race(who, self.repeats, self.device))
+            if self.cuda:  # the same window, the way torch alone would do it
+                i = torch.arange(t, device=self.device)
+                who["torch, window as a mask"] = self.plain(inputs, attn_mask=(i[None] - i[:, None]).abs() < width)
+            self.compare(f"window {width} both ways of {t:,}{name}", who)
 
     def packing(self) -> None:
         """A classifier on texts of very unequal length: padded to the longest, and packed end to end."""
@@ -140,7 +150,7 @@ class Bench:
         for name, kernel in (("triform", automatic), ("the formula, at once", explicit)):
             kept = _kept(kernel, inputs, matching)
             self.rows.append({"what": "additive score, kept for backward", "who": name, "MiB": kept})
-            print(f"{'additive score, kept for the backward pass':<44} {name:<28} {kept:,.1f} MiB", flush=True)
+            print(f"{'additive score, kept for the backward pass':<50} {name:<28} {kept:,.1f} MiB", flush=True)
 
 
 def _kept(kernel: Kernel, inputs: tuple[Tensor, ...], matching: Matching) -> float:

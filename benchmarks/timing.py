@@ -35,6 +35,20 @@ def race(contestants: Mapping[str, Work], repeats: int, device: torch.device) ->
     return {name: _timing(times, memory[name]) for name, times in seen.items()}
 
 
+def as_graph(work: Work) -> Work:
+    """The same work recorded once as a CUDA graph and replayed: what the kernels take, launches aside."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def _timing(times: list[float], memory: float) -> Timing:
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
     return Timing(statistics.median(times), low, high, memory)

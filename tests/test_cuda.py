@@ -211,16 +211,21 @@ def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: to
     same_as_the_formula(sight, [automatic, fused], dtype, most)
 
 
-def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients_from_flex_attention() -> None:
-    inputs = Sight().inputs(torch.float32)
-    keep = torch.ones(2, 1024, dtype=torch.bool, device=DEVICE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", ["none", "alibi", "t5"])
+@pytest.mark.parametrize("kernel", [flex, fused])
+def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
+    kernel: Kernel, positions: str, dtype: torch.dtype
+) -> None:
+    sight = Sight(positions=positions)
+    inputs, keep = sight.inputs(dtype), torch.ones(2, sight.t, dtype=torch.bool, device=DEVICE)
     keep[0], keep[1, :500] = False, False
     rule = causal & window(64) & real(keep)
-    y, *grads = outcome(flex, inputs, rule, Sight().matching(), torch.ones_like(inputs[0]))
+    y, *grads = outcome(kernel, inputs, rule, sight.matching(), torch.ones_like(inputs[0]))
     assert (y[0] == 0).all()
     assert (y[1, :, :500] == 0).all()
     assert all(grad.isfinite().all() for grad in grads)
-    assert all((grad[0] == 0).all() for grad in grads)
+    assert all((grad[0] == 0).all() for grad in grads[:3])
 
 
 def test_what_flex_attention_cannot_take_is_fused_on_cuda_too() -> None:

@@ -8,6 +8,7 @@ from triform.errors import CheckpointError, ConfigError, DataError, DivergedErro
 
 if TYPE_CHECKING:
     from triform.config import Config
+    from triform.explain.record import record_attention
     from triform.launch import train
     from triform.presets import preset
     from triform.run import Run, load
@@ -24,6 +25,7 @@ __all__ = [
     "TriformError",
     "load",
     "preset",
+    "record_attention",
     "train",
 ]
 
@@ -33,6 +35,7 @@ _LATER = {
     "Run": "triform.run",
     "load": "triform.run",
     "preset": "triform.presets",
+    "record_attention": "triform.explain.record",
     "train": "triform.launch",
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, Sizes
+from triform.config import ModelConfig, PositionKind, ScoreKind, Sizes
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
@@ -111,6 +112,44 @@ def test_one_batch_is_learned_by_heart(form: type[nn.Module], loss: Loss, style:
         optimizer.step()
         losses.append(mean.item())
     assert losses[-1] < 0.01
+
+
+MODERN = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "n_kv_heads": 1}
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        MODERN,
+        {"positions": "relative", "score": "cosine", "layer_windows": (2, -1)},
+        {"positions": "t5", "score": "additive"},
+        {"score": "dot", "activation": "gelu_tanh"},
+    ],
+    ids=["modern", "relative-cosine-layers", "t5-additive", "dot"],
+)
+def test_every_kind_of_attention_can_learn_a_batch_by_heart(style: dict, batch: Batch) -> None:
+    test_one_batch_is_learned_by_heart(Decoder, generate, style, batch)
+
+
+@forms
+@pytest.mark.parametrize("precision", ["autocast", "cast"])
+@pytest.mark.parametrize("score", get_args(ScoreKind))
+@pytest.mark.parametrize("positions", get_args(PositionKind))
+def test_half_precision_gives_nearly_the_same_and_finite_gradients(
+    form: type[nn.Module], loss: Loss, positions: str, score: str, precision: str, batch: Batch
+) -> None:
+    if score == "additive" and positions in ("rotary", "relative"):
+        return
+    config = replace(SMALL, n_layers=1, norm="rms", n_kv_heads=1, window=4, positions=positions, score=score)
+    model = form(config, SIZES).float()
+    wanted = loss(model, batch).item()
+    if precision == "cast":
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        got = loss(model, batch)
+    got.backward()
+    assert got.item() == pytest.approx(wanted, rel=0.05)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 @forms

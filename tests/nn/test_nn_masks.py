@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rule_cases import CPU, Case, cases, dense, long_cases
 from torch.nn.attention.flex_attention import create_mask
 
-from triform.nn import masks
+from triform.nn import masks, pieces
 from triform.nn.masks import Piece, Rule, Together, causal, everything, real, whole, window
 from triform.nn.pieces import Hidden, cut, hidden, spans
 from triform.nn.rows import Packed
@@ -43,9 +43,9 @@ def test_mask_mod_is_what_flex_attention_takes(case: Case) -> None:
 def check_pieces(case: Case, most: int = 0) -> None:
     """Every query is in one piece, a piece says no more than is true, and nothing readable is left out."""
     table, left = case.table, case.table.clone()
-    pieces = cut(case.rule, case.t, case.s, most=most)
-    assert [q for piece in pieces for q in range(piece.q, piece.q + piece.t)] == list(range(case.t))
-    for piece in pieces:
+    found = cut(case.rule, case.t, case.s, most=most)
+    assert [q for piece in found for q in range(piece.q, piece.q + piece.t)] == list(range(case.t))
+    for piece in found:
         part = (..., slice(piece.q, piece.q + piece.t), slice(piece.k, piece.k + piece.s))
         assert piece.place == case.s - case.t + piece.q
         assert not most or piece.t <= most
@@ -216,8 +216,8 @@ def test_every_packed_row_needs_its_source() -> None:
 
 
 def test_a_window_is_cut_into_pieces_of_the_keys_around_them() -> None:
-    pieces = cut(causal & window(33), 256, 256)
-    assert [(piece.q, piece.t, piece.k, piece.s) for piece in pieces] == [
+    found = cut(causal & window(33), 256, 256)
+    assert [(piece.q, piece.t, piece.k, piece.s) for piece in found] == [
         *((0, 64, 0, 64), (64, 64, 32, 96), (128, 64, 96, 96), (192, 64, 160, 96))
     ]
     assert cut(causal & window(33), 100, 100) == [whole(100, 100)]  # nothing to win
@@ -286,3 +286,22 @@ def test_pieces_alike_share_one_mask_where_only_distance_counts() -> None:
     for piece in cut(rule, 640, 640):
         rule.dense(piece, CPU)
     assert len(rule._masks) == 2  # the first, which has no past, and all others
+
+
+def test_ways_of_cutting_are_remembered_but_not_without_end() -> None:
+    rule = causal & window(16)
+    first = cut(rule, 200, 200)
+    assert cut(rule, 200, 200) is first
+    for t in range(1, 300):
+        cut(rule, t, 300)
+        assert len(rule.pieces) <= pieces.MOST_KEPT
+    assert cut(rule, 200, 200) == first
+
+
+def test_a_gpu_takes_longer_pieces() -> None:
+    rule = causal & window(16)
+    assert len(cut(rule, 4096, 4096, gpu=True)) < len(cut(rule, 4096, 4096))
+    for gpu in (True, False):
+        found = cut(rule, 4096, 4096, gpu=gpu)
+        assert sum(piece.t for piece in found) == 4096
+        assert all(piece.k <= max(0, piece.place - 15) for piece in found)

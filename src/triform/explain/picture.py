@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -28,10 +29,12 @@ HEADINGS = {
 LARGEST = (22.0, 30.0)  # no picture is larger, however many layers and heads
 PITCH = 0.165  # of one labelled token
 TIGHTEST = 0.115  # below this pitch labels would touch
-PANEL = (1.3, 3.6)  # longer side of a panel: from, to
+PANEL = (1.3, 4.6)  # longer side of a panel: from, to
 GAP = 0.1
 LETTER = 0.066  # width of a letter in a tick label
 LONGEST_PIECE = 14
+LINE_HEIGHT = 0.22
+MOST_LINES = 3  # of a long text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +88,17 @@ def lay_out(explanation: Explanation) -> Figure:
     from matplotlib.figure import Figure
 
     blocks = [_block(each, share=len(explanation.maps)) for each in explanation.maps]
-    head, bar, edge = 1.0 if explanation.output else 0.8, 0.95, 0.3
+    bar, edge = 0.95, 0.3
     width = max([4.2, *(block.size[0] + bar for block in blocks)]) + edge
+    lines = _lines(explanation, room=int((width - 2 * edge) / 0.08))
+    head = 0.58 + LINE_HEIGHT * len(lines)
     height = head + sum(block.size[1] for block in blocks) + edge
     figure = Figure(figsize=(width, height))
-    _write_title(figure, explanation, edge)
+    for row, line in enumerate(lines):  # the title first
+        how: Any = (
+            {"fontsize": 13, "fontweight": "bold", "color": INK} if not row else {"fontsize": 9, "color": SOFT}
+        )
+        figure.text(edge / width, 1 - (0.4 + LINE_HEIGHT * row + 0.04 * bool(row)) / height, line, **how)
     top = height - head
     for block in blocks:
         _draw_block(figure, block, top)
@@ -133,19 +142,16 @@ def _room(pieces: Sequence[str]) -> float:
     return LETTER * max(len(readable(piece)) for piece in pieces) + 0.05
 
 
-def _write_title(figure: Figure, explanation: Explanation, edge: float) -> None:
-    width, height = figure.get_size_inches()
-    room = int((width - 2 * edge) / 0.08)
-    title = readable(explanation.title, int(room * 0.75))
-    figure.text(edge / width, 1 - 0.4 / height, title, fontsize=13, fontweight="bold", color=INK)
-    lines = [
-        readable(explanation.text, room),
-        "→ " + readable(explanation.output, room) if explanation.output else "",
-    ]
-    for row, line in enumerate(
-        lines
-    ):  # apart: in one line a text from right to left would swap sides with the other
-        figure.text(edge / width, 1 - (0.66 + 0.22 * row) / height, line, fontsize=9, color=SOFT)
+def _lines(explanation: Explanation, room: int) -> list[str]:
+    """What stands above the maps: title, text, output, notes; apart, for a text may run from right to left."""
+    lines = [readable(explanation.title, int(room * 0.75)), *_wrapped(explanation.text, room)]
+    lines += _wrapped(f"→ {explanation.output}", room) if explanation.output else []
+    return lines + [line for note in explanation.notes for line in _wrapped(note, room)]
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    lines = textwrap.wrap(text, room, max_lines=MOST_LINES, placeholder=" …")
+    return [readable(line, room) for line in lines]
 
 
 def _draw_block(figure: Figure, block: Block, top: float) -> None:

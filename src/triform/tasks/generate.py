@@ -211,15 +211,17 @@ class Generate(Task):
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """The text, then `target`, or the `n_new` tokens that the model finds most likely to follow."""
         check_not_empty(text)
-        prompt = self._prompt(text)
+        prompt = self.tokenizer.encode(text)
         if not target and n_new:
             ending = Ending(eos=EOS, limits=(n_new,), banned=NEVER_WRITTEN)
             stepper = DecoderStepper(self.model.eval(), [prompt], max_len=self.config.data.max_len)
             written = write(stepper, best, ending)[0]
         else:
-            written = self._prompt(target) if target else []
+            written = self.tokenizer.encode(target)
         # as in decoding, the newest tokens are what the model goes by
         tokens, notes = seen_part(prompt + written, self.config.data.max_len, "text", newest=True)
+        if unknown := self.tokenizer.unknown(text + target):
+            notes.append(f"never seen in training, so read as <unk>: {', '.join(map(repr, unknown[:5]))}")
         pieces = self.tokenizer.pieces(tokens)
         return Look(
             inputs=(torch.tensor([tokens], device=self.device),),
