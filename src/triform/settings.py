@@ -147,7 +147,11 @@ _OPEN = {
 }
 OPEN = frozenset(f"{section}.{name}" for section, names in _OPEN.items() for name in names)
 # Two ways to say one thing: saying it one way takes back the other.
-EITHER = (("train.batch_size", "train.batch_tokens"), ("train.max_steps", "train.epochs"))
+EITHER = (
+    ("train.batch_size", "train.batch_tokens"),
+    ("train.max_steps", "train.epochs"),
+    ("model.window", "model.layer_windows"),
+)
 
 
 def overlay(*layers: Settings) -> Settings:
@@ -155,7 +159,7 @@ def overlay(*layers: Settings) -> Settings:
     merged: Settings = {}
     for layer in layers:
         for pair in EITHER:
-            if any(layer.get(name) for name in pair):
+            if any(layer.get(name, DEFAULTS[name]) != DEFAULTS[name] for name in pair):
                 merged = {name: value for name, value in merged.items() if name not in pair}
         merged |= layer
     return merged

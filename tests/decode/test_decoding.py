@@ -132,13 +132,13 @@ def test_a_cache_does_not_change_a_token(form: str, strategy: str, seed: int) ->
 def test_in_no_variant_does_a_cache_or_the_rest_of_the_batch_change_a_token(
     form: str, style: dict[str, object]
 ) -> None:
-    ending = ending_of(len(PROMPTS), limit=16)
+    ending = ending_of(len(PROMPTS), limit=8)
     together, plain = (
         write(stepper_for(form, PROMPTS, seed=2, cached=cached, **style), best, ending) for cached in (True, False)
     )
     assert together == plain
     for row, prompt in enumerate(PROMPTS):
-        alone = write(stepper_for(form, [prompt], seed=2, **style), best, ending_of(1, limit=16))
+        alone = write(stepper_for(form, [prompt], seed=2, **style), best, ending_of(1, limit=8))
         assert alone == [together[row]]
 
 

@@ -1,4 +1,4 @@
-"""The sanity checks are checked: models in order pass, and every planted fault is found by the check meant for it."""
+"""The checks are checked: models in order pass, and a planted fault is found by the check meant for it."""
 
 from __future__ import annotations
 

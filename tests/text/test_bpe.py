@@ -178,6 +178,51 @@ def test_pieces_read_as_text_and_stray_bytes_by_number(bpe: BpeTokenizer) -> Non
     assert "猫" in [bpe.piece(token) for token in range(bpe.vocab_size)]
 
 
+def test_a_character_in_several_tokens_is_shown_in_each_with_its_part(bpe: BpeTokenizer) -> None:
+    tokens = bpe.encode("\xc7")
+    assert len(tokens) == 2
+    assert bpe.pieces(tokens) == ["\xc7⟨1/2⟩", "\xc7⟨2/2⟩"]
+    tokens = bpe.encode("\U0010fffe")
+    assert len(tokens) == 4
+    assert bpe.pieces(tokens) == [f"\U0010fffe⟨{part}/4⟩" for part in (1, 2, 3, 4)]
+
+
+def test_a_token_may_end_one_character_and_begin_another() -> None:
+    made = trained(["éà" * 50], vocab_size=BASE_SIZE + 1)
+    assert made.merges() == [(b"\xa9", b"\xc3")]
+    assert made.pieces(made.encode("éà")) == ["é⟨1/2⟩", "é⟨2/2⟩à⟨1/2⟩", "à⟨2/2⟩"]
+
+
+def test_pieces_cut_off_from_their_character_are_shown_by_number(bpe: BpeTokenizer) -> None:
+    first, second = bpe.encode("\xc7")
+    assert bpe.pieces([second, first]) == ["<0x87>", "<0xC3>"]
+    assert bpe.pieces([first]) == ["<0xC3>"]
+    last, end = bpe.encode(" cat")[0], bpe.encode("\xc7")[0]
+    assert bpe.pieces([end, last]) == ["<0xC3>", " cat"]
+
+
+def test_special_tokens_are_shown_by_name_and_do_not_break_a_character(bpe: BpeTokenizer) -> None:
+    assert bpe.pieces([0, UNK, 2, EOS]) == ["<pad>", "<unk>", "<bos>", "<eos>"]
+    first, second = bpe.encode("\xc7")
+    assert bpe.pieces([2, first, second, EOS]) == ["<bos>", "\xc7⟨1/2⟩", "\xc7⟨2/2⟩", "<eos>"]
+    assert bpe.pieces([]) == []
+
+
+@unhurried
+@given(text=st.one_of(st.text(), st.sampled_from(HARD)))
+def test_pieces_are_one_a_token_and_hold_the_text(bpe: BpeTokenizer, text: str) -> None:
+    text = regex.sub("[⟨⟩]", "", text)
+    tokens = bpe.encode(text)
+    shown = bpe.pieces(tokens)
+    assert len(shown) == len(tokens)
+    assert all(shown)
+    once = regex.sub(r"(?s).⟨(?!1/)\d/\d⟩", "", "".join(shown))  # of each part but the first nothing
+    assert regex.sub(r"⟨1/\d⟩", "", once) == text
+    for token, piece in zip(tokens, shown, strict=True):
+        if "⟨" not in piece:
+            assert piece == bpe.piece(token)
+
+
 def test_a_size_left_open_follows_the_amount_of_text(bpe: BpeTokenizer) -> None:
     words = [
         " ".join(f"{number * 7919:x}" for number in range(start, start + 500)) for start in range(0, 30000, 500)

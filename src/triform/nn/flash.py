@@ -22,7 +22,7 @@ HALF = (torch.bfloat16, torch.float16)
 def fits(q: Tensor, rule: Rule, matching: Matching, dropout: float) -> bool:
     """Whether it can take this: half precision, nothing added to the scores, no dropout, all said by the span."""
     plain = rule.exact and not matching.relation.by_distance and not dropout
-    return plain and q.dtype in HALF and q.shape[-1] % 8 == 0 and _offered()
+    return plain and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and _offered()
 
 
 @cache

@@ -63,7 +63,8 @@ def prepared(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching) ->
 def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
+    # a shape is compiled for training and for evaluation, and may be for more
+    torch._dynamo.config.recompile_limit = max(4 * MOST_SHAPES, torch._dynamo.config.recompile_limit)
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
 
@@ -89,6 +90,8 @@ def _block_mask(rule: Rule, t: int, s: int, device: torch.device) -> Any:
     if key not in rule.block_masks:
         from torch.nn.attention.flex_attention import BlockMask
 
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        rule.allows(none, none, none)  # what a rule remembers must be made before it is traced
         some, every = blocks(rule, t, s)
         partial, full = _lists(some & ~every, device), _lists(every, device)
         rule.block_masks.clear()

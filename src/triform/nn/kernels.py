@@ -8,6 +8,7 @@ A query that may read nothing gets zeros from each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -80,15 +81,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
 
     def attend(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
         how = hidden(rule, piece)
-        mask = None if how is Hidden.NOTHING else rule.dense(piece, q.device)
-        if matching.relation.by_distance:
+        by_distance = matching.relation.by_distance
+        flag = how is Hidden.FUTURE and not by_distance
+        mask = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
+        if by_distance:
             bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
             mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        elif how is Hidden.FUTURE:
-            mask = None
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout,
-            is_causal=mask is None and how is Hidden.FUTURE,
+            is_causal=flag,
             scale=score.scale, enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
 
@@ -106,19 +107,35 @@ def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, drop
         return checkpoint(attend, *inputs, use_reentrant=False)
 
     t, s = q.shape[-2], k.shape[-2]
-    a_query = q.shape[0] * q.shape[1] * min(s, rule.span.width) * matching.score.cost(q.shape[-1])
+    a_pair = max(1, q.shape[0] * q.shape[1] * matching.score.cost(q.shape[-1]))
     gpu = on_gpu(q)
-    most = (MOST_AT_ONCE_ON_GPU if gpu else MOST_AT_ONCE) // a_query
-    pieces = cut(rule, t, s, gpu=gpu, most=max(1, most))
+    pairs = (MOST_AT_ONCE_ON_GPU if gpu else MOST_AT_ONCE) // a_pair
+    pieces = cut(rule, t, s, gpu=gpu, most=_queries(pairs, s, rule.span.width))
     return _by_piece(again if len(pieces) > 1 and torch.is_grad_enabled() else attend, q, k, v, pieces)
 
 
-def _by_piece(
-    attend: Callable[[Tensor, Tensor, Tensor, Piece], Tensor], q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]
-) -> Tensor:
+def _queries(pairs: int, s: int, width: int) -> int:
+    """How many queries have at most so many pairs with their keys: n of them see n - 1 + width keys, or all s."""
+    within = (math.isqrt((width - 1) ** 2 + 4 * pairs) - (width - 1)) // 2
+    return max(1, pairs // max(1, s), within)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Piece], Tensor]
+
+
+def _attend_alone(attend: Attend, q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
+    k, v = (x.narrow(-2, piece.k, piece.s) for x in (k, v))
+    return attend(q.narrow(-2, piece.q, piece.t), k, v, piece)
+
+
+def _by_piece(attend: Attend, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece]) -> Tensor:
     """Attend within each piece, and put the answers together."""
     if pieces == [whole(q.shape[-2], k.shape[-2])]:
         return attend(q, k, v, pieces[0])
+    if (
+        sum(piece.s for piece in pieces) > 4 * k.shape[-2]
+    ):  # the gradients of so many keys must not wait for one another
+        return torch.cat([_attend_alone(attend, q, k, v, piece) for piece in pieces], dim=-2)
     key_places = [(piece.k, piece.s) for piece in pieces]
     queries = spans(q, [(piece.q, piece.t) for piece in pieces])
     parts = zip(queries, spans(k, key_places), spans(v, key_places), pieces, strict=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.nn.masks import Rule, Together, everything, real
+from triform.nn.masks import Rule, Together, real
 
 
 class Rows(Protocol):
@@ -60,9 +60,8 @@ class Packed:
         return torch.cat([torch.arange(length, device=device) for length in self.lengths])
 
     def read_by(self, queries: Rows) -> Rule:
-        if queries is self:
-            return self.rule
-        return Together(queries.lengths, self.lengths) if isinstance(queries, Packed) else everything
+        assert isinstance(queries, Packed), "where one side is packed, so is the other"
+        return Together(queries.lengths, self.lengths)
 
     def mean(self, x: Tensor) -> Tensor:
         lengths = torch.tensor(self.lengths, device=x.device)

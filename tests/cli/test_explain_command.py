@@ -1,0 +1,154 @@
+"""`triform explain`: pages and pictures of where a run looks, and refusals that come before any work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triform as package
+
+Command = Callable[..., Any]
+TEXTS = {"classifier": "the soup was lovely", "writer": "3 birds sat", "translator": "one and two"}
+STACKS = {"classifier": ["encoder"], "writer": ["decoder"], "translator": ["encoder", "decoder", "cross"]}
+STARTS = {"html": b"<!doctype html>", "png": b"\x89png", "svg": b"<?xml"}
+CROSS = "note: rows of cross-attention are named after the token that is being written\n"
+
+
+@pytest.mark.parametrize("suffix", STARTS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_task_is_shown_in_every_kind_of_file(
+    triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str, suffix: str
+) -> None:
+    run, path = request.getfixturevalue(name), tmp_path / f"maps.{suffix}"
+    answer = triform("explain", run, TEXTS[name], "--out", path)
+    assert answer.code == 0, answer.err
+    assert path.read_bytes()[: len(STARTS[suffix])].lower() == STARTS[suffix]
+    assert [line.split(":")[0] for line in answer.out.splitlines() if "layers ×" in line] == STACKS[name]
+    assert answer.out.endswith(f"written to {path}\n")
+    assert answer.err == (CROSS if name == "translator" else "")
+
+
+def test_the_label_is_said_with_the_words_that_moved_it_most(
+    triform: Command, classifier: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "maps.html"
+    out = triform("explain", classifier, TEXTS["classifier"], "--out", path).out.splitlines()
+    label = package.load(classifier, device="cpu").predict([TEXTS["classifier"]])[0].output
+    assert out[0] == f"{TEXTS['classifier']} → {label}"
+    assert out[1] == "encoder: 1 layers × 2 heads, 4 × 4 tokens"
+    assert out[2].startswith(f"{label} (integrated gradients): ")
+    assert {word.split()[0] for word in out[2].partition(": ")[2].split(", ")} == set(TEXTS["classifier"].split())
+    for chosen in ("good", "bad"):
+        told = triform("explain", classifier, "the soup", "--target", chosen, "--out", path).out
+        assert f"\n{chosen} (integrated gradients): " in told
+
+
+def test_a_translation_is_looked_at_beside_a_target(triform: Command, translator: Path, tmp_path: Path) -> None:
+    path = tmp_path / "maps.html"
+    answer = triform("explain", translator, "one and two", "--target", "un et deux", "--out", path)
+    assert answer.out.startswith("one and two → un et deux\n")
+    assert answer.err == CROSS
+
+
+def test_a_continuation_is_looked_at_with_new_tokens(triform: Command, writer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "maps.html"
+    assert "3 × 3 tokens" in triform("explain", writer, "3 b", "--out", path).out
+    assert "7 × 7 tokens" in triform("explain", writer, "3 b", "--target", "irds", "--out", path).out
+    answer = triform("explain", writer, "3 b", "--new", 4, "--out", path)
+    tokens = int(answer.out.partition("heads, ")[2].split()[0])
+    assert 3 < tokens <= 7  # the end token may come early
+
+
+def test_a_text_too_long_is_cut_with_a_note_on_standard_error(
+    triform: Command, writer: Path, tmp_path: Path
+) -> None:
+    text = "3 birds sat in the tree"
+    answer = triform("explain", writer, text, "--out", tmp_path / "maps.svg")
+    assert answer.err == f"note: the text has {len(text)} tokens; the model reads the last 16, which are shown\n"
+    assert "16 × 16 tokens" in answer.out
+
+
+def test_one_map_can_be_chosen(triform: Command, translator: Path, tmp_path: Path) -> None:
+    path = tmp_path / "maps.html"
+    assert triform("explain", translator, "one", "--map", "cross", "--out", path).code == 0
+    page = path.read_text(encoding="utf-8")
+    assert '"cross"' in page
+    assert '"encoder"' not in page
+
+
+def test_a_map_that_is_not_there_is_refused_by_naming_those_that_are(
+    triform: Command, translator: Path, classifier: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "maps.html"
+    answer = triform("explain", translator, "one", "--map", "nonsense", "--out", path)
+    assert answer.last_line == "there is no attention map 'nonsense' here; there is encoder, decoder, cross"
+    assert "there is encoder" in triform("explain", classifier, "the", "--map", "cross", "--out", path).refusal
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["maps.pdf", "maps", "html", ""])
+def test_a_bad_suffix_is_refused_before_the_model_is_loaded(
+    triform: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("triform.run.load", lambda *args, **kwargs: pytest.fail("the model was loaded"))
+    refusal = triform("explain", tmp_path, "text", "--out", name).refusal
+    assert refusal == f"cannot write {name!r}: its name must end in .html, .png, .svg"
+
+
+def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
+    assert str(tmp_path / "nowhere") in triform("explain", tmp_path / "nowhere", "text").refusal
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_empty_text_is_refused_and_nothing_written(
+    triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str, text: str
+) -> None:
+    answer = triform("explain", request.getfixturevalue(name), text, "--out", tmp_path / "maps.html")
+    assert answer.refusal == "the text is empty: there is nothing to look at"
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_use_is_one_line(triform: Command, classifier: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "maps.html")
+    assert "no label 'ugly'" in triform("explain", classifier, "the soup", "--target", "ugly", *out).refusal
+    assert "unknown device" in triform("explain", classifier, "the soup", "--device", "tpu", *out).refusal
+    assert "Missing argument" in triform("explain", classifier).refusal
+    assert "new" in triform("explain", classifier, "the soup", "--new", -1, *out).refusal
+    (tmp_path / "folder.html").mkdir()
+    blocked = triform("explain", classifier, "the soup", "--out", tmp_path / "folder.html")
+    assert blocked.code == 2
+    assert len(blocked.err.splitlines()) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_the_file_is_maps_html_unless_named(
+    triform: Command, classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert triform("explain", classifier, "the soup").code == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["maps.html"]
+
+
+def test_python_and_the_command_line_see_the_same(triform: Command, classifier: Path, tmp_path: Path) -> None:
+    path, again = tmp_path / "maps.html", tmp_path / "again.html"
+    triform("explain", classifier, "the soup was awful", "--device", "cpu", "--out", path)
+    package.load(classifier, device="cpu").explain("the soup was awful").save(again)
+    assert path.read_bytes() == again.read_bytes()
+
+
+def test_help_comes_without_loading_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['triform', 'explain', '--help']\n"
+        "from triform.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False False\n")
