@@ -87,7 +87,7 @@ def used(model: Any, *inputs: Any) -> dict[str, list[Tensor]]:
 
         return kernel
 
-    layers = {name: list(stack) for name, stack in model.attention().items()}
+    layers = {name: list(stack) for name, stack in model.attention_stacks().items()}
     for name, stack in layers.items():
         found[name] = []
         for layer in stack:
@@ -111,7 +111,7 @@ def assert_recorded_as_used(model: Any, *inputs: Any) -> None:
 def test_weights_equal_the_formula_by_hand() -> None:
     model = made("generate", positions="none")
     entered: list[Tensor] = []
-    layers: list[Attention] = model.attention()["decoder"]
+    layers: list[Attention] = model.attention_stacks()["decoder"]
     handles = [layer.register_forward_pre_hook(lambda module, args: entered.append(args[0])) for layer in layers]
     tokens = torch.tensor([ROWS[0]])
     seen = recorded(model, tokens)["decoder"]
@@ -229,14 +229,16 @@ def test_dropout_is_not_in_what_is_recorded(task: TaskName) -> None:
 
 
 def kernels(model: Any) -> list[Any]:
-    return [layer.kernel for stack in model.attention().values() for layer in stack]
+    return [layer.kernel for stack in model.attention_stacks().values() for layer in stack]
 
 
 @EVERY_FORM
 def test_kernels_are_what_they_were_afterwards(task: TaskName) -> None:
     model = made(task)
     own = [lambda *args, number=number: automatic(*args) for number in range(len(kernels(model)))]
-    for layer, kernel in zip((one for stack in model.attention().values() for one in stack), own, strict=True):
+    for layer, kernel in zip(
+        (one for stack in model.attention_stacks().values() for one in stack), own, strict=True
+    ):
         layer.kernel = kernel
     with record_attention(model):
         assert not set(own) & set(kernels(model))
@@ -331,3 +333,22 @@ def test_rows_that_end_early_leave_every_step_and_a_way_out() -> None:
     for layer in steps.calls["cross"]:
         assert [step.shape[0] for step in layer] == [2, 2, 1, 1, 1]
     assert steps["encoder"].shape[1] == 2  # read once, before any row left
+
+
+@pytest.mark.parametrize("stack", ["decoder", "nonsense"])
+def test_a_stack_that_was_not_at_work_is_asked_for_in_vain_and_told_so(stack: str) -> None:
+    model = made("translate")
+    with record_attention(model) as recording, torch.no_grad():
+        model.encoder(torch.tensor(SOURCES[:1]))
+    with pytest.raises(ConfigError, match="encoder"):
+        recording[stack]
+
+
+def test_a_context_that_is_full_begins_anew_and_is_not_one_map() -> None:
+    model = made("generate")
+    with record_attention(model) as steps:
+        stepper = DecoderStepper(model, [[5, 6, 7, 8, 9]], max_len=6)
+        write(stepper, best, Ending(eos=-1, limits=(6,)))
+    assert [step.shape[-1] for step in steps.calls["decoder"][0]] == [5, 6, 4, 5, 6, 4]
+    with pytest.raises(ConfigError, match=r"read \.calls step by step"):
+        steps["decoder"]

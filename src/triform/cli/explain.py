@@ -34,7 +34,8 @@ def explain(
         typer.echo(f"{seen.text} → {seen.output}")
     for each in seen.maps:
         layers, heads, queries, keys = each.weights.shape
-        typer.echo(f"{each.name}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
+        if map_ in ("", each.name):
+            typer.echo(f"{each.name}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
     for attribution in seen.attributions[:1]:
         most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
         shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)

@@ -20,11 +20,12 @@ CLOSE_ENOUGH = 0.01  # of the score's gain
 TOKENS_AT_ONCE = 4_096
 
 
+@torch.inference_mode(False)
 def attributions(
     model: Classifier, tokens: Tensor, label: int, *, unknown: int, pieces: list[str], name: str
 ) -> tuple[Attribution, ...]:  # (1, T)
     """Both kinds for the score (before the softmax) of one label."""
-    embed = model.encoder.embedding.tokens
+    embed, tokens = model.encoder.embedding.tokens, tokens.clone()  # made in inference mode, they take no gradients
     with torch.no_grad():
         end = embed(tokens)  # (1, T, D)
         start = embed(torch.full_like(tokens, unknown))

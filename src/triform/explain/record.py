@@ -25,7 +25,7 @@ class Attends(Protocol):
 class Attentive(Protocol):
     """A model that says where it attends."""
 
-    def attention(self) -> dict[str, list[Attends]]:
+    def attention_stacks(self) -> dict[str, list[Attends]]:
         """Layers of attention by the name of their stack: encoder, decoder, cross."""
 
 
@@ -40,6 +40,10 @@ class Recording:
 
         What a step could not yet read has no weight.
         """
+        if stack not in self.stacks():
+            raise ConfigError(
+                f"nothing was recorded of {stack!r}; at work were: {', '.join(self.stacks()) or 'none'}"
+            )
         return torch.stack([_joined(layer) for layer in self.calls[stack]])
 
     def stacks(self) -> tuple[str, ...]:
@@ -48,18 +52,20 @@ class Recording:
 
 
 def _joined(steps: list[Tensor]) -> Tensor:
-    longest = max(step.shape[-1] for step in steps)
+    lengths = [step.shape[-1] for step in steps]
+    longest, way_out = max(lengths), "read .calls step by step, or record one more pass over what was written"
     if len({step.shape[:2] for step in steps}) > 1:
         raise ConfigError(
-            "rows were dropped or repeated between these steps, as beams and early ends do: "
-            "read .calls step by step, or record one more pass over what was written"
+            f"rows were dropped or repeated between these steps, as beams and early ends do: {way_out}"
         )
+    if lengths != sorted(lengths):
+        raise ConfigError(f"the context was full and began anew between these steps: {way_out}")
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=-2)
 
 
 def layers_of(model: nn.Module) -> dict[str, list[Attends]]:
     """A model's layers of attention by stack; a model that has none is refused."""
-    stacks = model.attention() if isinstance(model, Attentive) else {}
+    stacks = model.attention_stacks() if isinstance(model, Attentive) else {}
     if not any(stacks.values()):
         raise ConfigError("this model has no attention to look at: it reads one token after the other")
     return stacks

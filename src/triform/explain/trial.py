@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,15 @@ FIRST_TOKEN = 4  # those before it are special
 USUAL, LONGEST = 48, 1024  # tokens of the first row
 
 
+class Reading(NamedTuple):
+    """A text, its states as a function of it (T tokens -> (T, D)), and whether it may be read ahead."""
+
+    row: list[int]
+    states: Callable[[list[int]], Tensor]
+    ahead: bool
+    vocab_size: int
+
+
 class Trial(ABC):
     """Abstract: a form says how it is called, and what it answers for each row."""
 
@@ -37,6 +48,7 @@ class Trial(ABC):
         lengths = (length, max(1, length // 2), max(1, length // 3))
         self.rows = [self._draw(numbers, n, self.vocabulary) for n in lengths]
         self.sources = [self._draw(numbers, n, sizes.vocab_size) for n in (max(1, length // 2), length, 2)]
+        self.to_learn = _without_repetition(numbers, lengths, self.vocabulary)
 
     @staticmethod
     def _draw(numbers: torch.Generator, length: int, vocab_size: int) -> list[int]:
@@ -52,16 +64,19 @@ class Trial(ABC):
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
         """What the model says of each row, its padding (made of `fill`) left out."""
 
-    def states(self, rows: Rows) -> Tensor:  # -> (T, D or V)
-        """What the model makes of each token of the first row."""
-        return self.answers(rows, self.sources)[0]
+    @abstractmethod
+    def readings(self) -> list[Reading]:
+        """Every text that is read, and what the model makes of each of its tokens."""
+
+    def _written(self, row: list[int]) -> Tensor:
+        return self.answers([row, *self.rows[1:]], self.sources)[0]
 
     @abstractmethod
     def loss(self, model: nn.Module) -> Tensor:
         """The mean loss on the made-up rows, to be learned by heart."""
 
-    def stepper(self, *, cached: bool) -> Stepper | None:
-        """The rows as prompts to go on from, where the form writes."""
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper | None:
+        """Some of the rows as prompts to go on from, where the form writes."""
         return None
 
 
@@ -82,9 +97,10 @@ class ClassifierTrial(Trial):
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
         return list(self.model(*lay(rows, packed=packed, fill=fill)))
 
-    def states(self, rows: Rows) -> Tensor:
-        """The encoder's: the answer is a mean over all tokens, which hides who read whom."""
-        return self.model.encoder(*lay(rows))[0, : len(rows[0])]
+    def readings(self) -> list[Reading]:
+        """The encoder's states: the answer is a mean over all tokens, which hides who read whom."""
+        ahead = self.config.model.reach != "causal"
+        return [Reading(self.rows[0], partial(_encoded, self.model.encoder), ahead, self.vocabulary)]
 
     def loss(self, model: nn.Module) -> Tensor:
         tokens, keep = lay(self.rows)
@@ -99,13 +115,15 @@ class DecoderTrial(Trial):
         tokens, keep = lay(rows, packed=packed, fill=fill)
         return _apart(self.model(tokens, keep), rows, packed=packed)
 
-    def loss(self, model: nn.Module) -> Tensor:
-        tokens, keep = lay(self.rows)
-        scores = model(tokens, keep)[:, :-1].flatten(0, 1)
-        return F.cross_entropy(scores, _expected([row[1:] for row in self.rows]))
+    def readings(self) -> list[Reading]:
+        return [Reading(self.rows[0], self._written, False, self.vocabulary)]
 
-    def stepper(self, *, cached: bool) -> Stepper:
-        prompts = [row[: max(1, len(row) // 2)] for row in self.rows]
+    def loss(self, model: nn.Module) -> Tensor:
+        tokens, keep = lay(self.to_learn)
+        return F.cross_entropy(model(tokens, keep).flatten(0, 1), _successors(self.to_learn))
+
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper:
+        prompts = [row[: max(1, len(row) // 2)] for row in self.rows[among]]
         return DecoderStepper(self.model, prompts, max_len=self.sizes.max_len, cached=cached)
 
 
@@ -113,22 +131,44 @@ class Seq2SeqTrial(Trial):
     model: Seq2Seq
 
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
-        source, keep = lay(sources, packed=packed, fill=fill)
+        source, keep = lay(sources, packed=packed, fill=min(fill, self.sizes.vocab_size - 1))
         target, target_keep = lay(rows, packed=packed, fill=fill)
         return _apart(self.model(source, target, keep, target_keep), rows, packed=packed)
 
+    def readings(self) -> list[Reading]:
+        ahead = self.config.model.reach != "causal"
+        source = max(self.sources, key=len)
+        return [
+            Reading(self.rows[0], self._written, False, self.vocabulary),
+            Reading(source, partial(_encoded, self.model.encoder), ahead, self.sizes.vocab_size),
+        ]
+
     def loss(self, model: nn.Module) -> Tensor:
         source, keep = lay(self.sources)
-        target, _ = lay(self.rows)
-        scores = model(source, target, keep)[:, :-1].flatten(0, 1)
-        return F.cross_entropy(scores, _expected([row[1:] for row in self.rows]))
+        target, _ = lay(self.to_learn)
+        return F.cross_entropy(model(source, target, keep).flatten(0, 1), _successors(self.to_learn))
 
-    def stepper(self, *, cached: bool) -> Stepper:
-        return Seq2SeqStepper(self.model, self.sources, bos=2, cached=cached)
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper:
+        return Seq2SeqStepper(self.model, self.sources[among], bos=2, cached=cached)
 
 
-def _expected(rows: Sequence[Sequence[int]]) -> Tensor:
-    return pad(rows, fill=-100)[0].flatten()
+def _encoded(encoder: nn.Module, row: list[int]) -> Tensor:  # -> (T, D)
+    """States of a row that lies beside a shorter one."""
+    return encoder(*lay([row, row[:1]]))[0]
+
+
+def _without_repetition(numbers: torch.Generator, lengths: Sequence[int], vocab_size: int) -> Rows:
+    """Rows in which no token comes twice: what follows it is certain, however little a model may read."""
+    first = min(FIRST_TOKEN, vocab_size - 1)
+    order = (torch.randperm(vocab_size - first, generator=numbers) + first).tolist()
+    share = max(1, len(order) // len(lengths))
+    rows = [order[share * n : share * (n + 1)][:length] for n, length in enumerate(lengths)]
+    return [row for row in rows if row]
+
+
+def _successors(rows: Rows) -> Tensor:
+    """What follows each token; after the last comes the first."""
+    return pad([row[1:] + row[:1] for row in rows], fill=-100)[0].flatten()
 
 
 TRIALS: dict[str, type[Trial]] = {

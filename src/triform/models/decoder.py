@@ -63,5 +63,5 @@ class Decoder(nn.Module):
             x = block(x, here)
         return self.head(self.norm(x))
 
-    def attention(self) -> dict[str, list[Attention]]:
+    def attention_stacks(self) -> dict[str, list[Attention]]:
         return {"decoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}

@@ -37,7 +37,7 @@ class Encoder(nn.Module):
             x = block(x, Here(rule, positions, NO_CACHE))
         return self.norm(x)
 
-    def attention(self) -> dict[str, list[Attention]]:
+    def attention_stacks(self) -> dict[str, list[Attention]]:
         return {"encoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}
 
 
@@ -61,5 +61,5 @@ class Classifier(nn.Module):
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
         return self.head(self.dropout(rows_of(keep).mean(self.encoder(tokens, keep))))
 
-    def attention(self) -> dict[str, list[Attention]]:
-        return self.encoder.attention()
+    def attention_stacks(self) -> dict[str, list[Attention]]:
+        return self.encoder.attention_stacks()

@@ -56,7 +56,7 @@ class Seq2Seq(nn.Module):
             x = block(x, here, states, source_rule)
         return self.head(self.norm(x))
 
-    def attention(self) -> dict[str, list[Attention]]:
+    def attention_stacks(self) -> dict[str, list[Attention]]:
         blocks = cast("list[CrossBlock]", list(self.blocks))
         own, cross = [block.attention for block in blocks], [block.cross for block in blocks]
-        return {**self.encoder.attention(), "decoder": own, "cross": cross}
+        return {**self.encoder.attention_stacks(), "decoder": own, "cross": cross}

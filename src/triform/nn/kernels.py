@@ -83,15 +83,19 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         how = hidden(rule, piece)
         by_distance = matching.relation.by_distance
         flag = how is Hidden.FUTURE and not by_distance
-        mask = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
+        keep = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
+        mask = keep
         if by_distance:
             bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
-            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout,
-            is_causal=flag,
-            scale=score.scale, enable_gqa=q.shape[1] != k.shape[1],
+            mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=score.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
+        if keep is None or rule.exact or not q.is_cuda:
+            return y
+        # cuDNN's kernel gives a query that may read nothing the mean of all values
+        return y.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
 
     pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)

@@ -220,7 +220,7 @@ class Generate(Task):
             written = self.tokenizer.encode(target)
         # as in decoding, the newest tokens are what the model goes by
         tokens, notes = seen_part(prompt + written, self.config.data.max_len, "text", newest=True)
-        if unknown := self.tokenizer.unknown(text + target):
+        if unknown := self.tokenizer.unknown(text) + self.tokenizer.unknown(target):
             notes.append(f"never seen in training, so read as <unk>: {', '.join(map(repr, unknown[:5]))}")
         pieces = self.tokenizer.pieces(tokens)
         return Look(

@@ -223,13 +223,14 @@ class Translate(Task):
         source, notes = seen_part(self.source.encode(text), max_len, "text")
         written = self.target.encode(target) if target else self._decode([source], [0], greedy=False)[0]
         output = target or self.target.decode(written)
+        read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
         # one place is taken by the begin token
         written, more = seen_part(written, max_len - 1, "target")
-        read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
+        n = len(written) + 1
         inputs = ([source], [[BOS, *written]])
         return Look(
             inputs=tuple(torch.tensor(tokens, device=self.device) for tokens in inputs),
-            pieces={"encoder": (read, read), "decoder": (wrote[:-1], wrote[:-1]), "cross": (wrote[1:], read)},
+            pieces={"encoder": (read, read), "decoder": (wrote[:n], wrote[:n]), "cross": (wrote[1 : n + 1], read)},
             prediction=Prediction(input=text, output=output),
             notes=(*notes, *more, "rows of cross-attention are named after the token that is being written"),
         )
