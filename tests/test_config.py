@@ -36,6 +36,7 @@ from triform.settings import (
     differences,
     flatten,
     nearest,
+    overlay,
     parse_assignments,
     read_toml,
     settings_of,
@@ -582,3 +583,14 @@ def test_every_schedule_warms_up_and_stays_between_nothing_and_all(name: Schedul
     assert shares[0] == pytest.approx(0.25)
     assert shares[:4] == sorted(shares[:4])
     assert all(0 < share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize("written", ["8,-1", "[8, -1]", "[8,-1]"])
+def test_a_list_is_said_as_in_toml_or_without_brackets(written: str) -> None:
+    assert parse_assignments([f"model.layer_windows={written}"]) == {"model.layer_windows": (8, -1)}
+
+
+def test_layer_windows_take_back_the_window_of_a_preset_and_the_reverse() -> None:
+    layered = overlay({"model.window": 8}, {"model.layer_windows": (4, -1)})
+    assert layered == {"model.layer_windows": (4, -1)}
+    assert overlay(layered, {"model.window": 3}) == {"model.window": 3}

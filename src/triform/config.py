@@ -205,6 +205,11 @@ class ModelConfig:
     def max_distance_or_published(self) -> int:
         return self.max_distance or (16 if self.positions == "relative" else 128)
 
+    def notes(self, max_len: int) -> list[str]:
+        """What is allowed but does less than it says."""
+        wide = sorted({width for width in self.windows if width >= max_len})
+        return [f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in wide]
+
     @property
     def windows(self) -> tuple[int, ...]:
         """The window of each layer; -1 where there is none."""

@@ -54,7 +54,9 @@ def typed(name: str, value: object) -> Value:
             raise ConfigError(f"{name}={value} is not known; choose from {options}")
         return str(value)
     if get_origin(hint) is tuple:
-        parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
+            value = [part for part in value.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
+        parts = value
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={value!r} must be a list")
         kind = get_args(hint)[0]

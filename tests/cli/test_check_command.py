@@ -99,7 +99,7 @@ def test_a_fault_ends_with_exit_code_1_and_is_named(
     found = marks(answer.out)
     failed = {name for name, mark in found.items() if mark == "FAILED"}
     assert failed == {"hidden tokens have no influence", "padding and packing change nothing"}
-    assert answer.out.endswith("\n2 of 10 checks failed\n")
+    assert answer.out.endswith("\n2 of 12 checks failed\n")
 
 
 def test_a_model_that_cannot_run_fails_with_the_error_named_and_no_traceback(
@@ -111,7 +111,7 @@ def test_a_model_that_cannot_run_fails_with_the_error_named_and_no_traceback(
     monkeypatch.setattr(Decoder, "forward", broken)
     answer = triform("check", writer)
     assert answer.code == 1
-    assert answer.out.count("ValueError: nothing works") == 9
+    assert answer.out.count("ValueError: nothing works") == 11
     assert answer.err == ""
 
 
@@ -200,4 +200,4 @@ def test_doctor_finds_a_kernel_that_differs_from_the_formula(
     monkeypatch.setattr(choice, "FUSED", broken)
     answer = triform("doctor")
     assert answer.code == 1
-    assert "fused attention (every token, or every earlier one) differs from the formula by 1.0e-01" in answer.err
+    assert "fused, every token, or every earlier one: differs from the formula by 1.0e-01" in answer.err

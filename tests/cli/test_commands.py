@@ -214,7 +214,7 @@ def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("triform.nn.kernels.fused", broken)
+    monkeypatch.setattr("triform.nn.kernels.explicit", broken)
     answer = triform("doctor", "--json")
     assert answer.code == 1
     assert json.loads(answer.out)["problems"] == ["attention: RuntimeError: no such kernel"]

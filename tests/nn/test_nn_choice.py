@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triform.nn import choice, flash, flex
 from triform.nn.choice import FLASH, FLEX, FORMULA, FUSED, PIECES, Choice, choose
-from triform.nn.flex import BLOCK, blocks
+from triform.nn.flex import BLOCK, Blocks, blocks
 from triform.nn.kernels import explicit, fused
 from triform.nn.masks import Rule, causal, everything, real, window
 from triform.nn.rows import Packed
@@ -248,10 +248,14 @@ def block_cases(draw: st.DrawFn) -> Case:
     return Case(t, s, 1, draw(st.booleans()), width, lengths=lengths)
 
 
+def blocks_of(rule: Rule, t: int, s: int) -> Blocks:
+    return blocks(rule.span, rule.stretches(t, s), t, s, exact=rule.exact)
+
+
 @given(block_cases())
 def test_blocks_are_those_that_hold_something_and_those_that_hold_all(case: Case) -> None:
     some, every = by_hand(case.rule, case.t, case.s)
-    got = blocks(case.rule, case.t, case.s)
+    got = blocks_of(case.rule, case.t, case.s)
     assert torch.equal(got.some, some)
     assert torch.equal(got.all, every)
 
@@ -259,7 +263,7 @@ def test_blocks_are_those_that_hold_something_and_those_that_hold_all(case: Case
 @given(block_cases(), st.integers(0, 9))
 def test_where_padding_may_hide_more_no_block_is_called_whole(case: Case, seed: int) -> None:
     keep = torch.rand(1, case.s, generator=torch.Generator().manual_seed(seed)) < 0.5
-    got = blocks(case.rule & real(keep), case.t, case.s)
+    got = blocks_of(case.rule & real(keep), case.t, case.s)
     assert not got.all.any()
     assert torch.equal(got.some, by_hand(case.rule, case.t, case.s)[0])
 
@@ -271,7 +275,7 @@ def test_blocks_of_packed_targets_over_their_sources(sizes: list[tuple[int, int]
     sources.append(BLOCK - sum(sources) % BLOCK)
     rule, t, s = Packed(sources).read_by(Packed(targets)), sum(targets), sum(sources)
     some, every = by_hand(rule, t, s)
-    got = blocks(rule, t, s)
+    got = blocks_of(rule, t, s)
     assert torch.equal(got.some, some)
     assert torch.equal(got.all, every)
 
@@ -288,15 +292,15 @@ def test_the_lists_given_to_flex_attention_name_each_block_once(case: Case) -> N
             assert sorted(row[:count].tolist()) == wanted.nonzero().flatten().tolist()
 
 
-def test_a_rule_keeps_the_blocks_of_one_shape_only() -> None:
-    rule, cpu = causal & window(40), torch.device("cpu")
-    first = flex._block_mask(rule, 256, 256, cpu)
-    assert flex._block_mask(rule, 256, 256, cpu) is first
-    flex._block_mask(rule, 512, 512, cpu)
-    assert len(rule.block_masks) == 1
+def test_rules_of_one_span_share_their_lists_of_blocks_whatever_padding_they_hide() -> None:
+    cpu = torch.device("cpu")
+    first, second = (flex._block_mask(causal & window(40) & real(KEEP), 256, 256, cpu) for _ in range(2))
+    assert first.kv_indices is second.kv_indices
+    assert first.mask_mod is not second.mask_mod
+    assert not first.kv_indices.is_inference()
 
 
 def test_a_window_has_as_many_blocks_as_it_needs_and_no_more() -> None:
-    some, every = blocks(causal & window(BLOCK), 64 * BLOCK, 64 * BLOCK)
+    some, every = blocks_of(causal & window(BLOCK), 64 * BLOCK, 64 * BLOCK)
     assert some.sum() == 2 * 64 - 1
     assert not every.any()

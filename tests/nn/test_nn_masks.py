@@ -9,8 +9,21 @@ from hypothesis import strategies as st
 from rule_cases import CPU, Case, cases, dense, long_cases
 from torch.nn.attention.flex_attention import create_mask
 
+from triform.config import ModelConfig
 from triform.nn import masks, pieces
-from triform.nn.masks import Piece, Rule, Together, causal, everything, real, whole, window
+from triform.nn.masks import (
+    Causal,
+    Piece,
+    Rule,
+    Together,
+    causal,
+    everything,
+    reaches,
+    real,
+    whole,
+    window,
+    within,
+)
 from triform.nn.pieces import Hidden, cut, hidden, spans
 from triform.nn.rows import Packed
 
@@ -305,3 +318,27 @@ def test_a_gpu_takes_longer_pieces() -> None:
         found = cut(rule, 4096, 4096, gpu=gpu)
         assert sum(piece.t for piece in found) == 4096
         assert all(piece.k <= max(0, piece.place - 15) for piece in found)
+
+
+def test_what_a_layer_remembers_of_its_reach_outlives_a_batch_without_padding() -> None:
+    reach = reaches(ModelConfig(d_model=8, n_heads=2, n_layers=2, window=3), causal=True)
+    assert reach[0] is reach[1]
+    assert within(reach, everything) == list(reach)
+    first, second = within(reach, real(torch.ones(1, 4, dtype=torch.bool)))
+    assert first is second is not reach[0]
+
+
+def test_rules_of_two_models_share_no_memory() -> None:
+    config = ModelConfig(d_model=8, n_heads=2, n_layers=1)
+    first, second = (reaches(config, causal=True)[0] for _ in range(2))
+    first.dense(whole(9, 9), CPU)
+    assert not second._masks
+    assert not causal._masks or whole(9, 9) not in {piece for piece, _ in causal._masks}
+
+
+def test_a_mask_larger_than_all_that_may_be_kept_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triform.nn.masks.MOST_KEPT", 50)
+    rule = Causal()
+    for t in (5, 4, 6, 9, 3):
+        assert torch.equal(rule.dense(whole(t, t), CPU)[0, 0], torch.ones(t, t).tril().bool())
+        assert sum(mask.numel() for mask in rule._masks.values()) <= 50

@@ -49,11 +49,8 @@ def check(
     from triform.explain.checks import check_model
     from triform.explain.trial import fresh_model
     from triform.run import load
-    from triform.tasks.task import model_notes
 
     model = load(run, device="cpu").task.model if run else fresh_model(full, sizes)
-    for note in model_notes(full.model, sizes.max_len):
-        typer.echo(f"note: {note}", err=True)
     findings = []
     for finding in check_model(full, sizes, model):
         findings.append(finding)

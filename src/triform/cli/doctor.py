@@ -84,18 +84,19 @@ def _attention() -> dict[str, str]:
         "positions=relative": (causal, replace(plain, positions="relative")),
     }
     found = {}
-    whole = [torch.randn(1, 2, 2048, 32, device=device) for _ in range(3)]
-    for name, (rule, config) in cases.items():
-        q, k, v = (x[:, :, :256] if config.score == "additive" else x for x in whole)  # the formula takes its time
-        matching = Matching(SCORES[config.score](config), relation(config, 2048, causal=True)).to(device)
-        with torch.inference_mode():
-            choice = choose(q, k, rule, matching, 0.0)
-            off = choice.kernel(q, k, v, rule, matching, 0.0) - explicit(q, k, v, rule, matching, 0.0)
-        if off.abs().max() > 1e-3:
-            raise RuntimeError(
-                f"{choice.name} attention ({name}) differs from the formula by {off.abs().max():.1e}"
-            )
-        found[name] = f"{choice.name}: {choice.why} (equal to the formula within {off.abs().max():.0e})"
+    for kind in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
+        whole = [torch.randn(1, 2, 2048, 32, device=device, dtype=kind) for _ in range(3)]
+        for name, (rule, config) in cases.items():
+            q, k, v = (x[:, :, :256] if config.score == "additive" else x for x in whole)  # it takes its time
+            matching = Matching(SCORES[config.score](config), relation(config, 2048, causal=True)).to(device, kind)
+            with torch.inference_mode():
+                choice = choose(q, k, rule, matching, 0.0)
+                answers = [each(q, k, v, rule, matching, 0.0) for each in (choice.kernel, explicit)]
+                off = (answers[0] - answers[1]).float().abs().max().item()
+            if off > (1e-3 if kind == torch.float32 else 5e-2):
+                raise RuntimeError(f"{choice.name}, {name}: differs from the formula by {off:.1e}")
+            said = f"{name}, bf16" if kind == torch.bfloat16 else name
+            found[said] = f"{choice.name}: {choice.why} (equal to the formula within {off:.0e})"
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Annotated
 
 import typer
 
 from triform.cli.options import Device, RunPath
+from triform.errors import ConfigError
 
 
 def explain(
@@ -26,12 +28,15 @@ def explain(
     from triform.run import load
 
     check_suffix(out)  # before the model is loaded
-    seen = load(run, device=device).explain(text, target=target, n_new=new)
+    opened = load(run, device=device)
+    if new and opened.config.task != "generate":
+        raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
+    seen = opened.explain(text, target=target, n_new=new)
     for note in seen.notes:
         typer.echo(f"note: {note}", err=True)
     path = seen.save(out, map=map_)
     if seen.output:
-        typer.echo(f"{seen.text} → {seen.output}")
+        typer.echo(f"{shorten(seen.text, 80, placeholder=' …')} → {shorten(seen.output, 80, placeholder=' …')}")
     for each in seen.maps:
         layers, heads, queries, keys = each.weights.shape
         if map_ in ("", each.name):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from triform.cli.options import Json, Set, print_json
-from triform.cli.subject import Asked, settled
+from triform.cli.subject import Asked, ConfigFile, Labels, MaxLen, Preset, Subject, TaskOption, VocabSize, settled
 from triform.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,18 +19,16 @@ if TYPE_CHECKING:
     from triform.explain.reconcile import Step
     from triform.settings import Settings
 
-Run = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; or give --preset or --config.")]
-
 
 def params(
-    run: Run = None,
-    preset: Annotated[str, typer.Option(help="Named settings, e.g. transformer-base or small.")] = "",
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    task: Annotated[str, typer.Option(help="classify, generate or translate, where it is not said.")] = "",
+    run: Subject = None,
+    preset: Preset = "",
+    config: ConfigFile = None,
+    task: TaskOption = "",
     set_: Set = None,
-    vocab_size: Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens in the vocabulary.")] = 0,
-    max_len: Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens read at once.")] = 0,
-    labels: Annotated[int, typer.Option(metavar="N", show_default=False, help="classify: how many labels.")] = 0,
+    vocab_size: VocabSize = 0,
+    max_len: MaxLen = 0,
+    labels: Labels = 0,
     batch_size: Annotated[
         int, typer.Option(metavar="N", show_default=False, help="Texts at once; default the settings', or 16.")
     ] = 0,
@@ -72,7 +69,7 @@ def params(
 def _not_negative(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {number} must be above 0")
+            raise ConfigError(f"--{name.replace('_', '-')} {number} must not be below 0")
 
 
 def _use(config: Config, sizes: Sizes, length: int) -> Use:
@@ -266,6 +263,8 @@ def _plain(name: str, config: Config, counted: Budget, cost: Costs, steps: Seque
             "inference": [{**asdict(item), "total": item.total} for item in cost.inference],
         },
         "operations": {
+            "forward_per_token": cost.per_token,
+            "training_per_token": {kind: 3 * count for kind, count in cost.per_token.items()},
             "forward_per_text": cost.forward,
             "forward_per_text_needed": cost.forward_needed,
             "training_step": cost.step,

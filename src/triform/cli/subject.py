@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from triform.config import Config, Sizes
     from triform.settings import Settings
 
-Subject = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="A run folder; or give --preset or --config.")
-]
+Subject = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; or give --preset or --config.")]
 Preset = Annotated[str, typer.Option(help="Named settings, e.g. transformer-base or small.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 TaskOption = Annotated[str, typer.Option(help="classify, generate or translate, where it is not said.")]
-VocabSize = Annotated[int, typer.Option(metavar="N", help="Tokens in the vocabulary.")]
-MaxLen = Annotated[int, typer.Option(metavar="N", help="Tokens read at once.")]
-Labels = Annotated[int, typer.Option(metavar="N", help="classify: how many labels.")]
+VocabSize = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens in the vocabulary.")]
+MaxLen = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens read at once.")]
+Labels = Annotated[int, typer.Option(metavar="N", show_default=False, help="classify: how many labels.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +64,8 @@ def settled(asked: Asked) -> tuple[Config, Sizes]:
         width = settle(config, 0, {"data.max_len": sizes.max_len}).model.d_ff
         config = build({"model.d_ff": width}, config)
     check_sizes(config, sizes)
+    for note in config.model.notes(sizes.max_len):
+        typer.echo(f"note: {note}", err=True)
     return config, sizes
 
 

@@ -16,7 +16,7 @@ from triform.explain.maps import Attribution
 from triform.models.encoder import Classifier
 
 FIRST_STEPS, MOST_STEPS = 32, 1024
-CLOSE_ENOUGH = 0.01  # of the score's gain
+CLOSE_ENOUGH = 0.01  # of the score's gain, or of 0.1 where that is less
 TOKENS_AT_ONCE = 4_096
 
 
@@ -58,7 +58,7 @@ def _integrated(
         for part in torch.split(shares, max(1, TOKENS_AT_ONCE // end.shape[1])):
             total += slope(start + part[:, None, None] * (end - start))[1].sum(0, keepdim=True)
         values = (total / steps * (end - start)).sum(-1)[0]  # (T)
-        if abs(values.sum().item() - gain) <= CLOSE_ENOUGH * max(1e-3, abs(gain)) or steps >= MOST_STEPS:
+        if abs(values.sum().item() - gain) <= CLOSE_ENOUGH * max(0.1, abs(gain)) or steps >= MOST_STEPS:
             return tuple(values.tolist())
         steps *= 2
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 
 from triform.config import Config, Sizes
 from triform.explain.budget import budget
-from triform.explain.record import Recording, record_attention
+from triform.explain.record import Recording, layers_of, record_attention
 from triform.explain.trial import TRIALS, Rows, Trial, fresh_model
+from triform.nn.kernels import Kernel, Matching, explicit
+from triform.nn.masks import Rule
 
 EQUAL = 1e-9  # in float64
 LEARNED = 0.02  # of the first loss
-MOST_STEPS = 400
+MOST_STEPS, WARM_UP = 200, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +101,64 @@ def no_weight_on_the_future(trial: Trial) -> Outcome:
 
 
 def no_weight_outside_the_window(trial: Trial) -> Outcome:
-    """None beyond the edge; on it some, in each layer and on each side."""
-    beyond: list[Tensor] = []
-    edges: dict[tuple[str, int, int], float] = {}
+    parts = []
+    for stack, layer, _, weights in _seen(trial):
+        width = trial.config.model.windows[layer]
+        if width > 0 and stack != "cross":
+            parts.append(weights[:, _distances(weights).abs() >= width].flatten())
+    most = _most(part.max() for part in parts if part.numel())
+    return (most == 0, f"at most {most:.1e}") if parts else (None, "no layer has a window")
+
+
+def the_farthest_key_in_reach_is_read(trial: Trial) -> Outcome:
+    """In each layer, on each side: a reach that is too short shows here."""
+    least = {}
     for stack, layer, row, weights in _seen(trial):
-        width, queries = trial.config.model.windows[layer], _queries(trial, stack)
-        if width < 0 or stack == "cross":
+        if len(_queries(trial, stack)[row]) < max(map(len, _queries(trial, stack))):
+            continue  # shorter rows may not get to the edge
+        width, keys = trial.config.model.windows[layer], len(_keys(trial, stack)[row])
+        if stack == "cross":  # every key of the source
+            least[stack, layer, 0] = weights[..., :keys].amax(dim=(0, 1)).min().item()
             continue
-        t, s = weights.shape[-2:]
-        distance = torch.arange(s) - torch.arange(t)[:, None]
-        beyond.append(weights[:, distance.abs() >= width].flatten())
-        if len(queries[row]) == max(map(len, queries)):  # shorter rows may not get to the edge
-            for side in (-1, 1) if _looks_ahead(trial, stack) else (-1,):
-                edges[stack, layer, side] = weights[:, distance == side * (min(width, t) - 1)].amax().item()
-    if not edges:
-        return None, "no layer has a window"
-    most, edge = _most(part.max() for part in beyond if part.numel()), min(edges.values())
-    return most == 0 and edge > 0, f"at most {most:.1e}; at its edge {edge:.1e} or more"
+        edge = (keys if width < 0 else min(width, keys)) - 1
+        for side in (-1, 1) if _looks_ahead(trial, stack) else (-1,):
+            least[stack, layer, side] = weights[:, _distances(weights) == side * edge].amax().item()
+    return min(least.values()) > 0, f"with a weight of {min(least.values()):.1e} or more"
+
+
+def _distances(weights: Tensor) -> Tensor:  # (H, T, S) -> (T, S)
+    return torch.arange(weights.shape[-1]) - torch.arange(weights.shape[-2])[:, None]
+
+
+def the_kernel_equals_the_formula(trial: Trial) -> Outcome:
+    """What each layer's own kernel computes, beside attention as it is written."""
+    off: list[Tensor] = []
+    with _beside_the_formula(trial.model, off), torch.no_grad():
+        trial.answers(trial.rows, trial.sources)
+        trial.answers(trial.rows, trial.sources, packed=True)
+    return _most(off) <= EQUAL, f"off by {_most(off):.1e} at most, in {len(off)} calls"
+
+
+@contextmanager
+def _beside_the_formula(model: nn.Module, off: list[Tensor]) -> Iterator[None]:
+    layers = [layer for stack in layers_of(model).values() for layer in stack]
+    kernels = [layer.kernel for layer in layers]
+
+    def compared(kernel: Kernel) -> Kernel:
+        def both(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+            y = kernel(q, k, v, rule, matching, dropout)
+            off.append((y - explicit(q, k, v, rule, matching, dropout)).abs().max())
+            return y
+
+        return both
+
+    try:
+        for layer, kernel in zip(layers, kernels, strict=True):
+            layer.kernel = compared(kernel)
+        yield
+    finally:
+        for layer, kernel in zip(layers, kernels, strict=True):
+            layer.kernel = kernel
 
 
 @torch.no_grad()
@@ -140,7 +184,7 @@ def hidden_tokens_have_no_influence(trial: Trial) -> Outcome:
 def _whole_reach(trial: Trial, length: int) -> int:
     """How far a token's influence gets through all layers."""
     widths = trial.config.model.windows
-    return length if -1 in widths else min(length, sum(width - 1 for width in widths))
+    return length - 1 if -1 in widths else min(length - 1, sum(width - 1 for width in widths))
 
 
 def _other(row: list[int], place: int, vocab_size: int) -> list[int]:
@@ -174,19 +218,37 @@ def gradients_reach_every_parameter(trial: Trial) -> Outcome:
 
 
 def one_batch_can_be_learned_by_heart(trial: Trial) -> Outcome:
-    """A fresh model of the same settings, a few rows, no dropout: the loss must go to zero."""
+    """A fresh model of the same settings, a few rows, no dropout: the loss must go to zero.
+
+    What is too fast for a deep post-norm model is tried again slower.
+    """
+    width = trial.config.model.d_model
+    first = last = 0.0
+    for rate in (min(3e-3, 0.1 / width), 0.02 / width):
+        losses = _learn(trial, rate)
+        first, last = losses[0], losses[-1]
+        if last <= LEARNED * first:
+            return True, f"loss {first:.2f} to {last:.3f} in {len(losses) - 1} steps"
+    return False, f"loss {first:.2f}, and still {last:.3f} after {MOST_STEPS} steps"
+
+
+def _learn(trial: Trial, rate: float) -> list[float]:
+    """Losses before each step, until the last is small, or there were too many."""
     model = fresh_model(trial.config, trial.sizes).eval()
-    optimizer = torch.optim.Adam(model.parameters(), lr=min(3e-3, 0.3 / trial.config.model.d_model))
-    first = last = trial.loss(model).item()
-    steps = 0
-    while steps < MOST_STEPS and last > LEARNED * first:
-        optimizer.zero_grad()
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    losses: list[float] = []
+    while len(losses) <= MOST_STEPS:
         loss = trial.loss(model)
+        losses.append(loss.item())
+        if losses[-1] <= LEARNED * losses[0] or not loss.isfinite():
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, len(losses) / WARM_UP)
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        last, steps = loss.item(), steps + 1
-    return last <= LEARNED * first, f"loss {first:.2f} to {last:.3f} in {steps} steps"
+    return losses
 
 
 def the_count_equals_the_formula(trial: Trial) -> Outcome:
@@ -228,6 +290,8 @@ CHECKS: dict[str, Callable[[Trial], Outcome]] = {
     "no weight on padding": no_weight_on_padding,
     "no weight on the future": no_weight_on_the_future,
     "no weight outside the window": no_weight_outside_the_window,
+    "the farthest key in reach is read": the_farthest_key_in_reach_is_read,
+    "the kernel equals the formula": the_kernel_equals_the_formula,
     "hidden tokens have no influence": hidden_tokens_have_no_influence,
     "padding and packing change nothing": padding_changes_nothing,
     "gradients reach every parameter": gradients_reach_every_parameter,

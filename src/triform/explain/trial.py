@@ -20,6 +20,7 @@ from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.pieces import SHORTEST
 from triform.nn.rows import Keep, pack, pad
 
 Rows = list[list[int]]
@@ -42,8 +43,9 @@ class Trial(ABC):
     def __init__(self, config: Config, sizes: Sizes, model: nn.Module) -> None:
         self.config, self.sizes = config, sizes
         self.model = copy.deepcopy(model).cpu().double().eval()
-        # where there are windows, so long that they are really cut
-        length = max(2, min(sizes.max_len, max(USUAL, min(LONGEST, 4 * max(config.model.windows)))))
+        # where there are windows, so long that kernels really cut them into pieces
+        windowed = 6 * max(config.model.windows) + 3 * SHORTEST if max(config.model.windows) > 0 else 0
+        length = max(2, min(sizes.max_len, max(USUAL, min(LONGEST, windowed))))
         numbers = torch.Generator().manual_seed(0)
         lengths = (length, max(1, length // 2), max(1, length // 3))
         self.rows = [self._draw(numbers, n, self.vocabulary) for n in lengths]

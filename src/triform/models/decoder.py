@@ -13,7 +13,7 @@ from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE, Cache
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import Rule, causal, reaches, within
+from triform.nn.masks import Rule, reaches, within
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, Rows, rows_of
 
@@ -40,7 +40,7 @@ def whereabouts(
 class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        self.reaches = reaches(config, causal)
+        self.reaches = reaches(config, causal=True)
         self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList(
             Block(config, relation(config, sizes.max_len, causal=True)) for _ in range(config.n_layers)

@@ -13,7 +13,7 @@ from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import causal, everything, reaches, within
+from triform.nn.masks import reaches, within
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, rows_of
 
@@ -21,11 +21,11 @@ from triform.nn.rows import Keep, rows_of
 class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        base = causal if config.reach == "causal" else everything
-        self.reaches = reaches(config, base)
+        causal = config.reach == "causal"
+        self.reaches = reaches(config, causal=causal)
         self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList(
-            Block(config, relation(config, sizes.max_len, causal=base is causal)) for _ in range(config.n_layers)
+            Block(config, relation(config, sizes.max_len, causal=causal)) for _ in range(config.n_layers)
         )
         self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
 
@@ -59,7 +59,8 @@ class Classifier(nn.Module):
         initialise(self, config.n_layers)
 
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
-        return self.head(self.dropout(rows_of(keep).mean(self.encoder(tokens, keep))))
+        rows = rows_of(keep)
+        return self.head(self.dropout(rows.mean(self.encoder(tokens, rows))))
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
         return self.encoder.attention_stacks()

@@ -14,7 +14,7 @@ from triform.nn.block import NORMS, CrossBlock
 from triform.nn.cache import Cache
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import causal, reaches
+from triform.nn.masks import reaches
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, rows_of
 
@@ -22,7 +22,7 @@ from triform.nn.rows import Keep, rows_of
 class Seq2Seq(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        self.reaches = reaches(config, causal)
+        self.reaches = reaches(config, causal=True)
         self.encoder = Encoder(config, sizes)
         self.embedding = Embedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:  # one vocabulary: one table for both sides

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-KeysValues = tuple[Tensor, Tensor]  # each (B, H, S, Dh)
+KeysValues = tuple[Tensor, Tensor]  # each (B, G, S, Dh)
 
 
 class Memory(Protocol):
@@ -31,10 +31,10 @@ class Growing:
     """Self-attention's past. Room doubles when it runs out, so appending is cheap."""
 
     length: int = 0
-    room: Tensor | None = None  # (2, B, H, capacity, Dh)
+    room: Tensor | None = None  # (2, B, G, capacity, Dh)
 
     def read(self, project: Callable[[], KeysValues]) -> KeysValues:
-        new = torch.stack(project())  # (2, B, H, T, Dh)
+        new = torch.stack(project())  # (2, B, G, T, Dh)
         end = self.length + new.shape[3]
         if self.room is None or end > self.room.shape[3]:
             self.room = self._grown(new, capacity=max(32, 2 * end))

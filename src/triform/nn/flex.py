@@ -7,7 +7,8 @@ T tokens costs T · W here too. FlexAttention is compiled once a shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from copy import copy
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triform.nn.kernels import Matching
-from triform.nn.masks import FAR, Rule, Span
+from triform.nn.masks import FAR, Piece, Rule, Span
 
 BLOCK = 128
 NARROWEST_HEAD = 16  # what its generated code can multiply
@@ -69,43 +70,45 @@ def _compiled() -> Callable[..., Tensor]:
     return compiled
 
 
-def blocks(rule: Rule, t: int, s: int) -> Blocks:
+def blocks(span: Span, stretches: tuple[Piece, ...], t: int, s: int, *, exact: bool) -> Blocks:
     """From the first and the last key that each query can reach."""
     low, high = torch.empty(t, dtype=torch.long), torch.empty(t, dtype=torch.long)
-    before, after = rule.span
-    for piece in rule.stretches(t, s):
+    for piece in stretches:
         place = torch.arange(piece.place, piece.place + piece.t)
-        low[piece.q : piece.q + piece.t] = (place - before).clamp(min=piece.k)
-        high[piece.q : piece.q + piece.t] = (place + after).clamp(max=piece.k + piece.s - 1)
+        low[piece.q : piece.q + piece.t] = (place - span.before).clamp(min=piece.k)
+        high[piece.q : piece.q + piece.t] = (place + span.after).clamp(max=piece.k + piece.s - 1)
     low, high = low.view(-1, BLOCK), high.view(-1, BLOCK)
     first = torch.arange(0, s, BLOCK)
     last = first + BLOCK - 1
     some = (low.amin(1)[:, None] <= last) & (high.amax(1)[:, None] >= first)
     every = (low.amax(1)[:, None] <= first) & (high.amin(1)[:, None] >= last)
-    return Blocks(some=some, all=every & rule.exact)
+    return Blocks(some=some, all=every & exact)
 
 
 def _block_mask(rule: Rule, t: int, s: int, device: torch.device) -> Any:
-    key = (t, s, device)
-    if key not in rule.block_masks:
-        from torch.nn.attention.flex_attention import BlockMask
+    """The lists of blocks, which rules of one span share, with this rule's own say on single pairs."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    rule.allows(none, none, none)  # what a rule remembers must be made before it is traced
+    mask = copy(_listed(rule.span, rule.stretches(t, s), t, s, rule.exact, device))
+    mask.mask_mod = rule.mask_mod(t, s)
+    return mask
 
-        none = torch.zeros(0, dtype=torch.long, device=device)
-        rule.allows(none, none, none)  # what a rule remembers must be made before it is traced
-        some, every = blocks(rule, t, s)
-        partial, full = _lists(some & ~every, device), _lists(every, device)
-        rule.block_masks.clear()
-        rule.block_masks[key] = BlockMask.from_kv_blocks(
-            *partial, *full, BLOCK_SIZE=BLOCK, mask_mod=rule.mask_mod(t, s), seq_lengths=(t, s)
+
+@lru_cache(maxsize=16)
+def _listed(span: Span, stretches: tuple[Piece, ...], t: int, s: int, exact: bool, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    with torch.inference_mode(False):
+        some, every = (kind.to(device) for kind in blocks(span, stretches, t, s, exact=exact))
+        return BlockMask.from_kv_blocks(
+            *_lists(some & ~every), *_lists(every), BLOCK_SIZE=BLOCK, seq_lengths=(t, s)
         )
-    return rule.block_masks[key]
 
 
-def _lists(kind: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _lists(kind: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each block of queries has, and their numbers first in its row."""
     numbers = kind.int().argsort(dim=1, descending=True, stable=True)
-    counts = kind.sum(1)
-    return counts[None, None].int().to(device), numbers[None, None].int().to(device)
+    return kind.sum(1)[None, None].int(), numbers[None, None].int()
 
 
 def _bias(rule: Rule, matching: Matching, t: int, s: int, device: torch.device) -> ScoreMod | None:

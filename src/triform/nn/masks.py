@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ class Rule:
 
     def __init__(self) -> None:
         self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
+        self._kept = 0  # entries of all of them
         self.pieces: dict[tuple[int, ...], list[Piece]] = {}  # what `cut` made of this rule
-        self.block_masks: dict[object, Any] = {}  # and what a compiling kernel did
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """True where query q of row b may read key k; the three index tensors broadcast."""
@@ -71,23 +71,32 @@ class Rule:
         if self.moves:
             piece = piece._replace(q=0, k=0, place=piece.place - piece.k)
         key = piece, device
-        if key not in self._masks:
-            if sum(mask.numel() for mask in self._masks.values()) > MOST_KEPT:
-                self._masks.clear()
+        mask = self._masks.get(key)
+        if mask is None:
             with torch.inference_mode(False):  # made while evaluating, it may be needed in training
                 b = torch.arange(self.rows, device=device)[:, None, None]
                 q = torch.arange(piece.place, piece.place + piece.t, device=device)[None, :, None]
                 k = torch.arange(piece.k, piece.k + piece.s, device=device)[None, None, :]
-                self._masks[key] = self.allows(b, q, k).expand(self.rows, piece.t, piece.s)[:, None]
-        return self._masks[key]
+                mask = self.allows(b, q, k).expand(self.rows, piece.t, piece.s)[:, None]
+            self._remember(key, mask)
+        return mask
+
+    def _remember(self, key: tuple[Piece, torch.device], mask: Tensor) -> None:
+        if self._kept + mask.numel() > MOST_KEPT:
+            self._masks, self._kept = {}, 0
+        if mask.numel() <= MOST_KEPT:
+            self._masks[key] = mask
+            self._kept += mask.numel()
 
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""
         return lambda b, h, q, k: self.allows(b, q + (s - t), k)
 
     def __and__(self, other: Rule) -> Rule:
-        parts = [*_parts(self), *_parts(other)]
-        return parts[0] if len(parts) == 1 else All(*parts) if parts else everything
+        mine, theirs = _parts(self), _parts(other)
+        if not (mine and theirs):  # the one that says something, itself: what it remembers is kept
+            return self if mine else other
+        return All(*mine, *theirs)
 
 
 def whole(t: int, s: int) -> Piece:
@@ -117,7 +126,10 @@ class All(Rule):
         return allowed
 
     def stretches(self, t: int, s: int) -> tuple[Piece, ...]:
-        return max((rule.stretches(t, s) for rule in self.rules), key=len)
+        for rule in self.rules:
+            if isinstance(rule, Together):
+                return rule.stretches(t, s)
+        return super().stretches(t, s)
 
 
 class Everything(Rule):
@@ -208,8 +220,9 @@ def real(keep: Tensor | None) -> Rule:
     return everything if keep is None else Real(keep)
 
 
-def reaches(config: ModelConfig, base: Rule) -> tuple[Rule, ...]:
-    """How far each layer may read: `base` within the layer's window. Layers that reach alike share one rule."""
+def reaches(config: ModelConfig, *, causal: bool) -> tuple[Rule, ...]:
+    """How far each layer may read. Layers that reach alike share one rule, which is the model's own."""
+    base = Causal() if causal else Everything()
     made = {width: base & window(width) for width in set(config.windows)}
     return tuple(made[width] for width in config.windows)
 

@@ -17,7 +17,9 @@ from triform.nn.masks import Rule, Together, real
 
 
 class Rows(Protocol):
-    rule: Rule  # what self-attention may read, its reach aside
+    @property
+    def rule(self) -> Rule:
+        """What self-attention may read, its reach aside."""
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         """Where the t tokens from `start` on stand in their rows."""
@@ -53,7 +55,8 @@ class Packed:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = tuple(lengths)
-        self.rule: Rule = Together(self.lengths, self.lengths)
+        self.rule = Together(self.lengths, self.lengths)
+        self._sizes: Tensor | None = None
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         assert (start, t) == (0, sum(self.lengths)), "packed rows are read whole"
@@ -64,17 +67,19 @@ class Packed:
         return Together(queries.lengths, self.lengths)
 
     def mean(self, x: Tensor) -> Tensor:
-        lengths = torch.tensor(self.lengths, device=x.device)
-        owners = torch.arange(len(self.lengths), device=x.device).repeat_interleave(lengths)
+        if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
+            self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
+        owners, _ = self.rule.owners(x.device)
         sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, owners, x[0])
-        return sums / lengths[:, None].clamp(min=1).to(x.dtype)
+        return sums / self._sizes.to(x.dtype)
 
 
-Keep = Tensor | Packed | None  # what a model is told of its rows: which tokens are real, or how they are packed
+# What a model is told of its rows: which tokens are real (None: all), or how they lie.
+Keep = Tensor | Padded | Packed | None
 
 
-def rows_of(keep: Keep) -> Rows:
-    return keep if isinstance(keep, Packed) else Padded(keep)
+def rows_of(keep: Keep) -> Padded | Packed:
+    return keep if isinstance(keep, Padded | Packed) else Padded(keep)
 
 
 def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import Config, ModelConfig, TaskName, TrainConfig
+from triform.config import Config, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
@@ -120,7 +120,7 @@ class Task(ABC):
         torch.manual_seed(config.seed)
         prepared = cls._prepare(config, folder, resume=resume)
         settled = prepared.task.config
-        notes = model_notes(settled.model, settled.data.max_len)
+        notes = settled.model.notes(settled.data.max_len)
         return replace(prepared, notices=(*prepared.notices, *notes))
 
     @classmethod
@@ -193,12 +193,6 @@ def seen_part(tokens: list[int], max_len: int, what: str, *, newest: bool = Fals
     part = tokens[-max_len:] if newest else tokens[:max_len]
     which = "last" if newest else "first"
     return part, [f"the {what} has {len(tokens)} tokens; the model reads the {which} {max_len}, which are shown"]
-
-
-def model_notes(model: ModelConfig, max_len: int) -> list[str]:
-    """What is allowed but does less than it says."""
-    wide = sorted({width for width in model.windows if width >= max_len})
-    return [f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in wide]
 
 
 def check_not_empty(text: str) -> None:
