@@ -317,3 +317,45 @@ def test_memory_of_a_window_on_cuda_grows_with_the_text_and_not_with_its_square(
         peaks.append(most)
     assert peaks[1] < 2.6 * peaks[0]
     assert peaks[2] < 2.6 * peaks[1]
+
+
+def captured(step: Any) -> torch.cuda.CUDAGraph:
+    """A step recorded as a graph after a few runs on the side, as a trainer would."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+@pytest.mark.parametrize("name", ["window", "window, padded", "packed"])
+def test_a_model_with_windows_or_packed_rows_can_be_replayed_as_a_graph(name: str) -> None:
+    torch.manual_seed(0)
+    packed = name == "packed"
+    config = ModelConfig(d_model=64, d_ff=96, n_layers=2, n_heads=2, dropout=0.0, window=-1 if packed else 64)
+    model = Decoder(config, Sizes(vocab_size=50, max_len=1024)).to("cuda", torch.bfloat16)
+    tokens = torch.randint(4, 50, (1, 1024), device="cuda")
+    keep: Any = Packed([300, 200, 400, 124]) if packed else None
+    if name == "window, padded":
+        keep = torch.arange(1024, device="cuda")[None] < 900
+
+    def step() -> Tensor:
+        model.zero_grad(set_to_none=False)
+        loss = model(tokens, keep).float().square().mean()
+        loss.backward()
+        return loss
+
+    step()
+    graph = captured(step)
+    for _ in range(2):  # other tokens in the same place
+        tokens.copy_(torch.randint(4, 50, (1, 1024), device="cuda"))
+        graph.replay()
+        replayed = [parameter.grad.clone() for parameter in model.parameters()]
+        step()
+        for ours, theirs in zip(replayed, model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs.grad)

@@ -303,3 +303,26 @@ def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation
     wanted = outcome(model, alone)
     for other in others:
         close(outcome(model, other), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in tracing
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"window": 8},
+        {"positions": "t5", "n_kv_heads": 1},
+        {"positions": "relative", "window": 8},
+        {"score": "additive"},
+    ],
+    ids=str,
+)
+def test_a_model_can_be_traced_whole_and_gives_the_same(chosen: dict[str, Any], packed: bool) -> None:
+    """What a compiler needs: no break, no trace left behind, the same numbers."""
+    rows = [[5, 6, 7, 8, 9, 4] * 25, [7, 8] * 30, [9, 4, 5] * 10]
+    config = ModelConfig(d_model=16, n_heads=4, n_layers=1, d_ff=24, dropout=0.0, **chosen)
+    model = Decoder(config, Sizes(vocab_size=12, max_len=160))
+    tokens, keep = pack(rows) if packed else pad(rows)
+    torch.compiler.reset()
+    traced = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(traced(tokens, keep), model(tokens, keep))

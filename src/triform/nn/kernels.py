@@ -107,8 +107,9 @@ def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, drop
     def attend(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
         return explicit(q, k, v, rule, matching, dropout, piece)
 
-    def again(*inputs: object) -> Tensor:
-        return checkpoint(attend, *inputs, use_reentrant=False)
+    def again(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> Tensor:
+        rule.dense(piece, q.device)  # remembered from here on: what is computed again must leave no trace
+        return checkpoint(attend, q, k, v, piece, use_reentrant=False)
 
     t, s = q.shape[-2], k.shape[-2]
     a_pair = max(1, q.shape[0] * q.shape[1] * matching.score.cost(q.shape[-1]))
