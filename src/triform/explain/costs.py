@@ -21,7 +21,7 @@ from triform.explain.budget import Budget, budget, in_numbers, value_of
 
 # As the kernels have them; a test keeps the pairs equal, for torch stays out of here.
 # On a CPU and on a GPU: attention that is written out and holds more numbers is computed again, not kept.
-MOST_AT_ONCE = (1 << 22, 1 << 28)
+MOST_AT_ONCE = (1 << 22, 1 << 26)
 SHORTEST = (64, 1024)  # queries a piece of windowed attention
 WORTH_IT = 0.6  # the share of the work that pieces may leave
 

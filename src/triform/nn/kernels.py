@@ -22,7 +22,7 @@ from triform.nn.pieces import Hidden, cut, hidden, on_gpu, spans
 from triform.nn.positions import Relation
 from triform.nn.scores import Score
 
-MOST_AT_ONCE, MOST_AT_ONCE_ON_GPU = 1 << 22, 1 << 28  # numbers that `frugal` lets one piece hold
+MOST_AT_ONCE, MOST_AT_ONCE_ON_GPU = 1 << 22, 1 << 26  # numbers that `frugal` lets one piece hold
 
 
 class Matching(nn.Module):

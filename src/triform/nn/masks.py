@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Rule:
         self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
         self._kept = 0  # entries of all of them
         self.pieces: dict[tuple[int, ...], list[Piece]] = {}  # what `cut` made of this rule
+        self.block_mask: tuple[object, Any] | None = None  # and what a compiling kernel did, for one shape
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """True where query q of row b may read key k; the three index tensors broadcast."""
