@@ -171,13 +171,15 @@ class ModelConfig:
             )
 
     def _check_windows(self) -> None:
-        for name, widths in (("window", (self.window,)), ("layer_windows", self.layer_windows)):
-            for width in widths:
-                _require(
-                    width == -1 or width > 0,
-                    f"model.{name}={width} leaves a position nothing to read, not even itself: "
-                    "it must be at least 1, or -1 for no window",
-                )
+        for name, shown, widths in (
+            ("window", self.window, (self.window,)),
+            ("layer_windows", list(self.layer_windows), self.layer_windows),
+        ):
+            _require(
+                all(width == -1 or width > 0 for width in widths),
+                f"model.{name}={shown} leaves a position nothing to read, not even itself: "
+                "a window must be at least 1, or -1 for no window",
+            )
         if not self.layer_windows:
             return
         pattern = list(self.layer_windows)

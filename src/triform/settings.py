@@ -55,7 +55,9 @@ def typed(name: str, value: object) -> Value:
         return str(value)
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
-            value = [part for part in value.strip().removeprefix("[").removesuffix("]").split(",") if part.strip()]
+            inner = value.strip()
+            inner = inner[1:-1] if inner.startswith("[") and inner.endswith("]") else inner
+            value = [part for part in inner.split(",") if part.strip()]
         parts = value
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={value!r} must be a list")

@@ -201,3 +201,9 @@ def test_doctor_finds_a_kernel_that_differs_from_the_formula(
     answer = triform("doctor")
     assert answer.code == 1
     assert "fused, every token, or every earlier one: differs from the formula by 1.0e-01" in answer.err
+
+
+def test_one_label_is_refused(triform: Command) -> None:
+    asked = ("--preset", "tiny", "--task", "classify", "--vocab-size", "50", "--max-len", "16", "--labels", "1")
+    assert triform("check", *asked).refusal == "--labels 1: a classifier needs at least two labels"
+    assert triform("params", *asked).refusal == "--labels 1: a classifier needs at least two labels"

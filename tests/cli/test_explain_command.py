@@ -152,3 +152,25 @@ def test_help_comes_without_loading_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False False\n")
+
+
+def test_a_target_and_new_tokens_are_two_ways_to_go_on(triform: Command, writer: Path, tmp_path: Path) -> None:
+    answer = triform("explain", writer, "one two", "--target", "x", "--new", "3", "--out", tmp_path / "m.html")
+    assert "--target and --new both say how the text goes on" in answer.refusal
+
+
+def test_new_tokens_are_for_a_writer_only(triform: Command, classifier: Path, tmp_path: Path) -> None:
+    answer = triform("explain", classifier, "one two", "--new", "3", "--out", tmp_path / "m.html")
+    assert "--new is for generate; this run is for classify" in answer.refusal
+
+
+def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Command, classifier: Path) -> None:
+    assert triform("explain", classifier, "good", "--out", "/proc/nowhere/m.html").last_line.startswith(
+        "/proc/nowhere/m.html: cannot be written"
+    )
+
+
+def test_words_never_seen_in_training_are_named(triform: Command, classifier: Path, tmp_path: Path) -> None:
+    answer = triform("explain", classifier, "good zyzzyva", "--out", tmp_path / "m.svg")
+    assert "never seen in training, so read as <unk>:" in answer.err
+    assert "'zyzzyva'" in answer.err

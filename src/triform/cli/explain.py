@@ -18,7 +18,7 @@ def explain(
         str,
         typer.Option(help="translate: look at this target; generate: go on with it; classify: explain this label."),
     ] = "",
-    new: Annotated[int, typer.Option(metavar="N", min=0, help="generate: go on with N tokens of its own.")] = 0,
+    new: Annotated[int, typer.Option(metavar="N", min=0, help="generate: go on with the N likeliest tokens.")] = 0,
     out: Annotated[str, typer.Option(metavar="F", help="maps.html, maps.png or maps.svg.")] = "maps.html",
     map_: Annotated[str, typer.Option("--map", help="Only this one: encoder, decoder or cross.")] = "",
     device: Device = "auto",
@@ -31,6 +31,8 @@ def explain(
     opened = load(run, device=device)
     if new and opened.config.task != "generate":
         raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
+    if new and target:
+        raise ConfigError("--target and --new both say how the text goes on: give one of them")
     seen = opened.explain(text, target=target, n_new=new)
     for note in seen.notes:
         typer.echo(f"note: {note}", err=True)

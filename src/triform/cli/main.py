@@ -69,7 +69,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # only the command line's own errors have one
             raise
-        fail(f"{error.format_message()} See triform --help", 2)
+        problem = error.format_message().rstrip(".")
+        dash = "; put -- before a text that begins with a dash" if problem.startswith("No such option") else ""
+        fail(f"{problem}{dash}. See triform --help", 2)
 
 
 def fail(problem: str, code: int) -> None:

@@ -37,6 +37,7 @@ def params(
     ] = 0,
     optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd; default the settings'.")] = "",
     precision: Annotated[str, typer.Option(help="fp32 or bf16; default the settings', or fp32.")] = "",
+    device: Annotated[str, typer.Option(help="cuda or cpu: where it is to run.")] = "cuda",
     json_: Json = False,
 ) -> None:
     """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
@@ -58,7 +59,7 @@ def params(
     asked = Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
     full, sizes = settled(asked)
     counted = budget(full, sizes)
-    cost = costs(full, sizes, _use(full, sizes, length))
+    cost = costs(full, sizes, _use(full, sizes, length, device))
     steps = reconcile(counted) if applies(full, sizes) else ()
     if json_:
         print_json(_plain(asked.name, full, counted, cost, steps))
@@ -72,9 +73,11 @@ def _not_negative(**numbers: int) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {number} must not be below 0")
 
 
-def _use(config: Config, sizes: Sizes, length: int) -> Use:
+def _use(config: Config, sizes: Sizes, length: int, device: str) -> Use:
     from triform.explain.costs import Use
 
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
     train = config.train
     if length > sizes.max_len:
         raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
@@ -85,6 +88,7 @@ def _use(config: Config, sizes: Sizes, length: int) -> Use:
         optimizer=train.optimizer,
         momentum=train.momentum,
         precision="bf16" if train.precision == "bf16" else "fp32",
+        gpu=device == "cuda",
     )
 
 
@@ -151,7 +155,8 @@ def _share(count: int, total: int) -> str:
 
 def _memory(cost: Costs) -> str:
     use = cost.use
-    how = f"{use.precision}, a batch of {use.batch_size} × {use.length} tokens"
+    place = "a GPU" if use.gpu else "a CPU"
+    how = f"{use.precision}, a batch of {use.batch_size} × {use.length} tokens, on {place}"
     head = ("", "formula", "numbers", "bytes each", "memory", "")
     training: Rows = [head, *map(_memory_row, cost.training)]
     training += [("  activations", "", "", "", _bytes(cost.activation_bytes), "")]
@@ -171,7 +176,7 @@ def _memory(cost: Costs) -> str:
 
 
 ESTIMATE = (
-    "B texts of T tokens (S of a source), no padding, on a GPU. Activations are what autograd keeps for the\n"
+    "B texts of T tokens (S of a source), no padding. Activations are what autograd keeps for the\n"
     "backward pass; passing buffers of kernels and torch itself come on top: leave a fifth of the memory free."
 )
 
@@ -222,7 +227,7 @@ def _operations(count: int) -> str:
 def _reconciliation(steps: Sequence[Step]) -> str:
     from triform.explain.reconcile import PUBLISHED
 
-    rows: Rows = [("the published count and this one", "change", "sum", "")]
+    rows: Rows = [("a published count for these sizes, and this one", "change", "sum", "")]
     rows += [(f"  {step.name}", f"{step.change:+,}", f"{step.sum:,}", step.why) for step in steps]
     rows.append(("this model, exactly", "", f"{steps[-1].sum:,}", f"published {PUBLISHED:,}"))
     return _table(rows, left=1) + f"\n\n{HEADS}"

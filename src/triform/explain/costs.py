@@ -143,6 +143,11 @@ def _in_pieces(length: int, window: int, *, causal: bool, gpu: bool) -> int:
     return keys if keys <= WORTH_IT * length else length
 
 
+def _compiled(length: int, window: int) -> bool:
+    """Whether a GPU compiles this window: long texts in whole blocks, most of them out of reach."""
+    return 0 < 8 * window <= length and length >= 1024 and length % 128 == 0
+
+
 def tidy(formula: str) -> str:
     """Like terms added up: `3·L·d + 2·L·d` is `5·L·d`."""
     counts: dict[str, int] = {}
@@ -248,6 +253,8 @@ class _Book:
         model, length = self.model, self.values[t]
         if model.positions == "rotary":
             yield self._item(f"{name}, turned keys", f"L·B·{t}·{self.keys} + 4·L·{t}·Dh", self.width)
+        elif self.use.gpu and _compiled(length, max(model.windows)):
+            return  # what it needs of a window or of distances is a short table
         elif model.positions == "t5" and not self.use.gpu:  # no fused kernel there learns a bias
             yield self._item(f"{name}, weights", f"L·B·H·{t}·{keys}", 4)
         elif model.positions in ("alibi", "t5"):

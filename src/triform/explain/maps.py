@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,13 +121,16 @@ class Explanation:
         path = Path(path)
         suffix = check_suffix(path)
         chosen = replace(self, maps=self._named(map)) if map else self
-        path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             chosen._write(aside, suffix)
             aside.replace(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
         return path
 
     def _named(self, name: str) -> tuple[AttentionMap, ...]:

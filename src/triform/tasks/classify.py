@@ -36,6 +36,7 @@ from triform.tasks.task import (
     held_out,
     saved_tokenizer,
     seen_part,
+    unknown_note,
 )
 from triform.text import EOS, PAD, Tokenizer, train_tokenizer
 
@@ -193,7 +194,7 @@ class Classify(Task):
             inputs=(torch.tensor([tokens], device=self.device),),
             pieces={"encoder": (pieces, pieces)},
             prediction=self.predict([text])[0],
-            notes=tuple(notes),
+            notes=(*notes, *unknown_note(self.tokenizer.unknown(text))),
         )
 
     def samples(self, data: Examples) -> list[dict[str, str]]:

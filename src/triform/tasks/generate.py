@@ -37,6 +37,7 @@ from triform.tasks.task import (
     cross_entropy,
     saved_tokenizer,
     seen_part,
+    unknown_note,
 )
 from triform.text import EOS, UNK, Tokenizer, train_tokenizer
 
@@ -220,8 +221,7 @@ class Generate(Task):
             written = self.tokenizer.encode(target)
         # as in decoding, the newest tokens are what the model goes by
         tokens, notes = seen_part(prompt + written, self.config.data.max_len, "text", newest=True)
-        if unknown := self.tokenizer.unknown(text) + self.tokenizer.unknown(target):
-            notes.append(f"never seen in training, so read as <unk>: {', '.join(map(repr, unknown[:5]))}")
+        notes += unknown_note(self.tokenizer.unknown(text) + self.tokenizer.unknown(target))
         pieces = self.tokenizer.pieces(tokens)
         return Look(
             inputs=(torch.tensor([tokens], device=self.device),),

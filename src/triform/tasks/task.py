@@ -195,6 +195,11 @@ def seen_part(tokens: list[int], max_len: int, what: str, *, newest: bool = Fals
     return part, [f"the {what} has {len(tokens)} tokens; the model reads the {which} {max_len}, which are shown"]
 
 
+def unknown_note(words: list[str]) -> list[str]:
+    shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
+    return [f"never seen in training, so read as <unk>: {shown}"] if words else []
+
+
 def check_not_empty(text: str) -> None:
     if not text.strip():
         raise DataError("the text is empty: there is nothing to look at")

@@ -40,6 +40,7 @@ from triform.tasks.task import (
     cross_entropy,
     held_out,
     seen_part,
+    unknown_note,
 )
 from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
 
@@ -232,7 +233,12 @@ class Translate(Task):
             inputs=tuple(torch.tensor(tokens, device=self.device) for tokens in inputs),
             pieces={"encoder": (read, read), "decoder": (wrote[:n], wrote[:n]), "cross": (wrote[1 : n + 1], read)},
             prediction=Prediction(input=text, output=output),
-            notes=(*notes, *more, "rows of cross-attention are named after the token that is being written"),
+            notes=(
+                *notes,
+                *more,
+                *unknown_note(self.source.unknown(text) + self.target.unknown(target)),
+                "rows of cross-attention are named after the token that is being written",
+            ),
         )
 
     def samples(self, data: Pairs) -> list[dict[str, str]]:
