@@ -75,7 +75,8 @@ def unpacked(text: str, number: int, layer: int) -> tuple[dict[str, Any], np.nda
     if packing["kind"] == "uint16":
         return data, np.ascontiguousarray(raw.reshape(2, -1).T).view("<u2").reshape(shape) / 65535
     kept = min(packing["kept"], shape[2])
-    low, high, weight_low, weight_high = raw.astype(int).reshape(4, *shape[:2], kept)
+    entries = shape[0] * shape[1] * kept
+    low, high, weight_low, weight_high = raw[: 4 * entries].astype(int).reshape(4, *shape[:2], kept)
     weights = np.full(shape, np.nan)
     np.put_along_axis(
         weights, (low + 256 * high).cumsum(axis=-1), (weight_low + 256 * weight_high) / 65535, axis=-1
@@ -191,3 +192,27 @@ def test_numbers_that_are_none_travel_as_null() -> None:
 def test_the_likeliest_label_comes_first() -> None:
     text = render(explained("encoder", 2, 2, probabilities={"no": 0.2, "yes": 0.8}))
     assert json.loads(Scripts(text).found["data"])["probabilities"] == [["yes", 0.8], ["no", 0.2]]
+
+
+def test_a_row_tells_from_which_to_which_key_it_reads() -> None:
+    weights = np.array([[[0, 0.5, 0, 0.5, 0], [1, 0, 0, 0, 0], [0.2] * 5]], dtype=np.float32)
+    raw = page.Packing(kind="strongest", kept=1).pack(weights)
+    low, high = raw[4 * 3 :].reshape(2, 2, 3)  # after steps and weights, each one of 16 bits a row
+    assert low.tolist() == [[1, 0, 0], [3, 0, 4]]
+    assert not high.any()
+
+
+@pytest.mark.parametrize("kind", ["uint16", "strongest"])
+def test_rounding_leaves_a_weight_above_zero_above_zero(kind: str) -> None:
+    raw = page.Packing(kind=kind, kept=3).pack(np.array([[[1e-9, 0, 1]]], dtype=np.float32))
+    at = 6 if kind == "strongest" else 0  # after the steps
+    assert (raw[at : at + 3] + 256 * raw[at + 3 : at + 6].astype(int)).tolist() == [1, 0, 65535]
+
+
+def test_the_highest_entropy_counts_only_the_keys_that_may_be_read() -> None:
+    weights = np.tril(np.ones((4, 4), dtype=np.float32))[None, None]
+    weights /= weights.sum(axis=-1, keepdims=True)
+    shown = AttentionMap(name="decoder", queries=tuple("abcd"), keys=tuple("abcd"), weights=weights)
+    data = json.loads(Scripts(render(Explanation(title="", text="", maps=(shown,)))).found["data"])
+    assert data["maps"][0]["most_bits"] == pytest.approx(np.log2([1, 2, 3, 4]).mean(), abs=1e-6)
+    assert data["maps"][0]["entropy"] == [[data["maps"][0]["most_bits"]]]  # reached here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from triform.explain import page
 from triform.explain.maps import AttentionMap, Attribution, Explanation
 
 if TYPE_CHECKING:
@@ -106,9 +108,13 @@ def readout(tab: Page) -> tuple[int, int, float]:
 
 def wait_for(tab: Page, layer: int, view: str) -> None:
     """Weights are shown when they are unpacked, a moment after they were chosen."""
-    tab.wait_for_function(f"document.getElementById('view-name').textContent === 'layer {layer}, {view}'")
-    chosen = "`${state.map} ${state.layer} ${state.view}`"
-    tab.wait_for_function(f"document.getElementById('heatmap').dataset.shown === {chosen}")
+    name = "document.getElementById('view-name').textContent"
+    drawn = "document.getElementById('heatmap').dataset.shown === `${state.map} ${state.layer} ${state.view}`"
+    until = time.monotonic() + 30
+    # Asked from here: `wait_for_function` asks again by eval, which the page's own policy forbids.
+    while not tab.evaluate(f"{name} === 'layer {layer}, {view}' && {drawn}"):
+        assert time.monotonic() < until, tab.inner_text("#view-name")
+        tab.wait_for_timeout(20)
 
 
 def test_layer_and_head_switch_and_a_hovered_token_shows_the_recorded_weight(tab: Page, tmp_path: Path) -> None:
@@ -254,3 +260,81 @@ def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path
     hover(tab, "key", int(row[:40].argmin()))
     assert tab.inner_text("#weight").startswith("≤ 0.0")
     assert tab.get_attribute("#readout", "data-weight") == ""
+
+
+def causal_map(size: int, **sizes: int) -> AttentionMap:
+    pieces = tuple(f" w{i}" for i in range(size))
+    weights = np.tril(random_map("decoder", pieces, pieces, **sizes).weights + np.float32(1e-4))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return AttentionMap(name="decoder", queries=pieces, keys=pieces, weights=weights)
+
+
+def pixel(tab: Page, query: int, key: int) -> str:
+    copy = "const c = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true})"
+    cut = f"c.drawImage(heat.base, {key}, {query}, 1, 1, 0, 0, 1, 1)"
+    given = tab.evaluate(f"() => {{ {copy}; {cut}; return [...c.getImageData(0, 0, 1, 1).data]; }}")
+    return "rgb({}, {}, {})".format(*given[:3])
+
+
+def test_what_was_left_out_is_drawn_otherwise_than_what_may_not_be_read(
+    tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "LEAST_ROOM", 30_000)
+    monkeypatch.setattr(page, "MOST_BYTES", 0)
+    shown = causal_map(100, layers=1)
+    show(tab, Explanation(title="Long", text="", maps=(shown,)), tmp_path)
+    assert "the mean of those left out" in tab.inner_text("#packing")
+    row = shown.weights[0, 0, 60]
+    weak = int(row[:61].argmin())
+    zero = tab.eval_on_selector(".swatch.zero", "node => getComputedStyle(node).backgroundColor")
+    assert pixel(tab, 60, 61) == pixel(tab, 60, 99) == zero
+    assert pixel(tab, 60, weak) not in (zero, "rgb(255, 255, 255)", "rgb(244, 246, 251)")
+    kept = tab.evaluate("[...rowOf(state.matrix, 60)].filter(value => value > 0)")
+    mean = tab.evaluate("state.matrix.mean[60]")
+    assert mean == pytest.approx((1 - sum(kept)) / (61 - len(kept)), abs=1e-6)
+    tab.click('.token[data-side="query"][data-index="60"]')
+    hover(tab, "key", 61)
+    assert tab.inner_text("#weight") == "0, not read"
+    hover(tab, "key", weak)
+    assert tab.inner_text("#weight").startswith("≤ 0.0")
+
+
+def test_keys_and_heat_map_give_the_same_number_the_same_colour(tab: Page, tmp_path: Path) -> None:
+    show(tab, Explanation(title="Causal", text="", maps=(causal_map(12),)), tmp_path)
+    assert tab.locator("#unread").is_visible()
+    for query in (2, 7):
+        hover(tab, "query", query)
+        style = "node => node.style.background"
+        for key in range(12):
+            token = tab.locator(f'.token[data-side="key"][data-index="{key}"]')
+            assert token.evaluate(style) == pixel(tab, query, key)
+    assert pixel(tab, 2, 3) == pixel(tab, 7, 11) != pixel(tab, 7, 7)
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_labels_of_the_heat_map_never_touch(tab: Page, tmp_path: Path, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    pieces = tuple(f" w{i}" for i in range(120))
+    shown = random_map("cross", pieces[:70], pieces)
+    show(tab, Explanation(title="Wide", text="", maps=(shown,)), tmp_path)
+    given = tab.evaluate("({...heat, base: null})")
+    assert given["everyKey"] > 1
+    assert given["everyKey"] * given["w"] / 120 >= 13
+    assert given["everyQuery"] * given["h"] / 70 >= 13
+    assert tab.evaluate("label(' w7', 7, 4)") == "8 w7"
+    tab.locator("#heatmap").scroll_into_view_if_needed()
+    x, y = given["left"] + 99.5 * given["w"] / 120, given["top"] + 35.5 * given["h"] / 70
+    tab.hover("#heatmap", position={"x": x, "y": y})
+    assert readout(tab) == (35, 99, float(shown.weights[0, 0, 35, 99]))
+
+
+def test_white_space_is_seen_and_a_plain_note_is_no_warning(tab: Page, tmp_path: Path) -> None:
+    notes = ("rows of cross-attention are named", "cut")
+    pieces = ("a", "\n", "\n", "b")
+    shown = random_map("encoder", pieces, pieces)
+    show(tab, Explanation(title="White", text="a\n\nb", output=" \n", maps=(shown,), notes=notes), tmp_path)
+    assert tab.inner_text("#output") == "only white space: ·⏎"
+    assert tab.locator("#notes li").all_inner_texts() == ["cut"]
+    assert tab.inner_text("#remarks") == notes[0]
+    tops = tab.evaluate("[...document.querySelectorAll('#queries .token')].map(node => node.offsetTop)")
+    assert len(set(tops)) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from triform.explain.maps import AttentionMap, Explanation
-from triform.explain.picture import LARGEST, lay_out, readable
+from triform.explain.picture import LARGEST, RAMP, TIGHTEST, ZERO, lay_out, readable
 
 ODD = (
     "שלום",
@@ -85,18 +85,46 @@ def test_rows_are_queries_and_columns_are_keys() -> None:
     weights = np.array([[[[1, 0, 0], [0, 0.25, 0.75]]]], dtype=np.float32)
     shown = AttentionMap(name="cross", queries=("x", "y"), keys=("a", "b", "c"), weights=weights)
     panel = lay_out(explained(shown)).axes[0]
-    np.testing.assert_array_equal(panel.get_images()[0].get_array(), weights[0, 0])
+    drawn = panel.get_images()[0].get_array()
+    assert drawn is not None
+    np.testing.assert_array_equal(np.ma.filled(drawn, 0), weights[0, 0])
     assert [label.get_text() for label in panel.get_yticklabels()] == ["x", "y"]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["a", "b", "c"]
 
 
-def test_many_tokens_go_without_labels_and_many_heads_stay_within_bounds() -> None:
+def test_of_many_tokens_every_nth_has_a_label_with_its_number_and_many_heads_stay_within_bounds() -> None:
     pieces = tuple(f"w{i}" for i in range(200))
     figure = lay_out(explained(uniform("encoder", 24, 16, pieces, pieces)))
     width, height = figure.get_size_inches()
     assert width <= LARGEST[0]
     assert height <= LARGEST[1] + 1
-    assert not any(axes.get_xticklabels() for axes in figure.axes if axes.get_images())
+    panels = [axes for axes in figure.axes if axes.get_images()]
+    for ticks, labels, inches in [
+        (panels[0].get_yticks(), panels[0].get_yticklabels(), panels[0].get_position().height * height),
+        (panels[-1].get_xticks(), panels[-1].get_xticklabels(), panels[-1].get_position().width * width),
+    ]:
+        assert len(labels) > 3
+        assert [label.get_text() for label in labels] == [f"{i + 1} w{i}" for i in ticks]
+        assert (ticks[1] - ticks[0]) * inches / len(pieces) >= TIGHTEST
+
+
+def test_a_weight_of_zero_has_a_shade_of_its_own_and_the_picture_says_what_it_means() -> None:
+    weights = np.array([[[[1, 0], [1e-7, 1]]]], dtype=np.float32)
+    shown = AttentionMap(name="decoder", queries=("a", "b"), keys=("a", "b"), weights=weights)
+    figure = lay_out(explained(shown))
+    image = figure.axes[0].get_images()[0]
+    colours = np.asarray(image.cmap(image.norm(np.ma.masked_equal(weights[0, 0], 0)), bytes=True))  # (T, S, 4)
+    assert "#" + colours[0, 1, :3].tobytes().hex() == ZERO
+    assert "#" + colours[1, 0, :3].tobytes().hex() == RAMP[0]
+    assert "0: not read" in [text.get_text() for text in figure.texts]
+    without = lay_out(explained(uniform("encoder", 1, 1, ("a", "b"), ("a", "b"))))
+    assert "0: not read" not in [text.get_text() for text in without.texts]
+
+
+def test_a_text_of_white_space_alone_can_be_seen() -> None:
+    figure = lay_out(Explanation(title="T", text="\n \n", output="\t"))
+    texts = [text.get_text() for text in figure.texts]
+    assert {"only white space: ⏎·⏎", "→ only white space: ⇥"} <= set(texts)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

@@ -78,7 +78,7 @@ class AttentionMap:
         return np.stack(reached).astype(np.float32)  # (L, T, S)
 
     def entropy(self) -> NDArray[np.float64]:
-        """Bits of Shannon entropy of a row, the mean over the queries; 0: one key is read, log2(S): all alike."""
+        """Bits of Shannon entropy of a row, the mean over the queries; 0: one key is read, log2(S): all S alike."""
         bits = np.empty(self.weights.shape[:2])
         for layer, weights in enumerate(self.weights):  # layer by layer: a long text has many weights
             p = weights.astype(np.float64)

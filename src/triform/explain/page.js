@@ -13,6 +13,9 @@ const make = (tag, parent, text = '', name = '') => {
 // A piece as a label. Spaces around it go (the page shows them as gaps), what cannot be seen gets a sign.
 const visible = piece => (/^ +$/.test(piece) ? '·' : piece.replace(/^ +| +$/g, ''))
   .replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, '\ufffd') || '∅';
+// A text that is only white space, in signs.
+const seen = text => !text || text.trim() ? text
+  : `only white space: ${text.replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/\s/g, '·')}`;
 const quoted = (piece, index) => `${visible(piece).replace(/^(.{39}).{2,}/su, '$1…')} #${index + 1}`;
 const number = value => value.toFixed(4);
 const signed = value => (value < 0 ? '−' : '+') + Math.abs(value).toFixed(4);
@@ -26,14 +29,14 @@ function readRamps() {
   for (const name of ['ramp', 'up', 'down']) {
     ramps[name] = ink(`--${name}`).split(' ').map(hex);
   }
+  ramps.zero = hex(ink('--zero'));
 }
 function colour(t, name = 'ramp') {
   const stops = ramps[name], at = clamp(t, 1) * (stops.length - 1), low = Math.min(Math.floor(at), stops.length - 2);
   return stops[low].map((value, i) => Math.round(value + (stops[low + 1][i] - value) * (at - low)));
 }
-function paint(node, t, name) {
-  if (t === null) { node.style.background = node.style.color = ''; return; }
-  const rgb = colour(t, name);
+function paint(node, rgb) {
+  if (!rgb) { node.style.background = node.style.color = ''; return; }
   const [r, g, b] = rgb.map(value => (value /= 255) <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
   node.style.background = `rgb(${rgb})`;
   node.style.color = .2126 * r + .7152 * g + .0722 * b > .179 ? '#10131a' : '#fff';  // the one with more contrast
@@ -49,7 +52,6 @@ function fillTokens(pane, pieces, side, describe = () => '') {
     node.dataset.side = side;
     node.dataset.index = index;
     node.setAttribute('aria-label', `${side} ${index + 1}: ${visible(piece)}${describe(index)}`);
-    if (piece.includes('\n')) make('br', pane);
     return node;
   });
 }
@@ -74,9 +76,13 @@ function listen(pane, enter, pin, leave) {
 
 function showFacts() {
   $('title').textContent = data.title;
-  $('text').textContent = data.text;
-  $('notes').hidden = !data.notes.length;
-  for (const note of data.notes) make('li', $('notes'), note).dir = 'auto';
+  $('text').textContent = seen(data.text);
+  const plain = data.notes.filter(note => note.startsWith('rows of cross-attention'));
+  const notes = data.notes.filter(note => !plain.includes(note));
+  $('notes').hidden = !notes.length;
+  for (const note of notes) make('li', $('notes'), note).dir = 'auto';
+  $('remarks').hidden = !plain.length;
+  $('remarks').textContent = plain.join('; ');
   if (data.probabilities.length) {
     $('prediction').hidden = false;
     $('label').textContent = data.output || data.probabilities[0][0];
@@ -88,7 +94,7 @@ function showFacts() {
     }
   } else if (data.output) {
     $('answer').hidden = false;
-    $('output').textContent = data.output;
+    $('output').textContent = seen(data.output);
   }
 }
 
@@ -105,7 +111,7 @@ function showAttribution() {
   };
   const draw = () => {
     const most = Math.max(...given.values.map(Math.abs)) || 1;
-    nodes.forEach((node, i) => paint(node, Math.abs(given.values[i]) / most, given.values[i] < 0 ? 'down' : 'up'));
+    nodes.forEach((node, i) => paint(node, colour(Math.abs(given.values[i]) / most, given.values[i] < 0 ? 'down' : 'up')));
   };
   const choose = () => {
     given = data.attributions[$('attribution-select').value];
@@ -132,11 +138,12 @@ function bytes(name) {
   }
   return blobs.get(name);
 }
-// The weights of one view, row by row; NaN: not kept, and then `least` holds the smallest that is, a row.
+// The weights of one view, row by row; NaN: not kept, and then `least` holds the smallest that is, a row, and `mean`
+// what those left out are on average.
 async function unpack(shown, number, layer, view) {
   const all = await bytes(`blob-${number}-${layer}`), {kind} = data.packing;
   const rows = shown.queries.length, columns = shown.keys.length, size = rows * columns, total = size * shown.views.length;
-  const matrix = {values: new Float64Array(size), least: null, rows, columns};
+  const matrix = {values: new Float64Array(size), least: null, mean: null, rows, columns};
   if (kind === 'float32') {
     const word = new DataView(new ArrayBuffer(4));
     for (let i = 0, at = view * size; i < size; i++, at++) {
@@ -148,7 +155,7 @@ async function unpack(shown, number, layer, view) {
   } else {
     const kept = Math.min(data.packing.kept, columns), entries = kept * rows * shown.views.length;
     matrix.values.fill(NaN);
-    if (kept < columns) matrix.least = new Float64Array(rows).fill(1);
+    if (kept < columns) [matrix.least, matrix.mean] = [new Float64Array(rows).fill(1), new Float64Array(rows)];
     for (let row = 0, at = view * rows * kept; row < rows; row++) {
       for (let i = 0, key = 0; i < kept; i++, at++) {
         key += all[at] + 256 * all[entries + at];
@@ -156,14 +163,27 @@ async function unpack(shown, number, layer, view) {
         matrix.values[row * columns + key] = value;
         if (matrix.least) matrix.least[row] = Math.min(matrix.least[row], value);
       }
+      if (matrix.least) settle(matrix, row, all.subarray(4 * entries), view * rows + row, rows * shown.views.length);
     }
   }
   matrix.most = matrix.values.reduce((a, b) => b > a ? b : a, 0);
   return matrix;
 }
+// Outside the keys that were read at all, and where a zero was among the strongest, nothing was left out but zeros.
+function settle(m, row, spans, at, count) {
+  const values = rowOf(m, row), word = i => spans[i] + 256 * spans[2 * count + i];
+  const first = m.least[row] ? word(at) : m.columns, last = word(count + at);
+  let sum = 0, left = 0;
+  values.forEach((value, key) => {
+    if (!isNaN(value)) sum += value;
+    else if (key < first || key > last) values[key] = 0;
+    else left++;
+  });
+  m.mean[row] = left ? Math.max(0, 1 - sum) / left : 0;
+}
 const weightText = (m, q, k) => {
   const value = m.values[q * m.columns + k];
-  return isNaN(value) ? `≤ ${number(Math.max(m.least[q], .0001))}` : number(value);
+  return value === 0 ? '0, not read' : isNaN(value) ? `≤ ${number(Math.max(m.least[q], .0001))}` : number(value);
 };
 const rowOf = (m, q) => m.values.subarray(q * m.columns, (q + 1) * m.columns);
 const columnOf = (m, k) => Float64Array.from({length: m.rows}, (_, q) => m.values[q * m.columns + k]);
@@ -202,10 +222,8 @@ function pin(query) {
 
 function colourTokens() {
   const {matrix, side, query, key, pinned} = state;
-  const values = side === 'query' ? rowOf(matrix, query) : columnOf(matrix, key);
-  const most = values[strongest(values)] || 1;
   const read = side === 'query' ? 'key' : 'query';
-  tokens[read].forEach((node, i) => paint(node, (values[i] || 0) / most));
+  tokens[read].forEach((node, i) => paint(node, side === 'query' ? shade(matrix, query, i) : shade(matrix, i, key)));
   tokens[side].forEach(node => paint(node, null));
   tokens.query.forEach((node, i) => {
     node.classList.toggle('active', i === query);
@@ -233,7 +251,7 @@ function fillList() {
   const sum = top.reduce((a, i) => a + values[i], 0), others = pieces.length - top.length;
   if (side === 'query') {
     let rest = others ? `The other ${others} add up to ${number(Math.max(0, 1 - sum))}.` : '';
-    if (m.least) rest += ` Not kept: ${m.columns - order.length}, each ≤ ${number(Math.max(m.least[query], .0001))}.`;
+    if (order.length < m.columns) rest += ` Not kept: ${m.columns - order.length}, each ≤ ${number(Math.max(m.least[query], .0001))}.`;
     $('rest').textContent = rest;
   } else {
     const all = order.reduce((a, i) => a + values[i], 0);
@@ -271,6 +289,7 @@ function enterMap(shown) {
   const start = Math.min(Math.floor(shown.queries.length / 2), 20);  // the first may see only itself
   Object.assign(state, {matrix: null, side: 'query', query: start, pinned: start, key: 0});
   $('list').style.minHeight = `${25 * Math.min(LISTED, Math.max(shown.queries.length, shown.keys.length))}px`;
+  $('rollout-note').hidden = !shown.views.includes('rollout');
   fillEntropy(shown);
 }
 
@@ -297,14 +316,13 @@ function fillEntropy(shown) {
       cell.title = `${bits.toFixed(4)} bits`;
     });
   });
-  const most = Math.log2(shown.keys.length);
-  $('entropy-note').textContent = 'Layers down, heads across; a click chooses. 0: one key is read; '
-    + `${most.toFixed(2)}: all ${shown.keys.length} keys alike.`;
+  $('entropy-note').textContent = 'Layers down, heads across; a click chooses. 0: every query reads one key; '
+    + `${shown.most_bits.toFixed(2)}, the highest here: every query reads alike all keys that it may read.`;
   paintEntropy();
 }
 function paintEntropy() {
-  const most = Math.log2(shownMap().keys.length) || 1;
-  for (const cell of $('entropy').querySelectorAll('button')) paint(cell, cell.dataset.bits / most);
+  const most = shownMap().most_bits || 1;
+  for (const cell of $('entropy').querySelectorAll('button')) paint(cell, colour(cell.dataset.bits / most));
 }
 function markEntropy() {
   const cells = [...$('entropy').querySelectorAll('button')];
@@ -328,7 +346,7 @@ function begin() {
   $('packing').hidden = kind === 'float32';
   $('packing').textContent = kind === 'uint16' || kept >= widest ? 'To keep this page small, weights are rounded to 1/65535.'
     : `To keep this page small, the ${kept} strongest of up to ${widest} weights a row are kept, rounded to 1/65535; `
-    + 'one left out is shown as ≤ the smallest kept.';
+    + 'one left out is shown as ≤ the smallest kept, and drawn in the colour of the mean of those left out of its row.';
   $('map-select').addEventListener('change', event => choose({map: +event.target.value, layer: 0, view: 0}));
   $('layer-select').addEventListener('change', event => choose({layer: +event.target.value}));
   $('head-select').addEventListener('change', event => choose({view: +event.target.value}));
@@ -352,7 +370,7 @@ function begin() {
     lookAt('query', clamp(state.query + arrow[0], m.rows - 1), clamp(state.key + arrow[1], m.columns - 1));
   });
   for (const kind of ['pointermove', 'pointerdown']) $('heatmap').addEventListener(kind, event => {
-    const m = state.matrix, x = event.offsetX - heat.left, y = event.offsetY;
+    const m = state.matrix, x = event.offsetX - heat.left, y = event.offsetY - heat.top;
     if (!m || x < 0 || x >= heat.w || y < 0 || y >= heat.h) return;
     lookAt('query', Math.floor(y / heat.h * m.rows), Math.floor(x / heat.w * m.columns));
   });

@@ -108,16 +108,26 @@ def _planes(values: NDArray[Any]) -> Bytes:
 
 
 def _rounded(weights: Weights) -> NDArray[np.uint16]:
-    return np.minimum(np.rint(weights.astype(np.float64) * STEPS), STEPS).astype(np.uint16)
+    """Whole steps, at least one for a weight above zero: what is zero on the page was zero in the model."""
+    steps = np.minimum(np.rint(weights.astype(np.float64) * STEPS), STEPS)
+    return np.maximum(steps, weights > 0).astype(np.uint16)
 
 
 def _strongest(weights: Weights, kept: int) -> Bytes:
-    """Of each row the keys that weigh most, as steps from one key to the next, then their rounded weights."""
+    """Of each row the keys that weigh most, as steps from one key to the next, then their rounded weights.
+
+    At last come the first and the last key with a weight above zero: what was left out between them was read.
+    """
     kept = min(kept, weights.shape[-1])
     keys = np.sort(np.argpartition(weights, -kept, axis=-1)[..., -kept:], axis=-1)
     steps = np.diff(keys, axis=-1, prepend=0).astype(np.uint16)
     chosen = _rounded(np.take_along_axis(weights, keys, axis=-1))
-    return np.concatenate([_planes(steps), _planes(chosen)])
+    return np.concatenate([_planes(steps), _planes(chosen), _planes(_spans(weights))])
+
+
+def _spans(weights: Weights) -> NDArray[np.uint16]:
+    read = weights > 0  # (V, T, S)
+    return np.stack([read.argmax(axis=-1), read.shape[-1] - 1 - read[..., ::-1].argmax(axis=-1)]).astype(np.uint16)
 
 
 def _data(explanation: Explanation) -> dict[str, Any]:
@@ -147,7 +157,16 @@ def _map(shown: AttentionMap) -> dict[str, Any]:
         "heads": shown.n_heads,
         "views": names,
         "entropy": np.round(shown.entropy(), 6).tolist(),
+        "most_bits": round(_most_bits(shown), 6),
     }
+
+
+def _most_bits(shown: AttentionMap) -> float:
+    """The highest entropy a head can have: every query reads alike all keys that anything lets it read."""
+    read = np.zeros(shown.weights.shape[2:], dtype=bool)
+    for weights in shown.weights:  # layer by layer: a long text has many weights
+        read |= (weights > 0).any(axis=0)
+    return float(np.log2(read.sum(axis=-1)).mean())
 
 
 def _attribution(given: Attribution) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 # One hue from light to dark: its order survives grey printing and every kind of colour blindness.
 RAMP = ("#f4f6fb", "#b7cff5", "#5a8dee", "#2348b0", "#0a1a5c")
+ZERO = "#e6dfd3"  # what may not be read: warm, so that it is no step of the ramp
 INK, SOFT, LINE = "#1b1e25", "#5b606b", "#cfd3dc"
 FONT: Any = {"font.family": "DejaVu Sans", "svg.fonttype": "none", "svg.hashsalt": "triform", "text.usetex": False}
 HEADINGS = {
@@ -44,16 +48,23 @@ class Block:
     map: AttentionMap
     width: float  # of one panel
     height: float
-    named_queries: bool
-    named_keys: bool
+
+    @property
+    def queries(self) -> dict[int, str]:
+        """The labels of the rows, by place."""
+        return _labels(self.map.queries, self.height)
+
+    @property
+    def keys(self) -> dict[int, str]:
+        return _labels(self.map.keys, self.width)
 
     @property
     def left(self) -> float:
-        return 0.55 + (_room(self.map.queries) if self.named_queries else 0)
+        return 0.55 + _room(self.queries.values())
 
     @property
     def below(self) -> float:
-        return 0.2 + (_room(self.map.keys) if self.named_keys else 0)
+        return 0.2 + _room(self.keys.values())
 
     @property
     def above(self) -> float:
@@ -105,10 +116,10 @@ def lay_out(explanation: Explanation) -> Figure:
         top -= block.size[1]
     if blocks:
         tall = min(2.4, blocks[0].grid[1])
-        _draw_bar(
-            figure,
-            (max(block.size[0] for block in blocks) + 0.2, height - head - blocks[0].above - tall, 0.13, tall),
-        )
+        left, bottom = max(block.size[0] for block in blocks) + 0.2, height - head - blocks[0].above - tall
+        _draw_bar(figure, (left, bottom, 0.13, tall))
+        if any(bool((block.map.weights == 0).any()) for block in blocks):
+            _draw_zero(figure, left, bottom - 0.28)
     else:
         figure.text(edge / width, edge / height, "no attention was recorded", color=SOFT, fontsize=9)
     return figure
@@ -130,26 +141,33 @@ def _block(shown: AttentionMap, *, share: int) -> Block:
     longer = max(t, s)
     side = min(max(longer * PITCH, PANEL[0]), PANEL[1])
     most_wide = (LARGEST[0] - 3.2) / shown.n_heads - GAP
-    most_tall = (LARGEST[1] / share - 2.6) / shown.n_layers - GAP
+    most_tall = (LARGEST[1] / share - 3.0) / shown.n_layers - GAP
     wide, tall = (max(n / longer, 0.3) for n in (s, t))  # a map far from square is squeezed, not drawn as a thread
     side = min(side, most_wide / wide, most_tall / tall)
-    width, height = side * wide, side * tall
-    named_queries, named_keys = height / t >= TIGHTEST, width / s >= TIGHTEST
-    return Block(map=shown, width=width, height=height, named_queries=named_queries, named_keys=named_keys)
+    return Block(map=shown, width=side * wide, height=side * tall)
 
 
-def _room(pieces: Sequence[str]) -> float:
-    return LETTER * max(len(readable(piece)) for piece in pieces) + 0.05
+def _labels(pieces: Sequence[str], length: float) -> dict[int, str]:
+    """A label for every piece along an axis or, where they would touch, for every n-th, with its number."""
+    every = max(math.ceil(TIGHTEST * len(pieces) / length - 1e-9), 1)
+    chosen = ((i, readable(pieces[i])) for i in range(0, len(pieces), every))
+    return {i: f"{i + 1} {label}" if every > 1 else label for i, label in chosen}
+
+
+def _room(labels: Iterable[str]) -> float:
+    return LETTER * max(len(label) for label in labels) + 0.05
 
 
 def _lines(explanation: Explanation, room: int) -> list[str]:
     """What stands above the maps: title, text, output, notes; apart, for a text may run from right to left."""
     lines = [readable(explanation.title, int(room * 0.75)), *_wrapped(explanation.text, room)]
-    lines += _wrapped(f"→ {explanation.output}", room) if explanation.output else []
+    lines += [f"→ {line}" if not row else line for row, line in enumerate(_wrapped(explanation.output, room - 2))]
     return lines + [line for note in explanation.notes for line in _wrapped(note, room)]
 
 
 def _wrapped(text: str, room: int) -> list[str]:
+    if text and not text.strip():
+        text = "only white space: " + "".join({"\n": "⏎", "\t": "⇥"}.get(each, "·") for each in text)
     lines = textwrap.wrap(text, room, max_lines=MOST_LINES, placeholder=" …")
     return [readable(line, room) for line in lines]
 
@@ -174,17 +192,17 @@ def _draw_block(figure: Figure, block: Block, top: float) -> None:
 
 def _draw_panel(axes: Any, block: Block, layer: int, head: int) -> None:
     shown = block.map
-    axes.imshow(shown.weights[layer, head], cmap=_colours(), norm=_scale(), aspect="auto")
+    axes.imshow(np.ma.masked_equal(shown.weights[layer, head], 0), cmap=_colours(), norm=_scale(), aspect="auto")
     for spine in axes.spines.values():
         spine.set(color=LINE, linewidth=0.6)
     axes.set(xticks=[], yticks=[])
     if layer == 0:
         axes.set_title(f"head {head + 1}", fontsize=8, color=SOFT, pad=4)
     labels = {"fontsize": 7, "color": INK, "family": FONT["font.family"]}
-    if block.named_queries and head == 0:
-        axes.set_yticks(range(len(shown.queries)), [readable(piece) for piece in shown.queries], **labels)
-    if block.named_keys and layer == shown.n_layers - 1:
-        axes.set_xticks(range(len(shown.keys)), [readable(piece) for piece in shown.keys], rotation=90, **labels)
+    if head == 0:
+        axes.set_yticks(list(block.queries), list(block.queries.values()), **labels)
+    if layer == shown.n_layers - 1:
+        axes.set_xticks(list(block.keys), list(block.keys.values()), rotation=90, **labels)
     axes.tick_params(length=0, pad=3)
 
 
@@ -200,10 +218,22 @@ def _draw_bar(figure: Figure, place: tuple[float, float, float, float]) -> None:
     bar.outline.set(edgecolor=LINE, linewidth=0.6)
 
 
+def _draw_zero(figure: Figure, left: float, bottom: float) -> None:
+    """What the colour of an exact zero means."""
+    from matplotlib.patches import Rectangle
+
+    width, height = figure.get_size_inches()
+    box = Rectangle((left / width, bottom / height), 0.13 / width, 0.13 / height, transform=figure.transFigure)
+    box.set(facecolor=ZERO, edgecolor=LINE, linewidth=0.6)
+    figure.add_artist(box)
+    place = ((left + 0.19) / width, (bottom + 0.065) / height)
+    figure.text(*place, "0: not read", fontsize=7, color=INK, va="center")
+
+
 def _colours() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("attention", RAMP)
+    return LinearSegmentedColormap.from_list("attention", RAMP).with_extremes(bad=ZERO)  # zeros are masked
 
 
 def _scale() -> Any:
