@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 
 from triform.config import Config, Sizes
 from triform.explain.budget import budget
-from triform.explain.record import Recording, layers_of, record_attention
+from triform.explain.record import Recording, record_attention, watch_attention
 from triform.explain.trial import TRIALS, Rows, Trial, fresh_model
-from triform.nn.kernels import Kernel, Matching, explicit
-from triform.nn.masks import Rule
+from triform.nn.kernels import explicit
 
 EQUAL = 1e-9  # in float64
 LEARNED = 0.02  # of the first loss
@@ -131,35 +129,14 @@ def _distances(weights: Tensor) -> Tensor:  # (H, T, S) -> (T, S)
     return torch.arange(weights.shape[-1]) - torch.arange(weights.shape[-2])[:, None]
 
 
+@torch.no_grad()
 def the_kernel_equals_the_formula(trial: Trial) -> Outcome:
     """What each layer's own kernel computes, beside attention as it is written."""
     off: list[Tensor] = []
-    with _beside_the_formula(trial.model, off), torch.no_grad():
+    with watch_attention(trial.model, lambda call: off.append((call.answer - explicit(*call.asked)).abs().max())):
         trial.answers(trial.rows, trial.sources)
         trial.answers(trial.rows, trial.sources, packed=True)
     return _most(off) <= EQUAL, f"off by {_most(off):.1e} at most, in {len(off)} calls"
-
-
-@contextmanager
-def _beside_the_formula(model: nn.Module, off: list[Tensor]) -> Iterator[None]:
-    layers = [layer for stack in layers_of(model).values() for layer in stack]
-    kernels = [layer.kernel for layer in layers]
-
-    def compared(kernel: Kernel) -> Kernel:
-        def both(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
-            y = kernel(q, k, v, rule, matching, dropout)
-            off.append((y - explicit(q, k, v, rule, matching, dropout)).abs().max())
-            return y
-
-        return both
-
-    try:
-        for layer, kernel in zip(layers, kernels, strict=True):
-            layer.kernel = compared(kernel)
-        yield
-    finally:
-        for layer, kernel in zip(layers, kernels, strict=True):
-            layer.kernel = kernel
 
 
 @torch.no_grad()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -71,32 +72,50 @@ def layers_of(model: nn.Module) -> dict[str, list[Attends]]:
     return stacks
 
 
-@contextmanager
-def record_attention(model: nn.Module) -> Iterator[Recording]:
-    """Within this, attention weights are kept as the model runs; afterwards its kernels are what they were.
+class Call(NamedTuple):
+    """One use of one layer of attention: what its kernel was asked, and what it answered."""
 
-    Answers do not change: each layer's own kernel still computes them, the weights are computed beside it.
+    stack: str
+    layer: int
+    asked: tuple[Tensor, Tensor, Tensor, Rule, Matching, float]
+    answer: Tensor
+
+
+@contextmanager
+def watch_attention(model: nn.Module, watcher: Callable[[Call], None]) -> Iterator[None]:
+    """Within this, `watcher` sees every call of every layer; afterwards the kernels are what they were.
+
+    Answers do not change: each layer's own kernel still computes them.
     """
-    stacks = layers_of(model)
-    recording = Recording({name: [[] for _ in layers] for name, layers in stacks.items()})
-    watched = [
-        (layer, layer.kernel, seen)
-        for name, layers in stacks.items()
-        for layer, seen in zip(layers, recording.calls[name], strict=True)
-    ]
+    kernels = [(layer, layer.kernel) for layers in layers_of(model).values() for layer in layers]
     try:
-        for layer, kernel, seen in watched:
-            layer.kernel = _watching(kernel, seen)
-        yield recording
+        for stack, layers in layers_of(model).items():
+            for place, layer in enumerate(layers):
+                layer.kernel = _watched(layer.kernel, partial(Call, stack, place), watcher)
+        yield
     finally:
-        for layer, kernel, _ in watched:
+        for layer, kernel in kernels:
             layer.kernel = kernel
 
 
-def _watching(kernel: Kernel, seen: list[Tensor]) -> Kernel:
-    def watch(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+def _watched(kernel: Kernel, call: Callable[..., Call], watcher: Callable[[Call], None]) -> Kernel:
+    def watched(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+        answer = kernel(q, k, v, rule, matching, dropout)
         with torch.no_grad():
-            seen.append(weights(q, k, rule, matching).float().cpu())
-        return kernel(q, k, v, rule, matching, dropout)
+            watcher(call((q, k, v, rule, matching, dropout), answer))
+        return answer
 
-    return watch
+    return watched
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[Recording]:
+    """Within this, attention weights are written down as the model runs, computed beside its own kernels."""
+    recording = Recording({name: [[] for _ in layers] for name, layers in layers_of(model).items()})
+
+    def write(call: Call) -> None:
+        q, k, _, rule, matching, _ = call.asked
+        recording.calls[call.stack][call.layer].append(weights(q, k, rule, matching).float().cpu())
+
+    with watch_attention(model, write):
+        yield recording
