@@ -1,7 +1,7 @@
 """Windows on CUDA: FlexAttention, told which blocks of keys a block of queries can reach.
 
-The lists of blocks come from the rule's span and stretches, never from a (T, S) table, so that a window of W over
-T tokens costs T · W here too. FlexAttention is compiled once a shape.
+The lists of blocks come from the rule's span and stretches, never from a (T, S) table (they are one of (T / 128)²
+small numbers), so that a window of W over T tokens costs T · W here too. FlexAttention is compiled once a shape.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from triform.nn.positions import Relation
 from triform.nn.scores import Score
 
 MOST_AT_ONCE, MOST_AT_ONCE_ON_GPU = 1 << 22, 1 << 26  # numbers that `frugal` lets one piece hold
+OFTEN = 4  # pieces that may share a key before each is sliced by itself
 
 
 class Matching(nn.Module):
@@ -137,9 +138,8 @@ def _by_piece(attend: Attend, q: Tensor, k: Tensor, v: Tensor, pieces: list[Piec
     """Attend within each piece, and put the answers together."""
     if pieces == [whole(q.shape[-2], k.shape[-2])]:
         return attend(q, k, v, pieces[0])
-    if (
-        sum(piece.s for piece in pieces) > 4 * k.shape[-2]
-    ):  # the gradients of so many keys must not wait for one another
+    # Where each key is in many pieces, their gradients must not wait for one another: they would be T³ numbers.
+    if sum(piece.s for piece in pieces) > OFTEN * k.shape[-2]:
         return torch.cat([_attend_alone(attend, q, k, v, piece) for piece in pieces], dim=-2)
     key_places = [(piece.k, piece.s) for piece in pieces]
     queries = spans(q, [(piece.q, piece.t) for piece in pieces])

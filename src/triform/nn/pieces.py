@@ -37,12 +37,13 @@ def cut(rule: Rule, t: int, s: int, *, gpu: bool = False, most: int = 0) -> list
     """Pieces that together hold all that the rule allows; with `most`, of no more queries than that."""
     shortest = SHORTEST_ON_GPU if gpu else SHORTEST
     key = (t, s, shortest, most)
-    if key not in rule.pieces:
+    pieces = rule.pieces.get(key)
+    if pieces is None:
+        pieces = [piece for each in rule.stretches(t, s) for piece in _cut(rule, each, shortest, most)]
         if len(rule.pieces) >= MOST_KEPT:
             rule.pieces.clear()
-        stretches = rule.stretches(t, s)
-        rule.pieces[key] = [piece for each in stretches for piece in _cut(rule, each, shortest, most)]
-    return rule.pieces[key]
+        rule.pieces[key] = pieces
+    return pieces
 
 
 def _cut(rule: Rule, stretch: Piece, shortest: int, most: int) -> list[Piece]:
