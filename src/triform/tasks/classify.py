@@ -21,11 +21,11 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.rows import pad
+from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
-    IGNORE,
     Batch,
     ByLength,
     Look,
@@ -34,7 +34,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     held_out,
     saved_tokenizer,
     seen_part,

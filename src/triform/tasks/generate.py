@@ -23,6 +23,7 @@ from triform.decode.stepper import DecoderStepper
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
+from triform.nn.vocabulary import cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.resident import Plan, fits, sent
@@ -35,7 +36,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     saved_tokenizer,
     seen_part,
     unknown_note,
@@ -173,7 +173,8 @@ class Generate(Task):
         return Stream(store, n_bytes, self.config.data.max_len)
 
     def loss(self, batch: Windows) -> Tensor:
-        return cross_entropy(self.model(batch.tokens), batch.targets, self.config.train.label_smoothing)
+        states = self.model.states(batch.tokens)  # (B, T, D)
+        return vocabulary_loss(states, self.model.head, batch.targets, self.config.train.label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:

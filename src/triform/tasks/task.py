@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import Config, TaskName, TrainConfig
@@ -25,7 +24,6 @@ from triform.metrics import Scores
 from triform.tasks.resident import Resident
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
-IGNORE = -100  # a target that is not a prediction
 NEVER_WRITTEN = (PAD, UNK, BOS)
 
 
@@ -212,18 +210,6 @@ def check_not_empty(text: str) -> None:
 
 def saved_tokenizer(folder: Path) -> Tokenizer:
     return load_tokenizer(folder / "tokenizer.json")
-
-
-def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()
-    """Summed over targets that are predictions; in float32 at least."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    return F.cross_entropy(
-        wide.flatten(0, -2),
-        targets.flatten(),
-        ignore_index=IGNORE,
-        label_smoothing=smoothing,
-        reduction="sum",
-    )
 
 
 Item = TypeVar("Item")

@@ -24,11 +24,11 @@ from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.rows import pad
+from triform.nn.vocabulary import IGNORE, cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
-    IGNORE,
     NEVER_WRITTEN,
     Batch,
     ByLength,
@@ -38,7 +38,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     held_out,
     seen_part,
     unknown_note,
@@ -205,8 +204,9 @@ class Translate(Task):
         return pairs
 
     def loss(self, batch: Paired) -> Tensor:
-        scores = self.model(batch.source, batch.target, batch.source_keep)  # (B, T, V)
-        return cross_entropy(scores, batch.expected, self.config.train.label_smoothing)
+        states = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
+        states = self.model.decoded(batch.target, states, batch.source_keep)  # (B, T, D)
+        return vocabulary_loss(states, self.model.head, batch.expected, self.config.train.label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, data: Pairs, *, quick: bool = False) -> Scores:

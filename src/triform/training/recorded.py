@@ -8,7 +8,7 @@ go. The rows are gathered by the device, dropout moves on with every replay, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from triform.data.loader import Indices
 from triform.nn.masks import Rule
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Task
+from triform.training.compiled import compiled, pays
 from triform.training.learner import Counts, Learner
 
 MOST_GRAPHS = 64
@@ -27,9 +28,10 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Recorded(Learner):
-    def __init__(self, task: Task, data: Dataset, resident: Resident) -> None:
+    def __init__(self, task: Task, data: Dataset, resident: Resident, max_steps: int) -> None:
         super().__init__(task, data)
-        self.resident = resident
+        self.resident, self.max_steps = resident, max_steps
+        self.compiling: bool | None = None  # decided at the first step
         self.inputs: dict[Shapes, Tensor] = {}  # of each shape seen: rate, weight and rows
         self.graphs: dict[Shapes, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -40,6 +42,10 @@ class Recorded(Learner):
         plans = [self.resident.plan(indices) for indices in drawn]
         shapes = tuple(plan.shape for plan in plans)
         counts = Counts(*(sum(column) for column in list(zip(*plans, strict=True))[2:]))
+        if self.compiling is None:
+            self.compiling = pays(
+                sum(p.numel() for p in self.task.model.parameters()), counts.n_places, self.max_steps
+            )
         told = torch.from_numpy(message(plans, counts.weight, rate))
         known = shapes in self.inputs
         if known:
@@ -62,7 +68,8 @@ class Recorded(Learner):
             rows = told[start : start + shape[0]].long()
             batches.append(self.resident.gather(rows, shape))
             start += shape[0]
-        self.learn(batches, told[1].float(), told[0].float())
+        with compiled(self.task.model) if self.compiling else nullcontext():
+            self.learn(batches, told[1].float(), told[0].float())
 
     def _record(self, shapes: Shapes) -> None:
         if len(self.graphs) == MOST_GRAPHS:

@@ -58,7 +58,7 @@ class Trainer:
         self.max_steps = self.config.max_steps or steps_in(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
         )
-        self.learner = make_learner(prepared)
+        self.learner = make_learner(prepared, self.max_steps)
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = Meter(self.task.device)
@@ -260,11 +260,11 @@ class Trainer:
             torch.mps.set_rng_state(parts["rng"]["mps"])
 
 
-def make_learner(prepared: Prepared) -> Learner:
+def make_learner(prepared: Prepared, max_steps: int) -> Learner:
     """Recorded where that pays: on CUDA, with data that fits there."""
     task, data = prepared.task, prepared.train
     resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
-    return Learner(task, data) if resident is None else Recorded(task, data, resident)
+    return Learner(task, data) if resident is None else Recorded(task, data, resident, max_steps)
 
 
 def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:
