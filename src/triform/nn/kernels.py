@@ -76,7 +76,10 @@ def explicit(
     return shares @ spread(v, q) + matching.relation.values(shares, distances(piece, q.device))  # (B, H, T, Dh)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float,
+    attention: Callable[..., Tensor] = F.scaled_dot_product_attention,
+) -> Tensor:  # fmt: skip
     """The same through torch's fused attention, which never writes the (T, S) weights to memory."""
     score = matching.score
 
@@ -89,7 +92,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         if by_distance:
             bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
             mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
-        y = F.scaled_dot_product_attention(
+        y = attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=score.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip

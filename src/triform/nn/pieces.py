@@ -91,9 +91,17 @@ class _Spans(torch.autograd.Function):
     """Many slices at once. Slice by slice, the gradient of each would be as large as the whole."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
-        ctx.shape, ctx.places = x.shape, places
+    def forward(x: Tensor, places: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
         return tuple(x.narrow(-2, *place) for place in places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.shape, ctx.places = inputs[0].shape, inputs[1]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, places: Any) -> tuple[tuple[Tensor, ...], int]:
+        """Models in a stack stand in a dimension of their own before all others, where slicing leaves them."""
+        return spans(x.movedim(in_dims[0], 0), places), 0
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
