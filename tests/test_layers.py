@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report": ("errors", "charts"),
     "run": ("errors", "config", "settings", "metrics", "tasks", "training", "explain"),
     "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
+    "seeds": ("errors", "config", "settings", "metrics", "tasks", "training", "run", "launch"),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from triform.launch import train
     from triform.presets import preset
     from triform.run import Run, load
+    from triform.seeds import train_seeds
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "preset",
     "record_attention",
     "train",
+    "train_seeds",
 ]
 
 # torch is imported when one of these is first used, so that `import triform` and `--help` answer at once.
@@ -37,6 +39,7 @@ _LATER = {
     "preset": "triform.presets",
     "record_attention": "triform.explain.record",
     "train": "triform.launch",
+    "train_seeds": "triform.seeds",
 }
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 import triform
 from triform.config import Config, TaskName
@@ -76,19 +76,24 @@ def train(
     """
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
-    asked = collect(task, preset, config, _dotted(settings))
-    folder = RunFolder(Path(options.out or _default_out(asked)))
-    stored = _claim(folder, asked, options)
+    asked = collect(task, preset, config, dotted(settings))
+    folder = RunFolder(Path(options.out or default_out(asked)))
+    stored = claim(folder, asked, options)
     if stored is None or not folder.complete():
+        pick_device(options.device)  # one that is not there is said before anything is read
         try:
-            trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
+            prepared = TASKS[task].prepare(stored or build(asked), folder.path, resume=stored is not None)
+            trainer = set_up(prepared, folder, options, resume=stored is not None, kind=Trainer)
         except (ConfigError, DataError):
             folder.discard_if_unused()
             raise
-        _announce(trainer, notices, options)
-        with _stopping_at_ctrl_c(trainer):
+        announce(trainer, prepared.notices, options)
+        with stopping_at_ctrl_c(trainer):
             trainer.fit()
-        _close(trainer, folder, options)
+        close(trainer)
+        if not trainer.progress.finished:
+            raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
+        folder.drop_tokens()
     return load(folder.path, device=options.device)
 
 
@@ -125,7 +130,7 @@ def _aligned(settings: Settings, task: TaskName) -> Settings:
     return settings
 
 
-def _dotted(settings: Mapping[str, Any]) -> Settings:
+def dotted(settings: Mapping[str, Any]) -> Settings:
     """Keyword arguments as dotted settings."""
     flat: Settings = {}
     for name, value in settings.items():
@@ -138,7 +143,7 @@ def _dotted(settings: Mapping[str, Any]) -> Settings:
     return flat
 
 
-def _default_out(asked: Settings) -> str:
+def default_out(asked: Settings) -> str:
     """runs/TASK-DATA, numbered when that is taken."""
     name = str(asked.get("data.train") or asked.get("data.source") or "builtin")
     stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
@@ -151,7 +156,7 @@ def _default_out(asked: Settings) -> str:
     return str(path)
 
 
-def _claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None:
+def claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None:
     """Make sure the folder may be used; the stored config when an earlier run is to go on."""
     if options.resume and not folder.path.is_dir():
         raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
@@ -180,10 +185,13 @@ def _foreign(path: Path) -> bool:
     return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
 
 
-def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
-    """Read the data, build the model, and stand where the run stood."""
-    device = pick_device(options.device)
-    prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+
+
+def set_up(
+    prepared: Prepared, folder: RunFolder, options: Options, *, resume: bool, kind: type[AnyTrainer]
+) -> AnyTrainer:
+    """Write down what is to be trained, and stand where the run stood."""
     task = prepared.task
     _settle_steps(prepared)
     names = [str(flatten(task.config)[name]) for name in FILES]
@@ -195,14 +203,14 @@ def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool
         folder.clear(keep=kept.name)
         task.save(folder.path)
         folder.write_config(task.config)
-    task.model.to(device)
+    task.model.to(pick_device(options.device))
     listeners: list[Listener] = [MetricsFile(folder.metrics_file)]
-    trainer = Trainer(prepared, folder, listeners, marks)
+    trainer = kind(prepared, folder, listeners, marks)
     if not options.quiet:
         listeners.append(ProgressLine(trainer.max_steps, task.metric, options.progress))
     if resume:
         trainer.resume()
-    return trainer, prepared.notices
+    return trainer
 
 
 def _settle_steps(prepared: Prepared) -> None:
@@ -221,7 +229,7 @@ def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
             raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")
 
 
-def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None:
+def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None:
     """Say what begins; a resumed run has said it before."""
     if trainer.progress.finished:
         return
@@ -258,8 +266,15 @@ def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> Non
         file.hear({"event": "notice", "text": text})
 
 
+class Stoppable(Protocol):
+    stopping: bool
+
+    def stop(self) -> None:
+        """Stop after the current step."""
+
+
 @contextmanager
-def _stopping_at_ctrl_c(trainer: Trainer) -> Iterator[None]:
+def stopping_at_ctrl_c(trainer: Stoppable) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends training after the current step; a second one ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -278,20 +293,21 @@ def _stopping_at_ctrl_c(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _close(trainer: Trainer, folder: RunFolder, options: Options) -> None:
-    """Samples from the best weights and the report; then the tokens are no longer needed."""
-    task = trainer.task
+def close(trainer: Trainer, *, samples: bool = True) -> None:
+    """Samples from the best weights, and the report."""
+    task, folder = trainer.task, trainer.folder
     if trainer.progress.finished:
         load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
         task.model.eval()
         file = MetricsFile(folder.metrics_file)
-        for sample in task.samples(trainer.valid_data) if trainer.valid_data is not None else ():
+        for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():
             file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
     write_report(folder.path)
-    if not trainer.progress.finished:
-        device = "" if options.device == "auto" else f" --device {options.device}"
-        raise InterruptedRun(
-            f"stopped at step {trainer.progress.step}, everything is saved; "
-            f"go on with: triform train {task.name} --out {shlex.quote(str(folder.path))} --resume{device}"
-        )
-    folder.drop_tokens()
+
+
+def interrupted(step: int, task: object, path: Path, options: Options, more: str = "") -> InterruptedRun:
+    device = "" if options.device == "auto" else f" --device {options.device}"
+    return InterruptedRun(
+        f"stopped at step {step}, everything is saved; "
+        f"go on with: triform train {task} --out {shlex.quote(str(path))}{more} --resume{device}"
+    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triform.cli.options import Device, Json, Set, print_json
+
+if TYPE_CHECKING:
+    from triform.seeds import Seeds
 
 
 def train(
@@ -24,6 +27,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of initial weights, order and dropout.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Train N models, seeds counted from --seed, in RUN/seed-*.")
+    ] = None,
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
     json_: Json = False,
@@ -35,6 +41,7 @@ def train(
     from triform.errors import ConfigError
     from triform.launch import Options
     from triform.launch import train as launch
+    from triform.seeds import train_seeds
     from triform.settings import Settings, parse_assignments
 
     if resume and not out:
@@ -45,6 +52,10 @@ def train(
     if seed is not None:
         asked["seed"] = seed
     options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
+    if seeds is not None:
+        made = train_seeds(task, seeds, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
+        show_seeds(made, as_json=json_)
+        return
     run = launch(task, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
     if json_:
         print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
@@ -53,3 +64,19 @@ def train(
     typer.echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
     typer.echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+
+
+def show_seeds(made: Seeds, *, as_json: bool) -> None:
+    """How far apart the seeds ended."""
+    spread = made.spread
+    if as_json:
+        rows = [
+            {"run": str(folder), "value": value} for folder, value in zip(made.folders, made.values, strict=True)
+        ]
+        print_json({"run": str(made.path), "metric": made.metric, **spread._asdict(), "seeds": rows})
+        return
+    for folder, value in zip(made.folders, made.values, strict=True):
+        typer.echo(f"{folder.name:<12}{made.metric} {value:.4f}")
+    interval = f", 95 % interval {spread.low:.4f} to {spread.high:.4f}" if len(made.values) > 1 else ""
+    typer.echo(f"{made.metric} of {len(made.values)} seeds: {spread}{interval}")
+    typer.echo(f"run folders: {made.path / 'seed-*'}")

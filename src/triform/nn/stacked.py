@@ -65,7 +65,7 @@ class _Joined(torch.autograd.Function):
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
         )
-        return y.unflatten(0, (n, -1)), 0
+        return y.view(n, -1, *y.shape[1:]), 0
 
 
 def _models_first(x: Tensor, place: int | None, n: int) -> Tensor:

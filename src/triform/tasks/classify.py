@@ -18,7 +18,7 @@ from triform.data.loader import Indices, in_order_of_length
 from triform.data.readers import Row, describe_rows, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
-from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
+from triform.metrics import Labels, Scores, accuracy, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE, cross_entropy
@@ -173,20 +173,22 @@ class Classify(Task):
         scores = self.model(batch.tokens, batch.keep)  # (B, labels)
         return cross_entropy(scores, batch.labels, self.config.train.label_smoothing)
 
-    @torch.inference_mode()
-    def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
-        self.model.eval()
-        table = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
-        loss = 0.0
-        for batch in data.batches():
-            batch = batch.to(self.device)
-            scores = self.model(batch.tokens, batch.keep)
-            loss += cross_entropy(scores, batch.labels, 0.0).item()
-            table += confusion(batch.labels.cpu().numpy(), scores.argmax(-1).cpu().numpy(), len(self.labels))
+    def tally(self, batch: Labelled) -> Tensor:
+        """The loss, and how often each label was taken for each."""
+        scores = self.model(batch.tokens, batch.keep)  # (B, labels)
+        loss = cross_entropy(scores, batch.labels, 0.0)
+        n = len(self.labels)
+        places = batch.labels * n + scores.argmax(-1)  # in the table of n rows and columns
+        table = loss.new_zeros(n * n).scatter_add(0, places, torch.ones_like(places, dtype=loss.dtype))
+        return torch.cat([loss[None], table])
+
+    def scores(self, sums: list[float], data: Examples, *, quick: bool) -> Scores:
+        loss, *table = sums
+        counts = np.array(table, dtype=np.int64).reshape(len(self.labels), len(self.labels))
         return {
             "loss": loss / len(data),
-            "accuracy": accuracy(table),
-            "f1": macro_f1(table),
+            "accuracy": accuracy(counts),
+            "f1": macro_f1(counts),
             "rows": len(data),
         }
 

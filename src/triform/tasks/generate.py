@@ -23,7 +23,7 @@ from triform.decode.stepper import DecoderStepper
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
-from triform.nn.vocabulary import cross_entropy, vocabulary_loss
+from triform.nn.vocabulary import vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.resident import Plan, fits, sent
@@ -38,6 +38,7 @@ from triform.tasks.task import (
     chunks,
     saved_tokenizer,
     seen_part,
+    token_tally,
     unknown_note,
 )
 from triform.text import EOS, UNK, Tokenizer, train_tokenizer
@@ -176,23 +177,21 @@ class Generate(Task):
         states = self.model.states(batch.tokens)  # (B, T, D)
         return vocabulary_loss(states, self.model.head, batch.targets, self.config.train.label_smoothing)
 
-    @torch.inference_mode()
-    def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:
-        self.model.eval()
-        nats, hits, weight = 0.0, 0, 0
-        for batch in islice(data.batches(), QUICK_BATCHES if quick else None):
-            batch = batch.to(self.device)
-            scores = self.model(batch.tokens)
-            nats += cross_entropy(scores, batch.targets, 0.0).item()
-            hits += int((scores.argmax(-1) == batch.targets).sum())
-            weight += batch.weight
+    def judged_by(self, data: Stream, *, quick: bool) -> Iterator[Windows]:
+        return islice(data.batches(), QUICK_BATCHES if quick else None)
+
+    def tally(self, batch: Windows) -> Tensor:
+        return token_tally(self.model(batch.tokens), batch.targets)
+
+    def scores(self, sums: list[float], data: Stream, *, quick: bool) -> Scores:
+        nats, hits, weight = sums
         n_bytes = data.n_bytes * weight / len(data)  # words leave out spaces, so their bytes cannot be counted
         return {
             "loss": nats / weight,
             "perplexity": perplexity(nats / weight),
             **({"bits_per_byte": bits_per_byte(nats, n_bytes)} if self.tokenizer.lossless else {}),
             "token_accuracy": hits / weight,
-            "tokens": weight,
+            "tokens": int(weight),
         }
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:

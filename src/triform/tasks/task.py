@@ -21,6 +21,7 @@ from triform.config import Config, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
+from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.tasks.resident import Resident
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
@@ -151,9 +152,25 @@ class Task(ABC):
     def loss(self, batch: Any) -> Tensor:
         """The loss summed over the batch's predictions."""
 
-    @abstractmethod
+    @torch.inference_mode()
     def evaluate(self, data: Any, *, quick: bool = False) -> Scores:
         """Scores on data, the model left in evaluation mode; `quick` is for validation during training."""
+        self.model.eval()
+        tallies = [self.tally(batch.to(self.device)) for batch in self.judged_by(data, quick=quick)]
+        return self.scores(summed(tallies).tolist(), data, quick=quick)
+
+    def judged_by(self, data: Any, *, quick: bool) -> Iterator[Any]:
+        """The batches that an evaluation goes through."""
+        batches: Iterator[Any] = data.batches()
+        return batches
+
+    @abstractmethod
+    def tally(self, batch: Any) -> Tensor:
+        """What a batch adds to the scores: counts and sums, left on the device."""
+
+    @abstractmethod
+    def scores(self, sums: list[float], data: Any, *, quick: bool) -> Scores:
+        """The scores that tallies, added up, come to."""
 
     @abstractmethod
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
@@ -206,6 +223,18 @@ def unknown_note(words: list[str]) -> list[str]:
 def check_not_empty(text: str) -> None:
     if not text.strip():
         raise DataError("the text is empty: there is nothing to look at")
+
+
+def token_tally(scores: Tensor, targets: Tensor) -> Tensor:  # (B, T, V), (B, T) -> (3)
+    """The loss, the hits and the number of predictions."""
+    loss = cross_entropy(scores, targets, 0.0)
+    counted = (scores.argmax(-1) == targets, targets != IGNORE)
+    return torch.stack([loss, *(each.sum(dtype=loss.dtype) for each in counted)])
+
+
+def summed(tallies: Sequence[Tensor]) -> Tensor:
+    """Added up in float64, once everything is computed: until then nothing waits for the device."""
+    return torch.stack(list(tallies)).cpu().double().sum(dim=0)
 
 
 def saved_tokenizer(folder: Path) -> Tokenizer:

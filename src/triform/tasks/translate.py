@@ -24,7 +24,7 @@ from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.rows import pad
-from triform.nn.vocabulary import IGNORE, cross_entropy, vocabulary_loss
+from triform.nn.vocabulary import IGNORE, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
@@ -40,6 +40,7 @@ from triform.tasks.task import (
     chunks,
     held_out,
     seen_part,
+    token_tally,
     unknown_note,
 )
 from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
@@ -208,16 +209,11 @@ class Translate(Task):
         states = self.model.decoded(batch.target, states, batch.source_keep)  # (B, T, D)
         return vocabulary_loss(states, self.model.head, batch.expected, self.config.train.label_smoothing)
 
-    @torch.inference_mode()
-    def evaluate(self, data: Pairs, *, quick: bool = False) -> Scores:
-        self.model.eval()
-        nats, hits, weight = 0.0, 0, 0
-        for batch in data.batches():
-            batch = batch.to(self.device)
-            scores = self.model(batch.source, batch.target, batch.source_keep)
-            nats += cross_entropy(scores, batch.expected, 0.0).item()
-            hits += int((scores.argmax(-1) == batch.expected).sum())
-            weight += batch.weight
+    def tally(self, batch: Paired) -> Tensor:
+        return token_tally(self.model(batch.source, batch.target, batch.source_keep), batch.expected)
+
+    def scores(self, sums: list[float], data: Pairs, *, quick: bool) -> Scores:
+        nats, hits, weight = sums
         judged = data.texts[: QUICK_PAIRS if quick else None]
         written = self._translate([pair.source for pair in judged], greedy=quick)
         judgement = translation_scores(written, [pair.target for pair in judged])

@@ -51,7 +51,13 @@ class ProgressLine:
         self.shown: tuple[int, float] | None = None  # step and seconds when this process began
 
     def hear(self, event: Event) -> None:
-        show = {"train": self._train, "valid": self._valid, "end": self._end, "resume": self._resume}
+        show = {
+            "train": self._train,
+            "valid": self._valid,
+            "seeds": self._seeds,
+            "end": self._end,
+            "resume": self._resume,
+        }
         if event["event"] in show:
             show[event["event"]](event)
 
@@ -77,6 +83,12 @@ class ProgressLine:
     def _valid(self, event: Event) -> None:
         self.score = f"  {self.metric} {event[self.metric]:.4f}"
         self._line(f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}{self.score}")
+
+    def _seeds(self, event: Event) -> None:
+        """A validation of several runs at once."""
+        self.score = f"  {self.metric} {event['spread']}"
+        head = f"step {event['step']}/{self.max_steps}  {event['n']} seeds"
+        self._line(f"{head}  valid loss {event['loss']:.4f}{self.score}")
 
     def _resume(self, event: Event) -> None:
         self._line(f"going on from step {event['step']}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from triform.data.loader import Indices
 from triform.errors import DivergedError
 from triform.metrics import Scores
-from triform.tasks.task import Prepared
+from triform.tasks.task import Dataset, Prepared
 from triform.training.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
 from triform.training.learner import Counts, Learner
 from triform.training.optim import make_schedule
@@ -58,12 +58,18 @@ class Trainer:
         self.max_steps = self.config.max_steps or steps_in(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
         )
-        self.learner = make_learner(prepared, self.max_steps)
+        self.learner = self.make_learner(prepared)
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = Meter(self.task.device)
         self.stopping = False
         self._seen = 0  # steps since the last look
+
+    def make_learner(self, prepared: Prepared) -> Learner:
+        """Recorded where that pays: on CUDA, with data that fits there."""
+        task, data = prepared.task, prepared.train
+        resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
+        return Learner(task, data) if resident is None else Recorded(task, data, resident, self.max_steps)
 
     def fit(self) -> None:
         """Train to the end, to early stopping, or until `stop` is called."""
@@ -162,8 +168,7 @@ class Trainer:
         if self.valid_data is None:
             return
         began = time.monotonic()
-        with self.learner.precision():
-            scores = self.task.evaluate(self.valid_data, quick=True)
+        scores = self.judge(self.valid_data)
         self.task.model.train()
         self._tell("valid", **scores)
         if not math.isfinite(scores["loss"]):
@@ -178,6 +183,10 @@ class Trainer:
             if self.config.patience and self.progress.stale >= self.config.patience:
                 self.progress.finished = "patience"
         self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
+
+    def judge(self, data: Dataset) -> Scores:
+        with self.learner.precision():
+            return self.task.evaluate(data, quick=True)
 
     def _finish(self) -> None:
         if self.valid_data is None:
@@ -258,13 +267,6 @@ class Trainer:
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
         elif "mps" in parts["rng"] and self.task.device.type == "mps":
             torch.mps.set_rng_state(parts["rng"]["mps"])
-
-
-def make_learner(prepared: Prepared, max_steps: int) -> Learner:
-    """Recorded where that pays: on CUDA, with data that fits there."""
-    task, data = prepared.task, prepared.train
-    resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
-    return Learner(task, data) if resident is None else Recorded(task, data, resident, max_steps)
 
 
 def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:

@@ -1,0 +1,223 @@
+"""Several seeds of one thing: a folder each, trained together where that is faster, and what they came to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triform.config import Config, TaskName
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError
+from triform.launch import (
+    Options,
+    announce,
+    claim,
+    close,
+    collect,
+    default_out,
+    dotted,
+    interrupted,
+    set_up,
+    stopping_at_ctrl_c,
+)
+from triform.metrics import Spread, spread
+from triform.run import Run, load, pick_device
+from triform.settings import Settings, build
+from triform.tasks import TASKS, Prepared
+from triform.training.chorus import Chorus
+from triform.training.folder import RunFolder
+from triform.training.listeners import ProgressLine
+from triform.training.population import Member, Population, together
+from triform.training.trainer import Trainer
+
+TRAINING_LOSS = "training loss"  # what is compared where nothing was held out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Runs that differ in nothing but their seeds, and how far apart they ended."""
+
+    path: Path
+    folders: tuple[Path, ...]
+    metric: str
+    values: tuple[float, ...]  # of the best weights of each; of the last ones, where nothing was held out
+
+    @property
+    def spread(self) -> Spread:
+        return spread(self.values)
+
+    def runs(self, *, device: str = "auto") -> list[Run]:
+        return [load(folder, device=device) for folder in self.folders]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A seed, its folder, and the settings that are stored there if its run is to go on."""
+
+    seed: int
+    folder: RunFolder
+    stored: Config | None
+
+
+def train_seeds(
+    task: TaskName,
+    seeds: int,
+    *,
+    preset: str = "",
+    config: str | Path | Config | None = None,
+    options: Options | None = None,
+    **settings: Any,
+) -> Seeds:
+    """Train `seeds` models that differ only in their seeds, counted from `seed`, each in OUT/seed-NUMBER.
+
+    Everything else is said as to `train`. Small models are trained all at once, which costs little more than one.
+    """
+    how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
+    options = replace(options or Options(), **how)
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: give how many models to train, 1 or more")
+    asked = collect(task, preset, config, dotted(settings))
+    out = Path(options.out or default_out(asked))
+    first = build(asked).seed
+    places = _claim(out, asked, range(first, first + seeds), options)
+    todo = [place for place in places if place.stored is None or not place.folder.complete()]
+    if todo:
+        _train(todo, asked, options)
+    for place in places:
+        place.folder.drop_tokens()
+    return _outcome(out, places)
+
+
+def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -> list[Place]:
+    if (out / "config.toml").exists():
+        raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
+    if options.resume and not out.is_dir():
+        raise CheckpointError(f"{out}: nothing to resume: no such folder")
+    if options.resume and not any(out.glob("seed-*")):
+        raise CheckpointError(f"{out}: nothing to resume: it holds no seeds")
+    places = []
+    for seed in seeds:
+        folder = RunFolder(out / f"seed-{seed}")
+        own = replace(options, resume=options.resume and folder.config_file.exists())
+        places.append(Place(seed=seed, folder=folder, stored=claim(folder, asked | {"seed": seed}, own)))
+    return places
+
+
+def _train(places: Sequence[Place], asked: Settings, options: Options) -> None:
+    device = pick_device(options.device)
+    lead = next((place for place in places if place.stored), places[0])  # it reads the data, for all
+    config = lead.stored or build(asked | {"seed": lead.seed})
+    try:
+        prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
+        prepared.task.model.to(device)
+    except (ConfigError, DataError):
+        for place in places:
+            place.folder.discard_if_unused()
+        with suppress(OSError):
+            lead.folder.path.parent.rmdir()
+        raise
+    crew = Crew(prepared, lead, [lead, *(place for place in places if place is not lead)], options)
+    resident = together(prepared.task, prepared.train, [place.seed for place in places])
+    if resident is None:
+        crew.one_by_one()
+    else:
+        crew.together(resident)
+
+
+class Crew:
+    """The seeds of one command: prepared once, trained together or one after another."""
+
+    def __init__(self, prepared: Prepared, lead: Place, places: Sequence[Place], options: Options) -> None:
+        self.prepared, self.lead, self.places, self.options = prepared, lead, places, options
+        self.config = prepared.task.config  # settled as far as it is the same for all
+
+    def one_by_one(self) -> None:
+        for number, place in enumerate(self.places):
+            if not self.options.quiet:
+                print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
+            trainer = set_up(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
+            announce(trainer, self.prepared.notices if number == 0 else (), self.options)
+            with stopping_at_ctrl_c(trainer):
+                trainer.fit()
+            close(trainer, samples=place is self.lead)
+            self._check_finished([trainer])
+
+    def together(self, resident: Any) -> None:
+        quiet = replace(self.options, quiet=True)
+        members = [
+            set_up(self._of(place), place.folder, quiet, resume=bool(place.stored), kind=Member)
+            for place in self.places
+        ]
+        self._say(members)
+        for member in members:
+            announce(member, self.prepared.notices, quiet)
+        if not self.options.quiet:
+            steps = max(member.max_steps for member in members)
+            chorus = Chorus(ProgressLine(steps, self.prepared.task.metric, self.options.progress))
+            for member in members:
+                if member.going:
+                    member.listeners = [*member.listeners, chorus.voice()]
+        population = Population(members, resident)
+        with stopping_at_ctrl_c(population):
+            population.fit()
+        for member in members:
+            if member.failure is None:
+                close(member, samples=member is members[0])
+        failed = [member for member in members if member.failure]
+        if failed:
+            names = ", ".join(member.folder.path.name for member in failed)
+            raise DivergedError(f"{names} of {len(members)} diverged, the others went on: {failed[0].failure}")
+        self._check_finished(members)
+
+    def _of(self, place: Place) -> Prepared:
+        """What a seed trains: the common data, and a model with the weights it would have drawn alone."""
+        if place is self.lead:
+            return self.prepared
+        torch.manual_seed(place.seed)
+        config = place.stored or replace(self.config, seed=place.seed)
+        return replace(self.prepared, task=TASKS[config.task].load(config, self.lead.folder.path))
+
+    def _say(self, members: Sequence[Member]) -> None:
+        if self.options.quiet:
+            return
+        task, out = self.prepared.task, self.options.progress or sys.stderr
+        parameters, steps = sum(p.numel() for p in task.model.parameters()), max(each.max_steps for each in members)
+        what = f"{len(members)} seeds of {parameters:,} parameters together on {task.device}"
+        for line in (*self.prepared.notices, f"{task.name}: {what}, {steps} steps"):
+            print(line, file=out)
+        if begun := min(member.progress.step for member in members):
+            print(f"going on from step {begun}", file=out)
+
+    def _check_finished(self, trainers: Sequence[Trainer]) -> None:
+        stopped = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]
+        if stopped:
+            out, n = self.lead.folder.path.parent, len(self.places)
+            first = min(place.seed for place in self.places)
+            more = f" --seeds {n}" + (f" --seed {first}" if first else "")
+            raise interrupted(min(stopped), self.config.task, out, self.options, more)
+
+
+def _outcome(out: Path, places: Sequence[Place]) -> Seeds:
+    metric = TASKS[places[0].folder.read_config().task].metric
+    values = [_best(place.folder, metric) for place in places]
+    if None in values:
+        metric, values = TRAINING_LOSS, [_last_loss(place.folder) for place in places]
+    found = tuple(value for value in values if value is not None)
+    return Seeds(path=out, folders=tuple(place.folder.path for place in places), metric=metric, values=found)
+
+
+def _best(folder: RunFolder, metric: str) -> float | None:
+    latest = folder.latest_checkpoint()
+    best = folder.read_state(latest)["progress"]["best"] if latest else None
+    return None if best is None else float(best[metric])
+
+
+def _last_loss(folder: RunFolder) -> float:
+    events = (json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines())
+    return [float(event["loss"]) for event in events if event["event"] == "train"][-1]
