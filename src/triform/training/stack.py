@@ -62,7 +62,9 @@ class Stack:
             ]
             self.kept[key] = _rows(found)
         taken = [[float(state.get("step", 0.0)) for state in row] for row in states]
-        self.steps = torch.tensor(taken, device=self.device)  # (N, parameters): torch counts for each by itself
+        self.steps = torch.tensor(
+            taken, dtype=torch.float32, device=self.device
+        )  # (N, parameters), as torch counts
         views = {key: _cut(matrix, shapes) for key, matrix in {"": self.weights, **self.kept}.items()}
         for row, model in enumerate(models):
             for place, parameter in enumerate(model.values()):
@@ -71,7 +73,7 @@ class Stack:
                 if self.rowwise.counts:
                     states[row][place]["step"] = self.steps[row, place]
         leaves = [view.detach().requires_grad_() for view in views[""]]
-        self.leaves = dict(zip((f"model.{name}" for name in names), leaves, strict=True))
+        self.leaves = dict(zip(names, leaves, strict=True))
         self.filling = self.weights.new_zeros(self.n, -sum(shape.numel() for shape in shapes) % LANES)
         limits = [config.clip_norm or torch.inf for config in configs]
         self.limits = self.weights.new_tensor(limits)[:, None] if min(limits) < torch.inf else None
@@ -131,7 +133,7 @@ class Stack:
         if self.limits is not None:
             self.norms.copy_(clip(grads, self.limits))
         self.steps += 1
-        self.rowwise.move(self.weights, grads, rates, self.kept, self.steps[:, :1])
+        self.rowwise.move(self.weights, grads, rates, self.kept, self.steps[:, :1].to(grads.dtype))
 
     def _each(
         self, work: Callable[[Any], Tensor], batch: Any, tensors: dict[str, Tensor], *, shared: bool = False,
@@ -140,7 +142,9 @@ class Stack:
         """Work on each member's batch with its weights; a `shared` batch is the same for all."""
 
         def one(weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Tensor:
-            found: Tensor = functional_call(self.hollow, weights, (work, replace(batch, **tensors)))
+            filling = {place: weights[name] for place, name in self.hollow.places.items()}
+            asked = (work, replace(batch, **tensors))
+            found: Tensor = functional_call(self.hollow, filling, asked, tie_weights=False)
             return found
 
         places = (0, None if shared else 0)
@@ -178,6 +182,14 @@ class _Hollow(nn.Module):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.model = task.model
+        names = {id(parameter): name for name, parameter in task.model.named_parameters()}
+        # Every place that a parameter fills; tied ones fill two. A module that is used twice is named once, for
+        # `functional_call` would not find its way back from filling it twice.
+        self.places = {
+            f"{prefix}.{attribute}": names[id(parameter)]
+            for prefix, module in self.named_modules()
+            for attribute, parameter in module.named_parameters(recurse=False)
+        }
 
     def forward(self, work: Callable[[Any], Tensor], batch: Any) -> Tensor:
         return work(batch)
