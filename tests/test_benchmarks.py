@@ -27,6 +27,15 @@ def test_the_attention_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> 
     assert all(row["median"] > 0 for row in rows if "median" in row)
 
 
+def test_the_populations_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
+    from benchmarks.populations import main
+
+    main(["--quick", "--device", "cpu", "--json", str(tmp_path / "f.json")])
+    rows = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["seeds"] for row in rows] == [1, 3]
+    assert all(row["model_steps_per_s"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_documents_have_no_place_left_to_be_filled(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

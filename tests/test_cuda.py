@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,9 @@ from triform.nn.masks import Rule, causal, everything, real, window
 from triform.nn.positions import relation
 from triform.nn.rows import Packed
 from triform.nn.scores import SCORES
+from triform.seeds import train_seeds
+from triform.training.population import LIMITS, Limit
+from triform.training.stack import Stack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODEL = {"d_model": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
@@ -72,6 +76,77 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
         made = train(task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL)
         assert made.predict([text])[0].output
         assert made.evaluate()["loss"] > 0
+
+
+# ------------------------------------------------------------------------------------------ populations
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
+    """Every stack that is made; whatever the size, seeds are trained together."""
+    made: list[Stack] = []
+    begin = Stack.__init__
+
+    def watched(self: Stack, *arguments: Any) -> None:
+        begin(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Stack, "__init__", watched)
+    monkeypatch.setitem(LIMITS, "cuda", Limit(1e99, 1e99))
+    return made
+
+
+@pytest.mark.parametrize("positions", ["learned", "t5"])
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+def test_members_of_a_recorded_population_equal_the_same_seeds_alone(
+    task: Any, positions: str, tmp_path: Path, stacks: list[Stack]
+) -> None:
+    how = {
+        "device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.0, "positions": positions, "window": 8},
+        "train": {"max_steps": 25, "optimizer": "sgd", "lr": 0.1, "precision": "fp32", "log_every": 1},
+    }  # fmt: skip
+    made = train_seeds(task, 3, out=tmp_path / "seeds", **how)
+    assert len(stacks) == 1
+    assert stacks[0].replay.graphs, "the step was recorded"
+    assert stacks[0].replay.recording, "and every shape could be"
+    alone = train(task, seed=1, out=tmp_path / "alone", **how)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (made.folders[1], alone.path))
+    for name in ours:
+        assert apart(ours[name], theirs[name]) < 1e-3 or float((ours[name] - theirs[name]).norm()) < 1e-5, name
+
+
+def test_a_population_with_adam_and_half_precision_learns_as_alone(tmp_path: Path, stacks: list[Stack]) -> None:
+    how = {"device": "cuda", "quiet": True, "model": MODEL, "train": {"max_steps": 60, "precision": "bf16"}}
+    made = train_seeds("generate", 4, out=tmp_path / "seeds", **how)
+    assert stacks[0].replay.recording
+    assert stacks[0].replay.graphs
+    alone = train("generate", seed=2, out=tmp_path / "alone", **how)
+    best = alone.progress()["best"]
+    assert isinstance(best, dict)
+    assert made.values[2] == pytest.approx(best["perplexity"], rel=0.05)
+
+
+def test_dropout_of_a_population_differs_with_every_replay_and_member(tmp_path: Path, stacks: list[Stack]) -> None:
+    how = {"device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.5}}
+    train_seeds("generate", 2, out=tmp_path / "seeds", train={"max_steps": 6}, **how)
+    stack = stacks[0]
+    weights = [*stack.task.model.parameters()]
+    plan = [stack.resident.plan(np.arange(stack.learners[0].config.batch_size))]
+    seen = []
+    for _ in range(3):
+        stack.places.zero_()
+        stack.step([plan, plan], [0.0, 0.0])
+        stack.look()
+        seen += stack.seen_losses[:, 0].tolist()
+    assert len(set(seen)) == 6
+    assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, stacks: list[Stack]) -> None:
+    pace = {"max_steps": 300, "eval_every": 2, "patience": 1, "lr": 0.1, "precision": "fp32"}
+    made = train_seeds("classify", 6, out=tmp_path / "seeds", device="cuda", quiet=True, model=MODEL, train=pace)
+    assert len(stacks) > 1
+    assert all(run.evaluate()["loss"] > 0 for run in made.runs(device="cuda"))
 
 
 # ------------------------------------------------------------------------------------------ FlexAttention

@@ -27,6 +27,7 @@ from triform.training.trainer import Trainer
 TRIED = 8  # steps whose batches are looked at before deciding
 MOST_AT_ONCE = 128  # members of a stack; more gain nothing
 SAVING = 0.1  # the share of the time that checkpoints may take
+WRITTEN = 1 << 29  # bytes a second, until the first checkpoint shows how fast the disk is
 FREE = ("lr", "weight_decay", "schedule", "warmup_steps", "final_lr_ratio", "plateau_factor", "plateau_patience",
         "clip_norm", "patience", "max_steps", "epochs", "eval_every", "checkpoint_every", "log_every")  # fmt: skip
 
@@ -113,13 +114,14 @@ class Population:
         self.stack: Stack | None = None
         self.stopping = False
         self._judged: tuple[Dataset, list[Scores]] | None = None
-        self._saved, self._saving = time.monotonic(), 0.0
+        numbers = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
+        self._saved, self._saving = time.monotonic(), 3 * numbers / WRITTEN  # with two moments each
         for member in members:
             member.population = self
 
     def fit(self) -> None:
         """Train every member to its end, or until `stop` is called. One that diverges does not stop the others."""
-        with own_stream(self.device):
+        with own_stream(self.device), self.members[0].learner.running():
             going = [member for member in self.members if member.going]
             for member in going:
                 member.begin()

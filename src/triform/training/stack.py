@@ -206,8 +206,8 @@ def _matrices_first(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _rows(rows: list[list[Tensor]]) -> Tensor:  # N lists of tensors -> (N, P)
-    matrix = torch.stack([torch.cat([tensor.detach().flatten() for tensor in row]) for row in rows])
-    return nn.functional.pad(matrix, (0, -matrix.shape[1] % LANES))
+    filling = rows[0][0].new_zeros(-sum(tensor.numel() for tensor in rows[0]) % LANES)
+    return torch.stack([torch.cat([*(tensor.detach().flatten() for tensor in row), filling]) for row in rows])
 
 
 def _cut(matrix: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:  # (N, P) -> (N, *shape) each

@@ -1,0 +1,89 @@
+"""`train --seeds`: several folders, one line a validation, and an interval at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triform.training.population import Population
+
+Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
+Files = Any
+
+
+def test_seeds_are_runs_like_any_other_and_their_interval_is_told(
+    triform: Command, train: Command, files: Files, tmp_path: Path
+) -> None:
+    out = tmp_path / "many"
+    answer = train("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 5)
+    assert answer.code == 0, answer.err
+    assert sorted(path.name for path in out.iterdir()) == ["seed-5", "seed-6", "seed-7"]
+    assert re.search(r"^seed-6 +accuracy 0\.\d{4}$", answer.out, re.MULTILINE)
+    last = r"accuracy of 3 seeds: 0\.\d{4} ± \d\.\d{4}, 95 % interval -?\d\.\d{4} to \d\.\d{4}\n"
+    assert re.search(last, answer.out)
+    assert "classify: 3 seeds of " in answer.err
+    assert len(re.findall(r"^step 4/4  3 seeds  valid loss", answer.err, re.MULTILINE)) == 1
+    run = out / "seed-6"
+    assert triform("predict", run, "the soup was lovely").code == 0
+    assert triform("evaluate", run, "--data", files.csv).code == 0
+    assert "seed = 6" in (run / "config.toml").read_text()
+
+
+def test_seeds_answer_in_json(train: Command, files: Files, tmp_path: Path) -> None:
+    answer = train(
+        "generate", "--data", files.txt, "--out", tmp_path / "many", "--seeds", 2, "--json", "--quiet",
+        "--set", "data.max_len=8", "--set", "data.valid_fraction=0",
+    )  # fmt: skip
+    assert answer.err == ""
+    told = answer.json
+    assert told["metric"] == "training loss"
+    values = [row["value"] for row in told["seeds"]]
+    assert told["mean"] == pytest.approx(sum(values) / 2)
+    assert told["low"] < told["mean"] < told["high"]
+    assert [Path(row["run"]).name for row in told["seeds"]] == ["seed-0", "seed-1"]
+
+
+@pytest.mark.parametrize("seeds", [0, -3])
+def test_fewer_than_one_seed_is_refused(seeds: int, train: Command, files: Files, tmp_path: Path) -> None:
+    refusal = train("classify", "--data", files.csv, "--out", tmp_path / "many", f"--seeds={seeds}").refusal
+    assert refusal == f"--seeds {seeds}: give how many models to train, 1 or more"
+    assert not (tmp_path / "many").exists()
+
+
+def test_folders_that_are_taken_are_refused(train: Command, files: Files, tmp_path: Path, classifier: Path) -> None:
+    refusal = train("classify", "--data", files.csv, "--out", classifier, "--seeds", 2).refusal
+    assert refusal == f"{classifier}: holds a single run; choose another --out for several seeds"
+    many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
+    assert "nothing to resume: no such folder" in train(*many, "--resume").refusal
+    assert train(*many, "--quiet").code == 0
+    assert f"{tmp_path / 'many' / 'seed-0'}: already holds a finished run" in train(*many).refusal
+    assert train(*many, "--quiet", "--resume").code == 0
+    assert train(*many, "--quiet", "--overwrite").code == 0
+    alone = train("classify", "--data", files.csv, "--out", tmp_path / "many").refusal
+    assert "exists and is not a run folder" in alone
+
+
+def test_data_that_cannot_be_read_leaves_no_folder(train: Command, tmp_path: Path) -> None:
+    answer = train("classify", "--data", tmp_path / "none.csv", "--out", tmp_path / "many", "--seeds", 2)
+    assert "no such file" in answer.refusal
+    assert not (tmp_path / "many").exists()
+
+
+def test_interrupted_seeds_say_how_to_go_on_and_do(
+    train: Command, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "many"
+    asked = ("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 2, "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(Population, "_between", lambda self, members: self.stop())
+        answer = train(*asked)
+    assert answer.code == 130
+    assert f"go on with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in answer.err
+    assert train(*asked, "--resume").code == 0
+    for seed in (2, 3, 4):
+        lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["reason"] for line in lines if '"end"' in line] == ["max_steps"]
