@@ -1,6 +1,6 @@
 """Text in and out of the model: three kinds of tokenizer behind one protocol. No torch here."""
 
-from triform.text.base import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
+from triform.text.base import BOS, EOS, PAD, SPECIALS, UNK, Rows, Tokenizer
 from triform.text.bpe import BpeTokenizer
 from triform.text.char import CharTokenizer
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
@@ -15,6 +15,7 @@ __all__ = [
     "UNK",
     "BpeTokenizer",
     "CharTokenizer",
+    "Rows",
     "Tokenizer",
     "WordTokenizer",
     "load_tokenizer",
