@@ -1,8 +1,9 @@
 """Text in and out of the model: three kinds of tokenizer behind one protocol. No torch here."""
 
 from triform.text.base import BOS, EOS, PAD, SPECIALS, UNK, Rows, Tokenizer
-from triform.text.bpe import BpeTokenizer
+from triform.text.bpe import SAMPLE, BpeTokenizer
 from triform.text.char import CharTokenizer
+from triform.text.stream import encode_stream
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
 from triform.text.word import WordTokenizer
 
@@ -10,6 +11,7 @@ __all__ = [
     "BOS",
     "EOS",
     "PAD",
+    "SAMPLE",
     "SPECIALS",
     "TOKENIZERS",
     "UNK",
@@ -18,6 +20,7 @@ __all__ = [
     "Rows",
     "Tokenizer",
     "WordTokenizer",
+    "encode_stream",
     "load_tokenizer",
     "train_tokenizer",
 ]

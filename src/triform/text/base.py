@@ -149,8 +149,9 @@ class Tokenizer(ABC):
 class TextStream:
     """Texts read once: checked, counted, and named for messages."""
 
-    def __init__(self, texts: Iterable[str], name: str) -> None:
+    def __init__(self, texts: Iterable[str], name: str, expected: int = 0) -> None:
         self._texts, self.name, self.characters = texts, name, 0
+        self._expected = expected  # characters, where they were counted before
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
@@ -159,6 +160,16 @@ class TextStream:
             yield from cut(text, _PART)  # a whole book may be one text
         if not self.characters:
             raise DataError(f"{self.name}: there is no text to make a vocabulary from")
+
+    def spread(self, most: int) -> Iterator[str]:
+        """Everything or, of more text than `most` characters, about so many of them from all over it."""
+        share = min(1.0, most / max(1, self._expected))
+        seen = taken = 0
+        for part in self:
+            seen += len(part)
+            if taken < share * seen:
+                taken += len(part)
+                yield part
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:

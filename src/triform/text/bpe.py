@@ -31,6 +31,7 @@ from triform.text.split import BEYOND, GPT4_PATTERN, ascii_words, wide_words
 BASE_SIZE = len(SPECIALS) + 256  # before the first merge
 CHARACTERS_A_PIECE = 200  # a size left open: one piece for so many characters of text, between the two bounds
 FEWEST, MOST = 512, 16384
+SAMPLE = 1 << 25  # characters to learn from; more would hardly change the pieces, and take minutes
 MIN_PAIRS = 2  # a pair seen once teaches nothing
 LONGEST = 64  # characters of a word worth remembering
 REMEMBERED = 1 << 18  # words; about 50 MB
@@ -99,7 +100,7 @@ class BpeTokenizer(Tokenizer):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        core.train_from_iterator(iter(texts), trainer)
+        core.train_from_iterator(texts.spread(SAMPLE), trainer)
         check_allowed(config.vocab_size, most=core.get_vocab_size(), name=texts.name)
         # How much text there is, is known only now. Merges are in order, so the first ones are exactly
         # those that a training to the smaller size would have learned.
