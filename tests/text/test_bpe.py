@@ -181,6 +181,7 @@ def test_what_is_remembered_stays_bounded_and_changes_nothing(monkeypatch: pytes
     fresh, texts = trained(), [f"word{number}x {'long' * 40}" for number in range(300)]
     expected = trained().encode_batch(texts)
     monkeypatch.setattr(bpe_module, "REMEMBERED", 50)
+    monkeypatch.setattr(bpe_module, "MANY", 500)  # characters at a time, after which memory is looked at
     assert fresh.encode_batch(texts) == expected
     assert 0 < len(fresh._words) < 60
     assert max(map(len, fresh._words)) <= bpe_module.LONGEST

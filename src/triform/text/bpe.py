@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Core
 
 from triform.config import TokenizerConfig
 from triform.text.base import (
+    PAD,
     REPLACEMENT,
     SPECIALS,
     Rows,
@@ -26,7 +28,7 @@ from triform.text.base import (
     lowercaser,
     quiet_fork,
 )
-from triform.text.split import BEYOND, GPT4_PATTERN, ascii_words, wide_words
+from triform.text.split import BETWEEN, GPT4_PATTERN, splitter
 
 BASE_SIZE = len(SPECIALS) + 256  # before the first merge
 CHARACTERS_A_PIECE = 200  # a size left open: one piece for so many characters of text, between the two bounds
@@ -35,7 +37,7 @@ SAMPLE = 1 << 25  # characters to learn from; more would hardly change the piece
 MIN_PAIRS = 2  # a pair seen once teaches nothing
 LONGEST = 64  # characters of a word worth remembering
 REMEMBERED = 1 << 18  # words; about 50 MB
-MANY = 1 << 20  # characters whose words are better not listed all at once
+MANY = 1 << 20  # characters of a group of texts that are encoded together
 
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" shows a byte that is not UTF-8
 
@@ -49,6 +51,8 @@ class Words(dict[str, bytes]):
         self._shown = dict(enumerate(_byte_characters()))
 
     def __missing__(self, word: str) -> bytes:
+        if word == BETWEEN:
+            return array(self._code, [PAD]).tobytes()  # which no text can give
         spelled = word.encode().decode("latin-1").translate(self._shown)
         found = array(self._code, [token.id for token in self._model.tokenize(spelled)]).tobytes()
         if len(word) <= LONGEST:
@@ -114,31 +118,46 @@ class BpeTokenizer(Tokenizer):
         return type(self), (self._core,)
 
     def encode(self, text: str) -> list[int]:
-        return np.frombuffer(self._encoded(text), self.dtype).tolist()
+        check_text(text)
+        return np.frombuffer(self._encoded(self._lowered(text)), self.dtype).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
+        tokens, lengths = self.encode_rows(texts)
+        flat, ends = tokens.tolist(), np.cumsum(lengths).tolist()
+        return [flat[start:end] for start, end in pairwise([0, *ends])]
 
     def encode_rows(self, texts: Sequence[str]) -> Rows:
-        rows = [self._encoded(text) for text in texts]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows)) // self.dtype.itemsize
-        return Rows(np.frombuffer(b"".join(rows), self.dtype), lengths)
+        parts = [Rows(np.zeros(0, self.dtype), np.zeros(0, np.int64)), *map(self._together, _groups(texts))]
+        return Rows(
+            np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts])
+        )
+
+    def _together(self, texts: list[str]) -> Rows:
+        """Many texts as one, which spares most of the work that short ones are."""
+        for text in texts:
+            check_text(text)
+        joined = self._lowered(BETWEEN.join(texts))
+        pattern = splitter(joined)
+        if pattern is None or joined.count(BETWEEN) >= len(texts):
+            rows = [self._encoded(self._lowered(text)) for text in texts]
+            lengths = np.fromiter(map(len, rows), np.int64, len(rows)) // self.dtype.itemsize
+            return Rows(np.frombuffer(b"".join(rows), self.dtype), lengths)
+        tokens = np.frombuffer(self._words.join(_found(pattern, joined)), self.dtype)
+        between = tokens == PAD
+        ends = np.concatenate(([-1], np.flatnonzero(between), [len(tokens)]))
+        return Rows(tokens[~between], np.diff(ends) - 1)
 
     def _encoded(self, text: str) -> bytes:
-        check_text(text)
-        return self._spelled(text if self._lower is None else self._lower.normalize_str(text))
+        """The tokens of one text, lowered where that is asked for."""
+        pattern = None if BETWEEN in text else splitter(text)
+        if pattern is not None:
+            return self._words.join(_found(pattern, text))
+        if len(lines := list(cut(text, 1))) > 1:  # only some of them need the library
+            return b"".join(map(self._encoded, lines))
+        return array(self.dtype.char, self._core.encode(text, add_special_tokens=False).ids).tobytes()
 
-    def _spelled(self, text: str) -> bytes:
-        if text.isascii():
-            pattern = ascii_words()
-        elif BEYOND.search(text) is None:
-            pattern = wide_words()
-        elif len(lines := list(cut(text, 1))) > 1:
-            return b"".join(map(self._spelled, lines))
-        else:
-            return array(self.dtype.char, self._core.encode(text, add_special_tokens=False).ids).tobytes()
-        found = pattern.findall(text) if len(text) < MANY else (match[0] for match in pattern.finditer(text))
-        return self._words.join(found)
+    def _lowered(self, text: str) -> str:
+        return text if self._lower is None else self._lower.normalize_str(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join([self._bytes[token] for token in tokens]).decode("utf-8", errors="replace")
@@ -171,6 +190,24 @@ class BpeTokenizer(Tokenizer):
         """The pairs that were joined, first learned first."""
         of = {piece: self._bytes[token] for token, piece in enumerate(self._pieces)}
         return [(of[left], of[right]) for left, right in json.loads(self._core.to_str())["model"]["merges"]]
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts that hold a million characters together, or one alone that is longer."""
+    group: list[str] = []
+    held = 0
+    for text in texts:
+        if group and held + len(text) > MANY:
+            yield group
+            group, held = [], 0
+        group.append(text)
+        held += len(text)
+    if group:
+        yield group
+
+
+def _found(pattern: re.Pattern[str], text: str) -> Iterable[str]:
+    return pattern.findall(text) if len(text) < 2 * MANY else (match[0] for match in pattern.finditer(text))
 
 
 def _hexadecimal(stray: re.Match[str]) -> str:

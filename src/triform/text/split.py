@@ -17,14 +17,22 @@ GPT4_PATTERN = (
 )
 # Beyond the first plane there are letters and numbers, but none among the pictures of 1F000 and 1F110 to 1FAFF.
 BEYOND = re.compile("[\U00010000-\U0001efff\U0001f100-\U0001f10f\U0001fb00-\U0010ffff]")
+BETWEEN = "\0"  # stands between texts that are split together: the end of one, and a word of its own
+
+
+def splitter(text: str) -> re.Pattern[str] | None:
+    """The pattern that finds the words of a text, or of many with `BETWEEN` between them; None: ask the library."""
+    if text.isascii():
+        return ascii_words()
+    return wide_words() if BEYOND.search(text) is None else None
 
 
 def _compiled(letters: str, numbers: str, spaces: str, s: str) -> re.Pattern[str]:
     """The same alternatives; words come first, where nothing else can match, because most text is words."""
     return re.compile(
-        rf" ?[{letters}]+|'(?:[sdmtSDMT{s}]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n{letters}{numbers}]?+[{letters}]+"
-        rf"|[{numbers}]{{1,3}}| ?[^{spaces}{letters}{numbers}]++[\r\n]*"
-        rf"|[{spaces}]*[\r\n]|[{spaces}]+(?![^{spaces}])|[{spaces}]+"
+        rf" ?[{letters}]+|'(?:[sdmtSDMT{s}]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\0{letters}{numbers}]?+[{letters}]+"
+        rf"|[{numbers}]{{1,3}}| ?[^{spaces}\0{letters}{numbers}]++[\r\n]*"
+        rf"|[{spaces}]*[\r\n]|[{spaces}]+(?![^{spaces}\0])|[{spaces}]+|\0"
     )
 
 
