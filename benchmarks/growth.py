@@ -7,6 +7,8 @@
 
 Each size is prepared twice, in processes of their own: first with an empty token cache, then from it. Preparing is
 all of it: finding the settings, learning the vocabulary, encoding, the model, and the batches of the first steps.
+Memory is the peak of that process; "mapped" is how much of what it holds at the end are files, its libraries and
+the tokens it looked at, which the system may take back.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from triform.data.files import SMALL
 from triform.text.stream import cores
 
 Row = dict[str, Any]
+ROOT = Path(__file__).parents[1]
 STEPS = 50  # whose batches are made
 LEXICON = 40_000  # common words; every hundredth word of a text is a new one
 
@@ -76,23 +79,30 @@ def prepare(file: Path, folder: Path, vocab_size: int) -> Row:
     for _ in range(STEPS):
         prepared.train.batch(sampler.next())
     seconds = time.perf_counter() - start
-    used = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 2**20)
     tokens = len(prepared.train) + len(prepared.valid or ())
-    return {"tokens": tokens, "seconds": seconds, "MiB": used[0], "MiB of a child": used[1]}
+    return {"tokens": tokens, "seconds": seconds, "MiB": peak, "MiB mapped": mapped()}
+
+
+def mapped() -> float:
+    """MiB of files among this process's memory, which the system takes back when it needs them."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
 
 
 def in_a_process(file: Path, folder: Path, vocab_size: int, cache: Path) -> Row:
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.growth", "--one", str(file), str(folder), str(vocab_size)]
     environment = os.environ | {"TRIFORM_CACHE": str(cache)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     found: Row = json.loads(done.stdout)
     return found
 
 
 def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
     rows: list[Row] = []
-    print(f"{'text':>9} {'cache':<6} {'tokens':>12} {'seconds':>9} {'µs/token':>9} {'MiB':>7} {'a child':>8}")
+    print(f"{'text':>9} {'cache':<6} {'tokens':>12} {'seconds':>9} {'µs/token':>9} {'MiB':>7} {'mapped':>7}")
     for size in sizes:
         file = folder / f"{size}.txt"
         write_text(file, size)
@@ -102,7 +112,7 @@ def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
             rows.append({"MB": size, "cache": turn, **found, "µs/token": each})
             print(
                 f"{size:>6g} MB {turn:<6} {found['tokens']:>12,} {found['seconds']:>9.2f} {each:>9.3f} "
-                f"{found['MiB']:>7.0f} {found['MiB of a child']:>8.0f}",
+                f"{found['MiB']:>7.0f} {found['MiB mapped']:>7.0f}",
                 flush=True,
             )
         file.unlink()

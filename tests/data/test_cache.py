@@ -154,6 +154,13 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, base: Pa
     assert cache.notices == []
 
 
+def test_a_run_folder_that_cannot_be_written_either_is_told(tmp_path: Path, base: Path) -> None:
+    for blocked in (base, tmp_path / "run"):
+        blocked.write_text("a file in the way", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="tokens cannot be written"):
+        cache_for(tmp_path).folder(1, Maker())
+
+
 def test_a_full_disk_under_the_cache_is_done_without(tmp_path: Path, base: Path) -> None:
     def make(folder: Path) -> None:
         if folder.parent == base:

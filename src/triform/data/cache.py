@@ -82,8 +82,11 @@ class TokenCache:
                 return self._kept(place, make)
             except (OSError, CheckpointError):
                 pass  # no room, or no right to write: the run's own folder does as well
-        self.own.mkdir(parents=True, exist_ok=True)
-        make(self.own)
+        try:
+            self.own.mkdir(parents=True, exist_ok=True)
+            make(self.own)
+        except OSError as error:
+            raise CheckpointError(f"{self.own}: tokens cannot be written: {error.strerror or error}") from None
         return self.own
 
     def _place(self, what: object) -> Path | None:

@@ -106,6 +106,11 @@ class TokenStore:
         """How many tokens there are."""
         return len(self._tokens)
 
+    def count(self, token: int) -> int:
+        """How often a token occurs, looking at a little of a mapped store at a time."""
+        starts = range(0, self.total, FLUSH)
+        return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH] == token)) for start in starts)
+
     def slice(self, start: int, stop: int) -> TokenStore:
         """The tokens from `start` up to `stop`, as a view; a sequence across an edge is cut there."""
         start, stop, _ = slice(start, stop).indices(self.total)

@@ -166,7 +166,7 @@ class Generate(Task):
         store, n_bytes = encoded
         if store.total < 2:
             raise DataError("fewer than two tokens are left for validation; give more text", path=name)
-        if unknown := int((store.tokens == UNK).sum()):
+        if unknown := store.count(UNK):
             notices.append(f"{name}: {unknown} of {store.total} tokens were never seen in training (<unk>)")
         return Stream(store, n_bytes, self.config.data.max_len)
 
