@@ -13,8 +13,7 @@ from task_cases import NAMES, prepared, write_data
 from triform.config import TaskName
 from triform.data import cache as cache_module
 from triform.data.store import TokenStore
-from triform.tasks import TASKS, Prepared
-from triform.tasks import task as task_module
+from triform.tasks import TASKS, Prepared, learned
 from triform.text import BpeTokenizer, CharTokenizer, WordTokenizer
 
 EVERY_TASK = pytest.mark.parametrize("name", NAMES)
@@ -55,7 +54,7 @@ def test_a_second_run_on_the_same_file_learns_and_encodes_nothing_of_it_again(
 ) -> None:
     file = write_data(name, tmp_path)
     first = in_folder(name, tmp_path / "one", train=file)
-    monkeypatch.setattr(task_module, "train_tokenizer", lambda *a, **k: pytest.fail("learned again"))
+    monkeypatch.setattr(learned, "train_tokenizer", lambda *a, **k: pytest.fail("learned again"))
     if name != "translate":  # whose held-out pairs are judged as texts, and so are read
         for kind in (BpeTokenizer, CharTokenizer, WordTokenizer):
             monkeypatch.setattr(kind, "encode_rows", lambda *a: pytest.fail("encoded again"))
@@ -119,7 +118,7 @@ def test_a_resumed_run_finds_the_same_tokens_even_when_the_cache_is_gone(
 def test_a_vocabulary_learned_from_a_part_of_the_text_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_module, "SAMPLE", 1000)
+    monkeypatch.setattr(learned, "SAMPLE", 1000)
     for folder in ("one", "two"):
         made = in_folder("generate", tmp_path / folder, **{"tokenizer.kind": "bpe"})
         assert any("the vocabulary was learned from" in notice for notice in made.notices)

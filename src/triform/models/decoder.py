@@ -56,12 +56,17 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, V)
-        """`keep` covers the cached past too; `positions` are given where rows are padded on the left."""
+        return self.head(self.states(tokens, keep, positions, cache))
+
+    def states(
+        self, tokens: Tensor, keep: Keep = None, positions: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:  # (B, T) -> (B, T, D)
+        """What the head reads. `keep` covers the cached past too; rows padded on the left have `positions`."""
         layers = whereabouts(self.reaches, rows_of(keep), tokens, cache, positions)
         x = self.embedding(tokens, layers[0].positions)
         for block, here in zip(self.blocks, layers, strict=True):
             x = block(x, here)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
         return {"decoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}

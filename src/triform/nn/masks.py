@@ -89,6 +89,10 @@ class Rule:
             self._masks[key] = mask
             self._kept += mask.numel()
 
+    def remembered(self) -> list[object]:
+        """Everything kept for kernels; who recorded a kernel must keep it too, for here it may be dropped."""
+        return [*self._masks.values(), self.block_mask]
+
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""
         return lambda b, h, q, k: self.allows(b, q + (s - t), k)

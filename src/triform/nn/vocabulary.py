@@ -1,0 +1,117 @@
+"""The loss over a vocabulary. A large one is never scored for all rows at once.
+
+Scores are B·T·V numbers, more than everything else that training holds. So on CUDA, where they would be many, some
+rows are scored, judged and turned into gradients before the next ones: the backward pass then has nothing left to
+compute, and no more than one part of the scores exists, in the number format of the products.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IGNORE = -100  # a target that is not a prediction
+MOST_SCORES = 1 << 28  # scores of one part
+LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
+
+
+def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()
+    """Summed over targets that are predictions; in float32 at least."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return F.cross_entropy(
+        wide.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def vocabulary_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy of the head's scores (B, T, D), (B, T) -> (), summed; in parts where they are many."""
+    many = targets.numel() * head.out_features > MOST_SCORES
+    if not (many and states.is_cuda and torch.is_grad_enabled()):
+        return cross_entropy(head(states), targets, smoothing)
+    return in_parts(states, head, targets, smoothing)
+
+
+def in_parts(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float, most: int = MOST_SCORES) -> Tensor:
+    """The same a few rows at a time, gradients included."""
+    device = states.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    rows = max(LANES, most // head.out_features // LANES * LANES)
+    with torch.autocast(device, enabled=False):
+        loss: Tensor = _InParts.apply(
+            states.flatten(0, -2), head.weight, head.bias, targets.flatten(), smoothing, kind, rows
+        )  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _InParts(torch.autograd.Function):
+    """Computes the gradients while the scores are there; backward only multiplies by what comes in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float,
+        kind: torch.dtype, rows: int,
+    ) -> Tensor:  # fmt: skip
+        n, filling = len(weight), -len(weight) % LANES
+        w = F.pad(weight.to(kind), (0, 0, 0, filling))  # (V', D)
+        wide = torch.float64 if kind == torch.float64 else torch.float32
+        b = None if bias is None else F.pad(bias.to(wide), (0, filling))
+        loss = states.new_zeros((), dtype=wide)
+        d_states, d_weight = [], w.new_zeros(w.shape, dtype=wide)
+        d_bias = None if b is None else torch.zeros_like(b)
+        judge = _judge_on_cuda() if states.is_cuda else judged
+        parts = (each.split(rows) for each in (states.to(kind), targets))  # type: ignore[no-untyped-call]
+        for x, wanted in zip(*parts, strict=True):
+            part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
+            loss += part
+            d_states.append(d_scores @ w)
+            d_weight += _product(d_scores.T, x, wide)
+            if d_bias is not None:
+                d_bias += d_scores.sum(dim=0, dtype=wide)
+        kept = torch.cat(d_states).to(states.dtype), d_weight[:n].to(weight.dtype)
+        ctx.save_for_backward(*kept, *(() if d_bias is None or bias is None else (d_bias[:n].to(bias.dtype),)))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_states, d_weight, *d_bias = (each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
+        return d_states, d_weight, d_bias[0] if d_bias else None, None, None, None, None
+
+
+def judged(
+    scores: Tensor, bias: Tensor | None, targets: Tensor, n: int, smoothing: float
+) -> tuple[Tensor, Tensor]:  # (R, V'), (V'), (R) -> (), (R, V')
+    """The summed loss of some rows, and its gradient by their scores; columns from n on are filling."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    if bias is not None:
+        wide = wide + bias
+    column = torch.arange(scores.shape[1], device=scores.device)
+    inside = column < n
+    wide = torch.where(inside, wide, float("-inf"))
+    counted = targets != IGNORE
+    hit = column == targets[:, None]  # (R, V')
+    logs = wide.log_softmax(dim=-1)
+    share = hit.to(wide.dtype) * (1.0 - smoothing) + inside.to(wide.dtype) * (smoothing / n)
+    loss = -(torch.where(inside, logs, 0.0) * share).sum(dim=-1)
+    gradient = torch.where(counted[:, None], logs.exp() - share, 0.0)
+    return torch.where(counted, loss, 0.0).sum(), gradient.to(scores.dtype)
+
+
+@cache
+def _judge_on_cuda() -> Any:
+    """Compiled, so that scores are read twice and written once, whatever the steps above."""
+    return torch.compile(judged, dynamic=False)
+
+
+def _product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
+    """A matrix product whose sums are given out as they were added up: wide."""
+    if left.is_cuda and left.dtype != wide:
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)

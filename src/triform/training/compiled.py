@@ -1,0 +1,49 @@
+"""Compiled blocks for long runs of large models, whose time goes into passes over memory between the products.
+
+One block is compiled and serves all layers, so that it takes seconds, not minutes. Only steps of learning use it:
+validation comes in other shapes and is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from triform.nn.block import Block, CrossBlock
+
+PAYS_BACK = 2e16  # operations of a run from which on half a minute of compiling is won back
+LARGE = 20_000_000  # parameters; below, a replay hides nearly everything that a compilation could save
+
+
+def pays(n_parameters: int, n_places: int, n_steps: int) -> bool:
+    """Whether a run of so many steps, of so many tokens each, is long enough."""
+    return n_parameters >= LARGE and 6.0 * n_parameters * n_places * n_steps >= PAYS_BACK
+
+
+@contextmanager
+def compiled(model: nn.Module) -> Iterator[None]:
+    """Let the model's blocks run compiled in here."""
+    blocks = [module for module in model.modules() if isinstance(module, Block | CrossBlock)]
+    for block in blocks:
+        forward = _block if isinstance(block, Block) else _cross_block
+        object.__setattr__(block, "forward", partial(forward(), block))
+    try:
+        yield
+    finally:
+        for block in blocks:
+            object.__delattr__(block, "forward")
+
+
+@cache
+def _block() -> Callable[..., Any]:
+    return torch.compile(Block.forward)
+
+
+@cache
+def _cross_block() -> Callable[..., Any]:
+    return torch.compile(CrossBlock.forward)
