@@ -59,6 +59,9 @@ def trained(texts: list[str] = TEXTS, **chosen: object) -> BpeTokenizer:
     return made
 
 
+LOUD, QUIET = trained(), trained(lowercase=True)
+
+
 @pytest.fixture(scope="module")
 def bpe() -> BpeTokenizer:
     return trained()
@@ -155,6 +158,18 @@ def test_words_that_are_remembered_give_the_ids_of_the_library(bpe: BpeTokenizer
     """The quick way, with a pattern of its own, against the library's core; twice, from memory the second time."""
     for _ in range(2):
         assert bpe.encode(text) == bpe._core.encode(text, add_special_tokens=False).ids
+
+
+@unhurried
+@given(texts=st.lists(st.text("\0 \n\r'sab1é!🙂𝔘", max_size=12), max_size=9), lowercase=st.booleans())
+def test_texts_that_are_split_together_do_not_touch(texts: list[str], lowercase: bool) -> None:
+    """Spaces at an end, empty texts, the character that stands between them, and what is left to the library."""
+    made = QUIET if lowercase else LOUD
+    expected = [row.ids for row in made._core.encode_batch(texts, add_special_tokens=False)]
+    assert made.encode_batch(texts) == expected
+    tokens, lengths = made.encode_rows(texts)
+    assert lengths.tolist() == [len(row) for row in expected]
+    assert tokens.tolist() == [token for row in expected for token in row]
 
 
 @pytest.mark.parametrize("around", ["a{}1", "'{}x", " {} \n"])

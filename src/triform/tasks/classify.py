@@ -122,7 +122,7 @@ class Classify(Task):
         cache = TokenCache([train_name], folder / "tokens", notices)
         what = [fraction, layout(data)]
         labels, n_characters = cache.recall(
-            ["survey", what, data.labels], lambda: survey(train_name, config, fraction)
+            ["labels", what, data.labels], lambda: survey(train_name, config, fraction)
         )
         config = with_tokenizer(build({"data.labels": tuple(labels)}, config), n_characters)
 

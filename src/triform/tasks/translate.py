@@ -151,7 +151,7 @@ class Translate(Task):
         files = [data.source, data.target] if data.source else [train_name]
         cache = TokenCache(files, folder / "tokens", notices)
         what = [0.0 if _validation_name(config) else data.valid_fraction, layout(data)]
-        *sizes, skipped = cache.recall(["survey", what], lambda: survey(config))
+        *sizes, skipped = cache.recall(["pairs", what], lambda: survey(config))
         config = with_tokenizer(config, sum(sizes))
         source, target = _saved(config, folder) if resume else _trained(config, kept, cache, what, sizes)
         stores = encode_once(cache, kept, source, target, what)
