@@ -84,7 +84,7 @@ class PlainBlock(nn.Module):
 
 def stepper(
     model: nn.Module, inputs: Callable[[], tuple[tuple[Tensor, ...], Tensor]], *, half: bool, clip: float = 1.0,
-    logits: Callable[[Any], Tensor] = lambda out: out, **adam: Any,
+    compiled: bool = False,    logits: Callable[[Any], Tensor] = lambda out: out, **adam: Any,
 ) -> Callable[[], Tensor]:  # fmt: skip
     """A training step as most scripts have it: autocast, cross entropy in float32, clipping, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, **adam)
@@ -93,11 +93,15 @@ def stepper(
     def precision() -> AbstractContextManager[Any]:
         return torch.autocast(device, dtype=torch.bfloat16) if half else nullcontext()
 
+    def loss_of(given: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits(model(*given)).flatten(0, -2).float(), targets.flatten())
+
+    judge = torch.compile(loss_of) if compiled else loss_of
+
     def step() -> Tensor:
         given, targets = inputs()
         with precision():
-            scores = logits(model(*given))
-            loss = F.cross_entropy(scores.flatten(0, -2).float(), targets.flatten())
+            loss = judge(given, targets)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)

@@ -85,7 +85,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         by_distance = matching.relation.by_distance
         flag = how is Hidden.FUTURE and not by_distance
         keep = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
-        mask = keep
+        mask, blind = keep, None
+        if q.is_cuda and keep is not None and not rule.exact and not by_distance:
+            mask, blind = rule.added(piece, q.device, q.dtype)  # made once, not by each layer's kernel
         if by_distance:
             bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
             mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
@@ -96,7 +98,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         if keep is None or rule.exact or not q.is_cuda:
             return y
         # cuDNN's kernel gives a query that may read nothing the mean of all values
-        return y.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
+        return y.masked_fill(~keep.any(dim=-1, keepdim=True) if blind is None else blind, 0.0)
 
     pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.nn.embedding import product_kind
+
 IGNORE = -100  # a target that is not a prediction
-MOST_SCORES = 1 << 28  # scores of one part
+MOST_SCORES = 1 << 29  # scores of one part
 LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
 
 
@@ -41,10 +43,9 @@ def vocabulary_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing:
 
 def in_parts(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float, most: int = MOST_SCORES) -> Tensor:
     """The same a few rows at a time, gradients included."""
-    device = states.device.type
-    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    kind = product_kind(states)
     rows = max(LANES, most // head.out_features // LANES * LANES)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(states.device.type, enabled=False):
         loss: Tensor = _InParts.apply(
             states.flatten(0, -2), head.weight, head.bias, targets.flatten(), smoothing, kind, rows
         )  # type: ignore[no-untyped-call]
@@ -64,7 +65,7 @@ class _InParts(torch.autograd.Function):
         wide = torch.float64 if kind == torch.float64 else torch.float32
         b = None if bias is None else F.pad(bias.to(wide), (0, filling))
         loss = states.new_zeros((), dtype=wide)
-        d_states, d_weight = [], w.new_zeros(w.shape, dtype=wide)
+        d_states, d_weight = [], None
         d_bias = None if b is None else torch.zeros_like(b)
         judge = _judge_on_cuda() if states.is_cuda else judged
         parts = (each.split(rows) for each in (states.to(kind), targets))  # type: ignore[no-untyped-call]
@@ -72,9 +73,11 @@ class _InParts(torch.autograd.Function):
             part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
             loss += part
             d_states.append(d_scores @ w)
-            d_weight += _product(d_scores.T, x, wide)
+            d_part = _product(d_scores.T, x, wide)
+            d_weight = d_part if d_weight is None else d_weight.add_(d_part)
             if d_bias is not None:
                 d_bias += d_scores.sum(dim=0, dtype=wide)
+        assert d_weight is not None, "there is at least one part"
         kept = torch.cat(d_states).to(states.dtype), d_weight[:n].to(weight.dtype)
         ctx.save_for_backward(*kept, *(() if d_bias is None or bias is None else (d_bias[:n].to(bias.dtype),)))
         return loss

@@ -16,13 +16,13 @@ from torch import nn
 
 from triform.nn.block import Block, CrossBlock
 
-PAYS_BACK = 2e16  # operations of a run from which on half a minute of compiling is won back
-LARGE = 20_000_000  # parameters; below, a replay hides nearly everything that a compilation could save
+PAYS_BACK = 4e15  # operations of a run from which on a quarter of a minute of compiling is won back
+MANY = 4_096  # tokens a step; with fewer, starting kernels takes the time, and a replay has saved that already
 
 
 def pays(n_parameters: int, n_places: int, n_steps: int) -> bool:
     """Whether a run of so many steps, of so many tokens each, is long enough."""
-    return n_parameters >= LARGE and 6.0 * n_parameters * n_places * n_steps >= PAYS_BACK
+    return n_places > MANY and 6.0 * n_parameters * n_places * n_steps >= PAYS_BACK
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from triform.config import Config
 from triform.data.loader import Indices
 from triform.tasks.task import Batch, Dataset, Task
 from triform.training.optim import make_optimizer
@@ -34,7 +35,7 @@ class Learner:
         self.place = torch.zeros(1, dtype=torch.long, device=self.device)  # where the next one goes
         self.norm = weight.new_zeros(())  # of the last gradient, before clipping
         self.notices: list[str] = []  # what a user may want to know of how it went
-        self.number_format = number_format(self.config.precision, self.device)
+        self.number_format = number_format(task.config, self.device)
 
     def step(self, drawn: Sequence[Indices], rate: float) -> Counts:
         """Learn from these batches at this rate."""
@@ -68,7 +69,7 @@ class Learner:
 
     def running(self) -> AbstractContextManager[Any]:
         """Around everything that happens while training."""
-        return nullcontext()
+        return _tf32() if self.number_format == "tf32" else nullcontext()
 
     def recall(self, losses: Sequence[float]) -> None:
         """Stand where these losses have been seen since the last look; none: a new look begins."""
@@ -76,9 +77,23 @@ class Learner:
         self.place.fill_(len(losses))
 
 
-def number_format(precision: str, device: torch.device) -> str:
-    """What `precision = "auto"` comes to: bf16 where the device is made for it."""
-    if precision != "auto":
-        return precision
-    made_for = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if made_for else "fp32"
+FEW = 4_096  # tokens a step; with so few, casting weights to half costs more than the products gain
+
+
+def number_format(config: Config, device: torch.device) -> str:
+    """What `precision = "auto"` comes to: on CUDA bf16, or for small steps float32 through the matrix units."""
+    if config.train.precision != "auto":
+        return config.train.precision
+    if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "fp32"
+    return "tf32" if (config.train.batch_tokens or config.train.batch_size * config.data.max_len) <= FEW else "bf16"
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

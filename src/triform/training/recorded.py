@@ -96,7 +96,7 @@ class Recorded(Learner):
         """On a stream of its own, where graphs can be recorded."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), super().running():
             yield
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
