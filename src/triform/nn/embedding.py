@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
@@ -20,12 +19,4 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
-        x = self.positions(self.tokens(tokens) * self.scale, positions)
-        return self.dropout(x.to(product_kind(x)))
-
-
-def product_kind(x: Tensor) -> torch.dtype:
-    """The number format of matrix products here: what autocast says, where it is on; else that of x itself."""
-    device = x.device.type
-    known = torch.amp.is_autocast_available(device)  # shapes without numbers know no autocast
-    return torch.get_autocast_dtype(device) if known and torch.is_autocast_enabled(device) else x.dtype
+        return self.dropout(self.positions(self.tokens(tokens) * self.scale, positions))

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.nn.embedding import product_kind
+from triform.nn.half import product_kind, wide_product
 
 IGNORE = -100  # a target that is not a prediction
-MOST_SCORES = 1 << 29  # scores of one part
+MOST_SCORES = 1 << 30  # scores of one part
 LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
 
 
@@ -73,7 +73,7 @@ class _InParts(torch.autograd.Function):
             part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
             loss += part
             d_states.append(d_scores @ w)
-            d_part = _product(d_scores.T, x, wide)
+            d_part = wide_product(d_scores.T, x, wide)
             d_weight = d_part if d_weight is None else d_weight.add_(d_part)
             if d_bias is not None:
                 d_bias += d_scores.sum(dim=0, dtype=wide)
@@ -97,24 +97,19 @@ def judged(
         wide = wide + bias
     column = torch.arange(scores.shape[1], device=scores.device)
     inside = column < n
-    wide = torch.where(inside, wide, float("-inf"))
     counted = targets != IGNORE
-    hit = column == targets[:, None]  # (R, V')
-    logs = wide.log_softmax(dim=-1)
-    share = hit.to(wide.dtype) * (1.0 - smoothing) + inside.to(wide.dtype) * (smoothing / n)
-    loss = -(torch.where(inside, logs, 0.0) * share).sum(dim=-1)
-    gradient = torch.where(counted[:, None], logs.exp() - share, 0.0)
-    return torch.where(counted, loss, 0.0).sum(), gradient.to(scores.dtype)
+    wanted = targets.clamp(min=0)[:, None]  # (R, 1)
+    whole = torch.where(inside, wide, float("-inf")).logsumexp(dim=-1, keepdim=True)  # (R, 1)
+    right = wide.gather(1, wanted)
+    loss = whole - (1.0 - smoothing) * right
+    if smoothing:
+        loss = loss - torch.where(inside, wide, 0.0).sum(dim=-1, keepdim=True) * (smoothing / n)
+    share = (column == wanted).to(wide.dtype) * (1.0 - smoothing) + smoothing / n
+    gradient = torch.where(inside & counted[:, None], (wide - whole).exp() - share, 0.0)
+    return torch.where(counted, loss[:, 0], 0.0).sum(), gradient.to(scores.dtype)
 
 
 @cache
 def _judge_on_cuda() -> Any:
     """Compiled, so that scores are read twice and written once, whatever the steps above."""
     return torch.compile(judged, dynamic=False)
-
-
-def _product(left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
-    """A matrix product whose sums are given out as they were added up: wide."""
-    if left.is_cuda and left.dtype != wide:
-        return torch.mm(left, right, out_dtype=wide)
-    return left.to(wide) @ right.to(wide)

@@ -77,16 +77,16 @@ class Learner:
         self.place.fill_(len(losses))
 
 
-FEW = 4_096  # tokens a step; with so few, casting weights to half costs more than the products gain
+NARROW = 128  # a model no wider than this spends more on casting to half than its products gain
 
 
 def number_format(config: Config, device: torch.device) -> str:
-    """What `precision = "auto"` comes to: on CUDA bf16, or for small steps float32 through the matrix units."""
+    """What `precision = "auto"` comes to: on CUDA bf16, for narrow models float32 through the matrix units."""
     if config.train.precision != "auto":
         return config.train.precision
     if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
         return "fp32"
-    return "tf32" if (config.train.batch_tokens or config.train.batch_size * config.data.max_len) <= FEW else "bf16"
+    return "tf32" if config.model.d_model <= NARROW else "bf16"
 
 
 @contextmanager

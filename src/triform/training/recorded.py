@@ -8,7 +8,7 @@ go. The rows are gathered by the device, dropout moves on with every replay, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from triform.data.loader import Indices
+from triform.nn.half import Halves
 from triform.nn.masks import Rule
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Task
@@ -32,6 +33,7 @@ class Recorded(Learner):
         super().__init__(task, data)
         self.resident, self.max_steps = resident, max_steps
         self.compiling: bool | None = None  # decided at the first step
+        self.halves = Halves(task.model) if self.number_format == "bf16" else None
         self.inputs: dict[Shapes, Tensor] = {}  # of each shape seen: rate, weight and rows
         self.graphs: dict[Shapes, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -68,8 +70,14 @@ class Recorded(Learner):
             rows = told[start : start + shape[0]].long()
             batches.append(self.resident.gather(rows, shape))
             start += shape[0]
-        with compiled(self.task.model) if self.compiling else nullcontext():
+        with self._faster():
             self.learn(batches, told[1].float(), told[0].float())
+
+    def _faster(self) -> AbstractContextManager[Any]:
+        """What makes the forward and backward pass faster here."""
+        if self.compiling:
+            return compiled(self.task.model)
+        return nullcontext() if self.halves is None else self.halves.used()
 
     def _record(self, shapes: Shapes) -> None:
         if len(self.graphs) == MOST_GRAPHS:

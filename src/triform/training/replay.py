@@ -14,8 +14,12 @@ from triform.training.recorded import MOST_GRAPHS, Shapes, record
 class Replay:
     """The first message of a shape is followed as it is, the second while being recorded, the rest by replaying."""
 
-    def __init__(self, device: torch.device, follow: Callable[[Tensor, Shapes], None]) -> None:
-        self.device, self.follow = device, follow
+    def __init__(
+        self, device: torch.device, follow: Callable[[Tensor, Shapes], None], remembered: Callable[[], object]
+    ) -> None:
+        """`remembered` gives what the work keeps for another time: a graph that read it will read it again."""
+        self.device, self.follow, self.remembered = device, follow, remembered
+        self.kept: list[object] = []
         self.recording = device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.recording else None
         self.inputs: dict[Shapes, Tensor] = {}
@@ -42,6 +46,7 @@ class Replay:
             return
         try:
             self.graphs[shapes] = record(lambda: self.follow(self.inputs[shapes], shapes), self.pool)
+            self.kept.append(self.remembered())
         except RuntimeError as error:
             self.recording = False
             reason = str(error).strip().split("\n")[0]

@@ -41,7 +41,7 @@ class Stack:
         self.hollow = _Hollow(self.task)
         self._pile_up([_matrices_first(learner.task.model) for learner in learners])
         self._keep_count()
-        self.replay = Replay(self.device, self._follow)
+        self.replay = Replay(self.device, self._follow, self._remembered)
 
     def _pile_up(self, models: list[dict[str, nn.Parameter]]) -> None:
         """Copy all parameters and what optimizers keep into matrices, and let their owners look there."""
@@ -127,6 +127,11 @@ class Stack:
         self._move(grads, rates)
         self.losses.scatter_(1, self.places % self.losses.shape[1], total[:, None])
         self.places += 1
+
+    def _remembered(self) -> list[object]:
+        """The masks that the model keeps."""
+        rules = [rule for module in self.task.model.modules() for rule in getattr(module, "reaches", ())]
+        return [rule.remembered() for rule in rules]
 
     @torch.no_grad()
     def _move(self, grads: Tensor, rates: Tensor) -> None:
