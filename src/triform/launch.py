@@ -80,14 +80,12 @@ def train(
     folder = RunFolder(Path(options.out or default_out(asked)))
     stored = claim(folder, asked, options)
     if stored is None or not folder.complete():
-        pick_device(options.device)  # one that is not there is said before anything is read
         try:
-            prepared = TASKS[task].prepare(stored or build(asked), folder.path, resume=stored is not None)
-            trainer = set_up(prepared, folder, options, resume=stored is not None, kind=Trainer)
+            trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
         except (ConfigError, DataError):
             folder.discard_if_unused()
             raise
-        announce(trainer, prepared.notices, options)
+        announce(trainer, notices, options)
         with stopping_at_ctrl_c(trainer):
             trainer.fit()
         close(trainer)
@@ -185,13 +183,21 @@ def _foreign(path: Path) -> bool:
     return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
 
 
+def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
+    """Read the data, build the model, and stand where the run stood."""
+    device = pick_device(options.device)
+    prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+    prepared.task.model.to(device)
+    return set_up(prepared, folder, options, resume=resume, kind=Trainer), prepared.notices
+
+
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
 def set_up(
     prepared: Prepared, folder: RunFolder, options: Options, *, resume: bool, kind: type[AnyTrainer]
 ) -> AnyTrainer:
-    """Write down what is to be trained, and stand where the run stood."""
+    """Write down what is to be trained, and stand where the run stood; the model is on its device already."""
     task = prepared.task
     _settle_steps(prepared)
     names = [str(flatten(task.config)[name]) for name in FILES]
@@ -203,7 +209,6 @@ def set_up(
         folder.clear(keep=kept.name)
         task.save(folder.path)
         folder.write_config(task.config)
-    task.model.to(pick_device(options.device))
     listeners: list[Listener] = [MetricsFile(folder.metrics_file)]
     trainer = kind(prepared, folder, listeners, marks)
     if not options.quiet:

@@ -181,7 +181,9 @@ class Crew:
             return self.prepared
         torch.manual_seed(place.seed)
         config = place.stored or replace(self.config, seed=place.seed)
-        return replace(self.prepared, task=TASKS[config.task].load(config, self.lead.folder.path))
+        task = TASKS[config.task].load(config, self.lead.folder.path)
+        task.model.to(self.prepared.task.device)
+        return replace(self.prepared, task=task)
 
     def _say(self, members: Sequence[Member]) -> None:
         if self.options.quiet:
