@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from triform.config import Config, TaskName, TrainConfig
-from triform.errors import DivergedError, InterruptedRun
+from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.launch import Options, set_up, train
 from triform.seeds import train_seeds
 from triform.settings import build
@@ -271,6 +271,28 @@ def test_one_that_diverges_does_not_take_the_others_with_it(
     with pytest.raises(DivergedError, match="seed-1 of 3 diverged, the others went on: the loss is not finite"):
         train_seeds("classify", 3, out=tmp_path / "seeds", **asked)
     assert [RunFolder(tmp_path / "seeds" / f"seed-{n}").complete() for n in range(3)] == [True, False, True]
+
+
+@pytest.mark.usefixtures("exact")
+def test_where_memory_is_short_fewer_are_trained_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    each, sizes = Stack._each, []
+
+    def short(self: Stack, *arguments: Any, **named: Any) -> Tensor:
+        sizes.append(self.n)
+        if self.n > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return each(self, *arguments, **named)
+
+    monkeypatch.setattr(Stack, "_each", short)
+    asked = settings("generate", tmp_path)
+    made = train_seeds("generate", 5, out=tmp_path / "seeds", **asked)
+    assert {5, 2, 1} == set(sizes)
+    for seed in (0, 4):
+        alone = train("generate", out=tmp_path / f"alone-{seed}", seed=seed, **asked)
+        same_run(made.folders[seed], alone.path, most=1e-9)
+    monkeypatch.setattr(Stack, "_each", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out")))
+    with pytest.raises(ConfigError, match="cpu has too little memory for 1 models; give fewer --seeds"):
+        train_seeds("generate", 2, out=tmp_path / "none", **asked)
 
 
 # -- variants, and the parts by themselves

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from triform.config import Config, TrainConfig
-from triform.errors import DivergedError
+from triform.errors import ConfigError, DivergedError
 from triform.metrics import Scores
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Prepared, Task
@@ -112,7 +112,7 @@ class Population:
         self.members, self.resident = members, resident
         self.device = members[0].task.device
         self.stack: Stack | None = None
-        self.stopping = False
+        self.stopping, self.most = False, MOST_AT_ONCE
         self._judged: tuple[Dataset, list[Scores]] | None = None
         numbers = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
         self._saved, self._saving = time.monotonic(), 3 * numbers / WRITTEN  # with two moments each
@@ -137,7 +137,7 @@ class Population:
         """Who goes next: a kill while saving may leave some members behind the others."""
         going = [member for member in self.members if member.going]
         first = min((member.progress.step for member in going), default=0)
-        return [member for member in going if member.progress.step == first][:MOST_AT_ONCE]
+        return [member for member in going if member.progress.step == first][: self.most]
 
     def _train(self, crew: list[Member]) -> None:
         """Steps until all are done or level with the rest, or so few are left that a smaller stack is better."""
@@ -148,10 +148,17 @@ class Population:
         while not self.stopping:
             rates = [0.0] * len(crew)
             going = [place for place, member in enumerate(crew) if member.going]
+            before = [crew[place].sampler.state() for place in going]
             for place in going:
                 drawn, rates[place] = crew[place].draw()
                 plans[place] = [self.resident.plan(indices) for indices in drawn]
-            self.stack.step(plans, rates)  # who is done goes through old batches at no rate, and stays as it is
+            try:  # who is done goes through old batches at no rate, and stays as it is
+                self.stack.step(plans, rates)
+            except torch.OutOfMemoryError:
+                for place, state in zip(going, before, strict=True):
+                    crew[place].sampler.restore(state)
+                self._shrink(len(crew))
+                break
             self._judged = None
             for place in going:
                 counts = [sum(column) for column in list(zip(*plans[place], strict=True))[2:]]
@@ -161,6 +168,16 @@ class Population:
             if 2 * len(left) <= len(crew) or crew[going[0]].progress.step == level:
                 break
         self.look()
+
+    def _shrink(self, n: int) -> None:
+        """So many do not fit into memory: from here on half of them at a time."""
+        assert self.stack is not None
+        if n == 1 or self.stack.moving:
+            short = f"{self.device} has too little memory for {n} models"
+            raise ConfigError(f"{short}; give fewer --seeds at a time, or a smaller batch") from None
+        self.most = n // 2
+        self.members[0].learner.notices.append(f"{n} models do not fit into memory: {self.most} at a time")
+        self.stack.replay.graphs.clear()
 
     def _between(self, members: list[Member]) -> None:
         """What each does between steps, files written side by side."""

@@ -41,6 +41,7 @@ class Stack:
         self.hollow = _Hollow(self.task)
         self._pile_up([_matrices_first(learner.task.model) for learner in learners])
         self._keep_count()
+        self.moving = False  # whether weights are being changed: who fails before has changed nothing
         self.replay = Replay(self.device, self._follow, self._remembered)
 
     def _pile_up(self, models: list[dict[str, nn.Parameter]]) -> None:
@@ -124,7 +125,9 @@ class Stack:
             part = torch.cat([*(grad.flatten(1) for grad in found), self.filling], dim=1)  # (N, P)
             grads = grads.add_(part) if number else part
             total, start = total + losses.detach(), end
+        self.moving = True
         self._move(grads, rates)
+        self.moving = False
         self.losses.scatter_(1, self.places % self.losses.shape[1], total[:, None])
         self.places += 1
 
