@@ -183,7 +183,15 @@ def test_what_does_not_pay_together_is_trained_one_by_one_to_the_same_bits_as_al
 
 
 @pytest.mark.usefixtures("exact")
-def test_members_stop_early_each_for_itself(tmp_path: Path) -> None:
+def test_members_stop_early_each_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[dict[str, Tensor]] = []
+    fit = Population.fit
+
+    def watched(self: Population) -> None:
+        fit(self)
+        left.extend({k: p.clone() for k, p in m.task.model.named_parameters()} for m in self.members)
+
+    monkeypatch.setattr(Population, "fit", watched)
     pace = {"max_steps": 60, "eval_every": 1, "patience": 2, "lr": 0.1, "schedule": "constant", "log_every": 1}
     asked = settings("classify", tmp_path, train=pace)
     made = train_seeds("classify", 6, out=tmp_path / "seeds", **asked)
@@ -196,6 +204,7 @@ def test_members_stop_early_each_for_itself(tmp_path: Path) -> None:
         ours, theirs = tensors(made.folders[seed]), tensors(alone.path)
         for name in ours:
             torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-6, msg=name)
+        assert all(weight.equal(ours[f"model.{name}"]) for name, weight in left[seed].items()), "done is done"
 
 
 # -- stopping and going on
