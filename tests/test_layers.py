@@ -35,7 +35,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "charts": (),
     "report": ("errors", "charts"),
     "run": ("errors", "config", "settings", "metrics", "tasks", "training", "explain"),
-    "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
+    "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
+    "launch": (
+        "errors",
+        "config",
+        "settings",
+        "presets",
+        "data",
+        "tasks",
+        "training",
+        "explain",
+        "report",
+        "run",
+        "memory",
+    ),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS

@@ -133,7 +133,7 @@ def test_elsewhere_lines_are_plain() -> None:
         line.hear(event)
     assert out.getvalue().splitlines() == [
         "step 10/40  valid loss 2.2500  accuracy 0.5000",
-        "done after 20 steps, 3 s; best accuracy 0.5000 at step 10",
+        "done after 20 steps, 3 s; best accuracy 0.5000 at step 10; 1,234 tokens/s",
     ]
 
 

@@ -108,8 +108,8 @@ class Classify(Task):
         super().__init__(config)
         self.tokenizer, self.labels = tokenizer, config.data.labels
         self.numbers = {label: number for number, label in enumerate(self.labels)}
-        sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
-        self.model = Classifier(config.model, sizes)
+        self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
+        self.model = Classifier(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:

@@ -117,7 +117,8 @@ class Generate(Task):
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer = tokenizer
-        self.model = Decoder(config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len))
+        self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
+        self.model = Decoder(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:

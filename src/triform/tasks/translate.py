@@ -130,12 +130,12 @@ class Translate(Task):
     def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
         super().__init__(config)
         self.source, self.target = source, target
-        sizes = Sizes(
+        self.sizes = Sizes(
             vocab_size=source.vocab_size,
             max_len=config.data.max_len,
             target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
         )
-        self.model = Seq2Seq(config.model, sizes)
+        self.model = Seq2Seq(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
