@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from triform.config import ModelConfig, Sizes
+from triform.decode.beam import Ending
 from triform.decode.choose import best
-from triform.decode.search import Ending, write
-from triform.decode.stepper import DecoderStepper
+from triform.decode.forms import DecoderForm
+from triform.decode.search import write
+from triform.decode.stepper import Cached
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.nn.choice import FLASH, FLEX, automatic, choose
@@ -41,9 +43,9 @@ def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dt
 
     def continued(rows: list[list[int]]) -> list[list[int]]:
         ending = Ending(eos=3, limits=(20,) * len(rows), banned=(0, 1, 2))
-        return write(DecoderStepper(model, rows, max_len=64), best, ending)
+        return write(Cached(DecoderForm(model, 64), rows), best, ending)
 
-    stepper = DecoderStepper(model, prompts, max_len=64)
+    stepper = Cached(DecoderForm(model, 64), prompts)
     assert stepper.start().isfinite().all()
     if dtype is torch.float32:
         assert continued(prompts) == [continued([prompt])[0] for prompt in prompts]

@@ -51,16 +51,10 @@ def spread(x: Tensor, q: Tensor) -> Tensor:  # (B, G, S, Dh) -> (B, H, S, Dh)
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def distances(piece: Piece, device: torch.device) -> Tensor:  # (T + S - 1)
-    """Key minus query along the diagonals of a piece, from the last query's first key on."""
-    first = piece.k - (piece.place + piece.t - 1)
-    return torch.arange(first, first + piece.t + piece.s - 1, device=device)
-
-
 def weights(q: Tensor, k: Tensor, rule: Rule, matching: Matching, piece: Piece | None = None) -> Tensor:
     """How much each query attends to each key: (B, H, T, S), rows summing to one."""
     piece = piece or whole(q.shape[-2], k.shape[-2])
-    scores = matching(q, k, distances(piece, q.device))  # (B, H, T, S)
+    scores = matching(q, k, rule.distances(piece, q.device))  # (B, H, T, S)
     keep = rule.dense(piece, q.device)
     shares = scores.masked_fill(~keep, float("-inf")).softmax(dim=-1)
     return shares.masked_fill(~keep, 0.0)  # a row with nothing to read is NaN until here
@@ -73,7 +67,9 @@ def explicit(
     piece = piece or whole(q.shape[-2], k.shape[-2])
     shares = weights(q, k, rule, matching, piece)
     shares = F.dropout(shares, dropout, training=dropout > 0).to(v.dtype)
-    return shares @ spread(v, q) + matching.relation.values(shares, distances(piece, q.device))  # (B, H, T, Dh)
+    return shares @ spread(v, q) + matching.relation.values(
+        shares, rule.distances(piece, q.device)
+    )  # (B, H, T, Dh)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
@@ -87,13 +83,13 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         keep = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
         mask = keep
         if by_distance:
-            bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
+            bias = matching.relation.bias(q, rule.distances(piece, q.device))  # (1, H, T, S)
             mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=score.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
-        if keep is None or rule.exact or not q.is_cuda:
+        if keep is None or rule.exact or not rule.may_hide_all or not q.is_cuda:
             return y
         # cuDNN's kernel gives a query that may read nothing the mean of all values
         return y.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
