@@ -87,7 +87,7 @@ class DecoderForm:
     def next(
         self, tokens: Tensor, rows: Hypotheses | None, cache: Cache | Rings, source_keep: Tensor | None
     ) -> Tensor:
-        return self.model(tokens, rows, None, cache).float()
+        return self.model.head(self.model.states(tokens, rows, None, cache)).float()
 
     def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
         return self._after(*_on(self.model, pad(texts, left=True)), None)
@@ -119,4 +119,5 @@ class Seq2SeqForm:
 
     def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
         source, keep = _on(self.model, pad(rows))
-        return self.model(source, _on(self.model, pad(texts))[0], keep)[:, -1].float()
+        target = _on(self.model, pad(texts))[0]
+        return self.model.decode(target, self.model.encoder(source, keep), keep)[:, -1].float()

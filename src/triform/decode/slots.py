@@ -96,7 +96,7 @@ class Slots:
         self.tokens = torch.zeros(STEPS, rows, size, dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
         self.cache = Rings(self.room, self.source, self.places)
-        self.graph = self._captured(form) if device.type == "cuda" else None
+        self.graph = self._captured(form) if _records(device) else None
 
     def _take(self, form: Form) -> None:
         """One step. Nothing here waits for the device, or depends on a number that the host knows."""
@@ -110,11 +110,12 @@ class Slots:
         torch.add(self.now * size, torch.arange(size, device=self.now.device), out=self.places)
         self.keep.index_copy_(2, self.places, self.one_each.expand(rows, size, size))
         age = (self.now - self.column).remainder(columns)
-        newest = Hypotheses(self.keep, age, self.position.expand(rows, size))
+        # a row that is done goes on until the host looks: its place in the text must still be one
+        standing = self.position.clamp(max=form.max_len - 1).expand(rows, size)
+        newest = Hypotheses(self.keep, age, standing)
         self.scores.copy_(form.next(tokens, newest, self.cache, self.source_keep))
         self.step.add_(1)
-        # a row that is done goes on until the host looks: its place in the text must still be one
-        self.position.add_(1).clamp_(max=form.max_len - 1)
+        self.position.add_(1)
 
     def _captured(self, form: Form) -> torch.cuda.CUDAGraph | None:
         """The step as a graph, recorded while nobody is in the slots; None where that cannot be done."""
@@ -191,3 +192,8 @@ class Ahead:
             self.source = torch.stack([torch.stack(kept) for kept in sources])
             self.source_keep = torch.ones(n, self.source.shape[4], dtype=torch.bool, device=device)
             self.source_keep = self.source_keep if read.source_keep is None else read.source_keep
+
+
+def _records(device: torch.device) -> bool:
+    """Whether steps there can be recorded and replayed."""
+    return device.type == "cuda"

@@ -164,9 +164,9 @@ class Cached:
         texts, size = self.texts, self.size
         self.size = 1
         scores = self._adopt([text for row in texts for text in row])
+        keep = self._keep().view(len(texts), size, -1)
         for past, _ in self.cache.parts:
             past.interleave(size)
-        keep = self._keep().view(len(texts), size, -1)
         own = torch.eye(size, dtype=torch.bool, device=keep.device)
         self.keep = None if size == 1 and keep.all() else (keep[..., None] & own[:, None]).flatten(2)
         self.times = self.times.repeat_interleave(size)
@@ -187,7 +187,7 @@ class Cached:
         if not self.lengths:
             return self._adopt(rows)
         read = self.form.read(rows)
-        before = len(self.lengths)
+        before = len(self._keep())
         self.source_keep = self.cache.join_sources(read.cache, self.source_keep, read.source_keep)
         self.lengths = self.lengths + read.lengths
         self.texts = self.texts + self._begun(rows)
