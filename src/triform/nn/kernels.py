@@ -32,6 +32,7 @@ class Matching(nn.Module):
     def __init__(self, score: Score, relation: Relation) -> None:
         super().__init__()
         self.score, self.relation = score, relation
+        self.is_plain = score.is_dot and not relation.by_distance and not relation.needs_weights
 
     def forward(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:  # -> (B, H, T, S)
         asked = self.score.queries(q) * self.score.scale
@@ -96,6 +97,14 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
 
     pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)
+
+
+def alone(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+    """One query that reads every key, by dot product alone: a decoding step with as few calls as there can be."""
+    score = matching.score
+    return F.scaled_dot_product_attention(
+        score.queries(q), score.keys(k), v, scale=score.scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
