@@ -72,8 +72,6 @@ class Replay:
 
     @torch.inference_mode()
     def run(self, seeds: Sequence[int]) -> list[list[int]]:
-        if not self.rows:
-            return []
         self._read_ahead()
         self.slots = self._slots(self.ahead[0][1])
         sample = Sample(self.config, seeds)

@@ -109,6 +109,8 @@ def run_search(
     form: Form, rows: Sequence[Tokens], config: DecodeConfig, ending: Ending, *, default: str, seeds: Sequence[int]
 ) -> list[list[int]]:
     """Decode as the settings say; `default` is what "auto" means for the task."""
+    if not rows:
+        return []
     strategy = default if config.strategy == "auto" else config.strategy
     order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))  # rows of like length come together
     ending = Ending(eos=ending.eos, limits=tuple(ending.limits[row] for row in order), banned=ending.banned)
