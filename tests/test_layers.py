@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
-    "training": ("errors", "config", "settings", "metrics", "tasks"),
+    "training": ("errors", "config", "settings", "nn", "data", "metrics", "tasks"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),

@@ -244,7 +244,7 @@ def _announce(trainer: Trainer, notices: Sequence[str], options: Options) -> Non
         "higher_is_better": task.higher_is_better,
         "parameters": parameters,
         "device": str(task.device),
-        "precision": trainer.number_format,
+        "precision": trainer.learner.number_format,
         "unit": task.unit,
         "train_examples": len(trainer.train_data),
         "valid_examples": len(trainer.valid_data or ()),

@@ -14,10 +14,11 @@ from task_cases import N_ROWS, NAMES, WORDS, prepared, sentences, write_data
 
 from triform.config import Config, TaskName
 from triform.decode import search
+from triform.nn.vocabulary import IGNORE
 from triform.settings import build, flatten
 from triform.tasks import TASKS, Prediction, Prepared, Task, generate
 from triform.tasks.defaults import settle_steps
-from triform.tasks.task import IGNORE, ByLength, held_out
+from triform.tasks.task import ByLength, held_out
 from triform.text import BOS, EOS
 from triform.training.folder import load_weights, weights_of
 

@@ -87,7 +87,7 @@ def same_run(one: Path, other: Path) -> None:
 
 
 def events(path: Path) -> list[dict[str, object]]:
-    clocks = ("seconds", "tokens_per_s", "time")
+    clocks = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [
         {key: value for key, value in row.items() if key not in clocks} for row in rows if row["event"] != "resume"

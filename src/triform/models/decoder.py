@@ -59,7 +59,6 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | Rings | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, V)
-        """`keep` covers the cached past too; `positions` are given where rows are padded on the left."""
         return self.head(self.states(tokens, keep, positions, cache))
 
     def states(
@@ -69,7 +68,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cache: Cache | Rings | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
-        """What the head makes its scores from."""
+        """What the head reads. `keep` covers the cached past too; rows padded on the left have `positions`."""
         layers = whereabouts(self.reaches, rows_of(keep), tokens, cache, positions)
         x = self.embedding(tokens, layers[0].positions)
         for block, here in zip(self.blocks, layers, strict=True):

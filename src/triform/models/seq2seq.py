@@ -47,6 +47,16 @@ class Seq2Seq(nn.Module):
         cache: Cache | Rings | None = None,
         target_keep: Keep = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, V)
+        return self.head(self.decoded(target, states, source_keep, cache, target_keep))
+
+    def decoded(
+        self,
+        target: Tensor,
+        states: Tensor,
+        source_keep: Keep = None,
+        cache: Cache | Rings | None = None,
+        target_keep: Keep = None,
+    ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
         """Where one side is packed, so is the other. Padding after a target is its future: nothing need hide it."""
         rows = rows_of(target_keep)
         source_rule = rows_of(source_keep).read_by(rows)
@@ -54,7 +64,7 @@ class Seq2Seq(nn.Module):
         x = self.embedding(target, layers[0].positions)
         for block, here in zip(self.blocks, layers, strict=True):
             x = block(x, here, states, source_rule)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
         blocks = cast("list[CrossBlock]", list(self.blocks))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
@@ -32,15 +36,25 @@ class Attention(nn.Module):
         self.kernel = kernel
 
     def forward(self, x: Tensor, source: Tensor, rule: Rule, positions: Tensor, memory: Memory) -> Tensor:
-        q = self.heads(self.query(x))  # (B, H, T, Dh)
-        q = self.matching.relation.turn(q, positions)
-        k, v = memory.read(lambda: self.keys_values(source, positions))  # (B, G, S, Dh) each
+        asked, told = self.projected(x, source)
+        q = self.matching.relation.turn(self.heads(asked), positions)  # (B, H, T, Dh)
+        k, v = memory.read(lambda: self.keys_values(told(), positions))  # (B, G, S, Dh) each
         y = self.kernel(q, k, v, rule, self.matching, self.dropout * self.training)  # (B, H, T, Dh)
         return self.out(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
     def heads(self, x: Tensor) -> Tensor:  # (B, T, H * Dh) -> (B, H, T, Dh)
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
-    def keys_values(self, source: Tensor, positions: Tensor) -> KeysValues:
-        k, v = self.key_value(source).chunk(2, dim=-1)  # (B, S, G * Dh) each
+    def projected(self, x: Tensor, source: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Queries, and keys with values for who wants them; compiled self-attention makes them in one product."""
+        if not torch.compiler.is_compiling() or x is not source:
+            return self.query(x), lambda: self.key_value(source)
+        layers = self.query, self.key_value
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers]) if self.query.bias is not None else None
+        asked, told = F.linear(x, weight, bias).tensor_split([self.query.out_features], dim=-1)
+        return asked, lambda: told
+
+    def keys_values(self, projected: Tensor, positions: Tensor) -> KeysValues:
+        k, v = projected.chunk(2, dim=-1)  # (B, S, G * Dh) each
         return self.matching.relation.turn(self.heads(k), positions), self.heads(v)

@@ -21,8 +21,15 @@ def layer_norm(config: ModelConfig) -> nn.Module:
     return nn.LayerNorm(config.d_model, bias=config.bias)
 
 
+class RMSNorm(nn.RMSNorm):
+    """In the precision of its weights, as autocast has it for LayerNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def rms_norm(config: ModelConfig) -> nn.Module:
-    return nn.RMSNorm(config.d_model, eps=1e-6)
+    return RMSNorm(config.d_model, eps=1e-6)
 
 
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}

@@ -68,9 +68,8 @@ def explicit(
     piece = piece or whole(q.shape[-2], k.shape[-2])
     shares = weights(q, k, rule, matching, piece)
     shares = F.dropout(shares, dropout, training=dropout > 0).to(v.dtype)
-    return shares @ spread(v, q) + matching.relation.values(
-        shares, rule.distances(piece, q.device)
-    )  # (B, H, T, Dh)
+    joined = matching.relation.values(shares, rule.distances(piece, q.device))
+    return shares @ spread(v, q) + joined  # (B, H, T, Dh)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
@@ -82,7 +81,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         by_distance = matching.relation.by_distance
         flag = how is Hidden.FUTURE and not by_distance
         keep = None if flag or how is Hidden.NOTHING else rule.dense(piece, q.device)
-        mask = keep
+        mask, blind = keep, None
+        if q.is_cuda and keep is not None and not rule.exact and not by_distance:
+            mask, blind = rule.added(piece, q.device, q.dtype)  # made once, not by each layer's kernel
         if by_distance:
             bias = matching.relation.bias(q, rule.distances(piece, q.device))  # (1, H, T, S)
             mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
@@ -93,7 +94,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropo
         if keep is None or rule.exact or not rule.may_hide_all or not q.is_cuda:
             return y
         # cuDNN's kernel gives a query that may read nothing the mean of all values
-        return y.masked_fill(~keep.any(dim=-1, keepdim=True), 0.0)
+        return y.masked_fill(~keep.any(dim=-1, keepdim=True) if blind is None else blind, 0.0)
 
     pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)

@@ -57,6 +57,7 @@ class Rule:
     def __init__(self) -> None:
         self._masks: dict[tuple[Piece, torch.device], Tensor] = {}
         self._kept = 0  # entries of all of them
+        self._added: tuple[object, Tensor, Tensor] | None = None  # the newest one, in another form
         self.pieces: dict[tuple[int, ...], list[Piece]] = {}  # what `cut` made of this rule
         self.block_mask: tuple[object, Any] | None = None  # and what a compiling kernel did, for one shape
 
@@ -94,6 +95,20 @@ class Rule:
         """Key minus query along the diagonals of a piece, from the last query's first key on."""
         first = piece.k - (piece.place + piece.t - 1)
         return torch.arange(first, first + piece.t + piece.s - 1, device=device)
+
+    def added(self, piece: Piece, device: torch.device, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same as what is added to scores, 0 or minus infinity, and which queries may read nothing at all."""
+        key = piece, device, kind
+        if self._added is None or self._added[0] != key:
+            keep = self.dense(piece, device)
+            with torch.inference_mode(False):
+                bias = torch.zeros(keep.shape, dtype=kind, device=device).masked_fill(~keep, float("-inf"))
+                self._added = key, bias, ~keep.any(dim=-1, keepdim=True)
+        return self._added[1], self._added[2]
+
+    def remembered(self) -> list[object]:
+        """Everything kept for kernels; who recorded a kernel must keep it too, for here it may be dropped."""
+        return [*self._masks.values(), self._added, self.block_mask]
 
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""

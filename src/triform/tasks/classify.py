@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.config import Config, Sizes
+from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.loader import Indices, in_order_of_length
 from triform.data.readers import Row, describe_rows, read_rows
@@ -21,8 +21,10 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.rows import pad
+from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
     Batch,
     ByLength,
@@ -32,7 +34,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     held_out,
     saved_tokenizer,
     seen_part,
@@ -63,10 +64,34 @@ class Examples(ByLength):
             labels=torch.from_numpy(self.labels[indices]),
             weight=len(indices),
             n_tokens=int(self.lengths[indices].sum()),
+            n_places=tokens.numel(),
         )
+
+    def on(self, device: torch.device, train: TrainConfig) -> ResidentExamples | None:
+        return ResidentExamples(self, device, train.batch_size) if fits(self.store) else None
 
     def too_long(self) -> int:
         return int((self.store.lengths > self.max_len).sum())
+
+
+class ResidentExamples:
+    """The same on a device."""
+
+    def __init__(self, examples: Examples, device: torch.device, batch_size: int) -> None:
+        self.lengths, self.max_len, self.batch_size = examples.lengths, examples.max_len, batch_size
+        self.texts = Sequences(examples.store, examples.max_len, device)
+        self.labels = torch.from_numpy(examples.labels).to(device)
+
+    def plan(self, indices: Indices) -> Plan:
+        lengths = self.lengths[indices]
+        n_rows = self.batch_size or rung(len(indices), len(self.lengths))
+        width = rung(int(lengths.max()), self.max_len)
+        return Plan((n_rows, width), filled(indices, n_rows), len(indices), int(lengths.sum()), n_rows * width)
+
+    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Labelled:
+        real, rows = rows != FILLING, rows.clamp(min=0)
+        tokens, keep = self.texts.rows(rows, shape[1], PAD)
+        return Labelled(tokens=tokens, keep=keep, labels=torch.where(real, self.labels[rows], IGNORE))
 
 
 class Classify(Task):

@@ -24,8 +24,10 @@ from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
+from triform.nn.vocabulary import cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.resident import Plan, fits, sent
 from triform.tasks.task import (
     NEVER_WRITTEN,
     Batch,
@@ -35,7 +37,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     saved_tokenizer,
     seen_part,
     unknown_note,
@@ -73,7 +74,10 @@ class Stream:
         places = starts[:, None] + np.arange(width + 1)
         table = torch.from_numpy(self.store.tokens[places].astype(np.int64))  # (B, T + 1)
         size = len(starts) * width
-        return Windows(tokens=table[:, :-1], targets=table[:, 1:], weight=size, n_tokens=size)
+        return Windows(tokens=table[:, :-1], targets=table[:, 1:], weight=size, n_tokens=size, n_places=size)
+
+    def on(self, device: torch.device, train: TrainConfig) -> ResidentStream | None:
+        return ResidentStream(self, device) if fits(self.store) else None
 
     def batches(self) -> Iterator[Windows]:
         """Windows side by side; the last, shorter one by itself."""
@@ -82,6 +86,22 @@ class Stream:
             yield self._windows(np.array(chunk), self.max_len)
         if rest := len(self) % self.max_len:
             yield self._windows(np.array([len(self) - rest]), rest)
+
+
+class ResidentStream:
+    """The same on a device. All windows are of one width and nothing is padded, so there is one shape."""
+
+    def __init__(self, stream: Stream, device: torch.device) -> None:
+        self.width = stream.max_len
+        self.tokens = sent(stream.store.tokens, device)
+
+    def plan(self, indices: Indices) -> Plan:
+        size = len(indices) * self.width
+        return Plan((len(indices), self.width), indices, size, size, size)
+
+    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Windows:
+        table = self.tokens[rows[:, None] + torch.arange(shape[1] + 1, device=rows.device)].long()  # (B, T + 1)
+        return Windows(tokens=table[:, :-1], targets=table[:, 1:])
 
 
 class Generate(Task):
@@ -153,7 +173,8 @@ class Generate(Task):
         return Stream(store, n_bytes, self.config.data.max_len)
 
     def loss(self, batch: Windows) -> Tensor:
-        return cross_entropy(self.model(batch.tokens), batch.targets, self.config.train.label_smoothing)
+        states = self.model.states(batch.tokens)  # (B, T, D)
+        return vocabulary_loss(states, self.model.head, batch.targets, self.config.train.label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, data: Stream, *, quick: bool = False) -> Scores:

@@ -15,25 +15,25 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import Config, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
+from triform.tasks.resident import Resident
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
-IGNORE = -100  # a target that is not a prediction
 NEVER_WRITTEN = (PAD, UNK, BOS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Tensors of one step, with the number of predictions and of real tokens in it."""
+    """Tensors of one step, and how much is in it; what was gathered on a device leaves the counts to its plan."""
 
-    weight: int
-    n_tokens: int
+    weight: int = 0  # predictions
+    n_tokens: int = 0  # real ones
+    n_places: int = 0  # with the padding: what is computed
 
     def to(self, device: torch.device) -> Self:
         moved: dict[str, Any] = {
@@ -57,6 +57,9 @@ class Dataset(Protocol):
 
     def batches(self) -> Iterator[Batch]:
         """Everything once, for evaluation."""
+
+    def on(self, device: torch.device, train: TrainConfig) -> Resident | None:
+        """The examples on a device, to be gathered there; None where they are too many for it."""
 
 
 class ByLength(ABC):
@@ -207,18 +210,6 @@ def check_not_empty(text: str) -> None:
 
 def saved_tokenizer(folder: Path) -> Tokenizer:
     return load_tokenizer(folder / "tokenizer.json")
-
-
-def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()
-    """Summed over targets that are predictions; in float32 at least."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    return F.cross_entropy(
-        wide.flatten(0, -2),
-        targets.flatten(),
-        ignore_index=IGNORE,
-        label_smoothing=smoothing,
-        reduction="sum",
-    )
 
 
 Item = TypeVar("Item")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.config import Config, Sizes
+from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.loader import Indices
 from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
@@ -25,10 +25,11 @@ from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.rows import pad
+from triform.nn.vocabulary import IGNORE, cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
-    IGNORE,
     NEVER_WRITTEN,
     Batch,
     ByLength,
@@ -38,7 +39,6 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
-    cross_entropy,
     held_out,
     seen_part,
     unknown_note,
@@ -80,10 +80,43 @@ class Pairs(ByLength):
             expected=expected,
             weight=weight,
             n_tokens=n_tokens,
+            n_places=source.numel() + target.numel(),
         )
+
+    def on(self, device: torch.device, train: TrainConfig) -> ResidentPairs | None:
+        return ResidentPairs(self, device, train.batch_size) if fits(self.source, self.target) else None
 
     def too_long(self) -> int:
         return int((self.whole > self.max_len).sum())
+
+
+class ResidentPairs:
+    """The same on a device."""
+
+    def __init__(self, pairs: Pairs, device: torch.device, batch_size: int) -> None:
+        self.max_len, self.batch_size = pairs.max_len, batch_size
+        self.source_lengths = pairs.source_lengths
+        self.target_lengths = np.minimum(pairs.target.lengths + 1, pairs.max_len)  # with the begin token
+        self.source = Sequences(pairs.source, pairs.max_len, device)
+        self.target = Sequences(pairs.target, pairs.max_len, device)
+
+    def plan(self, indices: Indices) -> Plan:
+        source, target = self.source_lengths[indices], self.target_lengths[indices]
+        n_rows = self.batch_size or rung(len(indices), len(self.source_lengths))
+        widths = tuple(rung(int(lengths.max()), self.max_len) for lengths in (source, target))
+        weight = int(target.sum())
+        rows = filled(indices, n_rows)
+        return Plan((n_rows, *widths), rows, weight, weight + int(source.sum()), n_rows * sum(widths))
+
+    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Paired:
+        real, rows = rows[:, None] != FILLING, rows.clamp(min=0)
+        source, keep = self.source.rows(rows, shape[1], PAD)
+        written, inside = self.target.rows(rows, shape[2], PAD)  # (R, T)
+        end = torch.arange(shape[2], device=rows.device) == self.target.lengths[rows][:, None]
+        expected = torch.where(end, EOS, torch.where(inside, written, IGNORE))
+        target = torch.cat([torch.full_like(written[:, :1], BOS), written[:, :-1]], dim=1)
+        expected = torch.where(real, expected, IGNORE)
+        return Paired(source=source, source_keep=keep, target=target, expected=expected)
 
 
 class Translate(Task):
@@ -172,8 +205,9 @@ class Translate(Task):
         return pairs
 
     def loss(self, batch: Paired) -> Tensor:
-        scores = self.model(batch.source, batch.target, batch.source_keep)  # (B, T, V)
-        return cross_entropy(scores, batch.expected, self.config.train.label_smoothing)
+        states = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
+        states = self.model.decoded(batch.target, states, batch.source_keep)  # (B, T, D)
+        return vocabulary_loss(states, self.model.head, batch.expected, self.config.train.label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, data: Pairs, *, quick: bool = False) -> Scores:

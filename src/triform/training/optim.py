@@ -30,7 +30,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return kind(groups, lr=config.lr, betas=(beta1, beta2), fused=fused)
+    recordable = next(model.parameters()).is_cuda  # a step may be recorded as a CUDA graph
+    return kind(groups, lr=config.lr, betas=(beta1, beta2), fused=fused, capturable=recordable)
 
 
 class Schedule:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from triform.data.loader import Indices
 from triform.errors import DivergedError
 from triform.metrics import Scores
 from triform.tasks.task import Prepared
 from triform.training.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
-from triform.training.optim import make_optimizer, make_schedule
+from triform.training.learner import Counts, Learner
+from triform.training.optim import make_schedule
+from triform.training.recorded import Recorded
+from triform.training.speed import Meter
 
 Event = dict[str, Any]
 
@@ -55,30 +58,46 @@ class Trainer:
         self.max_steps = self.config.max_steps or steps_in(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
         )
-        self.optimizer = make_optimizer(self.task.model, self.config)
+        self.learner = make_learner(prepared, self.max_steps)
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
+        self.meter = Meter(self.task.device)
         self.stopping = False
-        self._norm: Tensor | None = None
-        self._clear_window()
+        self._seen = 0  # steps since the last look
 
     def fit(self) -> None:
         """Train to the end, to early stopping, or until `stop` is called."""
         if self.progress.finished:
             return
+        with self.learner.running():
+            self.begin()
+            while not self.progress.finished and not self.stopping:
+                self._step()
+                self.after_step()
+            self.end()
+
+    def begin(self) -> None:
         self.task.model.train()
         self._began = time.monotonic() - self.progress.seconds
-        while not self.progress.finished and not self.stopping:
-            self._step()
-            step = self.progress.step
-            if step % self.config.log_every == 0:
-                self._log()
-            if step % self.config.eval_every == 0 or step == self.max_steps:
-                self._validate()
-            if step == self.max_steps:
-                self.progress.finished = self.progress.finished or "max_steps"
-            elif not self.progress.finished and step % self.config.checkpoint_every == 0:
-                self.save()
+        self.meter.start()
+
+    def after_step(self) -> None:
+        """Look, keep, save and stop where it is time to."""
+        step = self.progress.step
+        for text in self.learner.notices:
+            self._tell("notice", text=text)
+        self.learner.notices.clear()
+        if step % self.config.log_every == 0:
+            self._log()
+        if step % self.config.eval_every == 0 or step == self.max_steps:
+            self._validate()
+        if step == self.max_steps:
+            self.progress.finished = self.progress.finished or "max_steps"
+        elif not self.progress.finished and step % self.config.checkpoint_every == 0:
+            self.save()
+
+    def end(self) -> None:
+        """Write down what the run came to, or where it was stopped."""
         if self.progress.finished:
             self._finish()
         else:
@@ -91,58 +110,30 @@ class Trainer:
 
     # -- one step
 
-    def _step(self) -> None:
-        """Sums over micro-batches, divided once by the number of predictions in all of them."""
+    def draw(self) -> tuple[list[Indices], float]:
+        """The batches of the next step, and its rate."""
         step = self.progress.step + 1
         rate = self.config.lr * self.schedule.share(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        batches = [self.train_data.batch(self.sampler.next()) for _ in range(self.config.accumulate)]
-        weight = sum(batch.weight for batch in batches)
-        total: Tensor | float = 0.0
-        for batch in batches:
-            with self.precision():
-                loss = self.task.loss(batch.to(self.task.device)) / weight
-            loss.backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
-        if self.config.clip_norm:
-            self._norm = torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.progress.step, self._rate = step, rate
-        self._losses.append(total)
-        self._tokens += sum(batch.n_tokens for batch in batches)
+        return [self.sampler.next() for _ in range(self.config.accumulate)], rate
 
-    @property
-    def number_format(self) -> str:
-        """What `precision = "auto"` comes to: bf16 where the device is made for it."""
-        if self.config.precision != "auto":
-            return self.config.precision
-        return (
-            "bf16"
-            if self.task.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            else "fp32"
-        )
+    def took(self, rate: float, counts: Counts) -> None:
+        """A step has been taken: at this rate, from so much."""
+        self.progress.step, self._rate = self.progress.step + 1, rate
+        self._seen += 1
+        self.meter.count(counts)
 
-    def precision(self) -> AbstractContextManager[Any]:
-        if self.number_format == "bf16":
-            return torch.autocast(self.task.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+    def _step(self) -> None:
+        drawn, rate = self.draw()
+        self.took(rate, self.learner.step(drawn, rate))
 
     # -- what happens between steps
 
-    def _clear_window(self) -> None:
-        self._losses: list[Any] = []
-        self._tokens, self._since = 0, time.monotonic()
-        self._norm = None
-
-    def _check_finite(self) -> float:
-        """The mean loss since the last look; reading it waits for the device, so it is done only now and then."""
-        self._losses = [float(loss) for loss in self._losses]  # as a checkpoint holds them: a resume sums the same
-        loss = sum(self._losses) / max(1, len(self._losses))
-        if not math.isfinite(loss):
+    def _check_finite(self) -> list[float]:
+        """The losses since the last look; reading them waits for the device, so it is done only now and then."""
+        losses: list[float] = self.learner.losses[: self._seen].tolist()
+        if not math.isfinite(sum(losses)):
             raise self._diverged("loss")
-        return loss
+        return losses
 
     def _diverged(self, what: str) -> DivergedError:
         latest = self.folder.latest_checkpoint()
@@ -153,25 +144,25 @@ class Trainer:
         )
 
     def _log(self) -> None:
-        loss = self._check_finite()
-        elapsed = time.monotonic() - self._since
-        norm = {} if self._norm is None else {"grad_norm": self._norm.item()}
+        losses = self._check_finite()
+        norm = {"grad_norm": self.learner.norm.item()} if self.config.clip_norm else {}
         self._tell(
             "train",
             epoch=self.progress.step * self.config.accumulate / self.sampler.steps_per_epoch,
-            loss=loss,
+            loss=sum(losses) / max(1, len(losses)),
             lr=self._rate,
-            tokens_per_s=self._tokens / max(elapsed, 1e-9),
+            **self.meter.read(),
             **norm,
         )
-        self._clear_window()
+        self.learner.recall([])
+        self._seen = 0
 
     def _validate(self) -> None:
         self._check_finite()
         if self.valid_data is None:
             return
         began = time.monotonic()
-        with self.precision():
+        with self.learner.precision():
             scores = self.task.evaluate(self.valid_data, quick=True)
         self.task.model.train()
         self._tell("valid", **scores)
@@ -186,7 +177,7 @@ class Trainer:
             self.progress.stale += 1
             if self.config.patience and self.progress.stale >= self.config.patience:
                 self.progress.finished = "patience"
-        self._since += time.monotonic() - began  # the rate of training is not slowed by looking
+        self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
 
     def _finish(self) -> None:
         if self.valid_data is None:
@@ -209,7 +200,7 @@ class Trainer:
             raise self._diverged("model")
         self.progress.seconds = time.monotonic() - self._began
         tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
-        optimizer = self.optimizer.state_dict()["state"]
+        optimizer = self.learner.optimizer.state_dict()["state"]
         for index, values in optimizer.items():
             tensors |= {
                 f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
@@ -224,7 +215,7 @@ class Trainer:
             "sampler": self.sampler.state(),
             "schedule": self.schedule.state(),
             "listeners": {type(listener).__name__: listener.state() for listener in self.listeners},
-            "window": {"losses": self._losses, "tokens": self._tokens},
+            "window": {"losses": self._check_finite()},
             "marks": self.marks,
             "finished": self.progress.finished,
         }
@@ -253,18 +244,27 @@ class Trainer:
         for name, tensor in parts["optimizer"].items():
             index, _, key = name.partition(".")
             moments.setdefault(int(index), {})[key] = tensor
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+        self.learner.optimizer.load_state_dict(self.learner.optimizer.state_dict() | {"state": moments})
         self.progress = Progress(**state["progress"])
         self.sampler.restore(state["sampler"])
         self.schedule.restore(state["schedule"])
         for listener in self.listeners:
             listener.restore(state["listeners"].get(type(listener).__name__, {}))
-        self._losses, self._tokens = state["window"]["losses"], state["window"]["tokens"]
+        losses = state["window"]["losses"]
+        self._seen = len(losses)
+        self.learner.recall(losses)
         torch.set_rng_state(parts["rng"]["cpu"])
         if "cuda" in parts["rng"] and self.task.device.type == "cuda":
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
         elif "mps" in parts["rng"] and self.task.device.type == "mps":
             torch.mps.set_rng_state(parts["rng"]["mps"])
+
+
+def make_learner(prepared: Prepared, max_steps: int) -> Learner:
+    """Recorded where that pays: on CUDA, with data that fits there."""
+    task, data = prepared.task, prepared.train
+    resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
+    return Learner(task, data) if resident is None else Recorded(task, data, resident, max_steps)
 
 
 def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:

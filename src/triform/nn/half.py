@@ -1,0 +1,81 @@
+"""Products in half precision of weights that stay whole.
+
+Autocast casts each weight by itself at every use, and each gradient back: four kernels a layer, more than the
+products themselves where a step has few tokens. Here all weights are cast together, once a step, and gradients of
+weights leave their product in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def product_kind(x: Tensor) -> torch.dtype:
+    """The number format of matrix products here: what autocast says, where it is on; else that of x itself."""
+    device = x.device.type
+    known = torch.amp.is_autocast_available(device)  # shapes without numbers know no autocast
+    return torch.get_autocast_dtype(device) if known and torch.is_autocast_enabled(device) else x.dtype
+
+
+def wide_product(left: Tensor, right: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    """A matrix product whose sums are given out as they were added up: wide."""
+    if left.is_cuda and left.dtype != wide:
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)
+
+
+class Halves:
+    """Copies in bf16 of the weights of a model's linear layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        self.wholes = [p.detach() for layer in self.layers for p in (layer.weight, layer.bias) if p is not None]
+        self.halves = [whole.to(torch.bfloat16) for whole in self.wholes]
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the layers use them in here, as the weights are now."""
+        torch._foreach_copy_(self.halves, self.wholes)
+        halves = iter(self.halves)
+        for layer in self.layers:
+            weight, bias = next(halves), next(halves) if layer.bias is not None else None
+            object.__setattr__(layer, "forward", partial(_linear, layer, weight, bias))
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                object.__delattr__(layer, "forward")
+
+
+def _linear(layer: nn.Linear, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    y: Tensor = _Half.apply(x.to(weight.dtype), layer.weight, layer.bias, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Half(torch.autograd.Function):
+    """x W + b with W and b in half; what is learned goes to the whole ones."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, whole: Tensor, whole_bias: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d_y = grads[0].flatten(0, -2)  # (N, out)
+        d_x = (d_y @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        d_weight = wide_product(d_y.T, x.flatten(0, -2))
+        # a product with ones is a sum, and several times faster than the kernel for sums over a few hundred rows
+        d_bias = wide_product(d_y.new_ones(1, len(d_y)), d_y)[0] if ctx.has_bias else None
+        return d_x, d_weight, d_bias, None, None

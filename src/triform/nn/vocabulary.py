@@ -1,0 +1,115 @@
+"""The loss over a vocabulary. A large one is never scored for all rows at once.
+
+Scores are B·T·V numbers, more than everything else that training holds. So on CUDA, where they would be many, some
+rows are scored, judged and turned into gradients before the next ones: the backward pass then has nothing left to
+compute, and no more than one part of the scores exists, in the number format of the products.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from triform.nn.half import product_kind, wide_product
+
+IGNORE = -100  # a target that is not a prediction
+MOST_SCORES = 1 << 30  # scores of one part
+LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
+
+
+def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()
+    """Summed over targets that are predictions; in float32 at least."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return F.cross_entropy(
+        wide.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def vocabulary_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy of the head's scores (B, T, D), (B, T) -> (), summed; in parts where they are many."""
+    many = targets.numel() * head.out_features > MOST_SCORES
+    if not (many and states.is_cuda and torch.is_grad_enabled()):
+        return cross_entropy(head(states), targets, smoothing)
+    return in_parts(states, head, targets, smoothing)
+
+
+def in_parts(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float, most: int = MOST_SCORES) -> Tensor:
+    """The same a few rows at a time, gradients included."""
+    kind = product_kind(states)
+    rows = max(LANES, most // head.out_features // LANES * LANES)
+    with torch.autocast(states.device.type, enabled=False):
+        loss: Tensor = _InParts.apply(
+            states.flatten(0, -2), head.weight, head.bias, targets.flatten(), smoothing, kind, rows
+        )  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _InParts(torch.autograd.Function):
+    """Computes the gradients while the scores are there; backward only multiplies by what comes in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float,
+        kind: torch.dtype, rows: int,
+    ) -> Tensor:  # fmt: skip
+        n, filling = len(weight), -len(weight) % LANES
+        w = F.pad(weight.to(kind), (0, 0, 0, filling))  # (V', D)
+        wide = torch.float64 if kind == torch.float64 else torch.float32
+        b = None if bias is None else F.pad(bias.to(wide), (0, filling))
+        loss = states.new_zeros((), dtype=wide)
+        d_states, d_weight = [], None
+        d_bias = None if b is None else torch.zeros_like(b)
+        judge = _judge_on_cuda() if states.is_cuda else judged
+        parts = (each.split(rows) for each in (states.to(kind), targets))  # type: ignore[no-untyped-call]
+        for x, wanted in zip(*parts, strict=True):
+            part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
+            loss += part
+            d_states.append(d_scores @ w)
+            d_part = wide_product(d_scores.T, x, wide)
+            d_weight = d_part if d_weight is None else d_weight.add_(d_part)
+            if d_bias is not None:
+                d_bias += d_scores.sum(dim=0, dtype=wide)
+        assert d_weight is not None, "there is at least one part"
+        kept = torch.cat(d_states).to(states.dtype), d_weight[:n].to(weight.dtype)
+        ctx.save_for_backward(*kept, *(() if d_bias is None or bias is None else (d_bias[:n].to(bias.dtype),)))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_states, d_weight, *d_bias = (each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
+        return d_states, d_weight, d_bias[0] if d_bias else None, None, None, None, None
+
+
+def judged(
+    scores: Tensor, bias: Tensor | None, targets: Tensor, n: int, smoothing: float
+) -> tuple[Tensor, Tensor]:  # (R, V'), (V'), (R) -> (), (R, V')
+    """The summed loss of some rows, and its gradient by their scores; columns from n on are filling."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    if bias is not None:
+        wide = wide + bias
+    column = torch.arange(scores.shape[1], device=scores.device)
+    inside = column < n
+    counted = targets != IGNORE
+    wanted = targets.clamp(min=0)[:, None]  # (R, 1)
+    whole = torch.where(inside, wide, float("-inf")).logsumexp(dim=-1, keepdim=True)  # (R, 1)
+    right = wide.gather(1, wanted)
+    loss = whole - (1.0 - smoothing) * right
+    if smoothing:
+        loss = loss - torch.where(inside, wide, 0.0).sum(dim=-1, keepdim=True) * (smoothing / n)
+    share = (column == wanted).to(wide.dtype) * (1.0 - smoothing) + smoothing / n
+    gradient = torch.where(inside & counted[:, None], (wide - whole).exp() - share, 0.0)
+    return torch.where(counted, loss[:, 0], 0.0).sum(), gradient.to(scores.dtype)
+
+
+@cache
+def _judge_on_cuda() -> Any:
+    """Compiled, so that scores are read twice and written once, whatever the steps above."""
+    return torch.compile(judged, dynamic=False)

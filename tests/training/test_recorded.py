@@ -1,0 +1,207 @@
+"""A step that is recorded and replayed learns what a plain one learns. Here a recording is played by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triform.config import Config, TaskName
+from triform.settings import build
+from triform.tasks import TASKS, Prepared
+from triform.tasks.resident import rung
+from triform.training import recorded
+from triform.training.compiled import compiled, pays
+from triform.training.learner import Learner
+from triform.training.recorded import Recorded
+
+WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
+SETTINGS = {
+    "seed": 3,
+    "data.max_len": 20,
+    "tokenizer.kind": "word",
+    "model.d_model": 16,
+    "model.n_layers": 2,
+    "model.n_heads": 2,
+    "model.dropout": 0.0,
+    "train.lr": 0.01,
+    "train.batch_size": 6,
+    "train.log_every": 50,
+    "train.max_steps": 50,
+    "train.label_smoothing": 0.1,
+}
+every_task = pytest.mark.parametrize("name", ["classify", "generate", "translate"])
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """In float64, with a recording that keeps the work and does it at every replay, as a graph does."""
+    made: list[str] = []
+
+    def record(work: Callable[[], None], pool: object) -> Any:
+        made.append("graph")
+        return SimpleNamespace(replay=work)
+
+    monkeypatch.setattr(recorded, "record", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    torch.set_default_dtype(torch.float64)
+    yield made
+    torch.set_default_dtype(torch.float32)
+
+
+def prepared(name: TaskName, folder: Path, **asked: Any) -> Prepared:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=rng.integers(1, 26))) for _ in range(80)]
+    if name == "generate":
+        path = folder / "text.txt"
+        path.write_text("\n".join(texts), encoding="utf-8")
+    else:
+        path = folder / "rows.tsv"
+        others = ["yes" if "amber" in text else "no" for text in texts] if name == "classify" else texts[::-1]
+        heading = "text\tlabel" if name == "classify" else "source\ttarget"
+        lines = [f"{text}\t{other}" for text, other in zip(texts, others, strict=True)]
+        path.write_text("\n".join([heading, *lines]), encoding="utf-8")
+    settings = {"task": name, "data.train": str(path), **SETTINGS, **asked}
+    return TASKS[name].prepare(build(settings, Config()), folder / "run")
+
+
+def pair(name: TaskName, tmp_path: Path, **asked: Any) -> tuple[Prepared, Learner, Recorded]:
+    """The same beginning twice: to be learned plainly, and as recorded."""
+    folders = [tmp_path / "plain", tmp_path / "recorded"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (prepared(name, folder, **asked) for folder in folders)
+    resident = second.train.on(torch.device("cpu"), second.task.config.train)
+    assert resident is not None
+    return first, Learner(first.task, first.train), Recorded(second.task, second.train, resident, 50)
+
+
+def learn_alike(first: Prepared, plain: Learner, replayed: Recorded, steps: int = 12) -> None:
+    config = first.task.config
+    sampler = first.train.sampler(config.train, config.seed)
+    for step in range(1, steps + 1):
+        drawn = [sampler.next() for _ in range(config.train.accumulate)]
+        counts = plain.step(drawn, 0.01 / step), replayed.step(drawn, 0.01 / step)
+        assert counts[0][:2] == counts[1][:2]  # predictions and real tokens; what is filled up may differ
+        assert counts[1].n_places >= counts[1].n_tokens
+    torch.testing.assert_close(plain.losses, replayed.losses, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(plain.norm, replayed.norm, rtol=1e-4, atol=1e-6)
+    for one, other in zip(plain.task.model.parameters(), replayed.task.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"train.batch_size": 0, "train.batch_tokens": 64},
+        {"train.optimizer": "sgd", "train.clip_norm": 0.0},
+        {"train.accumulate": 2, "model.window": 3},
+        {"model.positions": "alibi", "train.optimizer": "adam"},
+    ],
+    ids=lambda asked: "-".join(f"{name}={value}" for name, value in asked.items()) or "plain",
+)
+@every_task
+def test_what_is_replayed_learns_as_what_is_run(name: TaskName, asked: dict[str, Any], tmp_path: Path) -> None:
+    first, plain, replayed = pair(name, tmp_path, **asked)
+    learn_alike(first, plain, replayed)
+    assert not replayed.notices
+
+
+def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, _by_hand: list[str]) -> None:
+    first, plain, replayed = pair("classify", tmp_path)
+    learn_alike(first, plain, replayed, steps=40)
+    assert set(replayed.graphs) <= set(replayed.inputs)
+    assert len(_by_hand) == len(replayed.graphs) >= 2
+    assert all(shape[0] == (6, shape[0][1]) for shape in replayed.inputs)  # the last batch of an epoch is filled up
+
+
+def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(work: Callable[[], None], pool: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand a trace")
+
+    monkeypatch.setattr(recorded, "record", refuse)
+    first, plain, replayed = pair("classify", tmp_path)
+    learn_alike(first, plain, replayed)
+    assert len(replayed.notices) == 1
+    assert "operation not permitted when stream is capturing)" in replayed.notices[0]
+
+
+def test_of_too_many_shapes_the_rest_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "MOST_GRAPHS", 1)
+    first, plain, replayed = pair("translate", tmp_path)
+    learn_alike(first, plain, replayed, steps=30)
+    assert len(replayed.graphs) == 1
+    assert len(replayed.notices) == 1
+
+
+@every_task
+def test_what_is_gathered_is_what_a_batch_holds(name: TaskName, tmp_path: Path) -> None:
+    made = prepared(name, tmp_path)
+    train = made.task.config.train
+    resident = made.train.on(torch.device("cpu"), train)
+    sampler = made.train.sampler(train, 0)
+    assert resident is not None
+    for _ in range(20):
+        indices = sampler.next()
+        batch, plan = made.train.batch(indices), resident.plan(indices)
+        found = resident.gather(torch.from_numpy(plan.rows), plan.shape)
+        assert (plan.weight, plan.n_tokens) == (batch.weight, batch.n_tokens)
+        torch.testing.assert_close(made.task.loss(found), made.task.loss(batch), rtol=1e-10, atol=1e-10)
+
+
+def test_data_too_large_for_a_device_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared("generate", tmp_path)
+    monkeypatch.setattr("triform.tasks.resident.MOST_TOKENS", made.train.store.total - 1)
+    assert made.train.on(torch.device("cpu"), made.task.config.train) is None
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_a_rung_is_near_and_there_are_few(length: int, most: int) -> None:
+    length = min(length, most)
+    found = rung(length, most)
+    assert length <= found <= min(most, max(8, 1.3 * length + 8))
+    assert rung(found, most) == found
+    assert len({rung(each, 512) for each in range(1, 513)}) <= 20
+
+
+def test_compiling_is_for_long_runs_of_many_tokens() -> None:
+    assert pays(124_000_000, 16_384, 5_000)
+    assert not pays(124_000_000, 16_384, 20)
+    assert not pays(800_000, 768, 5_000)
+    assert not pays(100_000_000, 512, 20_000)
+
+
+@every_task
+def test_compiled_blocks_give_the_same_loss_and_are_put_back(
+    name: TaskName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced as for compiling, then run as it is."""
+    from triform.training import compiled as module
+
+    whole = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend="eager", fullgraph=True))
+    for made in (module._block, module._cross_block):
+        made.cache_clear()
+    try:
+        task = prepared(name, tmp_path)
+        batch = task.train.batch(np.arange(6))
+        plain = task.task.loss(batch)
+        with compiled(task.task.model):
+            traced = task.task.loss(batch)
+        slopes = [torch.autograd.grad(loss, list(task.task.model.parameters())) for loss in (plain, traced)]
+        torch.testing.assert_close(traced, plain, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-7, atol=1e-9)
+        assert all("forward" not in vars(each) for each in task.task.model.modules())
+    finally:
+        for made in (module._block, module._cross_block):
+            made.cache_clear()
