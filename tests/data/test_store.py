@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from triform.data import store as store_module
 from triform.data.store import TokenStore
 from triform.errors import CheckpointError
+from triform.text import Rows
 
 SEQUENCES = [[1, 2, 3], [], [4], [5, 6]]
 
@@ -70,6 +71,25 @@ def test_a_slice_is_a_store_of_a_stretch_of_tokens(start: int, stop: int) -> Non
     assert [token for sequence in lists(part) for token in sequence] == part.tokens.tolist()
     assert part.total == part.lengths.sum()
     assert lists(store.slice(0, store.total)) == SEQUENCES
+
+
+@pytest.mark.parametrize("flush", [1, 2, 100])
+def test_a_token_is_counted_wherever_it_stands(flush: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "FLUSH", flush)
+    store = TokenStore.build([[1, 2, 1], [], [1]], vocab_size=10)
+    assert [store.count(token) for token in (0, 1, 2)] == [0, 3, 1]
+    assert TokenStore.build([], vocab_size=10).count(1) == 0
+
+
+def test_rows_that_come_many_at_a_time_are_the_same_sequences(tmp_path: Path) -> None:
+    lengths = [np.array([3, 0]), np.array([], np.int64), np.array([1, 2])]
+    tokens = [np.array([1, 2, 3], np.uint32), np.array([], np.uint16), np.array([4, 5, 6], np.uint16)]
+    too_large = Rows(np.array([70_000], np.uint32), np.array([1]))
+    for path in (None, tmp_path / "train"):
+        parts = (Rows(*both) for both in zip(tokens, lengths, strict=True))
+        assert lists(TokenStore.build_rows(parts, vocab_size=10, path=path)) == SEQUENCES
+        with pytest.raises(OverflowError):
+            TokenStore.build_rows([too_large], vocab_size=10, path=path)
 
 
 def test_arrays_are_sequences_too(tmp_path: Path) -> None:

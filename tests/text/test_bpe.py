@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from unicodedata import category
 
+import numpy as np
 import pytest
 import regex
 import tiktoken
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from triform.config import TokenizerConfig
 from triform.text import EOS, UNK, train_tokenizer
+from triform.text import bpe as bpe_module
+from triform.text.base import TextStream
 from triform.text.bpe import BASE_SIZE, CHARACTERS_A_PIECE, FEWEST, GPT4_PATTERN, MOST, BpeTokenizer
 
 TEXTS = [
@@ -54,6 +57,10 @@ def trained(texts: list[str] = TEXTS, **chosen: object) -> BpeTokenizer:
     made = train_tokenizer(TokenizerConfig(kind="bpe", **chosen), iter(texts))
     assert isinstance(made, BpeTokenizer)
     return made
+
+
+PARTS = st.sampled_from(["  ", "    ", "\n", "\r\n", "'", "s", "Cat", " the", "123", "é", "!", "🙂", "𝔘", "\0"])
+LOUD, QUIET = trained(), trained(lowercase=True)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +147,86 @@ def test_hard_text_gives_the_ids_of_both_references(
     tokens = bpe.encode(text)
     assert tokens == reference.encode_ordinary(text)
     assert tokens == plain_encode(bpe, text)
+
+
+@unhurried
+@given(
+    text=st.text(
+        st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\r\t\x1c\x85\xa0'’sSſtTlLvVeErRkK09½éÀ猫🙂𝔘"))
+    )
+)
+def test_words_that_are_remembered_give_the_ids_of_the_library(bpe: BpeTokenizer, text: str) -> None:
+    """The quick way, with a pattern of its own, against the library's core; twice, from memory the second time."""
+    for _ in range(2):
+        assert bpe.encode(text) == bpe._core.encode(text, add_special_tokens=False).ids
+
+
+@unhurried
+@given(texts=st.lists(st.lists(PARTS, max_size=3).map("".join), max_size=9), lowercase=st.booleans())
+def test_texts_that_are_split_together_do_not_touch(texts: list[str], lowercase: bool) -> None:
+    """Spaces at an end, empty texts, the character that stands between them, and what is left to the library."""
+    made = QUIET if lowercase else LOUD
+    expected = [row.ids for row in made._core.encode_batch(texts, add_special_tokens=False)]
+    assert made.encode_batch(texts) == expected
+    tokens, lengths = made.encode_rows(texts)
+    assert lengths.tolist() == [len(row) for row in expected]
+    assert tokens.tolist() == [token for row in expected for token in row]
+
+
+@pytest.mark.parametrize("around", ["a{}1", "'{}x", " {} \n"])
+def test_both_ways_cut_around_every_character_alike(bpe: BpeTokenizer, around: str) -> None:
+    """All planes, assigned or not: what is a letter, a number, a space, an s."""
+    points = [
+        point for point in range(0x110000) if not 0xD800 <= point < 0xE000 and (point < 0x33000 or point % 97 == 0)
+    ]
+    texts = [
+        "".join(around.format(chr(point)) for point in points[at : at + 2048]) for at in range(0, len(points), 2048)
+    ]
+    for text in texts:
+        assert bpe.encode(text) == bpe._core.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 2_000_000, "\n" * 1_200_000, "é" * 300_000, " \n" * 500_000 + "x", "1" * 999]
+)
+def test_endless_repetition_is_only_text(bpe: BpeTokenizer, text: str) -> None:
+    assert bpe.decode(bpe.encode(text)) == text
+
+
+def test_what_is_remembered_stays_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, texts = trained(), [f"word{number}x {'long' * 40}" for number in range(300)]
+    expected = trained().encode_batch(texts)
+    monkeypatch.setattr(bpe_module, "REMEMBERED", 50)
+    monkeypatch.setattr(bpe_module, "MANY", 500)  # characters at a time, after which memory is looked at
+    assert fresh.encode_batch(texts) == expected
+    assert 0 < len(fresh._words) < 60
+    assert max(map(len, fresh._words)) <= bpe_module.LONGEST
+
+
+def test_a_vocabulary_beyond_two_bytes_is_held_in_four(bpe: BpeTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = bpe.encode_batch(HARD)
+    monkeypatch.setattr(BpeTokenizer, "vocab_size", 70_000)
+    wide = BpeTokenizer(bpe._core)
+    assert wide.encode_rows(HARD).tokens.dtype == np.uint32
+    assert wide.encode_batch(HARD) == expected
+
+
+def test_a_long_text_is_learned_from_parts_all_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{'early' if number < 500 else 'later'} word number {number}\n" * 200 for number in range(1000)]
+    n_characters = sum(map(len, lines))
+    monkeypatch.setattr(bpe_module, "SAMPLE", n_characters // 10)
+    seen: list[int] = []
+    spread = TextStream.spread
+    monkeypatch.setattr(
+        TextStream, "spread", lambda stream, most: (seen.append(len(part)) or part for part in spread(stream, most))
+    )
+    config = TokenizerConfig(kind="bpe", vocab_size=300)
+    sampled = train_tokenizer(config, iter(lines), n_characters=n_characters)
+    assert 0.09 < sum(seen) / n_characters < 0.12
+    assert {" word", "early", "later"} <= {sampled.piece(token) for token in range(sampled.vocab_size)}
+    seen.clear()
+    train_tokenizer(config, iter(lines))  # how long it is was not known
+    assert sum(seen) == n_characters
 
 
 def test_merges_are_learned_as_plain_python_learns_them(bpe: BpeTokenizer) -> None:

@@ -41,7 +41,7 @@ every_task = pytest.mark.parametrize("name", ["classify", "generate", "translate
 
 
 @pytest.fixture(autouse=True)
-def _by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """In float64, with a recording that keeps the work and does it at every replay, as a graph does."""
     made: list[str] = []
 
@@ -115,11 +115,11 @@ def test_what_is_replayed_learns_as_what_is_run(name: TaskName, asked: dict[str,
     assert not replayed.notices
 
 
-def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, _by_hand: list[str]) -> None:
+def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, by_hand: list[str]) -> None:
     first, plain, replayed = pair("classify", tmp_path)
     learn_alike(first, plain, replayed, steps=40)
     assert set(replayed.graphs) <= set(replayed.inputs)
-    assert len(_by_hand) == len(replayed.graphs) >= 2
+    assert len(by_hand) == len(replayed.graphs) >= 2
     assert all(shape[0] == (6, shape[0][1]) for shape in replayed.inputs)  # the last batch of an epoch is filled up
 
 
@@ -181,6 +181,7 @@ def test_compiling_is_for_long_runs_of_many_tokens() -> None:
     assert not pays(100_000_000, 512, 20_000)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it traces
 @every_task
 def test_compiled_blocks_give_the_same_loss_and_are_put_back(
     name: TaskName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

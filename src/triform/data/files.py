@@ -9,10 +9,11 @@ import codecs
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, TypeVar, cast
 
 from triform.errors import DataError
 
@@ -25,7 +26,9 @@ KINDS: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
 }
+Found = TypeVar("Found")
 BUILTIN = "builtin:"
+SMALL = 1 << 22  # bytes of a file that takes no time worth saving
 BLOCK = 1 << 20  # bytes read at once, and about the characters of a piece
 
 
@@ -128,6 +131,38 @@ def count_lines(path: str) -> int:
     return lines + (last != b"\n")
 
 
+def once_a_file(find: Callable[[str], Found]) -> Callable[[str], Found]:
+    """What was found in a large file is remembered as long as the file stays as it is."""
+    known: dict[tuple[str, int, int, int], Found] = {}
+
+    @wraps(find)
+    def remembered(path: str) -> Found:
+        if (size := size_of(path)) < SMALL:
+            return find(path)
+        about = Path(path).stat()
+        key = (path, size, about.st_mtime_ns, about.st_ino)
+        if key not in known:
+            known[key] = find(path)
+        return known[key]
+
+    return remembered
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file, zipped or not; 0 for what is no file."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+@once_a_file
+def count_characters(path: str) -> int:
+    """Characters of a text file."""
+    return sum(map(len, decoded_blocks(path)))
+
+
+@once_a_file
 def digest(path: str) -> str:
     """sha256 of the content, unzipped, so that compressing a file again does not change it."""
     hasher = hashlib.sha256()

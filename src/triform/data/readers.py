@@ -17,6 +17,7 @@ from triform.data import columns, sets, tables
 from triform.data.files import (
     BLOCK,
     BUILTIN,
+    count_characters,
     count_lines,
     decoded_blocks,
     digest,
@@ -192,10 +193,9 @@ def read_pieces(path: str, layout: DataConfig, *, start: int = 0, stop: int | No
 
 def _blocks(path: str) -> Iterable[str] | None:
     """The running text of a .txt or a builtin set; None where there are documents instead."""
-    kind = kind_of(path)
-    if kind == "builtin" and sets.is_text(path):
-        return [sets.text(path)]
-    return decoded_blocks(path) if kind == "txt" else None
+    if not is_running_text(path):
+        return None
+    return [sets.text(path)] if path.startswith(BUILTIN) else decoded_blocks(path)
 
 
 def _between(blocks: Iterable[str], path: str, start: int, stop: int | None) -> Iterator[tuple[str, int]]:
@@ -239,12 +239,17 @@ def _space_place(text: str) -> int:
     return max(at, 0)
 
 
+def is_running_text(path: str) -> bool:
+    """Whether a path holds one text, counted in characters, rather than documents."""
+    kind = kind_of(path)
+    return kind == "txt" or (kind == "builtin" and sets.is_text(path))
+
+
 def count_units(path: str, layout: DataConfig) -> int:
     """Characters of a text file, documents of a table: what `read_pieces` counts in."""
-    blocks = _blocks(path)
-    if blocks is None:
+    if not is_running_text(path):
         return sum(1 for _ in read_rows(path, layout, labelled=False))
-    count = sum(map(len, blocks))
+    count = len(sets.text(path)) if path.startswith(BUILTIN) else count_characters(path)
     if not count:
         raise DataError("is empty", path=path)
     return count

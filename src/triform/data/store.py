@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import CheckpointError
+from triform.text.base import Rows, token_type
 
 Tokens = NDArray[Any]  # uint16 or uint32
 HEAD = struct.Struct("<8sII")
-CODES = {2: "H", 4: "I"}  # of `array`, by bytes per token
 MAGIC, VERSION = b"TRITOKEN", 1
 FLUSH = 1 << 18  # tokens (or sequences) gathered before they are written
 
@@ -39,15 +39,20 @@ class TokenStore:
     @classmethod
     def build(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None) -> TokenStore:
         """Gather sequences; with a path, straight to disk, a little at a time."""
-        width = 2 if vocab_size <= 1 << 16 else 4
+        return cls.build_rows(_gathered(sequences, token_type(vocab_size)), vocab_size=vocab_size, path=path)
+
+    @classmethod
+    def build_rows(cls, parts: Iterable[Rows], *, vocab_size: int, path: Path | None = None) -> TokenStore:
+        """The same from sequences that come many at a time."""
+        dtype = token_type(vocab_size)
         if path is None:
-            tokens, places = array(CODES[width]), array("q", [0])
-            for sequence in sequences:
-                tokens.extend(sequence)
-                places.append(len(tokens))
-            return cls(np.frombuffer(tokens, f"u{width}"), np.frombuffer(places, np.int64))
+            tokens, lengths = [np.zeros(0, dtype)], [np.zeros(1, np.int64)]
+            for rows in parts:
+                tokens.append(_fitting(rows.tokens, dtype))
+                lengths.append(rows.lengths)
+            return cls(np.concatenate(tokens), np.cumsum(np.concatenate(lengths)))
         try:
-            _write(path, sequences, width)
+            _write(path, parts, dtype)
         except OSError as error:
             raise CheckpointError(f"{path}: tokens cannot be written: {error.strerror or error}") from None
         return cls.open(path)
@@ -101,6 +106,11 @@ class TokenStore:
         """How many tokens there are."""
         return len(self._tokens)
 
+    def count(self, token: int) -> int:
+        """How often a token occurs, looking at a little of a mapped store at a time."""
+        starts = range(0, self.total, FLUSH)
+        return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH] == token)) for start in starts)
+
     def slice(self, start: int, stop: int) -> TokenStore:
         """The tokens from `start` up to `stop`, as a view; a sequence across an edge is cut there."""
         start, stop, _ = slice(start, stop).indices(self.total)
@@ -112,15 +122,33 @@ class TokenStore:
         return TokenStore(self._tokens[start:stop], places)
 
 
-def _write(path: Path, sequences: Iterable[Sequence[int]], width: int) -> None:
+def _gathered(sequences: Iterable[Sequence[int]], dtype: np.dtype[Any]) -> Iterator[Rows]:
+    held, lengths = array(dtype.char), array("q")
+    for sequence in sequences:
+        held.extend(sequence)
+        lengths.append(len(sequence))
+        if len(held) >= FLUSH or len(lengths) >= FLUSH:
+            yield Rows(np.frombuffer(held, dtype), np.frombuffer(lengths, np.int64))
+            held, lengths = array(dtype.char), array("q")
+    yield Rows(np.frombuffer(held, dtype), np.frombuffer(lengths, np.int64))
+
+
+def _fitting(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
+    """The tokens in the type of the store; one that does not fit is never stored as another."""
+    if tokens.dtype.itemsize > dtype.itemsize and len(tokens) and tokens.max() > np.iinfo(dtype).max:
+        raise OverflowError(f"token {tokens.max()} does not fit in {dtype}")
+    return tokens.astype(dtype.newbyteorder("<"), copy=False)
+
+
+def _write(path: Path, parts: Iterable[Rows], dtype: np.dtype[Any]) -> None:
     """Stream to files beside the final ones, then rename; the index comes last and makes the store whole."""
     finals = _files(path)
     asides = [file.with_name(f"{file.name}.{os.getpid()}.part") for file in finals]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with asides[0].open("wb") as tokens, asides[1].open("wb") as places:
-            places.write(HEAD.pack(MAGIC, VERSION, width))
-            _stream(sequences, width, tokens, places)
+            places.write(HEAD.pack(MAGIC, VERSION, dtype.itemsize))
+            _stream(parts, dtype, tokens, places)
         finals[1].unlink(missing_ok=True)  # an old index must never stand beside new tokens
         for aside, final in zip(asides, finals, strict=True):
             aside.replace(final)
@@ -129,18 +157,10 @@ def _write(path: Path, sequences: Iterable[Sequence[int]], width: int) -> None:
             aside.unlink(missing_ok=True)
 
 
-def _stream(sequences: Iterable[Sequence[int]], width: int, tokens: BinaryIO, places: BinaryIO) -> None:
-    held, marks, total = array(CODES[width]), array("q", [0]), 0
-
-    def flush() -> None:
-        tokens.write(np.frombuffer(held, f"u{width}").astype(f"<u{width}").tobytes())
-        places.write(np.frombuffer(marks, np.int64).astype("<i8").tobytes())
-
-    for sequence in sequences:
-        held.extend(sequence)
-        total += len(sequence)
-        marks.append(total)
-        if len(held) >= FLUSH or len(marks) >= FLUSH:
-            flush()
-            held, marks = array(CODES[width]), array("q")
-    flush()
+def _stream(parts: Iterable[Rows], dtype: np.dtype[Any], tokens: BinaryIO, places: BinaryIO) -> None:
+    total = 0
+    places.write(struct.pack("<q", total))
+    for rows in parts:
+        tokens.write(_fitting(rows.tokens, dtype).tobytes())
+        places.write((total + np.cumsum(rows.lengths)).astype("<i8").tobytes())
+        total += len(rows.tokens)

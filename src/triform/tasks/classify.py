@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
+from triform.data.cache import TokenCache
 from triform.data.loader import Indices, in_order_of_length
 from triform.data.readers import Row, describe_rows, read_rows
 from triform.data.store import TokenStore
@@ -24,6 +26,7 @@ from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.learned import layout, learned_tokenizer
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
     Batch,
@@ -39,7 +42,7 @@ from triform.tasks.task import (
     seen_part,
     unknown_note,
 )
-from triform.text import EOS, PAD, Tokenizer, train_tokenizer
+from triform.text import EOS, PAD, Rows, Tokenizer, encode_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +118,23 @@ class Classify(Task):
         valid_name = data.valid or sets.validation_of(train_name)
         fraction = 0.0 if valid_name else data.valid_fraction
         config = build({"data.train": train_name, "data.valid": valid_name}, config)
-        labels, n_characters = survey(train_name, config, fraction)
-        config = with_tokenizer(build({"data.labels": labels}, config), n_characters)
-        texts = (row.text for row, held in split_rows(train_name, config, fraction) if not held)
-        tokenizer = saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
+        notices: list[str] = []
+        cache = TokenCache([train_name], folder / "tokens", notices)
+        what = [fraction, layout(data)]
+        labels, n_characters = cache.recall(
+            ["labels", what, data.labels], lambda: survey(train_name, config, fraction)
+        )
+        config = with_tokenizer(build({"data.labels": tuple(labels)}, config), n_characters)
 
-        numbers = {label: number for number, label in enumerate(labels)}
-        kept = (row for row, held in split_rows(train_name, config, fraction) if not held)
-        train = encode(kept, train_name, numbers, tokenizer, path=folder / "tokens" / "train")
+        def kept() -> Iterator[Row]:
+            return (row for row, held in split_rows(train_name, config, fraction) if not held)
+
+        if resume:
+            tokenizer = saved_tokenizer(folder)
+        else:
+            texts = map(attrgetter("text"), kept())  # read when asked for
+            tokenizer = learned_tokenizer(cache, config.tokenizer, what, texts, n_characters)
+        train = encode_once(cache, "train", kept, config.data.labels, tokenizer, what)
         found: Settings = {
             "data.max_len": data.max_len or _usual_length(train[0]),
             "tokenizer.vocab_size": tokenizer.vocab_size,
@@ -130,11 +142,11 @@ class Classify(Task):
         config = settle(config, train[0].total, found)
         task = cls(config, tokenizer)
         shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
-        layout = describe_rows(train_name, config.data)
-        notices = [f"{train_name}: {layout}"] if layout else []
+        columns = describe_rows(train_name, config.data)
+        notices += [f"{train_name}: {columns}"] if columns else []
         notices += [f"{train_name}: {len(train[1])} texts to train on, {len(labels)} labels: {shown}"]
         examples = task._examples(train_name, *train, notices)
-        valid = task.held_out(notices)
+        valid = task.held_out(notices, folder)
         return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))
 
     @classmethod
@@ -154,8 +166,17 @@ class Classify(Task):
             return self.read(data.valid, notices)
         if not data.valid_fraction:
             return None
-        rows = (row for row, held in split_rows(data.train, self.config, data.valid_fraction) if held)
-        return self._examples(data.train, *encode(rows, data.train, self.numbers, self.tokenizer), notices)
+
+        def rows() -> Iterator[Row]:
+            return (row for row, held in split_rows(data.train, self.config, data.valid_fraction) if held)
+
+        if folder is None:
+            encoded = encode(rows(), data.train, self.numbers, self.tokenizer)
+        else:
+            cache = TokenCache([data.train], folder / "tokens", notices)
+            what = [data.valid_fraction, layout(data)]
+            encoded = encode_once(cache, "valid", rows, self.labels, self.tokenizer, what)
+        return self._examples(data.train, *encoded, notices)
 
     def _examples(self, name: str, store: TokenStore, labels: Labels, notices: list[str]) -> Examples:
         examples = Examples(store, labels, self.config.data.max_len)
@@ -193,7 +214,7 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         self.model.eval()
-        store = TokenStore.build(_sequences(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
+        store = TokenStore.build_rows(_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
         for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
@@ -238,7 +259,7 @@ def split_rows(name: str, config: Config, fraction: float) -> Iterator[tuple[Row
     return zip(read_rows(name, config.data), held_out(fraction), strict=False)
 
 
-def survey(name: str, config: Config, fraction: float) -> tuple[tuple[str, ...], int]:
+def survey(name: str, config: Config, fraction: float) -> tuple[Sequence[str], int]:
     """The labels of a file, in order, and how many characters there are to train on."""
     seen: set[str] = set()
     n_characters = 0
@@ -277,14 +298,32 @@ def encode(
             labels.append(numbers[row.label])
             yield row.text
 
-    store = TokenStore.build(_sequences(texts(), tokenizer), vocab_size=tokenizer.vocab_size, path=path)
+    store = TokenStore.build_rows(_rows(texts(), tokenizer), vocab_size=tokenizer.vocab_size, path=path)
     return store, np.array(labels, dtype=np.int64)
 
 
-def _sequences(texts: Iterator[str] | Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    for chunk in chunks(texts, characters=len):
-        for tokens in tokenizer.encode_batch(chunk):
-            yield tokens or [EOS]  # an empty text still has to be read as something
+def encode_once(
+    cache: TokenCache,
+    name: str,
+    rows: Callable[[], Iterator[Row]],
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    what: object,
+) -> tuple[TokenStore, Labels]:
+    """The same on disk, and not again where it was done before; `what` tells the rows from others of the file."""
+    numbers = {label: number for number, label in enumerate(labels)}
+
+    def make(folder: Path) -> None:
+        found = encode(rows(), cache.files[0], numbers, tokenizer, path=folder / name)[1]
+        np.save(folder / f"{name}.labels.npy", found)
+
+    made = cache.folder(["classify", name, what, list(labels), tokenizer.to_json()], make)
+    return TokenStore.open(made / name), np.load(made / f"{name}.labels.npy")
+
+
+def _rows(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Rows]:
+    for rows in encode_stream(tokenizer, chunks(texts, characters=len)):
+        yield rows.followed_by(EOS, rows.lengths == 0)  # an empty text still has to be read as something
 
 
 def _usual_length(store: TokenStore) -> int:

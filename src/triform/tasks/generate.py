@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
+from triform.data.cache import TokenCache
 from triform.data.loader import Indices, RandomWindows, Sampler
-from triform.data.readers import Piece, count_units, read_pieces
+from triform.data.readers import Piece, count_units, is_running_text, read_pieces
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
@@ -27,6 +29,7 @@ from triform.models.decoder import Decoder
 from triform.nn.vocabulary import cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.learned import layout, learned_tokenizer
 from triform.tasks.resident import Plan, fits, sent
 from triform.tasks.task import (
     NEVER_WRITTEN,
@@ -41,7 +44,7 @@ from triform.tasks.task import (
     seen_part,
     unknown_note,
 )
-from triform.text import EOS, UNK, Tokenizer, train_tokenizer
+from triform.text import EOS, UNK, Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
@@ -122,14 +125,21 @@ class Generate(Task):
         train_name = sets.named(data.train, "generate")
         valid_name = data.valid or sets.validation_of(train_name)
         config = build({"data.train": train_name, "data.valid": valid_name}, config)
+        notices: list[str] = []
+        cache = TokenCache([train_name], folder / "tokens", notices)
         stop = training_part(config)
 
-        n_characters = sum(len(piece.text) for piece in read_pieces(train_name, data, stop=stop))
+        def pieces() -> Iterator[Piece]:
+            return read_pieces(train_name, data, stop=stop)
+
+        n_characters = count_text(config, stop, cache)
         config = with_tokenizer(config, n_characters)
-        texts = (piece.text for piece in read_pieces(train_name, data, stop=stop))
-        tokenizer = saved_tokenizer(folder) if resume else train_tokenizer(config.tokenizer, texts, name=train_name)
-        path = folder / "tokens" / "train"
-        store, n_bytes = encode(read_pieces(train_name, data, stop=stop), tokenizer, path=path)
+        if resume:
+            tokenizer = saved_tokenizer(folder)
+        else:
+            texts = (piece.text for piece in pieces())  # read when asked for
+            tokenizer = learned_tokenizer(cache, config.tokenizer, [stop, layout(data)], texts, n_characters)
+        store, n_bytes = encode_once(cache, "train", pieces, tokenizer, [stop, layout(data)])
 
         max_len = data.max_len or max(2, min(128, store.total // 4))
         if store.total <= max_len:
@@ -140,7 +150,6 @@ class Generate(Task):
             )
         found: Settings = {"data.max_len": max_len, "tokenizer.vocab_size": tokenizer.vocab_size}
         task = cls(settle(config, store.total, found), tokenizer)
-        notices: list[str] = []
         valid = task.held_out(notices, folder)
         return Prepared(task=task, train=Stream(store, n_bytes, max_len), valid=valid, notices=tuple(notices))
 
@@ -152,7 +161,7 @@ class Generate(Task):
         self.tokenizer.save(folder / "tokenizer.json")
 
     def read(self, name: str, notices: list[str]) -> Stream:
-        return self._stream(name, read_pieces(name, self.config.data), notices)
+        return self._stream(name, encode(read_pieces(name, self.config.data), self.tokenizer), notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Stream | None:
         data = self.config.data
@@ -161,14 +170,22 @@ class Generate(Task):
         stop = training_part(self.config)
         if stop is None:
             return None
-        pieces = read_pieces(data.train, data, start=stop)
-        return self._stream(data.train, pieces, notices, folder and folder / "tokens" / "valid")
 
-    def _stream(self, name: str, pieces: Iterator[Piece], notices: list[str], path: Path | None = None) -> Stream:
-        store, n_bytes = encode(pieces, self.tokenizer, path=path)
+        def pieces() -> Iterator[Piece]:
+            return read_pieces(data.train, data, start=stop)
+
+        if folder is None:
+            encoded = encode(pieces(), self.tokenizer)
+        else:
+            cache = TokenCache([data.train], folder / "tokens", notices)
+            encoded = encode_once(cache, "valid", pieces, self.tokenizer, [stop, layout(data)])
+        return self._stream(data.train, encoded, notices)
+
+    def _stream(self, name: str, encoded: tuple[TokenStore, int], notices: list[str]) -> Stream:
+        store, n_bytes = encoded
         if store.total < 2:
             raise DataError("fewer than two tokens are left for validation; give more text", path=name)
-        if unknown := int((store.tokens == UNK).sum()):
+        if unknown := store.count(UNK):
             notices.append(f"{name}: {unknown} of {store.total} tokens were never seen in training (<unk>)")
         return Stream(store, n_bytes, self.config.data.max_len)
 
@@ -269,18 +286,42 @@ def training_part(config: Config) -> int | None:
     return max(1, int((1 - data.valid_fraction) * units))
 
 
+def count_text(config: Config, stop: int | None, cache: TokenCache) -> int:
+    """How many characters there are to train on."""
+    name, data = config.data.train, config.data
+    if is_running_text(name):
+        return stop or count_units(name, data)
+    return cache.recall(
+        ["characters", stop, layout(data)],
+        lambda: sum(len(piece.text) for piece in read_pieces(name, data, stop=stop)),
+    )
+
+
 def encode(pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None = None) -> tuple[TokenStore, int]:
     """Pieces as one stream of tokens, an end token after each document, and how many bytes of text they were."""
     n_bytes = 0
+    ends: deque[list[bool]] = deque()
 
-    def sequences() -> Iterator[list[int]]:
+    def parts() -> Iterator[list[str]]:
         nonlocal n_bytes
         for chunk in chunks(pieces, characters=lambda piece: len(piece.text)):
             n_bytes += sum(len(piece.text.encode()) for piece in chunk)
-            texts = [piece.text for piece in chunk]  # one long text is cut and shared among the cores
-            encoded = tokenizer.encode_batch(texts) if len(texts) > 1 else [tokenizer.encode(texts[0])]
-            for piece, tokens in zip(chunk, encoded, strict=True):
-                yield [*tokens, EOS] if piece.ends else tokens
+            ends.append([piece.ends for piece in chunk])
+            yield [piece.text for piece in chunk]
 
-    store = TokenStore.build(sequences(), vocab_size=tokenizer.vocab_size, path=path)
+    encoded = encode_stream(tokenizer, parts())
+    rows = (found.followed_by(EOS, np.array(ends.popleft(), bool)) for found in encoded)
+    store = TokenStore.build_rows(rows, vocab_size=tokenizer.vocab_size, path=path)
     return store, n_bytes
+
+
+def encode_once(
+    cache: TokenCache, name: str, pieces: Callable[[], Iterator[Piece]], tokenizer: Tokenizer, what: object
+) -> tuple[TokenStore, int]:
+    """The same on disk, and not again where it was done before; `what` tells the pieces from others of the file."""
+
+    def make(folder: Path) -> None:
+        np.save(folder / f"{name}.bytes.npy", encode(pieces(), tokenizer, path=folder / name)[1])
+
+    made = cache.folder(["generate", name, what, tokenizer.to_json()], make)
+    return TokenStore.open(made / name), int(np.load(made / f"{name}.bytes.npy"))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
+from triform.data.cache import TokenCache
 from triform.data.loader import Indices
 from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
 from triform.data.store import TokenStore
@@ -28,6 +29,7 @@ from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE, cross_entropy, vocabulary_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.learned import layout, learned_tokenizer
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
     NEVER_WRITTEN,
@@ -43,7 +45,7 @@ from triform.tasks.task import (
     seen_part,
     unknown_note,
 )
-from triform.text import BOS, EOS, PAD, Tokenizer, load_tokenizer, train_tokenizer
+from triform.text import BOS, EOS, PAD, Tokenizer, encode_stream, load_tokenizer
 
 QUICK_PAIRS = 400  # translated at each validation during training
 
@@ -144,13 +146,16 @@ class Translate(Task):
 
         def kept() -> Iterator[Pair]:
             """Nothing is learned from a pair with an empty side."""
-            rows = split_pairs(config, held=False)
-            return (pair for pair in rows if pair.source.strip() and pair.target.strip())
+            return filter(_whole, split_pairs(config, held=False))
 
-        n_characters = sum(len(pair.source) + len(pair.target) for pair in kept())
-        config = with_tokenizer(config, n_characters)
-        source, target = _saved(config, folder) if resume else _trained(config, kept, train_name)
-        stores = encode(kept, source, target, folder / "tokens")
+        notices: list[str] = []
+        files = [data.source, data.target] if data.source else [train_name]
+        cache = TokenCache(files, folder / "tokens", notices)
+        what = [0.0 if _validation_name(config) else data.valid_fraction, layout(data)]
+        *sizes, skipped = cache.recall(["pairs", what], lambda: survey(config))
+        config = with_tokenizer(config, sum(sizes))
+        source, target = _saved(config, folder) if resume else _trained(config, kept, cache, what, sizes)
+        stores = encode_once(cache, kept, source, target, what)
         if not len(stores[0]):
             raise DataError("no pairs to train on: each has an empty side", path=train_name)
         longest = int(max(stores[0].lengths.max(), stores[1].lengths.max() + 1))
@@ -158,8 +163,7 @@ class Translate(Task):
         if config.tokenizer.shared:  # two vocabularies have two sizes: each is found from the data again
             found["tokenizer.vocab_size"] = source.vocab_size
         task = cls(settle(config, stores[0].total + stores[1].total, found), source, target)
-        notices: list[str] = []
-        if skipped := sum(1 for _ in split_pairs(config, held=False)) - len(stores[0]):
+        if skipped:
             notices.append(f"{train_name}: {skipped} pairs with an empty side were left out of training")
         train = task._pairs(train_name, *stores, (), notices)
         valid = task.held_out(notices)
@@ -187,7 +191,7 @@ class Translate(Task):
         return self._encoded(_training_name(self.config), list(split_pairs(self.config, held=True)), notices)
 
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
-        if not any(pair.source.strip() and pair.target.strip() for pair in pairs):
+        if not any(map(_whole, pairs)):
             pairs = []  # a set whose every pair lacks a side judges nothing
         return self._pairs(name, *encode(lambda: pairs, self.source, self.target), pairs, notices)
 
@@ -318,16 +322,34 @@ def _saved(config: Config, folder: Path) -> tuple[Tokenizer, Tokenizer]:
     return source, target
 
 
-def _trained(config: Config, pairs: Callable[[], Iterator[Pair]], name: str) -> tuple[Tokenizer, Tokenizer]:
-    sources = (pair.source for pair in pairs())
+def _whole(pair: Pair) -> bool:
+    return bool(pair.source.strip() and pair.target.strip())
+
+
+def survey(config: Config) -> list[int]:
+    """Characters to train on, of sources and of targets, and how many pairs lack a side."""
+    sources = targets = skipped = 0
+    for pair in split_pairs(config, held=False):
+        if _whole(pair):
+            sources += len(pair.source)
+            targets += len(pair.target)
+        else:
+            skipped += 1
+    return [sources, targets, skipped]
+
+
+def _trained(
+    config: Config, pairs: Callable[[], Iterator[Pair]], cache: TokenCache, what: object, sizes: Sequence[int]
+) -> tuple[Tokenizer, Tokenizer]:
+    def learn(side: str, texts: Iterator[str], size: int) -> Tokenizer:
+        return learned_tokenizer(cache, config.tokenizer, [side, what], texts, size)
+
+    sources = (pair.source for pair in pairs())  # read when asked for
     targets = (pair.target for pair in pairs())
     if config.tokenizer.shared:
-        tokenizer = train_tokenizer(config.tokenizer, chain(sources, targets), name=name)
+        tokenizer = learn("shared", chain(sources, targets), sum(sizes))
         return tokenizer, tokenizer
-    return (
-        train_tokenizer(config.tokenizer, sources, name=name),
-        train_tokenizer(config.tokenizer, targets, name=name),
-    )
+    return learn("source", sources, sizes[0]), learn("target", targets, sizes[1])
 
 
 def encode(
@@ -335,12 +357,25 @@ def encode(
 ) -> tuple[TokenStore, TokenStore]:
     """Both sides as tokens, a reading each; with a folder they go straight to disk."""
 
-    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str, empty: list[int]) -> TokenStore:
-        encoded = (tokens for chunk in chunks(texts, characters=len) for tokens in tokenizer.encode_batch(chunk))
-        sequences = (tokens or empty for tokens in encoded)
-        return TokenStore.build(sequences, vocab_size=tokenizer.vocab_size, path=folder and folder / name)
+    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str, *, never_empty: bool) -> TokenStore:
+        encoded = encode_stream(tokenizer, chunks(texts, characters=len))
+        if never_empty:
+            encoded = (rows.followed_by(EOS, rows.lengths == 0) for rows in encoded)
+        return TokenStore.build_rows(encoded, vocab_size=tokenizer.vocab_size, path=folder and folder / name)
 
     return (
-        side((pair.source for pair in pairs()), source, "train.source", [EOS]),
-        side((pair.target for pair in pairs()), target, "train.target", []),
+        side((pair.source for pair in pairs()), source, "train.source", never_empty=True),
+        side((pair.target for pair in pairs()), target, "train.target", never_empty=False),
     )
+
+
+def encode_once(
+    cache: TokenCache, pairs: Callable[[], Iterable[Pair]], source: Tokenizer, target: Tokenizer, what: object
+) -> tuple[TokenStore, TokenStore]:
+    """The same on disk, and not again where it was done before; `what` tells the pairs from others of the files."""
+
+    def make(folder: Path) -> None:
+        encode(pairs, source, target, folder)
+
+    made = cache.folder(["translate", what, source.to_json(), target.to_json()], make)
+    return TokenStore.open(made / "train.source"), TokenStore.open(made / "train.target")

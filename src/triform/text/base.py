@@ -8,9 +8,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Core
 from tokenizers import normalizers
 
@@ -28,6 +31,18 @@ _PART = 4096  # characters; short enough to share among cores, long enough that 
 _AT_ONCE = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
 
 
+class Rows(NamedTuple):
+    """Tokens of many texts end to end, and how many each text has."""
+
+    tokens: NDArray[Any]  # unsigned integers
+    lengths: NDArray[np.int64]
+
+    def followed_by(self, token: int, where: NDArray[np.bool_]) -> Rows:
+        """With one more token at the end of the chosen rows."""
+        ends = np.cumsum(self.lengths)[where]
+        return Rows(np.insert(self.tokens, ends, token), self.lengths + where) if len(ends) else self
+
+
 class Tokenizer(ABC):
     """Text to tokens and back. Ids 0 to 3 are <pad> <unk> <bos> <eos> in every kind.
 
@@ -37,6 +52,7 @@ class Tokenizer(ABC):
 
     kind: ClassVar[str]
     lossless: ClassVar[bool] = True  # whether decoding gives back the text, spaces and all
+    one_core: ClassVar[bool] = False  # whether encoding keeps one core busy, however many there are
 
     def __init__(self, core: Core) -> None:
         ids = core.get_vocab(with_added_tokens=False)
@@ -78,6 +94,18 @@ class Tokenizer(ABC):
                 batch, held = [], 0
         return encoded
 
+    def encode_rows(self, texts: Sequence[str]) -> Rows:
+        """The same as arrays, for much text at a time."""
+        rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
+        return Rows(tokens, lengths)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest unsigned integers that can hold any token."""
+        return token_type(self.vocab_size)
+
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the tokens: pad, bos and eos are left out, <unk> is a replacement character."""
@@ -94,15 +122,19 @@ class Tokenizer(ABC):
     def unknown(self, text: str) -> list[str]:
         """What the vocabulary lacks of this text, each once, in order of appearance."""
 
-    def save(self, path: Path) -> None:
-        """Write one JSON file: our kind, and the library's own format inside."""
+    def to_json(self) -> str:
+        """Our kind, and the library's own format inside."""
         content = {
             "triform": {"format": FORMAT, "kind": self.kind},
             "tokenizer": json.loads(self._core.to_str()),
         }
+        return json.dumps(content, ensure_ascii=False)
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file."""
         aside = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            aside.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            aside.write_text(self.to_json(), encoding="utf-8")
             aside.replace(path)
         except OSError as error:
             aside.unlink(missing_ok=True)
@@ -117,8 +149,9 @@ class Tokenizer(ABC):
 class TextStream:
     """Texts read once: checked, counted, and named for messages."""
 
-    def __init__(self, texts: Iterable[str], name: str) -> None:
+    def __init__(self, texts: Iterable[str], name: str, expected: int = 0) -> None:
         self._texts, self.name, self.characters = texts, name, 0
+        self._expected = expected  # characters, where they were counted before
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
@@ -127,6 +160,20 @@ class TextStream:
             yield from cut(text, _PART)  # a whole book may be one text
         if not self.characters:
             raise DataError(f"{self.name}: there is no text to make a vocabulary from")
+
+    def spread(self, most: int) -> Iterator[str]:
+        """Everything or, of more text than `most` characters, about so many of them from all over it."""
+        share = min(1.0, most / max(1, self._expected))
+        seen = taken = 0
+        for part in self:
+            seen += len(part)
+            if taken < share * seen:
+                taken += len(part)
+                yield part
+
+
+def token_type(vocab_size: int) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def cut(text: str, length: int) -> Iterator[str]:

@@ -18,10 +18,15 @@ from triform.text.word import WordTokenizer
 TOKENIZERS: dict[str, type[Tokenizer]] = {"char": CharTokenizer, "word": WordTokenizer, "bpe": BpeTokenizer}
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], *, name: str = "the data") -> Tokenizer:
-    """Learn a vocabulary; `texts` are read once and never held all together, `name` is for messages."""
+def train_tokenizer(
+    config: TokenizerConfig, texts: Iterable[str], *, name: str = "the data", n_characters: int = 0
+) -> Tokenizer:
+    """Learn a vocabulary; `texts` are read once and never held all together, `name` is for messages.
+
+    Where it is known how long they are, BPE is content with a part of a very long text.
+    """
     assert config.kind in TOKENIZERS, f"tokenizer.kind={config.kind} must be chosen before training"
-    return TOKENIZERS[config.kind].train(config, TextStream(texts, name))
+    return TOKENIZERS[config.kind].train(config, TextStream(texts, name, n_characters))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -1,0 +1,112 @@
+"""Byte-pair encoding beside its peers: the same text, the same vocabulary, the same ids.
+
+    python -m benchmarks.tokenize_text               10 MB of generated text, a line at a time
+    python -m benchmarks.tokenize_text --file F      the first 10 MB of a text file (also .gz)
+    python -m benchmarks.tokenize_text --quick       a little text, to see that it runs
+    python -m benchmarks.tokenize_text --json F      also as JSON
+
+`tokenizers` and `tiktoken` use all cores. Triform's `encode_batch` uses one; training encodes as a stream, which
+uses all of them once there is much text. "new" meets every word for the first time. A ratio above 1 says that
+Triform is faster when it is new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.growth import write_text
+from benchmarks.timing import Work, race
+from triform.config import TokenizerConfig
+from triform.data.files import decoded_blocks
+from triform.text import BpeTokenizer, encode_stream, train_tokenizer
+from triform.text.split import GPT4_PATTERN
+from triform.text.stream import cores
+
+Ids = list[list[int]]
+OURS = "triform"
+
+
+def some_text(file: Path | None, megabytes: float) -> str:
+    if file is None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "text.txt"
+            write_text(file, megabytes)
+            return file.read_text(encoding="utf-8")
+    text = ""
+    for block in decoded_blocks(str(file)):
+        text += block
+        if len(text) >= megabytes * 1e6:
+            break
+    return text[: int(megabytes * 1e6)]
+
+
+def contestants(bpe: BpeTokenizer, lines: list[str]) -> tuple[dict[str, Work], dict[str, Callable[[], Ids]]]:
+    """What is timed, and for each peer the ids it gives."""
+    core = bpe._core  # the library's own tokenizer, of the same vocabulary
+    parts = [lines[at : at + 2048] for at in range(0, len(lines), 2048)]
+    work: dict[str, Work] = {
+        OURS: lambda: bpe.encode_batch(lines),
+        f"{OURS}, new": lambda: BpeTokenizer(core).encode_batch(lines),
+        f"{OURS}, new, as a stream": lambda: list(encode_stream(BpeTokenizer(core), parts)),
+        "tokenizers encode_batch": lambda: core.encode_batch(lines, add_special_tokens=False),
+        "tokenizers encode_batch_fast": lambda: core.encode_batch_fast(lines, add_special_tokens=False),
+    }
+    answers: dict[str, Callable[[], Ids]] = {
+        OURS: lambda: bpe.encode_batch(lines),
+        "tokenizers": lambda: [row.ids for row in core.encode_batch(lines, add_special_tokens=False)],
+    }
+    try:
+        import tiktoken
+    except ImportError:
+        print("tiktoken is not installed")
+        return work, answers
+    ranks = {spelled: token for token, spelled in enumerate(bpe._bytes) if token > 3}
+    peer = tiktoken.Encoding("ours", pat_str=GPT4_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    work["tiktoken encode_ordinary"] = lambda: [peer.encode_ordinary(line) for line in lines]
+    work["tiktoken encode_ordinary_batch"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
+    answers["tiktoken"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
+    return work, answers
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, help="text to encode; generated where none is given")
+    parser.add_argument("--megabytes", type=float, default=10.0)
+    parser.add_argument("--vocab-size", type=int, default=8000)
+    parser.add_argument("--quick", action="store_true", help="a little text, to see that it runs")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    asked = parser.parse_args(arguments)
+    megabytes, vocab_size, repeats = (0.1, 400, 2) if asked.quick else (asked.megabytes, asked.vocab_size, 7)
+    lines = some_text(asked.file, megabytes).splitlines(keepends=True)
+    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=vocab_size), lines)
+    assert isinstance(bpe, BpeTokenizer)
+    n_bytes = sum(len(line.encode()) for line in lines)
+    machine = f"{platform.machine()}, {cores()} cores"
+    print(f"{machine}, {n_bytes / 1e6:.1f} MB in {len(lines)} lines, a vocabulary of {vocab_size}")
+    work, answers = contestants(bpe, lines)
+    ids = {who: answer() for who, answer in answers.items()}
+    same = all(found == ids[OURS] for found in ids.values())
+    print(f"{sum(map(len, ids[OURS])):,} tokens, {'the same ids everywhere' if same else 'IDS DIFFER'}")
+    rows: list[dict[str, Any]] = []
+    timings = race(work, repeats, torch.device("cpu"))
+    for who, timing in timings.items():
+        row = {"who": who, **asdict(timing), "MB/s": n_bytes / 1e3 / timing.median}
+        row["ratio"] = timing.median / timings[f"{OURS}, new"].median
+        rows.append(row)
+        print(f"{who:<32} {row['MB/s']:7.2f} MB/s   {timing}   ratio {row['ratio']:.2f}", flush=True)
+    if asked.json:
+        found = {"machine": machine, "bytes": n_bytes, "same_ids": same, "rows": rows}
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

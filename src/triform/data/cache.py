@@ -1,0 +1,176 @@
+"""What was made of large text files, kept between runs: a text is tokenized once.
+
+An entry is a folder named by a hash of everything that decides its content: the sha256 of the files, and what was
+done with them. It is made aside and appears by rename, with a seal that knows the size and a checksum of each file,
+so that damage is noticed and mended. Entries longest unused go when they exceed `LIMIT` together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import triform
+from triform.data.files import BLOCK, SMALL, digest, size_of
+from triform.errors import CheckpointError
+
+FORMAT = 1  # part of every name: a new one leaves old entries unused
+LIMIT = 10 << 30  # bytes of all entries
+ABANDONED = 24 * 3600  # seconds after which something half made will not be finished
+SEAL, FACT = "seal.json", "fact.json"
+ENTRY = re.compile(r"[0-9a-f]{32}")
+HALF_MADE = re.compile(rf"{ENTRY.pattern}\..*\.part")
+
+Make = Callable[[Path], None]
+Fact = TypeVar("Fact")
+
+
+def cache_folder() -> Path:
+    """TRIFORM_CACHE, or where the system keeps such things."""
+    if given := os.environ.get("TRIFORM_CACHE"):
+        return Path(given)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "triform" / "tokens"
+
+
+class TokenCache:
+    """What is made of these files: in the cache where they are large, else in the run's own folder.
+
+    What the user should know is added to `notices`.
+    """
+
+    def __init__(self, files: Sequence[str], own: Path, notices: list[str]) -> None:
+        self.files, self.own, self.notices = files, own, notices
+
+    @property
+    def large(self) -> bool:
+        """Whether there is so much text that work on it is worth keeping."""
+        return sum(map(size_of, self.files)) >= SMALL
+
+    def recall(self, what: object, find: Callable[[], Fact]) -> Fact:
+        """What `find` finds in the files, of plain values (no tuples); looked for once where they are large."""
+        if not self.large:
+            return find()
+
+        def make(folder: Path) -> None:
+            (folder / FACT).write_text(json.dumps(find()), encoding="utf-8")
+
+        fact: Fact = json.loads((self.folder(what, make) / FACT).read_text(encoding="utf-8"))
+        return fact
+
+    def folder(self, what: object, make: Make) -> Path:
+        """A folder with what `make` writes into it; `what` (plain values) decides its content with the files."""
+        place = self._place(what) if self.large else None
+        if place is not None:
+            try:
+                return self._kept(place, make)
+            except (OSError, CheckpointError):
+                pass  # no room, or no right to write: the run's own folder does as well
+        try:
+            self.own.mkdir(parents=True, exist_ok=True)
+            make(self.own)
+        except OSError as error:
+            raise CheckpointError(f"{self.own}: tokens cannot be written: {error.strerror or error}") from None
+        return self.own
+
+    def _place(self, what: object) -> Path | None:
+        try:
+            base = cache_folder()
+        except RuntimeError:  # a user without a home
+            return None
+        files = [(digest(name), Path(name.removesuffix(".gz")).suffix) for name in self.files]
+        facts = json.dumps([FORMAT, triform.__version__, files, what], sort_keys=True)
+        return base / hashlib.sha256(facts.encode()).hexdigest()[:32]
+
+    def _kept(self, place: Path, make: Make) -> Path:
+        if place.is_dir() and not self._damaged(place):
+            os.utime(place / SEAL)  # its last use
+            return place
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}.", suffix=".part", dir=place.parent))
+        try:
+            make(aside)
+            _seal(aside)
+            self._put(aside, place)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        prune(place.parent, keep=place)
+        return place
+
+    def _put(self, aside: Path, place: Path) -> None:
+        """Under its name; another process may have been faster, and what it made is as good."""
+        try:
+            aside.rename(place)
+        except OSError:
+            if not place.is_dir() or self._damaged(place):
+                aside.rename(place)
+
+    def _damaged(self, place: Path) -> bool:
+        """Whether an entry is not as it was sealed; it is then removed."""
+        problem = damage(place)
+        if problem:
+            self.notices.append(f"{place}: this token cache is damaged ({problem}); it is built again")
+            shutil.rmtree(place)
+        return bool(problem)
+
+
+def _seal(folder: Path) -> None:
+    files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(folder.iterdir())}
+    (folder / SEAL).write_text(json.dumps({"files": files}), encoding="utf-8")
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with an entry; empty when nothing is."""
+    try:
+        files: dict[str, list[int]] = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
+        for name, (size, checksum) in files.items():
+            if (folder / name).stat().st_size != size:
+                return f"{name} has {(folder / name).stat().st_size} bytes where {size} were written"
+            if _checksum(folder / name) != checksum:
+                return f"{name} has changed"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name}: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{SEAL} cannot be read"
+    return ""
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while raw := file.read(BLOCK):
+            found = zlib.crc32(raw, found)
+    return found
+
+
+def prune(base: Path, *, keep: Path) -> None:
+    """Remove what was left half made, and the entries longest unused where all together exceed the limit."""
+    entries: list[tuple[float, int, Path]] = []
+    for entry in base.iterdir():
+        with suppress(OSError):  # another process may just have removed it
+            if HALF_MADE.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > ABANDONED:
+                shutil.rmtree(entry)
+            elif ENTRY.fullmatch(entry.name):
+                size = sum(file.stat().st_size for file in entry.iterdir())
+                entries.append(((entry / SEAL).stat().st_mtime, size, entry))
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
+        if total > LIMIT and entry != keep:
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= size

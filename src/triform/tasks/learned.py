@@ -1,0 +1,36 @@
+"""Vocabularies learned from training files, once where these are large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache as once
+
+from triform.config import DataConfig, TokenizerConfig
+from triform.data.cache import TokenCache
+from triform.text import SAMPLE, Tokenizer, load_tokenizer, train_tokenizer
+
+
+def layout(data: DataConfig) -> dict[str, object]:
+    """The settings that decide how a file is read."""
+    names = ("text_column", "label_column", "source_column", "target_column", "header")
+    return {name: value for name, value in asdict(data).items() if name in names}
+
+
+def learned_tokenizer(
+    cache: TokenCache, config: TokenizerConfig, what: object, texts: Iterable[str], n_characters: int
+) -> Tokenizer:
+    """A tokenizer learned from texts, which `what` tells apart from others of the same files."""
+    name = ",".join(cache.files)
+    if config.kind == "bpe" and n_characters > SAMPLE:
+        millions = f"{SAMPLE // 1_000_000} of {n_characters // 1_000_000} million characters"
+        cache.notices.append(f"{name}: the vocabulary was learned from {millions}, spread over the text")
+
+    @once  # a cache that cannot be written asks again
+    def learn() -> Tokenizer:
+        return train_tokenizer(config, texts, name=name, n_characters=n_characters)
+
+    if not cache.large:
+        return learn()
+    made = cache.folder(["tokenizer", asdict(config), what], lambda folder: learn().save(folder / "learned.json"))
+    return load_tokenizer(made / "learned.json")
