@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triform.nn.masks import Rule, Together, real
+from triform.nn.masks import Newest, Rule, Together, real, within
 
 
 class Rows(Protocol):
-    @property
-    def rule(self) -> Rule:
-        """What self-attention may read, its reach aside."""
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        """What self-attention may read in each layer, given how far it reaches."""
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         """Where the t tokens from `start` on stand in their rows."""
@@ -36,6 +35,9 @@ class Padded:
 
     def __init__(self, keep: Tensor | None) -> None:
         self.keep, self.rule = keep, real(keep)
+
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        return within(reaches, self.rule)
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         return torch.arange(start, start + t, device=device)
@@ -58,6 +60,9 @@ class Packed:
         self.rule = Together(self.lengths, self.lengths)
         self._sizes: Tensor | None = None
 
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        return within(reaches, self.rule)
+
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         assert (start, t) == (0, sum(self.lengths)), "packed rows are read whole"
         return torch.cat([torch.arange(length, device=device) for length in self.lengths])
@@ -74,12 +79,36 @@ class Packed:
         return sums / self._sizes.to(x.dtype)
 
 
+class Hypotheses:
+    """One new token for each of the T ways in which a row goes on, read over a past that they share.
+
+    `keep` (B, T, S) says which keys belong to each, `age` (S) when they were written, `places` (B, T) where the
+    new tokens stand in their texts.
+    """
+
+    def __init__(self, keep: Tensor, age: Tensor, places: Tensor) -> None:
+        self.keep, self.age, self.places = keep, age, places
+
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        made: dict[int, Rule] = {id(reach): Newest(reach, self.keep, self.age) for reach in reaches}
+        return [made[id(reach)] for reach in reaches]
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        return self.places
+
+    def read_by(self, queries: Rows) -> Rule:
+        raise AssertionError("what is being written is no source")
+
+    def mean(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written has no mean")
+
+
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.
-Keep = Tensor | Padded | Packed | None
+Keep = Tensor | Padded | Packed | Hypotheses | None
 
 
-def rows_of(keep: Keep) -> Padded | Packed:
-    return keep if isinstance(keep, Padded | Packed) else Padded(keep)
+def rows_of(keep: Keep) -> Padded | Packed | Hypotheses:
+    return Padded(keep) if keep is None or isinstance(keep, Tensor) else keep
 
 
 def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tensor, Tensor | None]:
