@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),
-    "run": ("errors", "config", "settings", "metrics", "tasks", "training", "explain"),
+    "run": ("errors", "config", "settings", "nn", "metrics", "tasks", "training", "explain"),
     "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
 }
 ROOMS = (*MAY_IMPORT, "cli")
