@@ -72,8 +72,10 @@ class Run:
         """
         from triform.explain.look import explain
 
-        exact = self if self.precision == "fp32" else load(self.path, device=self.task.device.type, precision="fp32")
-        return explain(exact.task, text, target=target, n_new=n_new, title=self.path.name)
+        run = self
+        if self.precision != "fp32":
+            run = load(self.path, device=self.task.device.type, precision="fp32")
+        return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""

@@ -6,7 +6,6 @@ A model asks the rows where their tokens stand, what hides one row from another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,6 +96,7 @@ def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tens
     return torch.from_numpy(table), torch.from_numpy(keep)
 
 
-def pack(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Packed]:
+def pack(rows: Sequence[Any]) -> tuple[Tensor, Packed]:
     """Rows of tokens end to end, as (1, N), and how to tell them apart."""
-    return torch.tensor([list(chain.from_iterable(rows))]), Packed([len(row) for row in rows])
+    joined = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    return torch.from_numpy(joined[None]), Packed([len(row) for row in rows])
