@@ -1,8 +1,8 @@
 """Lists the benchmarks and runs them.
 
-    python -m benchmarks                                       what there is
-    python -m benchmarks NAME [--quick] [--json F] [--device D]
-    python -m benchmarks all  [--quick] [--json FOLDER] [--device D]
+python -m benchmarks                                       what there is
+python -m benchmarks NAME [--quick] [--json F] [--device D]
+python -m benchmarks all  [--quick] [--json FOLDER] [--device D]
 """
 
 from __future__ import annotations

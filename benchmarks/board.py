@@ -20,9 +20,7 @@ OWN = "triform"  # a contestant whose name begins so is ours
 
 def asked(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options that every benchmark has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -84,9 +82,7 @@ class Board:
             said += [] if timing.memory != timing.memory else [f"{timing.memory:,.0f} MiB"]
             if name not in ours:
                 said += [f"{own} {verdict(ratio)}" for own, ratio in ratios.items()]
-            self.rows.append(
-                {"what": what, "who": name, **asdict(timing), **rate, "ratios": ratios}
-            )
+            self.rows.append({"what": what, "who": name, **asdict(timing), **rate, "ratios": ratios})
             print(f"{what:<44} {name:<32} {timing!s:<36} {'  '.join(said)}", flush=True)
 
     def note(self, what: str, **figures: Any) -> None:

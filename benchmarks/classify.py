@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,8 +148,10 @@ def main(arguments: list[str] | None = None) -> None:
         who["scikit-learn, TF-IDF, for scale"] = scale
     else:
         board.skip("scikit-learn", "not installed")
-    works = {name: (lambda label=label: label(texts)) for name, label in who.items()}
-    board.race(f"{len(texts)} texts of mixed length", works, 2 if board.quick else 5, units=len(texts), unit="texts")
+    works = {name: partial(label, texts) for name, label in who.items()}
+    board.race(
+        f"{len(texts)} texts of mixed length", works, 2 if board.quick else 5, units=len(texts), unit="texts"
+    )
     quality.scores(board, "classify", "accuracy", "f1", "loss")
     board.write()
 

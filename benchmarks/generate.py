@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +123,7 @@ def compare(board: Board, folder: Path) -> None:
             made = answer(prompts)
             assert all(len(tokens) == size.n_new for tokens in made), f"{name} wrote another number of tokens"
             board.note("tokens as transformers writes them", who=name, share=peers.agreement(made, expected))
-        works = {name: (lambda answer=answer: answer(prompts)) for name, answer in who.items()}
+        works = {name: partial(answer, prompts) for name, answer in who.items()}
         repeats = 1 if board.quick else 5
         board.race(f"{size.n_new} tokens, batch {rows}", works, repeats, units=size.n_new * rows, unit="tokens")
 

@@ -69,8 +69,9 @@ class Packed:
         if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
             self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
         owners, _ = self.rule.owners(x.device)
-        sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, owners, x[0])
-        return sums / self._sizes.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
+        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
+        return (sums / self._sizes.to(wide)).to(x.dtype)
 
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.
