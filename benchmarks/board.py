@@ -79,6 +79,7 @@ class Board:
             ratios = {own: timing.median / median for own, median in ours.items() if own != name}
             rate = {f"{unit}_per_s": units / timing.median * 1e3} if units else {}
             said = [f"{value:,.1f} {unit}/s" for value in rate.values()]
+            said += [] if self.cuda else [f"cpu {timing.cpu:,.1f} ms"]
             said += [] if timing.memory != timing.memory else [f"{timing.memory:,.0f} MiB"]
             if name not in ours:
                 said += [f"{own} {verdict(ratio)}" for own, ratio in ratios.items()]
