@@ -60,6 +60,7 @@ def test_the_commands_take_a_precision(triform: Command, kind: str, classifier: 
     assert sum(answer[0]["probabilities"].values()) == pytest.approx(1)
     found = triform("evaluate", classifier, "--precision", kind, "--device", "cpu", "--json").json
     assert found["sets"]["valid"]["rows"] > 0
+    assert found["precision"] == kind or kind == "auto"
 
 
 @pytest.mark.parametrize("command", [("predict", "x"), ("evaluate",)])

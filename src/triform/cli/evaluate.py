@@ -42,7 +42,8 @@ def evaluate(
             typer.echo(f"note: {notice}", err=True)
     if json_:
         extra = {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
-        print_json({"run": str(run), "task": opened.config.task, "sets": found, **extra})
+        how = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        print_json({**how, "sets": found, **extra})
         return
     print_scores(found)
     if opened.config.task == "translate":
