@@ -53,7 +53,7 @@ def options(
 
 def main() -> None:
     """Run a command; what is the user's to mend is one line on standard error."""
-    gc.set_threshold(50_000)  # torch comes as half a million objects that stay: looking through them takes time
+    gc.set_threshold(50_000)  # torch comes as 250,000 objects that stay: looking through them takes time
     atexit.register(gc.freeze)  # and none of them need be looked through to leave
     arguments = sys.argv[1:] or ["--help"]
     try:
