@@ -21,6 +21,7 @@ from triform.decode.choose import Sample, best
 from triform.decode.forms import DecoderForm, Seq2SeqForm
 from triform.decode.search import beam_search, run_search, write
 from triform.decode.stepper import Cached
+from triform.errors import ConfigError
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
@@ -31,6 +32,7 @@ from triform.nn.masks import Rule, causal, everything, real, window
 from triform.nn.positions import relation
 from triform.nn.rows import Packed
 from triform.nn.scores import SCORES
+from triform.run import load
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODEL = {"d_model": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
@@ -76,6 +78,20 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
         made = train(task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL)
         assert made.predict([text])[0].output
         assert made.evaluate()["loss"] > 0
+
+
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+def test_a_run_opened_on_cuda_answers_in_bf16_and_close_to_fp32(task: Any, tmp_path: Path) -> None:
+    path = train(
+        task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL
+    ).path
+    opened, exact = load(path, device="cuda"), load(path, device="cuda", precision="fp32")
+    assert (opened.precision, exact.precision) == ("bf16", "fp32")
+    assert {parameter.dtype for parameter in opened.task.model.parameters()} == {torch.bfloat16}
+    short = {"max_new_tokens": 4}
+    assert opened.evaluate(**short)["loss"] == pytest.approx(exact.evaluate(**short)["loss"], rel=0.02)
+    with pytest.raises(ConfigError, match="int8 is for the CPU"):
+        load(path, device="cuda", precision="int8")
 
 
 # ------------------------------------------------------------------------------------------ FlexAttention

@@ -6,7 +6,6 @@ A model asks the rows where their tokens stand, what hides one row from another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,8 +74,9 @@ class Packed:
         if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
             self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
         owners, _ = self.rule.owners(x.device)
-        sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, owners, x[0])
-        return sums / self._sizes.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
+        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
+        return (sums / self._sizes.to(wide)).to(x.dtype)
 
 
 class Hypotheses:
@@ -126,6 +126,7 @@ def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tens
     return torch.from_numpy(table), torch.from_numpy(keep)
 
 
-def pack(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Packed]:
+def pack(rows: Sequence[Any]) -> tuple[Tensor, Packed]:
     """Rows of tokens end to end, as (1, N), and how to tell them apart."""
-    return torch.tensor([list(chain.from_iterable(rows))]), Packed([len(row) for row in rows])
+    joined = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    return torch.from_numpy(joined[None]), Packed([len(row) for row in rows])

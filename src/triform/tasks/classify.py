@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, confusion, macro_f1
 from triform.models.encoder import Classifier
-from triform.nn.rows import pad
+from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
@@ -196,14 +197,12 @@ class Classify(Task):
 
     @torch.inference_mode()
     def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
-        self.model.eval()
         table = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         loss = 0.0
-        for batch in data.batches():
-            batch = batch.to(self.device)
-            scores = self.model(batch.tokens, batch.keep)
-            loss += cross_entropy(scores, batch.labels, 0.0).item()
-            table += confusion(batch.labels.cpu().numpy(), scores.argmax(-1).cpu().numpy(), len(self.labels))
+        for indices, scores in self._scores(data):
+            labels = data.labels[indices]
+            loss += cross_entropy(scores, torch.from_numpy(labels).to(self.device), 0.0).item()
+            table += confusion(labels, scores.argmax(-1).cpu().numpy(), len(self.labels))
         return {
             "loss": loss / len(data),
             "accuracy": accuracy(table),
@@ -213,16 +212,25 @@ class Classify(Task):
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        self.model.eval()
         store = TokenStore.build_rows(_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
-        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
-            batch = data.batch(indices).to(self.device)
-            shares = self.model(batch.tokens, batch.keep).float().softmax(-1).tolist()
-            found |= dict(zip(indices.tolist(), shares, strict=True))
+        for indices, scores in self._scores(data):
+            found |= dict(zip(indices.tolist(), scores.float().softmax(-1).tolist(), strict=True))
         cut = store.lengths > self.config.data.max_len
         return [self._prediction(text, found[place], bool(cut[place])) for place, text in enumerate(texts)]
+
+    def _scores(self, data: Examples) -> Iterator[tuple[Indices, Tensor]]:
+        """Label scores of all texts, some at a time: end to end on a CPU, where padding would be computed too.
+
+        Elsewhere side by side with their like: a kernel for each text would be started for little.
+        """
+        self.model.eval()
+        lay = pack if self.device.type == "cpu" else partial(pad, fill=PAD)
+        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
+            tokens, keep = lay([data.store[index][: data.max_len] for index in indices.tolist()])
+            keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
+            yield indices, self.model(tokens.to(self.device), keep)
 
     def _prediction(self, text: str, shares: list[float], cut: bool) -> Prediction:
         best = max(range(len(shares)), key=shares.__getitem__)
