@@ -18,13 +18,18 @@ from benchmarks.timing import Timing, Work, race
 OWN = "triform"  # a contestant whose name begins so is ours
 
 
-def asked(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+def options_of(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser.parse_args(arguments)
+    return parser
+
+
+def asked(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was asked of a benchmark that has no others."""
+    return options_of(description).parse_args(arguments)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def train(
     stored = _claim(folder, asked, options)
     if stored is None or not folder.complete():
         try:
-            trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
+            trainer, notices = set_up(stored or build(asked), folder, options, resume=stored is not None)
         except (ConfigError, DataError):
             folder.discard_if_unused()
             raise
@@ -110,7 +110,7 @@ def _fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
             raise out_of_memory(trainer.task, device, memory) from None
     config = halved(trainer.task.config)
     trainer.release()
-    trainer, notices = _set_up(config, trainer.folder, options, resume=False)
+    trainer, notices = set_up(config, trainer.folder, options, resume=False)
     _announce(trainer, notices, options)
     return _fit(trainer, notices, options)
 
@@ -203,7 +203,7 @@ def _foreign(path: Path) -> bool:
     return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
 
 
-def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
+def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)

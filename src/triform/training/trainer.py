@@ -81,7 +81,7 @@ class Trainer:
         with self.learner.running():
             self.begin()
             while not self.progress.finished and not self.stopping:
-                self._step()
+                self.step()
                 self.after_step()
             self.end()
 
@@ -138,7 +138,7 @@ class Trainer:
         self._seen += 1
         self.meter.count(counts)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         drawn, rate = self.draw()
         self.took(rate, self.learner.step(drawn, rate))
 
