@@ -1,12 +1,12 @@
-# Two commands: `make demo` shows what Triform does, `make test` checks that it still does it.
-# Both need only Python (3.11 or newer), pip and make; everything else goes into .venv.
+# `make demo` shows what Triform does, `make test` checks that it still does it, `make bench` how fast it does it.
+# They need only Python (3.11 or newer), pip and make; everything else goes into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types clean
+.PHONY: demo test bench lint types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -15,6 +15,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+
+bench: $(VENV)/.installed-dev
+	@echo "== Triform beside its peers, one benchmark after the other (leave the machine alone meanwhile)"
+	@$(BIN)/python -m benchmarks all
 
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style"

@@ -1,27 +1,23 @@
 """Attention beside torch's own: windows, packed rows, and the additive score.
 
-    python -m benchmarks.attention               on this machine's CPU, or its GPU if there is one
-    python -m benchmarks.attention --quick       small sizes, to see that it runs
-    python -m benchmarks.attention --json F      also as JSON
+    python -m benchmarks attention               on this machine's CPU, or its GPU if there is one
+    python -m benchmarks attention --quick       small sizes, to see that it runs
+    python -m benchmarks attention --json F      also as JSON
 
 Forward and backward together; a ratio above 1 says that Triform is faster.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.timing import Timing, Work, as_graph, race
+from benchmarks.board import Board, asked
+from benchmarks.timing import Work, as_graph
 from triform.config import ModelConfig, Sizes
 from triform.models.encoder import Classifier
 from triform.nn.choice import automatic, choose
@@ -31,17 +27,13 @@ from triform.nn.positions import relation
 from triform.nn.rows import pack, pad
 from triform.nn.scores import SCORES
 
-Row = dict[str, Any]
-
 
 class Bench:
-    def __init__(self, device: torch.device, *, quick: bool) -> None:
-        self.device, self.quick = device, quick
-        self.cuda = device.type == "cuda"
+    def __init__(self, board: Board) -> None:
+        self.board, self.device, self.quick, self.cuda = board, board.device, board.quick, board.cuda
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.heads, self.head_dim = (12 if self.cuda else 8), 64
-        self.repeats = 2 if quick else 20 if self.cuda else 9
-        self.rows: list[Row] = []
+        self.repeats = 2 if self.quick else 20 if self.cuda else 9
 
     def inputs(self, t: int, rows: int = 1) -> tuple[Tensor, ...]:
         shape = (rows, self.heads, t, self.head_dim)
@@ -69,18 +61,10 @@ class Bench:
 
     def compare(self, what: str, who: dict[str, Work]) -> None:
         """Call by call, and on CUDA also replayed as graphs, as a compiled training step would run them."""
-        self.add(what, race(who, self.repeats, self.device))
+        self.board.race(what, who, self.repeats)
         if self.cuda:
             replayed = {name: as_graph(work) for name, work in who.items()}
-            self.add(f"{what}, replayed", race(replayed, self.repeats, self.device))
-
-    def add(self, what: str, timings: dict[str, Timing]) -> None:
-        ours = timings["triform"]
-        for name, timing in timings.items():
-            ratio = timing.median / ours.median
-            memory = "" if timing.memory != timing.memory else f"{timing.memory:,.0f} MiB"
-            self.rows.append({"what": what, "who": name, **asdict(timing), "ratio": ratio})
-            print(f"{what:<50} {name:<28} {timing!s:<36} {ratio:6.2f}×  {memory}", flush=True)
+            self.board.race(f"{what}, replayed", replayed, self.repeats)
 
     # -- what is compared
 
@@ -106,7 +90,7 @@ class Bench:
         lengths = (256, 512) if self.quick else (8192, 16_384, 32_768, 65_536, 131_072)
         for t in lengths if self.cuda or self.quick else lengths[:3]:
             work = self.work(automatic, rule, self.matching(), self.inputs(t))
-            self.add(f"window {width} of {t:,}", race({"triform": work}, 2 if self.quick else 5, self.device))
+            self.board.race(f"window {width} of {t:,}", {"triform": work}, 2 if self.quick else 5)
 
     def both_sides(self) -> None:
         """An encoder's window, looking both ways, and the same with ALiBi."""
@@ -131,7 +115,7 @@ class Bench:
         model = Classifier(config, Sizes(vocab_size=1000, max_len=most, n_labels=2)).to(self.device, self.dtype)
         who = {name: self._step(model, *made) for name, made in (("triform", pack(rows)), ("padded", pad(rows)))}
         real = sum(map(len, rows)) / (len(rows) * max(map(len, rows)))
-        self.add(f"packed rows ({100 * real:.0f} % of padded is real)", race(who, self.repeats, self.device))
+        self.board.race(f"packed rows ({100 * real:.0f} % of padded is real)", who, self.repeats)
 
     def _step(self, model: nn.Module, tokens: Tensor, keep: Any) -> Work:
         tokens = tokens.to(self.device)
@@ -146,11 +130,9 @@ class Bench:
             "triform": self.work(automatic, everything, matching, inputs),
             "the formula, at once": self.work(explicit, everything, matching, inputs),
         }
-        self.add(f"additive score, {t} tokens", race(who, min(3, self.repeats), self.device))
+        self.board.race(f"additive score, {t} tokens", who, min(3, self.repeats))
         for name, kernel in (("triform", automatic), ("the formula, at once", explicit)):
-            kept = _kept(kernel, inputs, matching)
-            self.rows.append({"what": "additive score, kept for backward", "who": name, "MiB": kept})
-            print(f"{'additive score, kept for the backward pass':<50} {name:<28} {kept:,.1f} MiB", flush=True)
+            self.board.note("additive score, kept for backward", who=name, MiB=_kept(kernel, inputs, matching))
 
 
 def _kept(kernel: Kernel, inputs: tuple[Tensor, ...], matching: Matching) -> float:
@@ -166,27 +148,14 @@ def _kept(kernel: Kernel, inputs: tuple[Tensor, ...], matching: Matching) -> flo
     return sum(seen.values()) / 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
-    torch.manual_seed(0)
-    device = torch.device(asked.device)
-    bench = Bench(device, quick=asked.quick)
-    name = (
-        torch.cuda.get_device_name() if bench.cuda else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
+def main(arguments: list[str] | None = None) -> None:
+    board = Board("attention", asked(__doc__, arguments))
+    bench = Bench(board)
     kind = str(bench.dtype).removeprefix("torch.")
-    print(
-        f"{name}, torch {torch.__version__}, {kind}, {bench.heads} heads of {bench.head_dim}, forward and backward"
-    )
+    board.note("forward and backward", dtype=kind, heads=bench.heads, head_dim=bench.head_dim)
     for compare in (bench.windows, bench.growth, bench.both_sides, bench.packing, bench.additive):
         compare()
-    if asked.json:
-        found = {"machine": name, "torch": torch.__version__, "dtype": kind, "rows": bench.rows}
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    board.write()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ class Timing:
     low: float
     high: float
     memory: float  # MiB at the peak above what lay there before; NaN where it cannot be known
+    cpu: float  # median time of the processors, all threads and child processes: a busy machine changes it little
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ms ({self.low:.2f} to {self.high:.2f})"
@@ -28,7 +30,7 @@ class Timing:
 def race(contestants: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, Timing]:
     """Each contestant in turn, `repeats` times after one turn that does not count."""
     memory = {name: _peak(work, device) for name, work in contestants.items()}
-    seen: dict[str, list[float]] = {name: [] for name in contestants}
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, work in contestants.items():
             seen[name].append(_milliseconds(work, device))
@@ -49,17 +51,24 @@ def as_graph(work: Work) -> Work:
     return graph.replay
 
 
-def _timing(times: list[float], memory: float) -> Timing:
+def _timing(turns: list[tuple[float, float]], memory: float) -> Timing:
+    times = [time for time, _ in turns]
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return Timing(statistics.median(times), low, high, memory)
+    return Timing(statistics.median(times), low, high, memory, statistics.median(cpu for _, cpu in turns))
 
 
-def _milliseconds(work: Work, device: torch.device) -> float:
+def _milliseconds(work: Work, device: torch.device) -> tuple[float, float]:
+    """On the clock, and of the processors."""
     _wait(device)
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), _busy()
     work()
     _wait(device)
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * (time.perf_counter() - start), 1e3 * (_busy() - busy)
+
+
+def _busy() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _peak(work: Work, device: torch.device) -> float:

@@ -15,12 +15,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from triform.config import ModelConfig, Sizes
-from triform.decode.choose import best
-from triform.decode.search import Ending, write
-from triform.decode.stepper import DecoderStepper
+from triform.config import DecodeConfig, ModelConfig, Sizes
+from triform.decode import replay as replaying
+from triform.decode.beam import Ending
+from triform.decode.choose import Sample, best
+from triform.decode.forms import DecoderForm, Seq2SeqForm
+from triform.decode.search import beam_search, run_search, write
+from triform.decode.stepper import Cached
+from triform.errors import ConfigError
 from triform.launch import train
 from triform.models.decoder import Decoder
+from triform.models.seq2seq import Seq2Seq
 from triform.nn.choice import FLASH, FLEX, automatic, choose
 from triform.nn.flex import flex
 from triform.nn.kernels import Kernel, Matching, explicit, fused
@@ -28,6 +33,7 @@ from triform.nn.masks import Rule, causal, everything, real, window
 from triform.nn.positions import relation
 from triform.nn.rows import Packed
 from triform.nn.scores import SCORES
+from triform.run import load
 from triform.seeds import train_seeds
 from triform.training.population import LIMITS, Limit
 from triform.training.stack import Stack
@@ -45,9 +51,9 @@ def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dt
 
     def continued(rows: list[list[int]]) -> list[list[int]]:
         ending = Ending(eos=3, limits=(20,) * len(rows), banned=(0, 1, 2))
-        return write(DecoderStepper(model, rows, max_len=64), best, ending)
+        return write(Cached(DecoderForm(model, 64), rows), best, ending)
 
-    stepper = DecoderStepper(model, prompts, max_len=64)
+    stepper = Cached(DecoderForm(model, 64), prompts)
     assert stepper.start().isfinite().all()
     if dtype is torch.float32:
         assert continued(prompts) == [continued([prompt])[0] for prompt in prompts]
@@ -147,6 +153,20 @@ def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, s
     made = train_seeds("classify", 6, out=tmp_path / "seeds", device="cuda", quiet=True, model=MODEL, train=pace)
     assert len(stacks) > 1
     assert all(run.evaluate()["loss"] > 0 for run in made.runs(device="cuda"))
+
+
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+def test_a_run_opened_on_cuda_answers_in_bf16_and_close_to_fp32(task: Any, tmp_path: Path) -> None:
+    path = train(
+        task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL
+    ).path
+    opened, exact = load(path, device="cuda"), load(path, device="cuda", precision="fp32")
+    assert (opened.precision, exact.precision) == ("bf16", "fp32")
+    assert {parameter.dtype for parameter in opened.task.model.parameters()} == {torch.bfloat16}
+    short = {"max_new_tokens": 4}
+    assert opened.evaluate(**short)["loss"] == pytest.approx(exact.evaluate(**short)["loss"], rel=0.02)
+    with pytest.raises(ConfigError, match="int8 is for the CPU"):
+        load(path, device="cuda", precision="int8")
 
 
 # ------------------------------------------------------------------------------------------ FlexAttention
@@ -434,3 +454,94 @@ def test_a_model_with_windows_or_packed_rows_can_be_replayed_as_a_graph(name: st
         step()
         for ours, theirs in zip(replayed, model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs.grad, rtol=0.05, atol=1e-4)  # sums of halves, in any order
+
+
+# ------------------------------------------------------------------------------------------ decoding by replay
+
+GIVEN = [[4, 5, 6, 7, 8], [9], [10, 4], [5] * 8, [6, 7, 8], [7], [8, 9, 10, 4, 5, 6], [4, 4], [10, 9, 8] * 8]
+MOST_NEW = (9, 25, 3, 40, 14, 30, 6, 1, 20)
+SETTINGS = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"positions": "rotary", "window": 3, "n_kv_heads": 2},
+    {"positions": "t5", "score": "cosine"},
+    {"positions": "relative"},
+    {"positions": "alibi", "score": "additive"},
+]
+
+
+def writing(form: str, dtype: torch.dtype = torch.float32, **style: Any) -> DecoderForm | Seq2SeqForm:
+    """A model whose weights are large enough that what it writes is not one token repeated."""
+    torch.manual_seed(0)
+    config = ModelConfig(d_model=32, d_ff=64, n_layers=2, n_heads=4, dropout=0.0, tie_embeddings=False, **style)
+    sizes = Sizes(vocab_size=11, max_len=24 if form == "decoder" else 64)
+    model = (Decoder if form == "decoder" else Seq2Seq)(config, sizes)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.5)
+    model = model.to(DEVICE, dtype).eval().requires_grad_(False)
+    return DecoderForm(model, 24) if isinstance(model, Decoder) else Seq2SeqForm(model, 64, bos=2)
+
+
+def searched(form: DecoderForm | Seq2SeqForm, strategy: str) -> list[list[int]]:
+    ending = Ending(eos=3, limits=MOST_NEW, banned=(0, 1, 2))
+    how, seeds = replace(SETTINGS, strategy=strategy), list(range(len(GIVEN)))
+    return run_search(form, GIVEN, how, ending, default="", seeds=seeds)
+
+
+def stepped(form: DecoderForm | Seq2SeqForm, strategy: str) -> list[list[int]]:
+    """One text after the other, without a graph."""
+    found = []
+    for row, limit in enumerate(MOST_NEW):
+        stepper, ending = Cached(form, [GIVEN[row]]), Ending(eos=3, limits=(limit,), banned=(0, 1, 2))
+        if strategy == "beam":
+            found += beam_search(stepper, ending, size=3, length_penalty=SETTINGS.length_penalty)
+        else:
+            found += write(stepper, Sample(SETTINGS, [row]) if strategy == "sample" else best, ending)
+    return found
+
+
+@pytest.mark.parametrize("style", VARIANTS)
+@pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
+@pytest.mark.parametrize("form", ["decoder", "seq2seq"])
+def test_replayed_steps_write_what_single_ones_write(
+    form: str,
+    strategy: str,
+    style: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = writing(form, **style)
+    wanted = stepped(made, strategy)
+    assert len({tuple(tokens) for tokens in wanted}) > 1  # there is something to compare
+    assert searched(made, strategy) == wanted
+    monkeypatch.setattr(replaying, "MOST_ROWS", 2 * 3)  # few slots: rows wait, and come in when others are done
+    assert searched(made, strategy) == wanted
+    assert not caplog.records  # every step was recorded
+    kept = list(replaying._KEPT[made.model].values())
+    assert kept
+    assert all(slots.graph is not None for slots in kept)
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
+def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy: str) -> None:
+    made = writing("decoder")
+    first = searched(made, strategy)
+    graphs = [slots.graph for slots in replaying._KEPT[made.model].values()]
+    assert searched(made, strategy) == first
+    with torch.no_grad():
+        for parameter in made.model.parameters():
+            parameter.mul_(-0.9)
+    assert searched(made, strategy) == stepped(made, strategy)
+    assert [slots.graph for slots in replaying._KEPT[made.model].values()] == graphs
+
+
+def test_a_model_in_half_precision_is_replayed_too() -> None:
+    made = writing("decoder", torch.bfloat16)
+    found = searched(made, "greedy")
+    assert any(found)
+    assert all(len(tokens) <= most for tokens, most in zip(found, MOST_NEW, strict=True))
+    (slots,) = replaying._KEPT[made.model].values()
+    assert slots.room.dtype is torch.bfloat16
+    assert slots.scores.dtype is torch.float32
+    assert slots.scores.isfinite().all()

@@ -34,9 +34,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),
-    "run": ("errors", "config", "settings", "metrics", "tasks", "training", "explain"),
-    "launch": ("errors", "config", "settings", "presets", "data", "tasks", "training", "report", "run"),
-    "seeds": ("errors", "config", "settings", "metrics", "tasks", "training", "run", "launch"),
+    "run": ("errors", "config", "settings", "nn", "metrics", "tasks", "training", "explain"),
+    "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
+    "launch": (
+        *("errors", "config", "settings", "presets", "data", "tasks", "training", "explain", "report", "run"),
+        "memory",
+    ),
+    "seeds": ("errors", "config", "settings", "metrics", "tasks", "training", "run", "memory", "launch"),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS

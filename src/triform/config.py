@@ -236,6 +236,7 @@ class TrainConfig:
     batch_size: int = 0  # examples a batch; or:
     batch_tokens: int = 0  # tokens a batch with its padding, of the longer side of a pair
     accumulate: int = 1  # batches a step
+    auto_batch: bool = False  # where memory is short: more and smaller batches a step, learning from as much
     max_steps: int = 0  # or:
     epochs: float = 0.0
     clip_norm: float = 1.0  # 0: off

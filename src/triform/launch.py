@@ -13,10 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
+import torch
+
 import triform
 from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from triform.explain.capacity import operations_a_token
+from triform.memory import divide, free_memory, halved, out_of_memory, texts_at_once
 from triform.presets import preset as preset_of
 from triform.report import write_report
 from triform.run import Run, load, pick_device
@@ -34,6 +38,7 @@ from triform.settings import (
 )
 from triform.tasks import TASKS, Prepared
 from triform.tasks.defaults import settle_steps
+from triform.tasks.task import ByLength
 from triform.training.folder import OWN, RunFolder, load_weights, read_tensors
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
@@ -81,18 +86,36 @@ def train(
     stored = claim(folder, asked, options)
     if stored is None or not folder.complete():
         try:
-            trainer, notices = _set_up(stored or build(asked), folder, options, resume=stored is not None)
+            trainer, notices = set_up(stored or build(asked), folder, options, resume=stored is not None)
         except (ConfigError, DataError):
             folder.discard_if_unused()
             raise
         announce(trainer, notices, options)
-        with stopping_at_ctrl_c(trainer):
-            trainer.fit()
+        trainer = _fit(trainer, notices, options)
         close(trainer)
         if not trainer.progress.finished:
             raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
         folder.drop_tokens()
     return load(folder.path, device=options.device)
+
+
+def _fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
+    """Train; where memory runs out before anything was saved, again in smaller batches, if that was allowed."""
+    device = trainer.task.device
+    memory = free_memory(device) if device.type == "cuda" else 0
+    try:
+        with stopping_at_ctrl_c(trainer):
+            trainer.fit()
+        return trainer
+    except torch.OutOfMemoryError:
+        early = trainer.folder.latest_checkpoint() is None
+        if not (trainer.config.auto_batch and early and texts_at_once(trainer.task.config) > 1):
+            raise out_of_memory(trainer.task, device, memory) from None
+    config = halved(trainer.task.config)
+    trainer.release()
+    trainer, notices = set_up(config, trainer.folder, options, resume=False)
+    announce(trainer, notices, options)
+    return _fit(trainer, notices, options)
 
 
 def collect(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:
@@ -183,18 +206,20 @@ def _foreign(path: Path) -> bool:
     return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
 
 
-def _set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
+def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+    if not resume:
+        prepared = divide(prepared, device)
     prepared.task.model.to(device)
-    return set_up(prepared, folder, options, resume=resume, kind=Trainer), prepared.notices
+    return ready(prepared, folder, options, resume=resume, kind=Trainer), prepared.notices
 
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 
 
-def set_up(
+def ready(
     prepared: Prepared, folder: RunFolder, options: Options, *, resume: bool, kind: type[AnyTrainer]
 ) -> AnyTrainer:
     """Write down what is to be trained, and stand where the run stood; the model is on its device already."""
@@ -210,12 +235,19 @@ def set_up(
         task.save(folder.path)
         folder.write_config(task.config)
     listeners: list[Listener] = [MetricsFile(folder.metrics_file)]
-    trainer = kind(prepared, folder, listeners, marks)
+    operations = operations_a_token(task.config, task.sizes, _usual_length(prepared))
+    trainer = kind(prepared, folder, listeners, marks, operations)
     if not options.quiet:
         listeners.append(ProgressLine(trainer.max_steps, task.metric, options.progress))
     if resume:
         trainer.resume()
     return trainer
+
+
+def _usual_length(prepared: Prepared) -> int:
+    """Tokens of a text, on the mean."""
+    lengths = prepared.train.lengths if isinstance(prepared.train, ByLength) else None
+    return prepared.task.config.data.max_len if lengths is None else max(1, round(float(lengths.mean())))
 
 
 def _settle_steps(prepared: Prepared) -> None:

@@ -13,6 +13,7 @@ import torch
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
+from triform.nn.precision import Precision, cast_model, settle
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
 from triform.training.folder import RunFolder, load_weights, read_tensors
@@ -35,6 +36,7 @@ class Run:
 
     path: Path
     task: Task
+    precision: Precision = "fp32"
 
     @property
     def config(self) -> Config:
@@ -65,11 +67,15 @@ class Run:
     def explain(self, text: str, *, target: str = "", n_new: int = 0) -> Explanation:
         """Where the model looks: attention maps of a text, beside a target or what the model itself writes.
 
-        For a classifier also how much each token speaks for a label (`target`, or the one predicted).
+        For a classifier also how much each token speaks for a label (`target`, or the one predicted). Always of
+        the weights as they were trained: maps and gradients are not for rounded ones.
         """
         from triform.explain.look import explain
 
-        return explain(self.task, text, target=target, n_new=n_new, title=self.path.name)
+        run = self
+        if self.precision != "fp32":
+            run = load(self.path, device=self.task.device.type, precision="fp32")
+        return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""
@@ -96,8 +102,10 @@ class Run:
             self.task.config = kept
 
 
-def load(path: str | Path, *, device: str = "auto") -> Run:
-    """Open a run folder."""
+def load(path: str | Path, *, device: str = "auto", precision: str = "auto") -> Run:
+    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only)."""
+    place = pick_device(device)
+    settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
     if not folder.model_file.exists():
@@ -105,8 +113,8 @@ def load(path: str | Path, *, device: str = "auto") -> Run:
     with torch.random.fork_rng(devices=[]):  # weights drawn only to be replaced cost the caller nothing
         task = TASKS[config.task].load(config, folder.path)
     load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
-    task.model.to(pick_device(device)).eval()
-    return Run(path=folder.path, task=task)
+    cast_model(task.model.to(place).eval(), settled)
+    return Run(path=folder.path, task=task, precision=settled)
 
 
 def pick_device(name: str) -> torch.device:

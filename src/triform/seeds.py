@@ -23,7 +23,7 @@ from triform.launch import (
     default_out,
     dotted,
     interrupted,
-    set_up,
+    ready,
     stopping_at_ctrl_c,
 )
 from triform.metrics import Spread, spread
@@ -141,7 +141,7 @@ class Crew:
         for number, place in enumerate(self.places):
             if not self.options.quiet:
                 print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
-            trainer = set_up(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
+            trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
             with stopping_at_ctrl_c(trainer):
                 trainer.fit()
@@ -151,7 +151,7 @@ class Crew:
     def together(self, resident: Any) -> None:
         quiet = replace(self.options, quiet=True)
         members = [
-            set_up(self._of(place), place.folder, quiet, resume=bool(place.stored), kind=Member)
+            ready(self._of(place), place.folder, quiet, resume=bool(place.stored), kind=Member)
             for place in self.places
         ]
         self._say(members)

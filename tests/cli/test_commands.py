@@ -403,5 +403,5 @@ def test_an_interruption_before_training_begins_is_no_traceback(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("triform.launch._set_up", interrupted)
+    monkeypatch.setattr("triform.launch.set_up", interrupted)
     assert triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run").code == 130

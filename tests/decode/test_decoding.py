@@ -11,13 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from listed_beam import listed_beam_search
 from scipy.stats import chisquare
 from torch import Tensor
 
 from triform.config import DecodeConfig, ModelConfig, Sizes
+from triform.decode.beam import Ending
 from triform.decode.choose import Sample, best, row_seeds, top_k, top_p
-from triform.decode.search import Ending, beam_search, write
-from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper
+from triform.decode.forms import DecoderForm, Form, Seq2SeqForm
+from triform.decode.search import beam_search, write
+from triform.decode.stepper import Cached, Rereading, Steps
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.rows import pad
@@ -35,7 +38,7 @@ STYLES: list[dict[str, object]] = [
     {"layer_windows": (2, -1), "positions": "rotary", "n_kv_heads": 1},
     {"n_kv_heads": 1, "positions": "alibi", "norm": "rms", "activation": "swiglu"},
 ]
-Find = Callable[[Stepper, Ending, Sequence[int]], list[list[int]]]
+Find = Callable[[Steps, Ending, Sequence[int]], list[list[int]]]
 
 
 def tiny(kind: type[Decoder] | type[Seq2Seq], seed: int, max_len: int, **style: object) -> Decoder | Seq2Seq:
@@ -48,23 +51,30 @@ def tiny(kind: type[Decoder] | type[Seq2Seq], seed: int, max_len: int, **style: 
     return model.requires_grad_(False)
 
 
-def stepper_for(
-    form: str, rows: list[list[int]], *, seed: int = 0, cached: bool = True, **style: object
-) -> Stepper:
+def stepper_for(form: str, rows: list[list[int]], *, seed: int = 0, cached: bool = True, **style: object) -> Steps:
+    return (Cached if cached else Rereading)(form_of(form, seed, **style), rows)
+
+
+def form_of(form: str, seed: int = 0, **style: object) -> Form:
     if form == "decoder":
-        return DecoderStepper(tiny(Decoder, seed, MAX_LEN, **style), rows, max_len=MAX_LEN, cached=cached)
-    return Seq2SeqStepper(tiny(Seq2Seq, seed, 64, **style), rows, bos=2, cached=cached)
+        return DecoderForm(tiny(Decoder, seed, MAX_LEN, **style), MAX_LEN)
+    return Seq2SeqForm(tiny(Seq2Seq, seed, 64, **style), 64, bos=2)
 
 
-def _sampled(stepper: Stepper, ending: Ending, rows: Sequence[int]) -> list[list[int]]:
+def _sampled(stepper: Steps, ending: Ending, rows: Sequence[int]) -> list[list[int]]:
     return write(stepper, Sample(DecodeConfig(temperature=1.5), row_seeds(7, rows)), ending)
 
 
 SEARCHES: dict[str, Find] = {
     "greedy": lambda stepper, ending, rows: write(stepper, best, ending),
     "sample": _sampled,
-    "beam": lambda stepper, ending, rows: beam_search(stepper, ending, size=3, length_penalty=0.6),
+    "beam": lambda stepper, ending, rows: _beam(stepper)(stepper, ending, size=3, length_penalty=0.6),
 }
+
+
+def _beam(stepper: Steps) -> Callable[..., list[list[int]]]:
+    """What reads everything again is searched by the plain beam search too."""
+    return beam_search if isinstance(stepper, Cached) else listed_beam_search
 
 
 def ending_of(n_rows: int, limit: int = 40) -> Ending:
@@ -75,20 +85,34 @@ class Scripted:
     """A stepper without a model: scores are a function of what a row has written, and calls are noted."""
 
     def __init__(self, n_rows: int, scores: Callable[[int, tuple[int, ...]], Tensor]) -> None:
-        self.scores, self.rows = scores, [(row, ()) for row in range(n_rows)]
+        self.scores, self.size = scores, 1
+        self.rows: list[list[tuple[int, tuple[int, ...]]]] = [[(row, ())] for row in range(n_rows)]
         self.sizes: list[int] = []
 
     def start(self) -> Tensor:
-        return torch.stack([self.scores(*row) for row in self.rows])
+        return torch.stack([torch.stack([self.scores(*text) for text in row]) for row in self.rows]).squeeze(1)
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def fork(self, size: int) -> None:
+        self.rows, self.size = [row[:1] * size for row in self.rows], size
+
+    def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
         self.sizes.append(len(tokens))
-        grown = zip(self.rows, tokens.tolist(), strict=True)
-        self.rows = [(row, (*written, token)) for (row, written), token in grown]
-        return self.start()
+        grid = tokens.view(len(tokens), -1).tolist()
+        origins = [range(self.size)] * len(grid) if parents is None else parents.tolist()
+        self.rows = [
+            [(row[origin][0], (*row[origin][1], token)) for origin, token in zip(origin_of, texts, strict=True)]
+            for row, origin_of, texts in zip(self.rows, origins, grid, strict=True)
+        ]
+        return self.start().view(*tokens.shape, -1)
 
     def select(self, rows: Tensor) -> None:
         self.rows = [self.rows[place] for place in rows.tolist()]
+
+    def join(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """A row that joins is told by its number alone."""
+        joining = [[(int(row[0]), ())] * self.size for row in rows]
+        self.rows += joining
+        return torch.stack([self.scores(*row[0]) for row in joining])
 
 
 def chances(**by_history: Sequence[float]) -> Callable[[int, tuple[int, ...]], Tensor]:
@@ -183,7 +207,7 @@ def test_writing_goes_on_far_beyond_the_context(max_len: int, style: dict[str, o
     model.head.bias.data[EOS] = -50.0  # never ends by itself
     prompts = [*PROMPTS, list(range(4, 11)) * 4]  # the last is longer than the context
     ending = Ending(eos=EOS, limits=(50, 45, 50, 31, 50, 38), banned=BANNED)
-    got = write(DecoderStepper(model, prompts, max_len=max_len), best, ending)
+    got = write(Cached(DecoderForm(model, max_len), prompts), best, ending)
     assert [len(tokens) for tokens in got] == list(ending.limits)
     for prompt, tokens, limit in zip(prompts, got, ending.limits, strict=True):
         assert tokens == greedy_by_hand(model, prompt, max_len, limit)

@@ -19,7 +19,7 @@ from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.cache import Cache, Growing
 from triform.nn.kernels import Matching, fused, spread
-from triform.nn.masks import Causal, Rule, Span, Together, causal, everything, whole, window
+from triform.nn.masks import Causal, Newest, Rule, Span, Together, causal, everything, whole, window
 from triform.nn.rows import Packed, Padded
 
 SUMS = "attention rows sum to one"
@@ -228,7 +228,7 @@ def test_a_check_that_crashes_counts_as_failed_and_names_the_error(monkeypatch: 
     def broken(self: Decoder, *args: Any) -> Tensor:
         raise ValueError("nothing works")
 
-    monkeypatch.setattr(Decoder, "forward", broken)
+    monkeypatch.setattr(Decoder, "states", broken)
     found = failures(settings("generate"))
     assert set(found) == set(CHECKS) - {COUNT}
     assert set(found.values()) == {"ValueError: nothing works"}
@@ -297,7 +297,7 @@ def kernel_reads(rule: Rule, stack: str, layer: int = -1) -> Callable[[Patch, An
     def plant(patch: Patch, model: Any) -> None:
         def kernel(q: Tensor, k: Tensor, v: Tensor, told: Rule, matching: Matching, dropout: float) -> Tensor:
             kept = [part for part in getattr(told, "rules", ()) if part.rows > 1 or isinstance(part, Together)]
-            own = rule
+            own = Newest(rule, told.keep, told.age) if isinstance(told, Newest) else rule
             for part in kept:
                 own = own & part
             return fused(q, k, v, own, matching, dropout)
@@ -350,12 +350,12 @@ def cross_reads_padding(patch: Patch, model: Any) -> None:
 
 
 def decoder_reads_padding(patch: Patch, model: Any) -> None:
-    right = Decoder.forward
+    right = Decoder.states
 
     def blind(self: Decoder, tokens: Tensor, keep: Any = None, *more: Any) -> Tensor:
         return right(self, tokens, keep if isinstance(keep, Packed) else None, *more)
 
-    patch.setattr(Decoder, "forward", blind)
+    patch.setattr(Decoder, "states", blind)
 
 
 def mean_over_padding(patch: Patch, model: Any) -> None:
@@ -542,8 +542,8 @@ FAULTS: dict[str, Any] = {
     "weights that are no numbers": fault("generate", nan_in_recorded_weights, SUMS, PADDING, FUTURE),
     # padding and packing
     "an encoder reads padding": fault("classify", encoder_reads_padding, PADDING, HIDDEN, BATCH),
-    "padding of a source is read": fault("translate", encoder_reads_padding, PADDING, HIDDEN, BATCH),
-    "padding of a source is looked at": fault("translate", cross_reads_padding, PADDING, HIDDEN, BATCH),
+    "padding of a source is read": fault("translate", encoder_reads_padding, PADDING, HIDDEN, BATCH, CACHED),
+    "padding of a source is looked at": fault("translate", cross_reads_padding, PADDING, HIDDEN, BATCH, CACHED),
     "prompts read padding": fault("generate", decoder_reads_padding, CACHED),
     "a mean over padding": fault("classify", mean_over_padding, BATCH, HIDDEN),
     "packed rows read one another": fault("classify", packed_rows_read_one_another, BATCH),

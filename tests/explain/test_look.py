@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from triform.config import Config, TaskName
+from triform.decode.beam import Ending
 from triform.decode.choose import best
-from triform.decode.search import Ending, write
-from triform.decode.stepper import DecoderStepper, Seq2SeqStepper
+from triform.decode.forms import DecoderForm, Seq2SeqForm
+from triform.decode.search import write
+from triform.decode.stepper import Cached
 from triform.errors import ConfigError, DataError
 from triform.explain.maps import Explanation
 from triform.explain.record import record_attention
@@ -239,7 +241,7 @@ def test_the_models_own_translation_is_looked_at_as_it_was_written(make: Make) -
     assert seen.output == run.predict(["one two three"])[0].output
     source = run.task.source.encode("one two three")
     with record_attention(run.task.model) as steps, torch.inference_mode():
-        stepper = Seq2SeqStepper(run.task.model, [source], bos=BOS)
+        stepper = Cached(Seq2SeqForm(run.task.model, MAX_LEN, bos=BOS), [source])
         written = write(stepper, best, Ending(eos=EOS, limits=(4,), banned=NEVER_WRITTEN))[0]
     assert len(written) > 1
     assert pieces(seen, "decoder")[0] == ("<bos>", *run.task.target.pieces(written))
@@ -297,7 +299,7 @@ def test_the_models_own_continuation_is_the_likeliest_and_looked_at_as_it_was_wr
     run = make("generate", **{"decode.strategy": "sample"})
     prompt = run.task.tokenizer.encode("one two")
     with record_attention(run.task.model) as steps:
-        stepper = DecoderStepper(run.task.model, [prompt], max_len=MAX_LEN)
+        stepper = Cached(DecoderForm(run.task.model, MAX_LEN), [prompt])
         written = write(stepper, best, Ending(eos=EOS, limits=(3,), banned=NEVER_WRITTEN))[0]
     assert written
     seen = run.explain("one two", n_new=3)

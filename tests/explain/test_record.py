@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, PositionKind, ScoreKind, Sizes, TaskName
+from triform.decode.beam import Ending
 from triform.decode.choose import best
-from triform.decode.search import Ending, write
-from triform.decode.stepper import DecoderStepper, Seq2SeqStepper
+from triform.decode.forms import DecoderForm, Seq2SeqForm
+from triform.decode.search import write
+from triform.decode.stepper import Cached
 from triform.errors import ConfigError
 from triform.explain.record import Recording, record_attention
 from triform.models.decoder import Decoder
@@ -289,7 +291,7 @@ STEPS = [dict[str, Any](), {"window": 3}, {"positions": "rotary", "n_kv_heads": 
 def test_writing_with_a_cache_is_recorded_as_one_pass_over_what_was_written(chosen: dict[str, Any]) -> None:
     model = made("translate", **chosen)
     with record_attention(model) as steps:
-        stepper = Seq2SeqStepper(model, SOURCES, bos=2)
+        stepper = Cached(Seq2SeqForm(model, SIZES.max_len, bos=2), SOURCES)
         written = write(stepper, best, Ending(eos=-1, limits=(6, 6)))
     targets = torch.tensor([[2, *row[:-1]] for row in written])  # the last token is written and never read
     source, keep = pad(SOURCES)
@@ -304,7 +306,7 @@ def test_going_on_with_a_cache_is_recorded_as_one_pass(chosen: dict[str, Any]) -
     model = made("generate", **chosen)
     prompts = [[5, 6, 7], [8, 9, 4]]
     with record_attention(model) as steps:
-        stepper = DecoderStepper(model, prompts, max_len=SIZES.max_len)
+        stepper = Cached(DecoderForm(model, SIZES.max_len), prompts)
         written = write(stepper, best, Ending(eos=-1, limits=(5, 5)))
     rows = torch.tensor([prompt + row[:-1] for prompt, row in zip(prompts, written, strict=True)])
     torch.testing.assert_close(steps["decoder"], recorded(model, rows)["decoder"], atol=1e-6, rtol=0)
@@ -314,7 +316,7 @@ def test_prompts_of_unequal_length_are_recorded_with_their_padding_unread() -> N
     model = made("generate")
     prompts = [[5, 6, 7, 8], [9]]
     with record_attention(model) as steps:
-        stepper = DecoderStepper(model, prompts, max_len=SIZES.max_len)
+        stepper = Cached(DecoderForm(model, SIZES.max_len), prompts)
         written = write(stepper, best, Ending(eos=-1, limits=(4, 4)))
     for row, prompt in enumerate(prompts):
         alone = recorded(model, torch.tensor([prompt + written[row][:-1]]))["decoder"][:, 0]
@@ -327,7 +329,7 @@ def test_prompts_of_unequal_length_are_recorded_with_their_padding_unread() -> N
 def test_rows_that_end_early_leave_every_step_and_a_way_out() -> None:
     model = made("translate")
     with record_attention(model) as steps:
-        write(Seq2SeqStepper(model, SOURCES, bos=2), best, Ending(eos=-1, limits=(2, 5)))
+        write(Cached(Seq2SeqForm(model, SIZES.max_len, bos=2), SOURCES), best, Ending(eos=-1, limits=(2, 5)))
     with pytest.raises(ConfigError, match=r"rows were dropped .* read \.calls step by step"):
         steps["cross"]
     for layer in steps.calls["cross"]:
@@ -347,7 +349,7 @@ def test_a_stack_that_was_not_at_work_is_asked_for_in_vain_and_told_so(stack: st
 def test_a_context_that_is_full_begins_anew_and_is_not_one_map() -> None:
     model = made("generate")
     with record_attention(model) as steps:
-        stepper = DecoderStepper(model, [[5, 6, 7, 8, 9]], max_len=6)
+        stepper = Cached(DecoderForm(model, 6), [[5, 6, 7, 8, 9]])
         write(stepper, best, Ending(eos=-1, limits=(6,)))
     assert [step.shape[-1] for step in steps.calls["decoder"][0]] == [5, 6, 4, 5, 6, 4]
     with pytest.raises(ConfigError, match=r"read \.calls step by step"):

@@ -13,6 +13,7 @@ import torch
 from task_cases import N_ROWS, NAMES, WORDS, prepared, sentences, write_data
 
 from triform.config import Config, TaskName
+from triform.decode import search
 from triform.nn.vocabulary import IGNORE
 from triform.settings import build, flatten
 from triform.tasks import TASKS, Prediction, Prepared, Task, generate
@@ -127,7 +128,7 @@ def test_the_size_of_a_batch_changes_no_score_and_no_prediction(
     scores, made = task.evaluate(shelf[name].valid), task.predict(texts)
     monkeypatch.setattr(ByLength, "EVAL_TOKENS", 20)
     monkeypatch.setattr(generate, "EVAL_TOKENS", 20)
-    monkeypatch.setattr(generate, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(search, "AT_ONCE", 3)
     assert task.evaluate(shelf[name].valid) == pytest.approx(scores, rel=1e-10)
     assert_alike(task.predict(texts), made)
 

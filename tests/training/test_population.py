@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from triform.config import Config, TaskName, TrainConfig
 from triform.errors import ConfigError, DivergedError, InterruptedRun
-from triform.launch import Options, set_up, train
+from triform.launch import Options, ready, train
 from triform.seeds import train_seeds
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
@@ -313,7 +313,7 @@ def member(prepared: Prepared, config: Config, folder: Path) -> Member:
     run = RunFolder(folder / f"run-{config.seed}-{config.train.lr}")
     run.create()
     options = Options(device="cpu", quiet=True)
-    return set_up(replace(prepared, task=task), run, options, resume=False, kind=Member)
+    return ready(replace(prepared, task=task), run, options, resume=False, kind=Member)
 
 
 def prepare(task: TaskName, folder: Path, **more: Any) -> Prepared:

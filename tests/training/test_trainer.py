@@ -34,14 +34,14 @@ def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> Path:
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does: ask for a stop while the step numbered so is running."""
-    step = Trainer._step
+    step = Trainer.step
 
     def stopping(self: Trainer) -> None:
         step(self)
         if self.progress.step == steps:
             self.stop()
 
-    monkeypatch.setattr(Trainer, "_step", stopping)
+    monkeypatch.setattr(Trainer, "step", stopping)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_stopped_and_resumed_a_run_ends_as_if_it_had_never_stopped(
 
 def test_broken_weights_are_never_saved(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss may look sound for one more step than the weights do."""
-    step = Trainer._step
+    step = Trainer.step
 
     def spoiling(self: Trainer) -> None:
         step(self)
@@ -83,7 +83,7 @@ def test_broken_weights_are_never_saved(rows: str, tmp_path: Path, monkeypatch: 
             with torch.no_grad():
                 next(self.task.model.parameters()).fill_(float("nan"))
 
-    monkeypatch.setattr(Trainer, "_step", spoiling)
+    monkeypatch.setattr(Trainer, "step", spoiling)
     out = tmp_path / "run"
     with pytest.raises(DivergedError, match="step-000000005"):
         run(rows, out, PACE | {"checkpoint_every": 1, "eval_every": 3})
@@ -133,7 +133,7 @@ def test_elsewhere_lines_are_plain() -> None:
         line.hear(event)
     assert out.getvalue().splitlines() == [
         "step 10/40  valid loss 2.2500  accuracy 0.5000",
-        "done after 20 steps, 3 s; best accuracy 0.5000 at step 10",
+        "done after 20 steps, 3 s; best accuracy 0.5000 at step 10; 1,234 tokens/s",
     ]
 
 

@@ -50,7 +50,7 @@ def check(
     from triform.explain.trial import fresh_model
     from triform.run import load
 
-    model = load(run, device="cpu").task.model if run else fresh_model(full, sizes)
+    model = load(run, device="cpu", precision="fp32").task.model if run else fresh_model(full, sizes)
     findings = []
     for finding in check_model(full, sizes, model):
         findings.append(finding)

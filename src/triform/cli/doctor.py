@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ def doctor(json_: Json = False) -> None:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -45,11 +46,16 @@ def _version(package: str) -> str | None:
 def _devices() -> dict[str, Any]:
     import torch
 
+    from triform.nn.precision import has_bf16
+    from triform.nn.quantize import trouble
     from triform.run import pick_device
 
+    cpu = torch.device("cpu")
     devices: dict[str, Any] = {
         "auto": str(pick_device("auto")),
         "cpu_threads": torch.get_num_threads(),
+        "cpu_bf16": has_bf16(cpu),
+        "cpu_int8": not trouble(),
         "cuda": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "mps": torch.backends.mps.is_available(),
     }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, RunPath, Set, decode_settings, print_json, print_scores
+from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json, print_scores
 
 
 def evaluate(
@@ -21,6 +21,7 @@ def evaluate(
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
     from triform.errors import ConfigError
@@ -30,7 +31,7 @@ def evaluate(
         raise ConfigError("--source and --target go together: give both or neither")
     sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = decode_settings(set_)
-    opened = load(run, device=device)
+    opened = load(run, device=device, precision=precision)
     if source and opened.config.task != "translate":
         raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
     sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})
@@ -41,7 +42,8 @@ def evaluate(
             typer.echo(f"note: {notice}", err=True)
     if json_:
         extra = {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
-        print_json({"run": str(run), "task": opened.config.task, "sets": found, **extra})
+        how = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        print_json({**how, "sets": found, **extra})
         return
     print_scores(found)
     if opened.config.task == "translate":

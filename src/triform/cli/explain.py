@@ -28,7 +28,7 @@ def explain(
     from triform.run import load
 
     check_suffix(out)  # before the model is loaded
-    opened = load(run, device=device)
+    opened = load(run, device=device, precision="fp32")
     if new and opened.config.task != "generate":
         raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
     if new and target:

@@ -13,6 +13,7 @@ import typer
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, or int8: faster on a CPU, scores move a little.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."),

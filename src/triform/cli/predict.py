@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, RunPath, Set, decode_settings, print_json
+from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json
 
 
 def predict(
@@ -20,6 +20,7 @@ def predict(
     seed: Annotated[int | None, typer.Option(help="For sampling; default the run's.")] = None,
     json_: Json = False,
     device: Device = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Ask a trained run: text in, answer out."""
     from triform.run import load
@@ -30,7 +31,7 @@ def predict(
 
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
     decode = decode_settings(set_)
-    opened = load(run, device=device)
+    opened = load(run, device=device, precision=precision)
     made = opened.predict(given, seed=seed, **decode)
     if cut := sum(one.cut for one in made):
         read = f"only the first {opened.config.data.max_len} tokens were read"

@@ -1,144 +1,131 @@
-"""The two loops: token by token, and beam search. Rows that are done leave the batch."""
+"""The two loops: token by token, and beam search. Rows that are done leave the batch, and others come in."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from triform.config import DecodeConfig
+from triform.decode.beam import Beams, Ending, Trail, traced
 from triform.decode.choose import Choose, Sample, best
-from triform.decode.stepper import Stepper
+from triform.decode.forms import Form, Tokens
+from triform.decode.replay import replay
+from triform.decode.stepper import Cached, Stepper
 
-NEVER = float("-inf")
+AT_ONCE = 128  # hypotheses in a batch where steps are not replayed
+WORTH_MOVING = 8  # rows leave when they are one in so many: every time, the keys of those that stay are copied
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """When a row is done, and which tokens are never written."""
+class Queue:
+    """Which rows are in the batch, which wait, and which are done."""
 
-    eos: int
-    limits: tuple[int, ...]  # new tokens each row may have
-    banned: tuple[int, ...] = ()
+    def __init__(self, n_rows: int, waiting: Sequence[Tokens]) -> None:
+        self.there = list(range(n_rows - len(waiting)))
+        self.waiting = deque(zip(range(len(self.there), n_rows), waiting, strict=True))
+        self.done: set[int] = set()
 
-    def allowed(self, scores: Tensor) -> Tensor:
-        return scores.index_fill(-1, torch.tensor(self.banned, dtype=torch.long, device=scores.device), NEVER)
+    def move(self) -> tuple[list[int], list[tuple[int, Tokens]]] | None:
+        """Places of those that stay and, with their rows' numbers, those that come; None: not yet."""
+        gone = sum(row in self.done for row in self.there)
+        if WORTH_MOVING * gone < len(self.there) or not gone:
+            return None
+        stay = [place for place, row in enumerate(self.there) if row not in self.done]
+        come = [self.waiting.popleft() for _ in range(min(gone, len(self.waiting)))]
+        self.there = [self.there[place] for place in stay] + [row for row, _ in come]
+        return stay, come
 
 
 @torch.inference_mode()
-def write(stepper: Stepper, choose: Choose, ending: Ending) -> list[list[int]]:
-    """New tokens for each row, the end token left out."""
+def write(stepper: Stepper, choose: Choose, ending: Ending, waiting: Sequence[Tokens] = ()) -> list[list[int]]:
+    """New tokens for each row, the end token left out; rows that wait are counted after those in the stepper."""
     written: list[list[int]] = [[] for _ in ending.limits]
-    alive = list(range(len(written)))
+    queue = Queue(len(written), waiting)
     scores = stepper.start()
     while True:
-        tokens = choose(ending.allowed(scores), alive)
-        on = []  # places of the rows that go on
-        for place, (row, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
+        tokens = choose(ending.allowed(scores), queue.there)
+        for row, token in zip(queue.there, tokens.tolist(), strict=True):
+            if row in queue.done:
+                continue
             if token != ending.eos:
                 written[row].append(token)
-                if len(written[row]) < ending.limits[row]:
-                    on.append(place)
-        if not on:
-            return written
-        if len(on) < len(alive):
-            rows = torch.tensor(on, device=tokens.device)
+            if token == ending.eos or len(written[row]) >= ending.limits[row]:
+                queue.done.add(row)
+        come: list[tuple[int, Tokens]] = []
+        moved = queue.move()
+        if moved is not None:
+            stay, come = moved
+            if not queue.there:
+                return written
+            rows = torch.tensor(stay, dtype=torch.long, device=tokens.device)
             stepper.select(rows)
-            tokens, alive = tokens[rows], [alive[place] for place in on]
-        scores = stepper.step(tokens)
+            tokens = tokens[rows]
+        parts = [stepper.step(tokens)] if len(tokens) else []
+        if come:
+            parts.append(stepper.join([row for _, row in come]))
+        scores = torch.cat(parts)
+
+
+@torch.inference_mode()
+def beam_search(
+    stepper: Stepper, ending: Ending, *, size: int, length_penalty: float, waiting: Sequence[Tokens] = ()
+) -> list[list[int]]:
+    """The best of `size` hypotheses a row, see `Beams`. With size 1 that is greedy decoding."""
+    found: list[list[int]] = [[] for _ in ending.limits]
+    trails: list[Trail] = [[] for _ in found]
+    queue = Queue(len(found), waiting)
+    scores = stepper.start()[:, None].expand(-1, size, -1)  # (B, size, V)
+    stepper.fork(size)
+    beams = Beams(ending, size=size, length_penalty=length_penalty, device=scores.device)
+    beams.join([ending.limits[row] for row in queue.there])
+    while True:
+        tokens, parents = beams.advance(scores)
+        ends = [beams.state[name].tolist() for name in ("over", "depth", "which")]
+        steps = zip(queue.there, tokens.tolist(), parents.tolist(), *ends, strict=True)
+        for row, texts, origins, over, depth, which in steps:
+            trails[row].append((texts, origins))
+            if over and row not in queue.done:
+                found[row] = traced(trails[row], depth, which)
+                queue.done.add(row)
+        come: list[tuple[int, Tokens]] = []
+        moved = queue.move()
+        if moved is not None:
+            stay, come = moved
+            if not queue.there:
+                return found
+            rows = torch.tensor(stay, dtype=torch.long, device=tokens.device)
+            stepper.select(rows)
+            beams.select(rows)
+            tokens, parents = tokens[rows], parents[rows]
+        parts = [stepper.step(tokens, parents)] if len(tokens) else []
+        if come:
+            parts.append(stepper.join([row for _, row in come])[:, None].expand(-1, size, -1))
+            beams.join([ending.limits[row] for row, _ in come])
+        scores = torch.cat(parts)
 
 
 def run_search(
-    stepper: Stepper, config: DecodeConfig, ending: Ending, *, default: str, seeds: Sequence[int]
+    form: Form, rows: Sequence[Tokens], config: DecodeConfig, ending: Ending, *, default: str, seeds: Sequence[int]
 ) -> list[list[int]]:
     """Decode as the settings say; `default` is what "auto" means for the task."""
+    if not rows:
+        return []
     strategy = default if config.strategy == "auto" else config.strategy
-    if strategy == "beam":
-        return beam_search(stepper, ending, size=config.beam_size, length_penalty=config.length_penalty)
-    return write(stepper, Sample(config, seeds) if strategy == "sample" else best, ending)
-
-
-@dataclass
-class Beam:
-    """The hypotheses of one row: `beams` still growing, `done` ended, each with its score."""
-
-    row: int
-    beams: list[list[int]]
-    done: list[tuple[float, list[int]]] = field(default_factory=list)
-
-    def best(self) -> list[int]:
-        return max(self.done, key=lambda hypothesis: hypothesis[0])[1]
-
-
-@torch.inference_mode()
-def beam_search(stepper: Stepper, ending: Ending, *, size: int, length_penalty: float) -> list[list[int]]:
-    """The best of `size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
-
-    An end counts when it is among the `size` best steps of its row; a row is done after `size` ends.
-    With size 1 that is greedy decoding.
-    """
-    n_rows, length = len(ending.limits), 0
-    found: list[list[int]] = [[] for _ in range(n_rows)]
-    alive = [Beam(row, [[] for _ in range(size)]) for row in range(n_rows)]
-    scores = stepper.start()  # (B, V)
-    stepper.select(torch.arange(n_rows, device=scores.device).repeat_interleave(size))
-    scores = scores.repeat_interleave(size, dim=0)  # (B * size, V)
-    totals = torch.full((n_rows, size), NEVER, device=scores.device)
-    totals[:, 0] = 0.0  # the beams of a row start alike: only the first may branch
-    while alive:
-        length += 1
-        steps = ending.allowed(scores.log_softmax(dim=-1)).view(len(alive), size, -1)  # (B, size, V)
-        candidates = (totals[:, :, None] + steps).flatten(1)  # (B, size * V)
-        leading = candidates.topk(min(2 * size, candidates.shape[1]))
-        penalty = ((5 + length) / 6) ** length_penalty
-        places, tokens, kept, rows = [], [], [], []
-        for place, beam in enumerate(alive):
-            choice = _advance(
-                beam, leading.values[place], leading.indices[place], steps.shape[-1], ending.eos, penalty
-            )
-            if len(beam.done) >= size or not choice or length == ending.limits[beam.row]:
-                _close(beam, choice, penalty)
-                found[beam.row] = beam.best()
-                continue
-            choice += [(NEVER, *choice[-1][1:])] * (size - len(choice))  # a tiny vocabulary may leave too few
-            beam.beams = [tokens_so_far for _, _, tokens_so_far in choice]
-            rows.append(beam)
-            places += [place * size + parent for _, parent, _ in choice]
-            tokens += [beam_tokens[-1] for beam_tokens in beam.beams]
-            kept.append([total for total, _, _ in choice])
-        alive = rows
-        if not alive:
-            break
-        stepper.select(torch.tensor(places, device=scores.device))
-        totals = torch.tensor(kept, device=scores.device)
-        scores = stepper.step(torch.tensor(tokens, device=scores.device))
-    return found
-
-
-Choice = tuple[float, int, list[int]]  # total log probability, parent beam, tokens
-
-
-def _advance(
-    beam: Beam, values: Tensor, indices: Tensor, vocab_size: int, eos: int, penalty: float
-) -> list[Choice]:
-    """Sort a row's candidates, best first, into ended hypotheses and the next beams."""
-    size = len(beam.beams)
-    choice: list[Choice] = []
-    for rank, (total, index) in enumerate(zip(values.tolist(), indices.tolist(), strict=True)):
-        parent, token = divmod(index, vocab_size)
-        if total == NEVER:
-            break
-        if token == eos:
-            if rank < size:
-                beam.done.append((total / penalty, beam.beams[parent]))
-        elif len(choice) < size:
-            choice.append((total, parent, [*beam.beams[parent], token]))
-    return choice
-
-
-def _close(beam: Beam, choice: list[Choice], penalty: float) -> None:
-    """At the length limit, what is unfinished competes only when nothing has ended."""
-    if not beam.done:
-        beam.done = [(total / penalty, tokens) for total, _, tokens in choice] or [(NEVER, [])]
+    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))  # rows of like length come together
+    ending = Ending(eos=ending.eos, limits=tuple(ending.limits[row] for row in order), banned=ending.banned)
+    rows, seeds = [rows[row] for row in order], [seeds[row] for row in order]
+    if next(form.model.parameters()).is_cuda:
+        found = replay(form, rows, config, ending, strategy=strategy, seeds=seeds)
+    else:
+        size = config.beam_size if strategy == "beam" else 1
+        at_once = max(1, AT_ONCE // size)
+        stepper, waiting = Cached(form, rows[:at_once]), rows[at_once:]
+        with torch.inference_mode():
+            if strategy == "beam":
+                penalty = config.length_penalty
+                found = beam_search(stepper, ending, size=size, length_penalty=penalty, waiting=waiting)
+            else:
+                choose = Sample(config, seeds) if strategy == "sample" else best
+                found = write(stepper, choose, ending, waiting)
+    return [tokens for _, tokens in sorted(zip(order, found, strict=True))]

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import Config, Sizes
-from triform.decode.stepper import DecoderStepper, Seq2SeqStepper, Stepper
+from triform.decode.forms import DecoderForm, Seq2SeqForm
+from triform.decode.stepper import Cached, Rereading, Steps
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
@@ -77,7 +78,7 @@ class Trial(ABC):
     def loss(self, model: nn.Module) -> Tensor:
         """The mean loss on the made-up rows, to be learned by heart."""
 
-    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper | None:
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Steps | None:
         """Some of the rows as prompts to go on from, where the form writes."""
         return None
 
@@ -124,9 +125,9 @@ class DecoderTrial(Trial):
         tokens, keep = lay(self.to_learn)
         return F.cross_entropy(model(tokens, keep).flatten(0, 1), _successors(self.to_learn))
 
-    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper:
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Steps:
         prompts = [row[: max(1, len(row) // 2)] for row in self.rows[among]]
-        return DecoderStepper(self.model, prompts, max_len=self.sizes.max_len, cached=cached)
+        return (Cached if cached else Rereading)(DecoderForm(self.model, self.sizes.max_len), prompts)
 
 
 class Seq2SeqTrial(Trial):
@@ -150,8 +151,9 @@ class Seq2SeqTrial(Trial):
         target, _ = lay(self.to_learn)
         return F.cross_entropy(model(source, target, keep).flatten(0, 1), _successors(self.to_learn))
 
-    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Stepper:
-        return Seq2SeqStepper(self.model, self.sources[among], bos=2, cached=cached)
+    def stepper(self, *, cached: bool, among: slice = slice(None)) -> Steps:
+        form = Seq2SeqForm(self.model, self.sizes.max_len, bos=2)
+        return (Cached if cached else Rereading)(form, self.sources[among])
 
 
 def _encoded(encoder: nn.Module, row: list[int]) -> Tensor:  # -> (T, D)

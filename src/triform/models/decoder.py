@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from triform.config import ModelConfig, Sizes
 from triform.nn.attention import Attention
 from triform.nn.block import NORMS, Block, Here
-from triform.nn.cache import NO_CACHE, Cache
+from triform.nn.cache import NO_CACHE, Cache, Rings
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import Rule, reaches, within
+from triform.nn.masks import Rule, reaches
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, Rows, rows_of
 
@@ -27,14 +27,17 @@ def vocabulary_head(config: ModelConfig, embedding: Embedding) -> nn.Linear:
 
 
 def whereabouts(
-    reaches: Sequence[Rule], rows: Rows, tokens: Tensor, cache: Cache | None, positions: Tensor | None = None
+    reaches: Sequence[Rule],
+    rows: Rows,
+    tokens: Tensor,
+    cache: Cache | Rings | None,
+    positions: Tensor | None = None,
 ) -> list[Here]:
     """For each layer: what new tokens may read, where they stand (after those in the cache), what is kept."""
     if positions is None:
         positions = rows.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
     layers = cache.layers if cache else [NO_CACHE] * len(reaches)
-    rules = within(reaches, rows.rule)
-    return [Here(rule, positions, layer) for rule, layer in zip(rules, layers, strict=True)]
+    return [Here(rule, positions, layer) for rule, layer in zip(rows.rules(reaches), layers, strict=True)]
 
 
 class Decoder(nn.Module):
@@ -54,12 +57,16 @@ class Decoder(nn.Module):
         tokens: Tensor,
         keep: Keep = None,
         positions: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Rings | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, V)
         return self.head(self.states(tokens, keep, positions, cache))
 
     def states(
-        self, tokens: Tensor, keep: Keep = None, positions: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        keep: Keep = None,
+        positions: Tensor | None = None,
+        cache: Cache | Rings | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
         """What the head reads. `keep` covers the cached past too; rows padded on the left have `positions`."""
         layers = whereabouts(self.reaches, rows_of(keep), tokens, cache, positions)

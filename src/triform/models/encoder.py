@@ -13,7 +13,7 @@ from triform.nn.block import NORMS, Block, Here
 from triform.nn.cache import NO_CACHE
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
-from triform.nn.masks import reaches, within
+from triform.nn.masks import reaches
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, rows_of
 
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         rows = rows_of(keep)
         positions = rows.positions(0, tokens.shape[1], tokens.device)
         x = self.embedding(tokens, positions)
-        for block, rule in zip(self.blocks, within(self.reaches, rows.rule), strict=True):
+        for block, rule in zip(self.blocks, rows.rules(self.reaches), strict=True):
             x = block(x, Here(rule, positions, NO_CACHE))
         return self.norm(x)
 

@@ -11,7 +11,7 @@ from triform.models.decoder import vocabulary_head, whereabouts
 from triform.models.encoder import Encoder
 from triform.nn.attention import Attention
 from triform.nn.block import NORMS, CrossBlock
-from triform.nn.cache import Cache
+from triform.nn.cache import Cache, Rings
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
 from triform.nn.masks import reaches
@@ -44,7 +44,7 @@ class Seq2Seq(nn.Module):
         target: Tensor,
         states: Tensor,
         source_keep: Keep = None,
-        cache: Cache | None = None,
+        cache: Cache | Rings | None = None,
         target_keep: Keep = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, V)
         return self.head(self.decoded(target, states, source_keep, cache, target_keep))
@@ -54,7 +54,7 @@ class Seq2Seq(nn.Module):
         target: Tensor,
         states: Tensor,
         source_keep: Keep = None,
-        cache: Cache | None = None,
+        cache: Cache | Rings | None = None,
         target_keep: Keep = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
         """Where one side is packed, so is the other. Padding after a target is its future: nothing need hide it."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from triform.nn import flash, flex
-from triform.nn.kernels import Kernel, Matching, frugal, fused
+from triform.nn.kernels import Kernel, Matching, alone, frugal, fused
 from triform.nn.masks import Rule
 from triform.nn.pieces import cut, on_gpu
 
@@ -23,6 +23,7 @@ class Choice(NamedTuple):
     why: str
 
 
+ALONE = Choice("fused", alone, "torch's fused attention; the newest token reads all there is, nothing is cut")
 FORMULA = Choice("formula", frugal, "no dot product gives these weights; a few queries at a time")
 FLASH = Choice("flash", flash.flash, "packed rows in half precision on CUDA")
 FLEX = Choice("flex", flex.flex, "a window on CUDA; compiled, only blocks within reach are computed")
@@ -33,6 +34,8 @@ PIECES = Choice("fused in pieces", fused, "torch's fused attention on what is wi
 def choose(q: Tensor, k: Tensor, rule: Rule, matching: Matching, dropout: float) -> Choice:
     """The fastest kernel that computes this exactly."""
     t, s = q.shape[-2], k.shape[-2]
+    if t == 1 and rule.moves and rule.exact and s <= rule.span.before + 1 and matching.is_plain and not dropout:
+        return ALONE
     if not matching.score.is_dot or matching.relation.needs_weights:
         return FORMULA
     if q.is_cuda and len(rule.stretches(t, s)) > 1:

@@ -32,6 +32,7 @@ class Matching(nn.Module):
     def __init__(self, score: Score, relation: Relation) -> None:
         super().__init__()
         self.score, self.relation = score, relation
+        self.is_plain = score.is_dot and not relation.by_distance and not relation.needs_weights
 
     def forward(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:  # -> (B, H, T, S)
         asked = self.score.queries(q) * self.score.scale
@@ -51,16 +52,10 @@ def spread(x: Tensor, q: Tensor) -> Tensor:  # (B, G, S, Dh) -> (B, H, S, Dh)
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def distances(piece: Piece, device: torch.device) -> Tensor:  # (T + S - 1)
-    """Key minus query along the diagonals of a piece, from the last query's first key on."""
-    first = piece.k - (piece.place + piece.t - 1)
-    return torch.arange(first, first + piece.t + piece.s - 1, device=device)
-
-
 def weights(q: Tensor, k: Tensor, rule: Rule, matching: Matching, piece: Piece | None = None) -> Tensor:
     """How much each query attends to each key: (B, H, T, S), rows summing to one."""
     piece = piece or whole(q.shape[-2], k.shape[-2])
-    scores = matching(q, k, distances(piece, q.device))  # (B, H, T, S)
+    scores = matching(q, k, rule.distances(piece, q.device))  # (B, H, T, S)
     keep = rule.dense(piece, q.device)
     shares = scores.masked_fill(~keep, float("-inf")).softmax(dim=-1)
     return shares.masked_fill(~keep, 0.0)  # a row with nothing to read is NaN until here
@@ -73,7 +68,8 @@ def explicit(
     piece = piece or whole(q.shape[-2], k.shape[-2])
     shares = weights(q, k, rule, matching, piece)
     shares = F.dropout(shares, dropout, training=dropout > 0).to(v.dtype)
-    return shares @ spread(v, q) + matching.relation.values(shares, distances(piece, q.device))  # (B, H, T, Dh)
+    joined = matching.relation.values(shares, rule.distances(piece, q.device))
+    return shares @ spread(v, q) + joined  # (B, H, T, Dh)
 
 
 def fused(
@@ -92,19 +88,27 @@ def fused(
         if q.is_cuda and keep is not None and not rule.exact and not by_distance:
             mask, blind = rule.added(piece, q.device, q.dtype)  # made once, not by each layer's kernel
         if by_distance:
-            bias = matching.relation.bias(q, distances(piece, q.device))  # (1, H, T, S)
+            bias = matching.relation.bias(q, rule.distances(piece, q.device))  # (1, H, T, S)
             mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
         y = attention(
             q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=score.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
-        if keep is None or rule.exact or not q.is_cuda:
+        if keep is None or rule.exact or not rule.may_hide_all or not q.is_cuda:
             return y
         # cuDNN's kernel gives a query that may read nothing the mean of all values
         return y.masked_fill(~keep.any(dim=-1, keepdim=True) if blind is None else blind, 0.0)
 
     pieces = cut(rule, q.shape[-2], k.shape[-2], gpu=on_gpu(q))
     return _by_piece(attend, score.queries(q), score.keys(k), v, pieces)
+
+
+def alone(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+    """One query that reads every key, by dot product alone: a decoding step with as few calls as there can be."""
+    score = matching.score
+    return F.scaled_dot_product_attention(
+        score.queries(q), score.keys(k), v, scale=score.scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def frugal(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:

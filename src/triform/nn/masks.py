@@ -51,6 +51,7 @@ class Rule:
     span = Span()
     exact = False  # whether span and stretches already say everything that is hidden
     moves = False  # whether only distances count, so that pieces of one shape have one mask
+    may_hide_all = True  # whether a query may be left with nothing to read
     rows = 1  # how many rows are told apart; 1: every row of a batch is treated alike
 
     def __init__(self) -> None:
@@ -89,6 +90,11 @@ class Rule:
         if mask.numel() <= MOST_KEPT:
             self._masks[key] = mask
             self._kept += mask.numel()
+
+    def distances(self, piece: Piece, device: torch.device) -> Tensor:  # (T + S - 1)
+        """Key minus query along the diagonals of a piece, from the last query's first key on."""
+        first = piece.k - (piece.place + piece.t - 1)
+        return torch.arange(first, first + piece.t + piece.s - 1, device=device)
 
     def added(self, piece: Piece, device: torch.device, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         """The same as what is added to scores, 0 or minus infinity, and which queries may read nothing at all."""
@@ -220,6 +226,37 @@ class Together(Rule):
         source_starts = accumulate(self.source_lengths, initial=0)
         rows = zip(starts, self.lengths, source_starts, self.source_lengths, strict=False)
         return tuple(Piece(q, n, k, m, q + self.shift) for q, n, k, m in rows)
+
+
+class Newest(Rule):
+    """What the newest tokens of each row read, which all stand at one place: hypotheses, one token each.
+
+    `keep` (B, T, S) says which keys are a hypothesis' own past, `age` (S) how many steps ago each was written:
+    keys may lie in any order. A token always reads itself.
+    """
+
+    may_hide_all = False
+
+    def __init__(self, reach: Rule, keep: Tensor, age: Tensor) -> None:
+        super().__init__()
+        self.reach, self.keep, self.age, self.rows = reach, keep, age, keep.shape[0]
+        self._mask: Tensor | None = None
+
+    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        asking = q - (self.keep.shape[2] - self.keep.shape[1])  # queries are counted as the last of the keys
+        return self.keep[b, asking, k] & self._near(self.age[k])
+
+    def _near(self, age: Tensor) -> Tensor:
+        here = torch.zeros_like(age)
+        return self.reach.allows(here, here, -age)
+
+    def dense(self, piece: Piece, device: torch.device) -> Tensor:
+        if self._mask is None:
+            self._mask = (self.keep & self._near(self.age))[:, None]  # (B, 1, T, S)
+        return self._mask[:, :, piece.q : piece.q + piece.t, piece.k : piece.k + piece.s]
+
+    def distances(self, piece: Piece, device: torch.device) -> Tensor:  # (1, S)
+        return -self.age[None, piece.k : piece.k + piece.s]
 
 
 everything: Rule = Everything()

@@ -81,7 +81,10 @@ class Relation(nn.Module):
         raise NotImplementedError
 
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, Dh), (T + S - 1) -> (B or 1, H, T, S)
-        """What is added to the scores of queries; `distances` run from the last query's first key on."""
+        """What is added to the scores of queries; `distances` run from the last query's first key on.
+
+        Where all queries stand at one place, they are (1, S): the same from each.
+        """
         return q.new_zeros(())
 
     def values(self, weights: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, Dh)
@@ -92,6 +95,11 @@ class Relation(nn.Module):
 def by_diagonal(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
     """One number a distance, laid out along the diagonals of a (T, S) table."""
     return x.unfold(-1, x.shape[-1] - t + 1, 1).flip(-2)
+
+
+def laid_out(x: Tensor, distances: Tensor, t: int) -> Tensor:  # (..., N) -> (..., T or 1, S)
+    """One number a distance as a table: along its diagonals, or one row for all queries of one place."""
+    return by_diagonal(x, t) if distances.ndim == 1 else x.unsqueeze(-2)
 
 
 class Rotary(Relation):
@@ -119,7 +127,8 @@ class ByDistance(Relation):
     by_distance: ClassVar[bool] = True
 
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:
-        return by_diagonal(self.at(distances), q.shape[-2])[None].to(q.dtype)  # (1, H, T, S)
+        told = self.at(distances.flatten())  # (H, N)
+        return laid_out(told, distances, q.shape[-2])[None].to(q.dtype)  # (1, H, T or 1, S)
 
 
 class Alibi(ByDistance):
@@ -184,9 +193,9 @@ class Relative(Relation):
         self.value_table = nn.Embedding(2 * self.far + 1, config.head_dim)
 
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:
-        t, s = q.shape[-2], len(distances) - q.shape[-2] + 1
         by_clipped = q @ self.key_table.weight.T.to(q.dtype)  # (B, H, T, 2 · far + 1)
-        return by_clipped.gather(-1, self._numbers(distances, t).expand(*q.shape[:2], t, s))  # (B, H, T, S)
+        numbers = self._numbers(distances, q.shape[-2])
+        return by_clipped.gather(-1, numbers.expand(*q.shape[:3], numbers.shape[-1]))  # (B, H, T, S)
 
     def values(self, weights: Tensor, distances: Tensor) -> Tensor:
         """Weights of keys at one clipped distance add up, then weigh its vector: no (T, S, Dh) is made."""
@@ -194,8 +203,8 @@ class Relative(Relation):
         shares = weights.new_zeros(*weights.shape[:-1], 2 * self.far + 1).scatter_add(-1, numbers, weights)
         return shares @ self.value_table.weight.to(weights.dtype)  # (B, H, T, Dh)
 
-    def _numbers(self, distances: Tensor, t: int) -> Tensor:  # (T + S - 1) -> (T, S)
-        return by_diagonal(distances.clamp(-self.far, self.far) + self.far, t)
+    def _numbers(self, distances: Tensor, t: int) -> Tensor:  # (T + S - 1) -> (T or 1, S)
+        return laid_out(distances.flatten().clamp(-self.far, self.far) + self.far, distances, t)
 
 
 class Scheme(NamedTuple):

@@ -6,20 +6,18 @@ A model asks the rows where their tokens stand, what hides one row from another,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triform.nn.masks import Rule, Together, real
+from triform.nn.masks import Newest, Rule, Together, real, within
 
 
 class Rows(Protocol):
-    @property
-    def rule(self) -> Rule:
-        """What self-attention may read, its reach aside."""
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        """What self-attention may read in each layer, given how far it reaches."""
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         """Where the t tokens from `start` on stand in their rows."""
@@ -36,6 +34,9 @@ class Padded:
 
     def __init__(self, keep: Tensor | None) -> None:
         self.keep, self.rule = keep, real(keep)
+
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        return within(reaches, self.rule)
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         return torch.arange(start, start + t, device=device)
@@ -58,6 +59,9 @@ class Packed:
         self.rule = Together(self.lengths, self.lengths)
         self._sizes: Tensor | None = None
 
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        return within(reaches, self.rule)
+
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         assert (start, t) == (0, sum(self.lengths)), "packed rows are read whole"
         return torch.cat([torch.arange(length, device=device) for length in self.lengths])
@@ -70,16 +74,41 @@ class Packed:
         if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
             self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
         owners, _ = self.rule.owners(x.device)
-        sums = x.new_zeros(len(self.lengths), x.shape[-1]).index_add(0, owners, x[0])
-        return sums / self._sizes.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
+        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
+        return (sums / self._sizes.to(wide)).to(x.dtype)
+
+
+class Hypotheses:
+    """One new token for each of the T ways in which a row goes on, read over a past that they share.
+
+    `keep` (B, T, S) says which keys belong to each, `age` (S) when they were written, `places` (B, T) where the
+    new tokens stand in their texts.
+    """
+
+    def __init__(self, keep: Tensor, age: Tensor, places: Tensor) -> None:
+        self.keep, self.age, self.places = keep, age, places
+
+    def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
+        made: dict[int, Rule] = {id(reach): Newest(reach, self.keep, self.age) for reach in reaches}
+        return [made[id(reach)] for reach in reaches]
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        return self.places
+
+    def read_by(self, queries: Rows) -> Rule:
+        raise AssertionError("what is being written is no source")
+
+    def mean(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written has no mean")
 
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.
-Keep = Tensor | Padded | Packed | None
+Keep = Tensor | Padded | Packed | Hypotheses | None
 
 
-def rows_of(keep: Keep) -> Padded | Packed:
-    return keep if isinstance(keep, Padded | Packed) else Padded(keep)
+def rows_of(keep: Keep) -> Padded | Packed | Hypotheses:
+    return Padded(keep) if keep is None or isinstance(keep, Tensor) else keep
 
 
 def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -97,6 +126,7 @@ def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tens
     return torch.from_numpy(table), torch.from_numpy(keep)
 
 
-def pack(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Packed]:
+def pack(rows: Sequence[Any]) -> tuple[Tensor, Packed]:
     """Rows of tokens end to end, as (1, N), and how to tell them apart."""
-    return torch.tensor([list(chain.from_iterable(rows))]), Packed([len(row) for row in rows])
+    joined = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    return torch.from_numpy(joined[None]), Packed([len(row) for row in rows])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
 from triform.models.encoder import Classifier
-from triform.nn.rows import pad
+from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
@@ -40,6 +41,7 @@ from triform.tasks.task import (
     held_out,
     saved_tokenizer,
     seen_part,
+    summed,
     unknown_note,
 )
 from triform.text import EOS, PAD, Rows, Tokenizer, encode_stream
@@ -108,8 +110,8 @@ class Classify(Task):
         super().__init__(config)
         self.tokenizer, self.labels = tokenizer, config.data.labels
         self.numbers = {label: number for number, label in enumerate(self.labels)}
-        sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
-        self.model = Classifier(config.model, sizes)
+        self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
+        self.model = Classifier(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -194,14 +196,16 @@ class Classify(Task):
         scores = self.model(batch.tokens, batch.keep)  # (B, labels)
         return cross_entropy(scores, batch.labels, self.config.train.label_smoothing)
 
+    @torch.inference_mode()
+    def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
+        tallies = [
+            label_tally(scores, torch.from_numpy(data.labels[indices]).to(self.device))
+            for indices, scores in self._scores(data)
+        ]
+        return self.scores(summed(tallies).tolist(), data, quick=quick)
+
     def tally(self, batch: Labelled) -> Tensor:
-        """The loss, and how often each label was taken for each."""
-        scores = self.model(batch.tokens, batch.keep)  # (B, labels)
-        loss = cross_entropy(scores, batch.labels, 0.0)
-        n = len(self.labels)
-        places = batch.labels * n + scores.argmax(-1)  # in the table of n rows and columns
-        table = loss.new_zeros(n * n).scatter_add(0, places, torch.ones_like(places, dtype=loss.dtype))
-        return torch.cat([loss[None], table])
+        return label_tally(self.model(batch.tokens, batch.keep), batch.labels)
 
     def scores(self, sums: list[float], data: Examples, *, quick: bool) -> Scores:
         loss, *table = sums
@@ -215,16 +219,25 @@ class Classify(Task):
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        self.model.eval()
         store = TokenStore.build_rows(_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
-        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
-            batch = data.batch(indices).to(self.device)
-            shares = self.model(batch.tokens, batch.keep).float().softmax(-1).tolist()
-            found |= dict(zip(indices.tolist(), shares, strict=True))
+        for indices, scores in self._scores(data):
+            found |= dict(zip(indices.tolist(), scores.float().softmax(-1).tolist(), strict=True))
         cut = store.lengths > self.config.data.max_len
         return [self._prediction(text, found[place], bool(cut[place])) for place, text in enumerate(texts)]
+
+    def _scores(self, data: Examples) -> Iterator[tuple[Indices, Tensor]]:
+        """Label scores of all texts, some at a time: end to end on a CPU, where padding would be computed too.
+
+        Elsewhere side by side with their like: a kernel for each text would be started for little.
+        """
+        self.model.eval()
+        lay = pack if self.device.type == "cpu" else partial(pad, fill=PAD)
+        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
+            tokens, keep = lay([data.store[index][: data.max_len] for index in indices.tolist()])
+            keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
+            yield indices, self.model(tokens.to(self.device), keep)
 
     def _prediction(self, text: str, shares: list[float], cut: bool) -> Prediction:
         best = max(range(len(shares)), key=shares.__getitem__)
@@ -254,6 +267,14 @@ class Classify(Task):
             {"input": guess.input, "output": guess.output, "expected": label}
             for guess, label in zip(guesses, truth, strict=True)
         ]
+
+
+def label_tally(scores: Tensor, labels: Tensor) -> Tensor:  # (B, n), (B) -> (1 + n²)
+    """The loss, and how often each label was taken for each."""
+    loss, n = cross_entropy(scores, labels, 0.0), scores.shape[-1]
+    places = labels * n + scores.argmax(-1)  # in the table of n rows and columns
+    table = loss.new_zeros(n * n).scatter_add(0, places, torch.ones_like(places, dtype=loss.dtype))
+    return torch.cat([loss[None], table])
 
 
 def split_rows(name: str, config: Config, fraction: float) -> Iterator[tuple[Row, bool]]:

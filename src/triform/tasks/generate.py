@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -19,9 +19,10 @@ from triform.data.cache import TokenCache
 from triform.data.loader import Indices, RandomWindows, Sampler
 from triform.data.readers import Piece, count_units, is_running_text, read_pieces
 from triform.data.store import TokenStore
-from triform.decode.choose import best, row_seeds
-from triform.decode.search import Ending, run_search, write
-from triform.decode.stepper import DecoderStepper
+from triform.decode.beam import Ending
+from triform.decode.choose import row_seeds
+from triform.decode.forms import DecoderForm
+from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
@@ -48,7 +49,6 @@ from triform.text import EOS, UNK, Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
-ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ class Generate(Task):
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer = tokenizer
-        self.model = Decoder(config.model, Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len))
+        self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
+        self.model = Decoder(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -212,15 +213,12 @@ class Generate(Task):
         }
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        found: list[Prediction] = []
-        for chunk in chunks(enumerate(texts), ROWS_AT_ONCE):
-            prompts = [self._prompt(text) for _, text in chunk]
-            written = self._continue(prompts, row_seeds(self.config.seed, [place for place, _ in chunk]))
-            found += [
-                Prediction(input=text, output=self._output(prompt, tokens))
-                for (_, text), prompt, tokens in zip(chunk, prompts, written, strict=True)
-            ]
-        return found
+        prompts = [self._prompt(text) for text in texts]
+        written = self._continue(prompts, row_seeds(self.config.seed, range(len(texts))))
+        return [
+            Prediction(input=text, output=self._output(prompt, tokens))
+            for text, prompt, tokens in zip(texts, prompts, written, strict=True)
+        ]
 
     def _prompt(self, text: str) -> list[int]:
         """A prompt as tokens; an empty one starts a new line or, failing that, a new document."""
@@ -243,8 +241,8 @@ class Generate(Task):
         decode = self.config.decode
         limit = decode.max_new_tokens or 200
         ending = Ending(eos=EOS, limits=(limit,) * len(prompts), banned=NEVER_WRITTEN)
-        stepper = DecoderStepper(self.model, prompts, max_len=self.config.data.max_len)
-        return run_search(stepper, decode, ending, default="sample", seeds=seeds)
+        form = DecoderForm(self.model, self.config.data.max_len)
+        return run_search(form, prompts, decode, ending, default="sample", seeds=seeds)
 
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """The text, then `target`, or the `n_new` tokens that the model finds most likely to follow."""
@@ -252,8 +250,9 @@ class Generate(Task):
         prompt = self.tokenizer.encode(text)
         if not target and n_new:
             ending = Ending(eos=EOS, limits=(n_new,), banned=NEVER_WRITTEN)
-            stepper = DecoderStepper(self.model.eval(), [prompt], max_len=self.config.data.max_len)
-            written = write(stepper, best, ending)[0]
+            form = DecoderForm(self.model.eval(), self.config.data.max_len)
+            how = replace(self.config.decode, strategy="greedy")
+            written = run_search(form, [prompt], how, ending, default="greedy", seeds=[0])[0]
         else:
             written = self.tokenizer.encode(target)
         # as in decoding, the newest tokens are what the model goes by

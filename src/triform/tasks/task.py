@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from triform.config import Config, TaskName, TrainConfig
+from triform.config import Config, Sizes, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
@@ -111,6 +111,7 @@ class Task(ABC):
     metric: ClassVar[str]  # the score by which the best weights are kept
     higher_is_better: ClassVar[bool]
     model: nn.Module
+    sizes: Sizes
 
     def __init__(self, config: Config) -> None:
         self.config = config

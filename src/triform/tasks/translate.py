@@ -15,12 +15,13 @@ from torch import Tensor
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
-from triform.data.loader import Indices, in_order_of_length
+from triform.data.loader import Indices
 from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
 from triform.data.store import TokenStore
+from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
-from triform.decode.search import Ending, run_search
-from triform.decode.stepper import Seq2SeqStepper
+from triform.decode.forms import Seq2SeqForm
+from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
@@ -131,12 +132,12 @@ class Translate(Task):
     def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
         super().__init__(config)
         self.source, self.target = source, target
-        sizes = Sizes(
+        self.sizes = Sizes(
             vocab_size=source.vocab_size,
             max_len=config.data.max_len,
             target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
         )
-        self.model = Seq2Seq(config.model, sizes)
+        self.model = Seq2Seq(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -230,33 +231,25 @@ class Translate(Task):
         return [Prediction(input=text, output=output, cut=short) for text, output, short in rows]
 
     def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
-        """Translations in the order of the texts, made in batches of like length."""
         self.model.eval()
         encoded = [tokens[: self.config.data.max_len] or [EOS] for tokens in self.source.encode_batch(texts)]
-        lengths = np.array([len(tokens) for tokens in encoded], dtype=np.int64)
-        rows_budget = ByLength.EVAL_TOKENS // (1 if greedy else self.config.decode.beam_size)
-        found: dict[int, str] = {}
-        for indices in in_order_of_length(lengths, batch_tokens=rows_budget):
-            rows = indices.tolist()
-            written = self._decode([encoded[row] for row in rows], rows, greedy=greedy)
-            found |= {row: self.target.decode(tokens) for row, tokens in zip(rows, written, strict=True)}
-        return [found[place] for place in range(len(texts))]
+        return [self.target.decode(tokens) for tokens in self._decode(encoded, greedy=greedy)]
 
-    def _decode(self, sources: list[list[int]], rows: list[int], *, greedy: bool) -> list[list[int]]:
+    def _decode(self, sources: list[list[int]], *, greedy: bool) -> list[list[int]]:
         decode, room = self.config.decode, self.config.data.max_len - 1
         limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         ending = Ending(eos=EOS, limits=limits, banned=NEVER_WRITTEN)
-        with torch.inference_mode():
-            stepper = Seq2SeqStepper(self.model, sources, bos=BOS)
+        form = Seq2SeqForm(self.model, self.config.data.max_len, BOS)
         how = replace(decode, strategy="greedy") if greedy else decode
-        return run_search(stepper, how, ending, default="beam", seeds=row_seeds(self.config.seed, rows))
+        seeds = row_seeds(self.config.seed, range(len(sources)))
+        return run_search(form, sources, how, ending, default="beam", seeds=seeds)
 
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """The text beside `target`, or beside the model's own translation."""
         check_not_empty(text)
         max_len = self.config.data.max_len
         source, notes = seen_part(self.source.encode(text), max_len, "text")
-        written = self.target.encode(target) if target else self._decode([source], [0], greedy=False)[0]
+        written = self.target.encode(target) if target else self._decode([source], greedy=False)[0]
         output = target or self.target.decode(written)
         read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
         # one place is taken by the begin token

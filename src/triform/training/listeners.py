@@ -47,7 +47,7 @@ class ProgressLine:
         self.max_steps, self.metric = max_steps, metric
         self.out = out or sys.stderr
         self.live = self.out.isatty()
-        self.score, self.width, self.last = "", 0, time.monotonic()
+        self.score, self.pace, self.width, self.last = "", "", 0, time.monotonic()
         self.shown: tuple[int, float] | None = None  # step and seconds when this process began
 
     def hear(self, event: Event) -> None:
@@ -69,12 +69,10 @@ class ProgressLine:
 
     def _train(self, event: Event) -> None:
         self.shown = self.shown or (event["step"], event["seconds"])
+        self.pace = f"; {pace(event)}"
         steps, seconds = event["step"] - self.shown[0], event["seconds"] - self.shown[1]
         left = f"  {clock((self.max_steps - event['step']) * seconds / steps)} left" if steps else ""
-        text = (
-            f"step {event['step']}/{self.max_steps}  loss {event['loss']:.4f}{self.score}"
-            f"  {event['tokens_per_s']:,.0f} tokens/s{left}"
-        )
+        text = f"step {event['step']}/{self.max_steps}  loss {event['loss']:.4f}{self.score}  {pace(event)}{left}"
         if self.live:
             self._rewrite(text)
         elif time.monotonic() - self.last >= self.EVERY:
@@ -100,7 +98,8 @@ class ProgressLine:
             "interrupted": "interrupted",
         }
         best = f"; best {self.metric} {event['best']:.4f} at step {event['best_step']}" if "best" in event else ""
-        self._line(f"{reasons[event['reason']]} after {event['step']} steps, {clock(event['seconds'])}{best}")
+        took = f"{event['step']} steps, {clock(event['seconds'])}"
+        self._line(f"{reasons[event['reason']]} after {took}{best}{self.pace}")
 
     def _line(self, text: str) -> None:
         if self.live:
@@ -115,6 +114,18 @@ class ProgressLine:
         self.out.write("\r" + text.ljust(self.width))
         self.out.flush()
         self.width = len(text)
+
+
+def pace(event: Event) -> str:
+    """How fast it goes: what there is of tokens a second, step time, share of real tokens, memory, utilisation."""
+    parts = [f"{event['tokens_per_s']:,.0f} tokens/s"]
+    if "step_ms" in event:
+        parts += [f"{event['step_ms']:.3g} ms a step", f"{100 * event['real_share']:.0f} % real"]
+    if event.get("peak_memory"):
+        parts.append(f"{event['peak_memory'] / 2**30:.2f} GiB")
+    if "utilisation" in event:
+        parts.append(f"{100 * event['utilisation']:.3g} % of the card")
+    return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from functools import cache
 
 import torch
 
+from triform.data.cache import cache_folder
 from triform.training.learner import Counts
 
 
 class Meter:
     """Counts tokens and time; `read` gives the rates since it was last read."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, operations: float = 0.0) -> None:
+        """`operations` is the work of learning from one token; 0: unknown."""
+        self.device, self.operations = device, operations
         self.start()
 
     def start(self) -> None:
@@ -37,6 +41,8 @@ class Meter:
             "real_share": self.tokens / max(1, self.places),
             "peak_memory": peak_memory(self.device),
         }
+        if self.operations and self.device.type == "cuda":
+            found["utilisation"] = self.operations * found["tokens_per_s"] / matrix_rate(self.device)
         self.start()
         return found
 
@@ -51,3 +57,35 @@ def peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts in kilobytes
+
+
+@cache
+def matrix_rate(device: torch.device) -> float:
+    """Operations a second of this card in large bf16 products: measured once, then remembered on disk."""
+    name = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    path = cache_folder() / "matrix-rates.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return float(known[name])
+    except (OSError, ValueError, TypeError, KeyError):
+        rate = _measured_rate(device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({name: rate}), encoding="utf-8")
+    except OSError:
+        pass  # it is measured again next time
+    return rate
+
+
+def _measured_rate(device: torch.device, size: int = 8192, times: int = 10) -> float:
+    """The best of a few tries: what the card can do when nothing else goes on."""
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    best = 0.0
+    for _ in range(times):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        left @ right
+        end.record()
+        end.synchronize()
+        best = max(best, 2 * size**3 / (1e-3 * start.elapsed_time(end)))
+    return best

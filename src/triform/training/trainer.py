@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Sequence
@@ -48,9 +49,17 @@ class Progress:
 
 class Trainer:
     def __init__(
-        self, prepared: Prepared, folder: RunFolder, listeners: Sequence[Listener], marks: dict[str, Any]
+        self,
+        prepared: Prepared,
+        folder: RunFolder,
+        listeners: Sequence[Listener],
+        marks: dict[str, Any],
+        operations: float = 0.0,
     ) -> None:
-        """`marks` are facts that every checkpoint carries, such as the fingerprints of the data."""
+        """`marks` are facts that every checkpoint carries, such as the fingerprints of the data.
+
+        `operations` is the work of learning from one token, for the share of the device's rate that is used.
+        """
         self.task, self.train_data, self.valid_data = prepared.task, prepared.train, prepared.valid
         self.config = prepared.task.config.train
         self.folder, self.listeners, self.marks = folder, listeners, marks
@@ -61,7 +70,7 @@ class Trainer:
         self.learner = self.make_learner(prepared)
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
-        self.meter = Meter(self.task.device)
+        self.meter = Meter(self.task.device, operations)
         self.stopping = False
         self._seen = 0  # steps since the last look
 
@@ -78,7 +87,7 @@ class Trainer:
         with self.learner.running():
             self.begin()
             while not self.progress.finished and not self.stopping:
-                self._step()
+                self.step()
                 self.after_step()
             self.end()
 
@@ -114,6 +123,13 @@ class Trainer:
         """Ask for a stop after the current step; the state is saved first."""
         self.stopping = True
 
+    def release(self) -> None:
+        """Give the memory of the device back; this trainer is of no more use."""
+        self.task.model.cpu()
+        del self.learner
+        gc.collect()
+        torch.cuda.empty_cache()
+
     # -- one step
 
     def draw(self) -> tuple[list[Indices], float]:
@@ -128,7 +144,7 @@ class Trainer:
         self._seen += 1
         self.meter.count(counts)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         drawn, rate = self.draw()
         self.took(rate, self.learner.step(drawn, rate))
 
