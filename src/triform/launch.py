@@ -91,7 +91,7 @@ def train(
             folder.discard_if_unused()
             raise
         announce(trainer, notices, options)
-        trainer = _fit(trainer, notices, options)
+        trainer = fit(trainer, notices, options)
         close(trainer)
         if not trainer.progress.finished:
             raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
@@ -99,7 +99,7 @@ def train(
     return load(folder.path, device=options.device)
 
 
-def _fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
+def fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
     """Train; where memory runs out before anything was saved, again in smaller batches, if that was allowed."""
     device = trainer.task.device
     memory = free_memory(device) if device.type == "cuda" else 0
@@ -115,7 +115,7 @@ def _fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
     trainer.release()
     trainer, notices = set_up(config, trainer.folder, options, resume=False)
     announce(trainer, notices, options)
-    return _fit(trainer, notices, options)
+    return fit(trainer, notices, options)
 
 
 def collect(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:

@@ -22,10 +22,12 @@ from triform.launch import (
     collect,
     default_out,
     dotted,
+    fit,
     interrupted,
     ready,
     stopping_at_ctrl_c,
 )
+from triform.memory import divide
 from triform.metrics import Spread, spread
 from triform.run import Run, load, pick_device
 from triform.settings import Settings, build
@@ -115,6 +117,8 @@ def _train(places: Sequence[Place], asked: Settings, options: Options) -> None:
     config = lead.stored or build(asked | {"seed": lead.seed})
     try:
         prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
+        if not lead.stored:
+            prepared = divide(prepared, device)
         prepared.task.model.to(device)
     except (ConfigError, DataError):
         for place in places:
@@ -143,8 +147,7 @@ class Crew:
                 print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
             trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
-            with stopping_at_ctrl_c(trainer):
-                trainer.fit()
+            trainer = fit(trainer, (), self.options)
             close(trainer, samples=place is self.lead)
             self._check_finished([trainer])
 

@@ -192,7 +192,7 @@ def test_members_stop_early_each_for_itself(tmp_path: Path, monkeypatch: pytest.
         left.extend({k: p.clone() for k, p in m.task.model.named_parameters()} for m in self.members)
 
     monkeypatch.setattr(Population, "fit", watched)
-    pace = {"max_steps": 60, "eval_every": 1, "patience": 2, "lr": 0.1, "schedule": "constant", "log_every": 1}
+    pace = {"max_steps": 60, "eval_every": 1, "patience": 4, "lr": 0.05, "schedule": "constant", "log_every": 1}
     asked = settings("classify", tmp_path, train=pace)
     made = train_seeds("classify", 6, out=tmp_path / "seeds", **asked)
     ends = [events(folder, "end")[0] for folder in made.folders]
