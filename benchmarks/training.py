@@ -1,6 +1,6 @@
 """A training step in the real trainer, logging included, beside `torch.nn`, plain PyTorch and `transformers`.
 
-Each contestant learns in turn for some steps at a time from batches of one shape: ours through its trainer, peers as
+Each contestant learns in turn for some steps at a time from batches of one shape: ours by its trainer, the peers
 scripts do it, with AdamW, clipping and cross entropy in float32. `--only` takes some of: character, words, sets
 (R3's four translators), shakespeare, gpt2. On a CPU only `character` and `words` are run.
 """
