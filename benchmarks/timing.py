@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 Work = Callable[[], object]
+REST = 0.3  # seconds before each turn: threads of the one before still spin for a while, waiting for more
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def _timing(turns: list[tuple[float, float]], memory: float) -> Timing:
 def _milliseconds(work: Work, device: torch.device) -> tuple[float, float]:
     """On the clock, and of the processors."""
     _wait(device)
+    time.sleep(REST)
     start, busy = time.perf_counter(), _busy()
     work()
     _wait(device)

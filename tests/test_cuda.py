@@ -141,7 +141,7 @@ def test_dropout_of_a_population_differs_with_every_replay_and_member(tmp_path: 
     seen = []
     for _ in range(3):
         stack.places.zero_()
-        stack.step([plan, plan], [0.0, 0.0])
+        stack.step([plan, plan], [0.0, 0.0], [0, 0])
         stack.look()
         seen += stack.seen_losses[:, 0].tolist()
     assert len(set(seen)) == 6

@@ -360,7 +360,7 @@ def test_dropout_differs_between_members_and_what_is_remembered_is_not_theirs(tm
     learners = [Learner(member(made, config, tmp_path / "").task, made.train) for _ in range(2)]
     stack = Stack(learners, made.train.on(torch.device("cpu"), config.train))
     plan = [stack.resident.plan(made.train.sampler(config.train, 0).next())]
-    stack.step([plan, plan], [0.0, 0.0])
+    stack.step([plan, plan], [0.0, 0.0], [0, 0])
     stack.look()
     losses = [float(learner.losses[0]) for learner in learners]
     assert losses[0] != losses[1]

@@ -39,7 +39,7 @@ class Growing:
         end = self.length + t
         if self.room is None or end > self.room.shape[3]:
             self.room = self._grown(new[0], capacity=max(32, 2 * end))
-        keys, values = self.room.unbind()
+        keys, values = self.room[0], self.room[1]
         keys.narrow(2, self.length, t).copy_(new[0])
         values.narrow(2, self.length, t).copy_(new[1])
         self.length = end

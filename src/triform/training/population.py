@@ -153,7 +153,7 @@ class Population:
                 drawn, rates[place] = crew[place].draw()
                 plans[place] = [self.resident.plan(indices) for indices in drawn]
             try:  # who is done goes through old batches at no rate, and stays as it is
-                self.stack.step(plans, rates)
+                self.stack.step(plans, rates, [member.seen for member in crew])
             except torch.OutOfMemoryError:
                 for place, state in zip(going, before, strict=True):
                     crew[place].sampler.restore(state)

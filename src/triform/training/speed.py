@@ -50,7 +50,7 @@ class Meter:
 def peak_memory(device: torch.device) -> int:
     """The most bytes held so far: on CUDA by tensors, elsewhere by the process; 0 where that is unknown."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"])
     if sys.platform == "win32":
         return 0
     import resource
@@ -79,7 +79,8 @@ def matrix_rate(device: torch.device) -> float:
 
 def _measured_rate(device: torch.device, size: int = 8192, times: int = 10) -> float:
     """The best of a few tries: what the card can do when nothing else goes on."""
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    chance = torch.Generator(device).manual_seed(0)  # of its own: dropout must not notice that this was measured
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16, generator=chance) for _ in range(2))
     best = 0.0
     for _ in range(times):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -83,12 +83,11 @@ class Stack:
         """Losses and lengths of gradients stay on the device until someone looks; then all come at once."""
         seen = [learner.losses for learner in self.learners]  # of unequal length, where some log more often
         self.losses = nn.utils.rnn.pad_sequence(seen, batch_first=True).to(self.device)  # (N, log_every)
-        self.places = torch.stack([learner.place for learner in self.learners])  # (N, 1)
         self.norms = torch.stack([learner.norm.to(self.device) for learner in self.learners])  # (N)
         self.seen_losses, self.seen_norms = self.losses.cpu(), self.norms.cpu()
         for row, learner in enumerate(self.learners):
             learner.losses, learner.norm = self.seen_losses[row], self.seen_norms[row]
-            learner.place = self.places[row]
+            learner.place = learner.place.cpu()  # the members say where a loss goes, see `step`
         self.looked = True
 
     def look(self) -> None:
@@ -100,13 +99,16 @@ class Stack:
 
     # -- one step of all
 
-    def step(self, plans: Sequence[Sequence[Plan]], rates: Sequence[float]) -> None:
-        """For each member the batches to learn from, brought to one shape, and a rate; 0 leaves it as it is."""
+    def step(self, plans: Sequence[Sequence[Plan]], rates: Sequence[float], places: Sequence[int]) -> None:
+        """For each member the batches to learn from, brought to one shape, and a rate; 0 leaves it as it is.
+
+        `places` is how many losses each has seen since its last look.
+        """
         drawn = list(zip(*plans, strict=True))  # for each micro-batch, that of each member
         shapes = tuple(joint_shape(each) for each in drawn)
         rows = [filled(plan.rows, shape[0]) for shape, each in zip(shapes, drawn, strict=True) for plan in each]
         weights = [sum(plan.weight for plan in own) for own in plans]
-        self.replay(torch.from_numpy(np.concatenate([rates, weights, *rows])), shapes)
+        self.replay(torch.from_numpy(np.concatenate([rates, weights, places, *rows])), shapes)
         self.looked = False
 
     def _follow(self, told: Tensor, shapes: Shapes) -> None:
@@ -114,7 +116,8 @@ class Stack:
         n = self.n
         numbers = told[: 2 * n].to(self.weights.dtype)
         rates, weights = numbers[:n, None], numbers[n:]
-        start, grads, total = 2 * n, self.filling, torch.zeros_like(weights)
+        places = told[2 * n : 3 * n, None].long()
+        start, grads, total = 3 * n, self.filling, torch.zeros_like(weights)
         for number, shape in enumerate(shapes):
             end = start + n * shape[0]
             batch = self.resident.gather(told[start:end].long(), shape)
@@ -128,8 +131,7 @@ class Stack:
         self.moving = True
         self._move(grads, rates)
         self.moving = False
-        self.losses.scatter_(1, self.places % self.losses.shape[1], total[:, None])
-        self.places += 1
+        self.losses.scatter_(1, places % self.losses.shape[1], total[:, None])
 
     def _remembered(self) -> list[object]:
         """The masks that the model keeps."""

@@ -72,7 +72,7 @@ class Trainer:
         self.progress = Progress()
         self.meter = Meter(self.task.device, operations)
         self.stopping = False
-        self._seen = 0  # steps since the last look
+        self.seen = 0  # steps since the last look
 
     def make_learner(self, prepared: Prepared) -> Learner:
         """Recorded where that pays: on CUDA, with data that fits there."""
@@ -141,7 +141,7 @@ class Trainer:
     def took(self, rate: float, counts: Counts) -> None:
         """A step has been taken: at this rate, from so much."""
         self.progress.step, self._rate = self.progress.step + 1, rate
-        self._seen += 1
+        self.seen += 1
         self.meter.count(counts)
 
     def step(self) -> None:
@@ -152,7 +152,7 @@ class Trainer:
 
     def _check_finite(self) -> list[float]:
         """The losses since the last look; reading them waits for the device, so it is done only now and then."""
-        losses: list[float] = self.learner.losses[: self._seen].tolist()
+        losses: list[float] = self.learner.losses[: self.seen].tolist()
         if not math.isfinite(sum(losses)):
             raise self._diverged("loss")
         return losses
@@ -177,7 +177,7 @@ class Trainer:
             **norm,
         )
         self.learner.recall([])
-        self._seen = 0
+        self.seen = 0
 
     def _validate(self) -> None:
         self._check_finite()
@@ -276,7 +276,7 @@ class Trainer:
         for listener in self.listeners:
             listener.restore(state["listeners"].get(type(listener).__name__, {}))
         losses = state["window"]["losses"]
-        self._seen = len(losses)
+        self.seen = len(losses)
         self.learner.recall(losses)
         torch.set_rng_state(parts["rng"]["cpu"])
         if "cuda" in parts["rng"] and self.task.device.type == "cuda":
