@@ -52,7 +52,7 @@ GOOD_ROWS = "text,label\n" + "a fine day,good\na grey day,bad\n" * 10
         ("empty.csv", "", "{path}: is empty"),
         ("empty.tsv", "\n\n", "{path}: is empty"),
         ("empty.jsonl", "", "{path}: is empty"),
-        ("empty.csv.gz", gzip.compress(b""), "{path}: is empty"),
+        ("empty.csv.gz", gzip.compress(b"", mtime=0), "{path}: is empty"),
         ("header.csv", "text,label\n", "{path}: is empty: there is a header and no row"),
         ("story.txt", "once\n", "{path}: a .txt has no labels; use a .csv, .tsv or .jsonl with a label column"),
         ("odd.pdf", "text,label\n", "which does not say its format; known are .txt, .csv"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from triform.nn.block import Block, CrossBlock
 from triform.nn.half import product_kind
 
-PAYS_BACK = 4e15  # operations of a run from which on a quarter of a minute of compiling is won back
+PAYS_BACK = 3e16  # operations of a run from which on a quarter of a minute of compiling is won back
 MANY = 4_096  # tokens a step; with fewer, starting kernels takes the time, and a replay has saved that already
 
 
@@ -31,8 +31,8 @@ def compiled(model: nn.Module) -> Iterator[None]:
     """Let the model's blocks run compiled in here."""
     blocks = [module for module in model.modules() if isinstance(module, Block | CrossBlock)]
     for block in blocks:
-        forward = _block if isinstance(block, Block) else _cross_block
-        object.__setattr__(block, "forward", partial(forward(), block))
+        run = _block if isinstance(block, Block) else _cross_block
+        object.__setattr__(block, "forward", partial(_in_product_kind, run(), block))
     try:
         yield
     finally:
@@ -40,20 +40,17 @@ def compiled(model: nn.Module) -> Iterator[None]:
             object.__delattr__(block, "forward")
 
 
+def _in_product_kind(run: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *rest: Any) -> Tensor:
+    """With the residual stream in the format of the products: half the bytes to read and write."""
+    y: Tensor = run(block, x.to(product_kind(x)), *rest)
+    return y
+
+
 @cache
 def _block() -> Callable[..., Any]:
-    return torch.compile(_run)
+    return torch.compile(Block.forward)
 
 
 @cache
 def _cross_block() -> Callable[..., Any]:
-    return torch.compile(_run_cross)
-
-
-def _run(block: Block, x: Tensor, *rest: Any) -> Tensor:
-    """With the residual stream in the format of the products: half the bytes to read and write."""
-    return Block.forward(block, x.to(product_kind(x)), *rest)
-
-
-def _run_cross(block: CrossBlock, x: Tensor, *rest: Any) -> Tensor:
-    return CrossBlock.forward(block, x.to(product_kind(x)), *rest)
+    return torch.compile(CrossBlock.forward)

@@ -21,6 +21,7 @@ from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.learner import Counts, Learner
 from triform.training.replay import own_stream
+from triform.training.speed import peak_memory
 from triform.training.stack import Stack, joint_shape
 from triform.training.trainer import Trainer
 
@@ -114,10 +115,12 @@ class Population:
         self.stack: Stack | None = None
         self.stopping, self.most = False, MOST_AT_ONCE
         self._judged: tuple[Dataset, list[Scores]] | None = None
+        self._memory = 0
         numbers = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
         self._saved, self._saving = time.monotonic(), 3 * numbers / WRITTEN  # with two moments each
         for member in members:
             member.population = self
+            member.meter.memory = self._peak
 
     def fit(self) -> None:
         """Train every member to its end, or until `stop` is called. One that diverges does not stop the others."""
@@ -209,8 +212,13 @@ class Population:
     # -- what members ask for
 
     def look(self) -> None:
-        if self.stack is not None:
+        if self.stack is not None and not self.stack.looked:
             self.stack.look()
+            self._memory = peak_memory(self.device)
+
+    def _peak(self) -> int:
+        """The memory of all: asked of the device once a look, not by each member."""
+        return self._memory
 
     def judge(self, member: Member, data: Dataset) -> Scores:
         """The scores of a member; who asks first has all of them computed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
@@ -19,6 +20,7 @@ class Meter:
     def __init__(self, device: torch.device, operations: float = 0.0) -> None:
         """`operations` is the work of learning from one token; 0: unknown."""
         self.device, self.operations = device, operations
+        self.memory: Callable[[], int] = partial(peak_memory, device)
         self.start()
 
     def start(self) -> None:
@@ -39,7 +41,7 @@ class Meter:
             "tokens_per_s": self.tokens / seconds,
             "step_ms": 1e3 * seconds / max(1, self.steps),
             "real_share": self.tokens / max(1, self.places),
-            "peak_memory": peak_memory(self.device),
+            "peak_memory": self.memory(),
         }
         if self.operations and self.device.type == "cuda":
             found["utilisation"] = self.operations * found["tokens_per_s"] / matrix_rate(self.device)
