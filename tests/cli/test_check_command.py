@@ -108,7 +108,7 @@ def test_a_model_that_cannot_run_fails_with_the_error_named_and_no_traceback(
     def broken(self: Decoder, *args: Any) -> None:
         raise ValueError("nothing works")
 
-    monkeypatch.setattr(Decoder, "forward", broken)
+    monkeypatch.setattr(Decoder, "states", broken)
     answer = triform("check", writer)
     assert answer.code == 1
     assert answer.out.count("ValueError: nothing works") == 11
