@@ -140,7 +140,6 @@ def test_dropout_of_a_population_differs_with_every_replay_and_member(tmp_path: 
     plan = [stack.resident.plan(np.arange(stack.learners[0].config.batch_size))]
     seen = []
     for _ in range(3):
-        stack.places.zero_()
         stack.step([plan, plan], [0.0, 0.0], [0, 0])
         stack.look()
         seen += stack.seen_losses[:, 0].tolist()
