@@ -17,7 +17,7 @@ from triform.config import Config, TaskName
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
 from triform.tasks.resident import rung
-from triform.training import recorded
+from triform.training import replay
 from triform.training.compiled import compiled, pays
 from triform.training.learner import Learner
 from triform.training.recorded import Recorded
@@ -49,8 +49,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         made.append("graph")
         return SimpleNamespace(replay=work)
 
-    monkeypatch.setattr(recorded, "record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(replay, "record", record)
     torch.set_default_dtype(torch.float64)
     yield made
     torch.set_default_dtype(torch.float32)
@@ -80,7 +79,9 @@ def pair(name: TaskName, tmp_path: Path, **asked: Any) -> tuple[Prepared, Learne
     first, second = (prepared(name, folder, **asked) for folder in folders)
     resident = second.train.on(torch.device("cpu"), second.task.config.train)
     assert resident is not None
-    return first, Learner(first.task, first.train), Recorded(second.task, second.train, resident, 50)
+    replayed = Recorded(second.task, second.train, resident, 50)
+    replayed.replay.recording = True
+    return first, Learner(first.task, first.train), replayed
 
 
 def learn_alike(first: Prepared, plain: Learner, replayed: Recorded, steps: int = 12) -> None:
@@ -118,9 +119,10 @@ def test_what_is_replayed_learns_as_what_is_run(name: TaskName, asked: dict[str,
 def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, by_hand: list[str]) -> None:
     first, plain, replayed = pair("classify", tmp_path)
     learn_alike(first, plain, replayed, steps=40)
-    assert set(replayed.graphs) <= set(replayed.inputs)
-    assert len(by_hand) == len(replayed.graphs) >= 2
-    assert all(shape[0] == (6, shape[0][1]) for shape in replayed.inputs)  # the last batch of an epoch is filled up
+    graphs, inputs = replayed.replay.graphs, replayed.replay.inputs
+    assert set(graphs) <= set(inputs)
+    assert len(by_hand) == len(graphs) >= 2
+    assert all(shape[0] == (6, shape[0][1]) for shape in inputs)  # the last batch of an epoch is filled up
 
 
 def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
@@ -129,7 +131,7 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
     def refuse(work: Callable[[], None], pool: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand a trace")
 
-    monkeypatch.setattr(recorded, "record", refuse)
+    monkeypatch.setattr(replay, "record", refuse)
     first, plain, replayed = pair("classify", tmp_path)
     learn_alike(first, plain, replayed)
     assert len(replayed.notices) == 1
@@ -137,10 +139,10 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
 
 
 def test_of_too_many_shapes_the_rest_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(replay, "MOST_GRAPHS", 1)
     first, plain, replayed = pair("translate", tmp_path)
     learn_alike(first, plain, replayed, steps=30)
-    assert len(replayed.graphs) == 1
+    assert len(replayed.replay.graphs) == 1
     assert len(replayed.notices) == 1
 
 

@@ -19,7 +19,7 @@ from triform.errors import ConfigError, DivergedError
 from triform.metrics import Scores
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Prepared, Task
-from triform.training.learner import Counts, Learner
+from triform.training.learner import Learner, counted
 from triform.training.replay import own_stream
 from triform.training.stack import Stack, joint_shape
 from triform.training.trainer import Trainer
@@ -161,8 +161,7 @@ class Population:
                 break
             self._judged = None
             for place in going:
-                counts = [sum(column) for column in list(zip(*plans[place], strict=True))[2:]]
-                crew[place].took(rates[place], Counts(*counts))
+                crew[place].took(rates[place], counted(plans[place]))
             self._between([crew[place] for place in going])
             left = [member for member in crew if member.going]
             if 2 * len(left) <= len(crew) or crew[going[0]].progress.step == level:
@@ -182,8 +181,8 @@ class Population:
     def _between(self, members: list[Member]) -> None:
         """What each does between steps, files written side by side."""
         if self.stack is not None:
-            members[0].learner.notices += self.stack.replay.notices
-            self.stack.replay.notices.clear()
+            members[0].learner.notices += self.stack.notices
+            self.stack.notices.clear()
         for member in members:
             try:
                 member.after_step()
