@@ -449,3 +449,14 @@ def test_a_validation_of_all_is_one_line_with_mean_and_spread() -> None:
     for voice in voices[:2]:
         voice.hear({"event": "end", "step": 20, "reason": "max_steps", "seconds": 3.0, "best": 1, "best_step": 1})
     assert out.getvalue().endswith("done after 20 steps, 3 s\n")
+
+
+def test_nobody_waits_to_hear_from_a_member_that_diverged() -> None:
+    out = io.StringIO()
+    chorus = Chorus(ProgressLine(20, "accuracy", out))
+    voices = [chorus.voice() for _ in range(3)]
+    told(chorus, voices[:2], 10, [0.5, 0.7])
+    voices[2].hear({"event": "diverged", "step": 10, "text": "the loss is not finite", "seconds": 1.0})
+    assert out.getvalue() == "step 10/20  2 seeds  valid loss 0.6000  accuracy 0.6000 ± 0.1414\n"
+    for voice in voices[:2]:
+        voice.hear({"event": "diverged", "step": 12, "text": "the loss is not finite", "seconds": 2.0})

@@ -51,12 +51,12 @@ class Chorus:
         with self.lock:
             if kind in ("train", "valid"):
                 self.said.setdefault((kind, time), []).append(event)
-            if kind == "end":
+            if leaves := kind in ("end", "diverged"):
                 self.voices.remove(voice)
-                self.ended.append(event)
+                self.ended += [event] if kind == "end" else []
             for key in [key for key, events in self.said.items() if len(events) >= len(self.voices)]:
                 self._tell(key[0], self.said.pop(key))
-            if kind == "end" and not self.voices:
+            if leaves and self.ended and not self.voices:
                 self._end()
 
     def _tell(self, kind: str, events: list[Event]) -> None:

@@ -92,6 +92,11 @@ class Member(Trainer):
         else:
             super().save()
 
+    def fail(self, failure: DivergedError) -> None:
+        """Leave the others to go on; who waits for all to be heard must know."""
+        self.failure = failure
+        self._tell("diverged", text=str(failure))
+
     def judge(self, data: Dataset) -> Scores:
         return self.population.judge(self, data)
 
@@ -187,7 +192,7 @@ class Population:
             try:
                 member.after_step()
             except DivergedError as failure:
-                member.failure = failure
+                member.fail(failure)
         asking = [member for member in members if member.asks and member.going]
         if asking and time.monotonic() - self._saved >= self._saving / SAVING:
             self._saved = time.monotonic()
