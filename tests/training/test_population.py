@@ -265,10 +265,14 @@ def test_a_member_goes_on_alone_and_members_left_behind_catch_up(
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("found", ["at a look", "when saving"])
 def test_one_that_diverges_does_not_take_the_others_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = settings("classify", tmp_path)
+    if found == "when saving":
+        asked["train"] |= {"log_every": 100, "eval_every": 100, "checkpoint_every": 2}
+        monkeypatch.setattr(population, "SAVING", math.inf)  # as often as is asked for
     fit = Population.fit
 
     def spoiled(self: Population) -> None:

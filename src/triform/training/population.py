@@ -92,10 +92,13 @@ class Member(Trainer):
         else:
             super().save()
 
-    def fail(self, failure: DivergedError) -> None:
-        """Leave the others to go on; who waits for all to be heard must know."""
-        self.failure = failure
-        self._tell("diverged", text=str(failure))
+    def attempt(self, do: Callable[[Member], None]) -> None:
+        """One that diverges leaves the others to go on, and says so: who waits for all to be heard must know."""
+        try:
+            do(self)
+        except DivergedError as failure:
+            self.failure = failure
+            self._tell("diverged", text=str(failure))
 
     def judge(self, data: Dataset) -> Scores:
         return self.population.judge(self, data)
@@ -189,10 +192,7 @@ class Population:
             members[0].learner.notices += self.stack.notices
             self.stack.notices.clear()
         for member in members:
-            try:
-                member.after_step()
-            except DivergedError as failure:
-                member.fail(failure)
+            member.attempt(Member.after_step)
         asking = [member for member in members if member.asks and member.going]
         if asking and time.monotonic() - self._saved >= self._saving / SAVING:
             self._saved = time.monotonic()
@@ -208,7 +208,7 @@ class Population:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(do, members))
+            list(threads.map(lambda member: member.attempt(do), members))
 
     # -- what members ask for
 
