@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from triform.config import Config, TaskName
 from triform.settings import build
@@ -136,6 +138,41 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
     learn_alike(first, plain, replayed)
     assert len(replayed.notices) == 1
     assert "operation not permitted when stream is capturing)" in replayed.notices[0]
+
+
+def test_masks_made_while_a_recording_failed_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is captured nothing is computed: what was made then and kept would be read as it is."""
+
+    def refuse(work: Callable[[], None], pool: object) -> None:
+        for rule in replayed.task.model.reaches:
+            assert rule._masks
+            rule._masks = {key: torch.zeros_like(mask) for key, mask in rule._masks.items()}
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replay, "record", refuse)
+    first, plain, replayed = pair("generate", tmp_path, **{"model.window": 3})
+    learn_alike(first, plain, replayed)
+    assert len(replayed.notices) == 1
+
+
+def test_blocks_that_cannot_be_compiled_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triform.training import recorded
+
+    def refuse(*inputs: Any) -> None:
+        raise RuntimeError("Failed to find C compiler\nand a trace")
+
+    @contextmanager
+    def broken(model: nn.Module) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.encoder.blocks[1], "forward", refuse)
+            yield
+
+    first, plain, replayed = pair("classify", tmp_path)
+    monkeypatch.setattr(recorded, "compiled", broken)
+    monkeypatch.setattr(recorded, "pays", lambda *size: True)
+    learn_alike(first, plain, replayed)
+    assert len(replayed.notices) == 1
+    assert "cannot be compiled here and run as they are (Failed to find C compiler)" in replayed.notices[0]
 
 
 def test_of_too_many_shapes_the_rest_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

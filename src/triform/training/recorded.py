@@ -28,7 +28,8 @@ class Recorded(Learner):
     def __init__(self, task: Task, data: Dataset, resident: Resident, max_steps: int) -> None:
         super().__init__(task, data)
         self.resident, self.max_steps = resident, max_steps
-        self.compiling: bool | None = None  # decided at the first step
+        self.compiling: bool | None = None  # decided at the first step, which shows whether it can be done
+        self.compiled_once = False
         self.halves = Halves(task.model) if self.number_format == "bf16" else None
         self.replay = Replay(task.model, self.device, self.notices)
 
@@ -49,8 +50,18 @@ class Recorded(Learner):
             rows = told[start : start + shape[0]].long()
             batches.append(self.resident.gather(rows, shape))
             start += shape[0]
-        with self._faster():
-            self.learn(batches, told[1].float(), told[0].float())
+        try:
+            with self._faster():
+                self.learn(batches, told[1].float(), told[0].float())
+        except RuntimeError as error:
+            if not self.compiling or self.compiled_once or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.compiling = False
+            self.task.model.zero_grad(set_to_none=True)
+            reason = str(error).strip().split("\n")[0]
+            self.notices.append(f"the blocks cannot be compiled here and run as they are ({reason})")
+            self._follow(told, shapes)
+        self.compiled_once = True
 
     def _faster(self) -> AbstractContextManager[Any]:
         """What makes the forward and backward pass faster here."""

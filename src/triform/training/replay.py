@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from triform.nn.masks import Rule
+
 MOST_GRAPHS = 64
 Shapes = tuple[tuple[int, ...], ...]
 Work = Callable[[Tensor, Shapes], None]
@@ -46,17 +48,18 @@ class Replay:
             return
         try:
             self.graphs[shapes] = record(lambda: work(self.inputs[shapes], shapes), self.pool)
-            self.kept.append(self._remembered())
+            self.kept.append([rule.remembered() for rule in self._rules()])
         except RuntimeError as error:
             self.recording = False
-            self.model.zero_grad(set_to_none=True)  # what was recorded last has no numbers
+            self.model.zero_grad(set_to_none=True)  # what was made meanwhile has no numbers in it
+            for rule in self._rules():
+                rule.forget()
             reason = str(error).strip().split("\n")[0]
             self.notices.append(f"the step cannot be recorded as a CUDA graph and runs as it is ({reason})")
 
-    def _remembered(self) -> list[object]:
-        """What the model remembers of masks: a graph that read it will read it again."""
-        rules = [rule for module in self.model.modules() for rule in getattr(module, "reaches", ())]
-        return [rule.remembered() for rule in rules]
+    def _rules(self) -> list[Rule]:
+        """The model's rules, which remember masks: a graph that read one will read it again."""
+        return [rule for module in self.model.modules() for rule in getattr(module, "reaches", ())]
 
 
 def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -114,7 +114,7 @@ class Stack:
 
     def _follow(self, told: Tensor, shapes: Shapes) -> None:
         """Gather the batches that the message names, and learn from them."""
-        n = self.n
+        n, self.moving = self.n, False  # a recording that failed may have left it
         numbers = told[: 2 * n].to(self.weights.dtype)
         rates, weights = numbers[:n, None], numbers[n:]
         places = told[2 * n : 3 * n, None].long()
