@@ -77,7 +77,10 @@ class Trainer:
     def make_learner(self, prepared: Prepared) -> Learner:
         """Recorded where that pays: on CUDA, with data that fits there."""
         task, data = prepared.task, prepared.train
-        resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
+        try:
+            resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
+        except torch.OutOfMemoryError:
+            resident = None
         return Learner(task, data) if resident is None else Recorded(task, data, resident, self.max_steps)
 
     def fit(self) -> None:
