@@ -255,6 +255,10 @@ def test_a_member_goes_on_alone_and_members_left_behind_catch_up(
         with pytest.raises(InterruptedRun, match="step 3"):
             train("classify", out=tmp_path / "seeds" / "seed-2", resume=True, device="cpu", quiet=True)
     train("classify", out=tmp_path / "seeds" / "seed-3", resume=True, device="cpu", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(3, patch)
+        with pytest.raises(InterruptedRun, match=r"step 3, .*seeds --seeds 4 --resume"):  # also who is done
+            train_seeds("classify", 4, out=tmp_path / "seeds", resume=True, **asked)
     made = train_seeds("classify", 4, out=tmp_path / "seeds", resume=True, **asked)
     for seed in (0, 3):
         alone = train("classify", out=tmp_path / f"alone-{seed}", seed=seed, **asked)
