@@ -126,6 +126,7 @@ def test_with_auto_batch_a_run_goes_on_in_smaller_batches(
     events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "end"] == [6]
     assert "6 steps" in out.getvalue()
+    assert "to fit the memory of the device: train.batch_size=2, train.accumulate=4\n" in out.getvalue()
 
 
 def test_without_auto_batch_nothing_is_divided(rows: str, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class Crew:
                 print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
             trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
-            trainer = fit(trainer, (), self.options)
+            trainer = fit(trainer, self.options)
             close(trainer, samples=place is self.lead)
             self._check_finished([trainer])
 
