@@ -23,6 +23,7 @@ from triform.training import replay
 from triform.training.compiled import compiled, pays
 from triform.training.learner import Learner
 from triform.training.recorded import Recorded
+from triform.training.trainer import resident_of
 
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 SETTINGS = {
@@ -202,6 +203,18 @@ def test_data_too_large_for_a_device_stays_where_it_is(tmp_path: Path, monkeypat
     made = prepared("generate", tmp_path)
     monkeypatch.setattr("triform.tasks.resident.MOST_TOKENS", made.train.store.total - 1)
     assert made.train.on(torch.device("cpu"), made.task.config.train) is None
+
+
+def test_data_that_finds_no_room_beside_the_model_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*inputs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = prepared("generate", tmp_path)
+    assert resident_of(made.task, made.train) is not None
+    monkeypatch.setattr(type(made.train), "on", full)
+    assert resident_of(made.task, made.train) is None
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

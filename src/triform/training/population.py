@@ -22,7 +22,7 @@ from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.learner import Learner, counted
 from triform.training.replay import own_stream
 from triform.training.stack import Stack, joint_shape
-from triform.training.trainer import Trainer
+from triform.training.trainer import Trainer, resident_of
 
 TRIED = 8  # steps whose batches are looked at before deciding
 MOST_AT_ONCE = 128  # members of a stack; more gain nothing
@@ -55,7 +55,7 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
     That is so where the model is small, and where little is wasted when their batches are brought to one shape.
     """
     limit = LIMITS.get(task.device.type)
-    resident = data.on(task.device, task.config.train) if limit and len(seeds) > 1 else None
+    resident = resident_of(task, data) if limit and len(seeds) > 1 else None
     if limit is None or resident is None:
         return None
     samplers = [data.sampler(task.config.train, seed) for seed in seeds]
