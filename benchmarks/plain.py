@@ -84,7 +84,7 @@ class PlainBlock(nn.Module):
 
 def stepper(
     model: nn.Module, inputs: Callable[[], tuple[tuple[Tensor, ...], Tensor]], *, half: bool, clip: float = 1.0,
-    compiled: bool = False,    logits: Callable[[Any], Tensor] = lambda out: out, **adam: Any,
+    compiled: bool = False, logits: Callable[[Any], Tensor] = lambda out: out, **adam: Any,
 ) -> Callable[[], Tensor]:  # fmt: skip
     """A training step as most scripts have it: autocast, cross entropy in float32, clipping, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, **adam)

@@ -26,6 +26,7 @@ WHO = {  # who takes part in each, with the packages that must be there
     "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "start": (["triform predict", "python, import torch"], []),
+    "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
 }
 
 

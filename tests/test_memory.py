@@ -72,6 +72,15 @@ def test_a_divided_step_learns_from_as_much(most: int, batch: int, parts: int) -
     assert smaller_batches(build(GPT, Config()), most) == {"train.batch_size": batch, "train.accumulate": parts}
 
 
+@pytest.mark.parametrize(("batch_size", "most"), [(127, 100), (127, 3), (97, 96), (13, 5), (7, 2)])
+def test_a_batch_that_cannot_be_halved_is_cut_into_few_parts(batch_size: int, most: int) -> None:
+    found = smaller_batches(build(GPT | {"train.batch_size": batch_size}, Config()), most)
+    size, parts = found["train.batch_size"], found["train.accumulate"]
+    assert size <= most
+    assert parts < 2 * -(-batch_size // most)
+    assert batch_size <= size * parts < batch_size + parts
+
+
 def test_work_a_token_is_what_is_known_of_gpt2() -> None:
     """6 operations for each weight in a product, and attention over half of 1,024 keys."""
     found = operations_a_token(build(GPT, Config()), Sizes(vocab_size=50_257, max_len=1024), 1024)
@@ -117,6 +126,7 @@ def test_with_auto_batch_a_run_goes_on_in_smaller_batches(
     events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "end"] == [6]
     assert "6 steps" in out.getvalue()
+    assert "to fit the memory of the device: train.batch_size=2, train.accumulate=4\n" in out.getvalue()
 
 
 def test_without_auto_batch_nothing_is_divided(rows: str, tmp_path: Path) -> None:

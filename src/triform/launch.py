@@ -91,7 +91,7 @@ def train(
             folder.discard_if_unused()
             raise
         announce(trainer, notices, options)
-        trainer = fit(trainer, notices, options)
+        trainer = fit(trainer, options)
         close(trainer)
         if not trainer.progress.finished:
             raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
@@ -99,7 +99,7 @@ def train(
     return load(folder.path, device=options.device)
 
 
-def fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
+def fit(trainer: Trainer, options: Options) -> Trainer:
     """Train; where memory runs out before anything was saved, again in smaller batches, if that was allowed."""
     device = trainer.task.device
     memory = free_memory(device) if device.type == "cuda" else 0
@@ -111,11 +111,11 @@ def fit(trainer: Trainer, notices: Sequence[str], options: Options) -> Trainer:
         early = trainer.folder.latest_checkpoint() is None
         if not (trainer.config.auto_batch and early and texts_at_once(trainer.task.config) > 1):
             raise out_of_memory(trainer.task, device, memory) from None
-    config = halved(trainer.task.config)
+    config, told = halved(trainer.task.config)
     trainer.release()
     trainer, notices = set_up(config, trainer.folder, options, resume=False)
-    announce(trainer, notices, options)
-    return fit(trainer, notices, options)
+    announce(trainer, (*notices, told), options)
+    return fit(trainer, options)
 
 
 def collect(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:

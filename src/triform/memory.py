@@ -39,16 +39,20 @@ def divide(prepared: Prepared, device: torch.device) -> Prepared:
     return _divided(prepared, most) if 0 < most < texts_at_once(task.config) else prepared
 
 
-def halved(config: Config) -> Config:
-    """For another try, after memory ran out all the same."""
-    return build(dict(smaller_batches(config, texts_at_once(config) // 2)), config)
-
-
 def _divided(prepared: Prepared, most: int) -> Prepared:
-    settings = smaller_batches(prepared.task.config, most)
-    prepared.task.config = build(dict(settings), prepared.task.config)
+    prepared.task.config, told = _cut(prepared.task.config, most)
+    return replace(prepared, notices=(*prepared.notices, told))
+
+
+def halved(config: Config) -> tuple[Config, str]:
+    """For another try, after memory ran out all the same; and what the user is told of it."""
+    return _cut(config, texts_at_once(config) // 2)
+
+
+def _cut(config: Config, most: int) -> tuple[Config, str]:
+    settings = smaller_batches(config, most)
     told = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return replace(prepared, notices=(*prepared.notices, f"to fit the memory of the device: {told}"))
+    return build(dict(settings), config), f"to fit the memory of the device: {told}"
 
 
 def texts_at_once(config: Config) -> int:

@@ -90,7 +90,8 @@ def train_seeds(
     places = _claim(out, asked, range(first, first + seeds), options)
     todo = [place for place in places if place.stored is None or not place.folder.complete()]
     if todo:
-        _train(todo, asked, options)
+        again = f" --seeds {seeds}" + (f" --seed {first}" if first else "")
+        _train(todo, asked, options, again)
     for place in places:
         place.folder.drop_tokens()
     return _outcome(out, places)
@@ -111,7 +112,7 @@ def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -
     return places
 
 
-def _train(places: Sequence[Place], asked: Settings, options: Options) -> None:
+def _train(places: Sequence[Place], asked: Settings, options: Options, again: str) -> None:
     device = pick_device(options.device)
     lead = next((place for place in places if place.stored), places[0])  # it reads the data, for all
     config = lead.stored or build(asked | {"seed": lead.seed})
@@ -126,7 +127,7 @@ def _train(places: Sequence[Place], asked: Settings, options: Options) -> None:
         with suppress(OSError):
             lead.folder.path.parent.rmdir()
         raise
-    crew = Crew(prepared, lead, [lead, *(place for place in places if place is not lead)], options)
+    crew = Crew(prepared, lead, [lead, *(place for place in places if place is not lead)], options, again)
     resident = together(prepared.task, prepared.train, [place.seed for place in places])
     if resident is None:
         crew.one_by_one()
@@ -137,8 +138,11 @@ def _train(places: Sequence[Place], asked: Settings, options: Options) -> None:
 class Crew:
     """The seeds of one command: prepared once, trained together or one after another."""
 
-    def __init__(self, prepared: Prepared, lead: Place, places: Sequence[Place], options: Options) -> None:
-        self.prepared, self.lead, self.places, self.options = prepared, lead, places, options
+    def __init__(
+        self, prepared: Prepared, lead: Place, places: Sequence[Place], options: Options, again: str
+    ) -> None:
+        """`again` is what must be said of seeds to go on with this command: those that are done count too."""
+        self.prepared, self.lead, self.places, self.options, self.again = prepared, lead, places, options, again
         self.config = prepared.task.config  # settled as far as it is the same for all
 
     def one_by_one(self) -> None:
@@ -147,7 +151,7 @@ class Crew:
                 print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
             trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
-            trainer = fit(trainer, (), self.options)
+            trainer = fit(trainer, self.options)
             close(trainer, samples=place is self.lead)
             self._check_finished([trainer])
 
@@ -202,10 +206,8 @@ class Crew:
     def _check_finished(self, trainers: Sequence[Trainer]) -> None:
         stopped = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]
         if stopped:
-            out, n = self.lead.folder.path.parent, len(self.places)
-            first = min(place.seed for place in self.places)
-            more = f" --seeds {n}" + (f" --seed {first}" if first else "")
-            raise interrupted(min(stopped), self.config.task, out, self.options, more)
+            out = self.lead.folder.path.parent
+            raise interrupted(min(stopped), self.config.task, out, self.options, self.again)
 
 
 def _outcome(out: Path, places: Sequence[Place]) -> Seeds:

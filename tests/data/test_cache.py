@@ -62,6 +62,18 @@ def test_the_same_work_on_the_same_content_is_done_once(tmp_path: Path, base: Pa
     assert not (tmp_path / "run").exists()
 
 
+def test_an_entry_that_can_only_be_read_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    maker = Maker()
+    place = cache_for(tmp_path).folder("x", maker)
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    assert cache_for(tmp_path).folder("x", maker) == place
+    assert maker.times == 1
+
+
 def test_whatever_decides_the_content_decides_the_entry(tmp_path: Path, base: Path) -> None:
     maker = Maker()
     csv, other = text_file(tmp_path / "a.csv"), text_file(tmp_path / "c.txt", "other text")

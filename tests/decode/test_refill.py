@@ -143,6 +143,24 @@ def test_slots_are_used_again_by_the_next_call_and_made_anew_when_weights_move(
     assert len(made) == 3
 
 
+def test_slots_that_were_interrupted_serve_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = form_of("decoder", 2)
+    wanted = replayed(form, "greedy", monkeypatch, 4)
+    take, taken = slots.Slots._take, []
+
+    def interrupted(self: slots.Slots, form: Form) -> None:
+        taken.append(1)
+        if len(taken) == 4:
+            raise KeyboardInterrupt
+        take(self, form)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots.Slots, "_take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replayed(form, "greedy", patch, 4)
+    assert replayed(form, "greedy", monkeypatch, 4) == wanted
+
+
 def test_slots_do_not_keep_a_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     replaying._KEPT.clear()
     form = form_of("seq2seq", 2)

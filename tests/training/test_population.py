@@ -255,6 +255,10 @@ def test_a_member_goes_on_alone_and_members_left_behind_catch_up(
         with pytest.raises(InterruptedRun, match="step 3"):
             train("classify", out=tmp_path / "seeds" / "seed-2", resume=True, device="cpu", quiet=True)
     train("classify", out=tmp_path / "seeds" / "seed-3", resume=True, device="cpu", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(3, patch)
+        with pytest.raises(InterruptedRun, match=r"step 3, .*seeds --seeds 4 --resume"):  # also who is done
+            train_seeds("classify", 4, out=tmp_path / "seeds", resume=True, **asked)
     made = train_seeds("classify", 4, out=tmp_path / "seeds", resume=True, **asked)
     for seed in (0, 3):
         alone = train("classify", out=tmp_path / f"alone-{seed}", seed=seed, **asked)
@@ -265,10 +269,14 @@ def test_a_member_goes_on_alone_and_members_left_behind_catch_up(
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("found", ["at a look", "when saving"])
 def test_one_that_diverges_does_not_take_the_others_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = settings("classify", tmp_path)
+    if found == "when saving":
+        asked["train"] |= {"log_every": 100, "eval_every": 100, "checkpoint_every": 2}
+        monkeypatch.setattr(population, "SAVING", math.inf)  # as often as is asked for
     fit = Population.fit
 
     def spoiled(self: Population) -> None:
@@ -449,3 +457,14 @@ def test_a_validation_of_all_is_one_line_with_mean_and_spread() -> None:
     for voice in voices[:2]:
         voice.hear({"event": "end", "step": 20, "reason": "max_steps", "seconds": 3.0, "best": 1, "best_step": 1})
     assert out.getvalue().endswith("done after 20 steps, 3 s\n")
+
+
+def test_nobody_waits_to_hear_from_a_member_that_diverged() -> None:
+    out = io.StringIO()
+    chorus = Chorus(ProgressLine(20, "accuracy", out))
+    voices = [chorus.voice() for _ in range(3)]
+    told(chorus, voices[:2], 10, [0.5, 0.7])
+    voices[2].hear({"event": "diverged", "step": 10, "text": "the loss is not finite", "seconds": 1.0})
+    assert out.getvalue() == "step 10/20  2 seeds  valid loss 0.6000  accuracy 0.6000 ± 0.1414\n"
+    for voice in voices[:2]:
+        voice.hear({"event": "diverged", "step": 12, "text": "the loss is not finite", "seconds": 2.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from triform.config import Config, TaskName
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
 from triform.tasks.resident import rung
-from triform.training import recorded
+from triform.training import replay
 from triform.training.compiled import compiled, pays
 from triform.training.learner import Learner
 from triform.training.recorded import Recorded
+from triform.training.trainer import resident_of
 
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 SETTINGS = {
@@ -49,8 +52,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         made.append("graph")
         return SimpleNamespace(replay=work)
 
-    monkeypatch.setattr(recorded, "record", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(replay, "record", record)
     torch.set_default_dtype(torch.float64)
     yield made
     torch.set_default_dtype(torch.float32)
@@ -80,7 +82,9 @@ def pair(name: TaskName, tmp_path: Path, **asked: Any) -> tuple[Prepared, Learne
     first, second = (prepared(name, folder, **asked) for folder in folders)
     resident = second.train.on(torch.device("cpu"), second.task.config.train)
     assert resident is not None
-    return first, Learner(first.task, first.train), Recorded(second.task, second.train, resident, 50)
+    replayed = Recorded(second.task, second.train, resident, 50)
+    replayed.replay.recording = True
+    return first, Learner(first.task, first.train), replayed
 
 
 def learn_alike(first: Prepared, plain: Learner, replayed: Recorded, steps: int = 12) -> None:
@@ -118,9 +122,10 @@ def test_what_is_replayed_learns_as_what_is_run(name: TaskName, asked: dict[str,
 def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, by_hand: list[str]) -> None:
     first, plain, replayed = pair("classify", tmp_path)
     learn_alike(first, plain, replayed, steps=40)
-    assert set(replayed.graphs) <= set(replayed.inputs)
-    assert len(by_hand) == len(replayed.graphs) >= 2
-    assert all(shape[0] == (6, shape[0][1]) for shape in replayed.inputs)  # the last batch of an epoch is filled up
+    graphs, inputs = replayed.replay.graphs, replayed.replay.inputs
+    assert set(graphs) <= set(inputs)
+    assert len(by_hand) == len(graphs) >= 2
+    assert all(shape[0] == (6, shape[0][1]) for shape in inputs)  # the last batch of an epoch is filled up
 
 
 def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
@@ -129,18 +134,53 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
     def refuse(work: Callable[[], None], pool: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand a trace")
 
-    monkeypatch.setattr(recorded, "record", refuse)
+    monkeypatch.setattr(replay, "record", refuse)
     first, plain, replayed = pair("classify", tmp_path)
     learn_alike(first, plain, replayed)
     assert len(replayed.notices) == 1
     assert "operation not permitted when stream is capturing)" in replayed.notices[0]
 
 
+def test_masks_made_while_a_recording_failed_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is captured nothing is computed: what was made then and kept would be read as it is."""
+
+    def refuse(work: Callable[[], None], pool: object) -> None:
+        for rule in replayed.task.model.reaches:
+            assert rule._masks
+            rule._masks = {key: torch.zeros_like(mask) for key, mask in rule._masks.items()}
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replay, "record", refuse)
+    first, plain, replayed = pair("generate", tmp_path, **{"model.window": 3})
+    learn_alike(first, plain, replayed)
+    assert len(replayed.notices) == 1
+
+
+def test_blocks_that_cannot_be_compiled_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triform.training import recorded
+
+    def refuse(*inputs: Any) -> None:
+        raise RuntimeError("Failed to find C compiler\nand a trace")
+
+    @contextmanager
+    def broken(model: nn.Module) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.encoder.blocks[1], "forward", refuse)
+            yield
+
+    first, plain, replayed = pair("classify", tmp_path)
+    monkeypatch.setattr(recorded, "compiled", broken)
+    monkeypatch.setattr(recorded, "pays", lambda *size: True)
+    learn_alike(first, plain, replayed)
+    assert len(replayed.notices) == 1
+    assert "cannot be compiled here and run as they are (Failed to find C compiler)" in replayed.notices[0]
+
+
 def test_of_too_many_shapes_the_rest_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(replay, "MOST_GRAPHS", 1)
     first, plain, replayed = pair("translate", tmp_path)
     learn_alike(first, plain, replayed, steps=30)
-    assert len(replayed.graphs) == 1
+    assert len(replayed.replay.graphs) == 1
     assert len(replayed.notices) == 1
 
 
@@ -163,6 +203,18 @@ def test_data_too_large_for_a_device_stays_where_it_is(tmp_path: Path, monkeypat
     made = prepared("generate", tmp_path)
     monkeypatch.setattr("triform.tasks.resident.MOST_TOKENS", made.train.store.total - 1)
     assert made.train.on(torch.device("cpu"), made.task.config.train) is None
+
+
+def test_data_that_finds_no_room_beside_the_model_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*inputs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = prepared("generate", tmp_path)
+    assert resident_of(made.task, made.train) is not None
+    monkeypatch.setattr(type(made.train), "on", full)
+    assert resident_of(made.task, made.train) is None
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

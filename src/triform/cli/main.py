@@ -71,6 +71,9 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}", 2)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            problem = str(error).strip().partition("\n")[0]
+            fail(f"the memory of the device is full ({problem}); give fewer or shorter texts, or --device cpu", 2)
         if not hasattr(error, "format_message"):  # only the command line's own errors have one
             raise
         problem = error.format_message().rstrip(".")

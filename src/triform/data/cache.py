@@ -100,7 +100,8 @@ class TokenCache:
 
     def _kept(self, place: Path, make: Make) -> Path:
         if place.is_dir() and not self._damaged(place):
-            os.utime(place / SEAL)  # its last use
+            if os.access(place / SEAL, os.W_OK):  # a cache that can only be read serves as well
+                os.utime(place / SEAL)  # its last use
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f"{place.name}.", suffix=".part", dir=place.parent))

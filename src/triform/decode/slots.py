@@ -133,18 +133,16 @@ class Slots:
             torch.cuda.synchronize()
             log.warning("decoding step by step, since a graph could not be recorded: %s", str(error).split("\n")[0])
             return None
-        finally:
-            self.step.zero_()
         return graph
 
     def run(self, form: Form, n: int) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
         """Take n steps (at most STEPS); the tokens and parents of each: (n, B, size)."""
+        self.step.zero_()  # here and not after: who was interrupted may have left it anywhere
         for _ in range(n):
             if self.graph is None:
                 self._take(form)
             else:
                 self.graph.replay()
-        self.step.zero_()
         parents = self.parents[:n].tolist() if self.shape.size > 1 else []
         return self.tokens[:n].tolist(), parents
 

@@ -47,10 +47,10 @@ def smaller_batches(config: Config, most: int) -> dict[str, int]:
     name = "batch_size" if train.batch_size else "batch_tokens"
     whole = train.batch_size or train.batch_tokens
     allowed = max(1, most if train.batch_size else most * config.data.max_len)
-    parts = -(-whole // allowed)
-    while whole % parts and whole // parts > 1:  # a number of parts that leaves them equal, if there is one
-        parts += 1
-    return {f"train.{name}": max(1, whole // parts), "train.accumulate": train.accumulate * parts}
+    fewest = -(-whole // allowed)
+    # a number of parts that leaves them equal, if one is near; else a little more is learned from
+    parts = next((n for n in range(fewest, 2 * fewest) if whole % n == 0), fewest)
+    return {f"train.{name}": -(-whole // parts), "train.accumulate": train.accumulate * parts}
 
 
 def operations_a_token(config: Config, sizes: Sizes, length: int) -> float:

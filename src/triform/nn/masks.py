@@ -110,6 +110,10 @@ class Rule:
         """Everything kept for kernels; who recorded a kernel must keep it too, for here it may be dropped."""
         return [*self._masks.values(), self._added, self.block_mask]
 
+    def forget(self) -> None:
+        """Make everything anew: what was made while a recording failed has never been computed."""
+        self._masks, self._kept, self._added, self.block_mask = {}, 0, None, None
+
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""
         return lambda b, h, q, k: self.allows(b, q + (s - t), k)

@@ -67,7 +67,7 @@ class _InParts(torch.autograd.Function):
         loss = states.new_zeros((), dtype=wide)
         d_states, d_weight = [], None
         d_bias = None if b is None else torch.zeros_like(b)
-        judge = _judge_on_cuda() if states.is_cuda else judged
+        judge = _compiled_judge() if states.is_cuda and _compiles() else judged
         parts = (each.split(rows) for each in (states.to(kind), targets))  # type: ignore[no-untyped-call]
         for x, wanted in zip(*parts, strict=True):
             part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
@@ -110,6 +110,16 @@ def judged(
 
 
 @cache
-def _judge_on_cuda() -> Any:
+def _compiled_judge() -> Any:
     """Compiled, so that scores are read twice and written once, whatever the steps above."""
     return torch.compile(judged, dynamic=False)
+
+
+@cache
+def _compiles() -> bool:
+    """Whether anything can be compiled for CUDA here: that takes a C compiler, which not every machine has."""
+    try:
+        torch.compile(torch.neg)(torch.zeros(8, device="cuda"))
+    except RuntimeError:
+        return False
+    return True

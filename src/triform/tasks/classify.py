@@ -198,10 +198,10 @@ class Classify(Task):
 
     @torch.inference_mode()
     def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
-        tallies = [
+        tallies = (
             label_tally(scores, torch.from_numpy(data.labels[indices]).to(self.device))
             for indices, scores in self._scores(data)
-        ]
+        )
         return self.scores(summed(tallies).tolist(), data, quick=quick)
 
     def tally(self, batch: Labelled) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -26,6 +27,7 @@ from triform.tasks.resident import Resident
 from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS)
+TALLIES = 256  # batches of an evaluation that are added up together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ class Task(ABC):
     def evaluate(self, data: Any, *, quick: bool = False) -> Scores:
         """Scores on data, the model left in evaluation mode; `quick` is for validation during training."""
         self.model.eval()
-        tallies = [self.tally(batch.to(self.device)) for batch in self.judged_by(data, quick=quick)]
+        tallies = (self.tally(batch.to(self.device)) for batch in self.judged_by(data, quick=quick))
         return self.scores(summed(tallies).tolist(), data, quick=quick)
 
     def judged_by(self, data: Any, *, quick: bool) -> Iterator[Any]:
@@ -233,9 +235,13 @@ def token_tally(scores: Tensor, targets: Tensor) -> Tensor:  # (B, T, V), (B, T)
     return torch.stack([loss, *(each.sum(dtype=loss.dtype) for each in counted)])
 
 
-def summed(tallies: Sequence[Tensor]) -> Tensor:
-    """Added up in float64, once everything is computed: until then nothing waits for the device."""
-    return torch.stack(list(tallies)).cpu().double().sum(dim=0)
+def summed(tallies: Iterable[Tensor]) -> Tensor:
+    """Added up in float64, many at a time: in between nothing waits for the device.
+
+    Not all at once, for a tally of a thousand labels is a table of a million.
+    """
+    parts = (torch.stack(some).cpu().double().sum(dim=0) for some in chunks(tallies, TALLIES))
+    return reduce(torch.add, parts)
 
 
 def saved_tokenizer(folder: Path) -> Tokenizer:

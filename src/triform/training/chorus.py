@@ -33,6 +33,7 @@ class Chorus:
     """Waits until all who still train have logged, or validated, for the nth time; then tells the line."""
 
     MEANS = ("loss", "lr", "step_ms", "real_share", "grad_norm")
+    SUMS = ("tokens_per_s", "utilisation")  # all of them share one device
 
     def __init__(self, line: ProgressLine) -> None:
         self.line, self.metric = line, line.metric
@@ -50,19 +51,19 @@ class Chorus:
         with self.lock:
             if kind in ("train", "valid"):
                 self.said.setdefault((kind, time), []).append(event)
-            if kind == "end":
+            if leaves := kind in ("end", "diverged"):
                 self.voices.remove(voice)
-                self.ended.append(event)
+                self.ended += [event] if kind == "end" else []
             for key in [key for key, events in self.said.items() if len(events) >= len(self.voices)]:
                 self._tell(key[0], self.said.pop(key))
-            if kind == "end" and not self.voices:
+            if leaves and self.ended and not self.voices:
                 self._end()
 
     def _tell(self, kind: str, events: list[Event]) -> None:
         last = max(events, key=lambda event: event["step"])
         told = last | {name: _mean(events, name) for name in (*self.MEANS, self.metric) if name in last}
         if kind == "train":
-            told["tokens_per_s"] = sum(event["tokens_per_s"] for event in events)
+            told |= {name: sum(event[name] for event in events) for name in self.SUMS if name in last}
             self.line.hear(told)
             return
         scores = spread([event[self.metric] for event in events])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triform.config import Config
 from triform.data.loader import Indices
+from triform.tasks.resident import Plan
 from triform.tasks.task import Batch, Dataset, Task
 from triform.training.optim import make_optimizer
 
@@ -21,6 +22,15 @@ class Counts(NamedTuple):
     weight: int  # predictions
     n_tokens: int  # real ones
     n_places: int  # with the padding
+
+
+def counted(batches: Sequence[Batch] | Sequence[Plan]) -> Counts:
+    """How much there is in the batches of a step, made or only planned."""
+    return Counts(
+        sum(batch.weight for batch in batches),
+        sum(batch.n_tokens for batch in batches),
+        sum(batch.n_places for batch in batches),
+    )
 
 
 class Learner:
@@ -40,7 +50,7 @@ class Learner:
     def step(self, drawn: Sequence[Indices], rate: float) -> Counts:
         """Learn from these batches at this rate."""
         batches = [self.data.batch(indices) for indices in drawn]
-        counts = Counts(*map(sum, zip(*((b.weight, b.n_tokens, b.n_places) for b in batches), strict=True)))
+        counts = counted(batches)
         self.learn([batch.to(self.device) for batch in batches], counts.weight, rate)
         return counts
 

@@ -19,11 +19,11 @@ from triform.errors import ConfigError, DivergedError
 from triform.metrics import Scores
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Prepared, Task
-from triform.training.learner import Counts, Learner
+from triform.training.learner import Learner, counted
 from triform.training.replay import own_stream
 from triform.training.speed import peak_memory
 from triform.training.stack import Stack, joint_shape
-from triform.training.trainer import Trainer
+from triform.training.trainer import Trainer, resident_of
 
 TRIED = 8  # steps whose batches are looked at before deciding
 MOST_AT_ONCE = 128  # members of a stack; more gain nothing
@@ -56,7 +56,7 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
     That is so where the model is small, and where little is wasted when their batches are brought to one shape.
     """
     limit = LIMITS.get(task.device.type)
-    resident = data.on(task.device, task.config.train) if limit and len(seeds) > 1 else None
+    resident = resident_of(task, data) if limit and len(seeds) > 1 else None
     if limit is None or resident is None:
         return None
     samplers = [data.sampler(task.config.train, seed) for seed in seeds]
@@ -92,6 +92,14 @@ class Member(Trainer):
             self.asks = True
         else:
             super().save()
+
+    def attempt(self, do: Callable[[Member], None]) -> None:
+        """One that diverges leaves the others to go on, and says so: who waits for all to be heard must know."""
+        try:
+            do(self)
+        except DivergedError as failure:
+            self.failure = failure
+            self._tell("diverged", text=str(failure))
 
     def judge(self, data: Dataset) -> Scores:
         return self.population.judge(self, data)
@@ -164,8 +172,7 @@ class Population:
                 break
             self._judged = None
             for place in going:
-                counts = [sum(column) for column in list(zip(*plans[place], strict=True))[2:]]
-                crew[place].took(rates[place], Counts(*counts))
+                crew[place].took(rates[place], counted(plans[place]))
             self._between([crew[place] for place in going])
             left = [member for member in crew if member.going]
             if 2 * len(left) <= len(crew) or crew[going[0]].progress.step == level:
@@ -185,13 +192,10 @@ class Population:
     def _between(self, members: list[Member]) -> None:
         """What each does between steps, files written side by side."""
         if self.stack is not None:
-            members[0].learner.notices += self.stack.replay.notices
-            self.stack.replay.notices.clear()
+            members[0].learner.notices += self.stack.notices
+            self.stack.notices.clear()
         for member in members:
-            try:
-                member.after_step()
-            except DivergedError as failure:
-                member.failure = failure
+            member.attempt(Member.after_step)
         asking = [member for member in members if member.asks and member.going]
         if asking and time.monotonic() - self._saved >= self._saving / SAVING:
             self._saved = time.monotonic()
@@ -207,7 +211,7 @@ class Population:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(do, members))
+            list(threads.map(lambda member: member.attempt(do), members))
 
     # -- what members ask for
 

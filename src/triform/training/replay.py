@@ -1,56 +1,77 @@
-"""Work that is told what to do in a message: on CUDA recorded once for each shape of message, then replayed."""
+"""Work that is told what to do in a message: on CUDA recorded once for each shape, then replayed as one graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from triform.training.recorded import MOST_GRAPHS, Shapes, record
+from triform.nn.masks import Rule
+
+MOST_GRAPHS = 64
+Shapes = tuple[tuple[int, ...], ...]
+Work = Callable[[Tensor, Shapes], None]
 
 
 class Replay:
     """The first message of a shape is followed as it is, the second while being recorded, the rest by replaying."""
 
-    def __init__(
-        self, device: torch.device, follow: Callable[[Tensor, Shapes], None], remembered: Callable[[], object]
-    ) -> None:
-        """`remembered` gives what the work keeps for another time: a graph that read it will read it again."""
-        self.device, self.follow, self.remembered = device, follow, remembered
-        self.kept: list[object] = []
+    def __init__(self, model: nn.Module, device: torch.device, notices: list[str]) -> None:
+        """`model` is what the work calls; `notices` hears what a user may want to know of how it went."""
+        self.model, self.device, self.notices = model, device, notices
         self.recording = device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.recording else None
-        self.inputs: dict[Shapes, Tensor] = {}
+        self.inputs: dict[Shapes, Tensor] = {}  # of each shape seen: where its messages lie
         self.graphs: dict[Shapes, torch.cuda.CUDAGraph] = {}
-        self.notices: list[str] = []  # what a user may want to know of how it went
+        self.kept: list[object] = []
 
-    def __call__(self, told: Tensor, shapes: Shapes) -> None:
+    def __call__(self, work: Work, told: Tensor, shapes: Shapes) -> None:
         known = shapes in self.inputs
         if known:
             self.inputs[shapes].copy_(told, non_blocking=True)
         else:
             self.inputs[shapes] = told.to(self.device)
         if known and self.recording and shapes not in self.graphs:
-            self._record(shapes)
+            self._record(work, shapes)
         if shapes in self.graphs:
             self.graphs[shapes].replay()
         else:
-            self.follow(self.inputs[shapes], shapes)
+            work(self.inputs[shapes], shapes)
 
-    def _record(self, shapes: Shapes) -> None:
+    def _record(self, work: Work, shapes: Shapes) -> None:
         if len(self.graphs) == MOST_GRAPHS:
             self.recording = False
             self.notices.append(f"batches have more than {MOST_GRAPHS} shapes: the rest is not recorded")
             return
         try:
-            self.graphs[shapes] = record(lambda: self.follow(self.inputs[shapes], shapes), self.pool)
-            self.kept.append(self.remembered())
+            self.graphs[shapes] = record(lambda: work(self.inputs[shapes], shapes), self.pool)
+            self.kept.append([rule.remembered() for rule in self._rules()])
         except RuntimeError as error:
             self.recording = False
+            self.model.zero_grad(set_to_none=True)  # what was made meanwhile has no numbers in it
+            for rule in self._rules():
+                rule.forget()
+            if isinstance(error, torch.OutOfMemoryError):  # a step that runs as it is may need what graphs hold
+                self.graphs.clear()
+                self.kept.clear()
+                torch.cuda.empty_cache()
             reason = str(error).strip().split("\n")[0]
             self.notices.append(f"the step cannot be recorded as a CUDA graph and runs as it is ({reason})")
+
+    def _rules(self) -> list[Rule]:
+        """The model's rules, which remember masks: a graph that read one will read it again."""
+        return [rule for module in self.model.modules() for rule in getattr(module, "reaches", ())]
+
+
+def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Work on the current stream, recorded. Graphs that share a pool must never run at once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        work()
+    return graph
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 
 import torch
@@ -43,8 +44,8 @@ class Meter:
             "real_share": self.tokens / max(1, self.places),
             "peak_memory": self.memory(),
         }
-        if self.operations and self.device.type == "cuda":
-            found["utilisation"] = self.operations * found["tokens_per_s"] / matrix_rate(self.device)
+        if self.operations and self.device.type == "cuda" and (rate := matrix_rate(self.device)):
+            found["utilisation"] = self.operations * found["tokens_per_s"] / rate
         self.start()
         return found
 
@@ -63,19 +64,26 @@ def peak_memory(device: torch.device) -> int:
 
 @cache
 def matrix_rate(device: torch.device) -> float:
-    """Operations a second of this card in large bf16 products: measured once, then remembered on disk."""
+    """Operations a second of this card in large bf16 products: measured once, then remembered on disk.
+
+    0 where the model leaves no room to measure it: training goes on without.
+    """
     name = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    path = cache_folder() / "matrix-rates.json"
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return float(known[name])
-    except (OSError, ValueError, TypeError, KeyError):
+        path = cache_folder() / "matrix-rates.json"
+        known = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, RuntimeError, ValueError, TypeError):  # no home, nothing there, or not what it was
+        known = {}
+    if isinstance(rate := known.get(name), float) and rate > 0:
+        return rate
+    try:
         rate = _measured_rate(device)
-    try:
+    except torch.OutOfMemoryError:
+        return 0.0
+    with suppress(OSError, RuntimeError):  # it is measured again next time
+        path = cache_folder() / "matrix-rates.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({name: rate}), encoding="utf-8")
-    except OSError:
-        pass  # it is measured again next time
+        path.write_text(json.dumps(known | {name: rate}), encoding="utf-8")
     return rate
 
 

@@ -22,8 +22,7 @@ from triform.nn.stacked import made_for_stacks
 from triform.tasks.resident import Plan, Resident, filled
 from triform.tasks.task import Dataset, Task, summed
 from triform.training.learner import Learner
-from triform.training.recorded import Shapes
-from triform.training.replay import Replay
+from triform.training.replay import Replay, Shapes
 from triform.training.rowwise import clip, make_rowwise
 
 LANES = 64  # rows are filled up to a multiple of this, so that each begins where matrix units like it
@@ -42,7 +41,8 @@ class Stack:
         self._pile_up([_matrices_first(learner.task.model) for learner in learners])
         self._keep_count()
         self.moving = False  # whether weights are being changed: who fails before has changed nothing
-        self.replay = Replay(self.device, self._follow, self._remembered)
+        self.notices: list[str] = []  # what a user may want to know of how it went
+        self.replay = Replay(self.task.model, self.device, self.notices)
 
     def _pile_up(self, models: list[dict[str, nn.Parameter]]) -> None:
         """Copy all parameters and what optimizers keep into matrices, and let their owners look there."""
@@ -108,12 +108,13 @@ class Stack:
         shapes = tuple(joint_shape(each) for each in drawn)
         rows = [filled(plan.rows, shape[0]) for shape, each in zip(shapes, drawn, strict=True) for plan in each]
         weights = [sum(plan.weight for plan in own) for own in plans]
-        self.replay(torch.from_numpy(np.concatenate([rates, weights, places, *rows])), shapes)
+        told = np.concatenate([rates, weights, places, *rows])
+        self.replay(self._follow, torch.from_numpy(told), shapes)
         self.looked = False
 
     def _follow(self, told: Tensor, shapes: Shapes) -> None:
         """Gather the batches that the message names, and learn from them."""
-        n = self.n
+        n, self.moving = self.n, False  # a recording that failed may have left it
         numbers = told[: 2 * n].to(self.weights.dtype)
         rates, weights = numbers[:n, None], numbers[n:]
         places = told[2 * n : 3 * n, None].long()
@@ -132,11 +133,6 @@ class Stack:
         self._move(grads, rates)
         self.moving = False
         self.losses.scatter_(1, places % self.losses.shape[1], total[:, None])
-
-    def _remembered(self) -> list[object]:
-        """The masks that the model keeps."""
-        rules = [rule for module in self.task.model.modules() for rule in getattr(module, "reaches", ())]
-        return [rule.remembered() for rule in rules]
 
     @torch.no_grad()
     def _move(self, grads: Tensor, rates: Tensor) -> None:

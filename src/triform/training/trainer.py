@@ -15,7 +15,8 @@ from torch import Tensor
 from triform.data.loader import Indices
 from triform.errors import DivergedError
 from triform.metrics import Scores
-from triform.tasks.task import Dataset, Prepared
+from triform.tasks.resident import Resident
+from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
 from triform.training.learner import Counts, Learner
 from triform.training.optim import make_schedule
@@ -77,7 +78,7 @@ class Trainer:
     def make_learner(self, prepared: Prepared) -> Learner:
         """Recorded where that pays: on CUDA, with data that fits there."""
         task, data = prepared.task, prepared.train
-        resident = data.on(task.device, task.config.train) if task.device.type == "cuda" else None
+        resident = resident_of(task, data) if task.device.type == "cuda" else None
         return Learner(task, data) if resident is None else Recorded(task, data, resident, self.max_steps)
 
     def fit(self) -> None:
@@ -283,6 +284,14 @@ class Trainer:
             torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
         elif "mps" in parts["rng"] and self.task.device.type == "mps":
             torch.mps.set_rng_state(parts["rng"]["mps"])
+
+
+def resident_of(task: Task, data: Dataset) -> Resident | None:
+    """The data on the task's device; None where there is no room for it beside the model."""
+    try:
+        return data.on(task.device, task.config.train)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:
