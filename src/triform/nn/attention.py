@@ -46,9 +46,11 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def projected(self, x: Tensor, source: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Queries, and keys with values for who wants them; compiled self-attention makes them in one product."""
-        if not torch.compiler.is_compiling() or x is not source:
-            return self.query(x), lambda: self.key_value(source)
+        """Queries, and keys with values for who wants them."""
+        return self.query(x), lambda: self.key_value(source)
+
+    def projected_together(self, x: Tensor, source: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The same for self-attention in one product: where joining the weights costs nothing, that is faster."""
         layers = self.query, self.key_value
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers]) if self.query.bias is not None else None
