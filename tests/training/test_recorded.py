@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from triform.config import Config, TaskName
+from triform.config import Config, ModelConfig, Sizes, TaskName
+from triform.models.decoder import Decoder
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
 from triform.tasks.resident import rung
@@ -258,3 +259,27 @@ def test_compiled_blocks_give_the_same_loss_and_are_put_back(
     finally:
         for made in (module._block, module._cross_block):
             made.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_all_layers_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass fills what rules remember, so there may be a second one; never one a layer."""
+    from triform.training import compiled as module
+
+    whole, made = torch.compile, []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend=count, fullgraph=True))
+    module._block.cache_clear()
+    try:
+        config = ModelConfig(d_model=16, d_ff=32, n_layers=12, n_heads=2)
+        model, tokens = Decoder(config, Sizes(vocab_size=20, max_len=16)), torch.randint(0, 20, (2, 16))
+        for _ in range(3):
+            with compiled(model):
+                model(tokens).sum().backward()
+        assert 1 <= len(made) <= 2
+    finally:
+        module._block.cache_clear()
