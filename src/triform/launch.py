@@ -64,6 +64,10 @@ class Options:
     progress: TextIO | None = None  # where the progress line goes; None: standard error
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume goes on with a run and --overwrite replaces it: give only one of them")
+
 
 def train(
     task: TaskName,

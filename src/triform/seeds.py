@@ -91,7 +91,7 @@ def train_seeds(
     todo = [place for place in places if place.stored is None or not place.folder.complete()]
     if todo:
         again = f" --seeds {seeds}" + (f" --seed {first}" if first else "")
-        _train(todo, asked, options, again)
+        _train(todo, next((place.stored for place in places if place.stored), None) or build(asked), options, again)
     for place in places:
         place.folder.drop_tokens()
     return _outcome(out, places)
@@ -102,8 +102,8 @@ def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -
         raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
     if options.resume and not out.is_dir():
         raise CheckpointError(f"{out}: nothing to resume: no such folder")
-    if options.resume and not any(out.glob("seed-*")):
-        raise CheckpointError(f"{out}: nothing to resume: it holds no seeds")
+    if options.resume and not any((out / f"seed-{seed}" / "config.toml").exists() for seed in seeds):
+        raise CheckpointError(f"{out}: nothing to resume: it holds none of the seeds {seeds[0]} to {seeds[-1]}")
     places = []
     for seed in seeds:
         folder = RunFolder(out / f"seed-{seed}")
@@ -112,10 +112,11 @@ def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -
     return places
 
 
-def _train(places: Sequence[Place], asked: Settings, options: Options, again: str) -> None:
+def _train(places: Sequence[Place], common: Config, options: Options, again: str) -> None:
+    """`common` is what all of them train with, their seeds aside; who joins later takes it from the others."""
     device = pick_device(options.device)
     lead = next((place for place in places if place.stored), places[0])  # it reads the data, for all
-    config = lead.stored or build(asked | {"seed": lead.seed})
+    config = lead.stored or replace(common, seed=lead.seed)
     try:
         prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
         if not lead.stored:

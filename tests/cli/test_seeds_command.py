@@ -87,3 +87,26 @@ def test_interrupted_seeds_say_how_to_go_on_and_do(
     for seed in (2, 3, 4):
         lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["reason"] for line in lines if '"end"' in line] == ["max_steps"]
+
+
+def test_seeds_that_join_later_train_as_the_others_did(
+    triform: Command, train: Command, files: Files, tmp_path: Path
+) -> None:
+    out = tmp_path / "many"
+    data = ("classify", "--data", files.csv, "--out", out)
+    assert train(*data, "--seeds", 2, "--quiet", "--set", "model.dropout=0.25").code == 0
+    assert triform("train", *data, "--seeds", 3, "--quiet", "--resume").code == 0
+    configs = [(out / f"seed-{seed}" / "config.toml").read_text().splitlines() for seed in (0, 2)]
+    assert [pair for pair in zip(*configs, strict=True) if pair[0] != pair[1]] == [("seed = 0", "seed = 2")]
+
+
+def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_told_from_a_run(
+    triform: Command, train: Command, files: Files, tmp_path: Path
+) -> None:
+    many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
+    assert train(*many, "--quiet").code == 0
+    refusal = train(*many, "--resume", "--seed", 7).refusal
+    assert refusal == f"{tmp_path / 'many'}: nothing to resume: it holds none of the seeds 7 to 8"
+    assert "give only one of them" in train(*many, "--resume", "--overwrite").refusal
+    refusal = triform("predict", tmp_path / "many", "lovely").refusal
+    assert refusal.endswith(f"it holds several seeds, name one of them, such as {tmp_path / 'many' / 'seed-0'}")

@@ -163,7 +163,9 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, base: Pa
     maker, cache = Maker(), cache_for(tmp_path)
     assert cache.folder(1, maker) == tmp_path / "run" / "tokens"
     assert (tmp_path / "run" / "tokens" / "train.bin").exists()
-    assert cache.notices == []
+    cache.folder(2, maker)
+    assert len(cache.notices) == 1  # said once
+    assert f"the token cache {base} cannot be written" in cache.notices[0]
 
 
 def test_a_run_folder_that_cannot_be_written_either_is_told(tmp_path: Path, base: Path) -> None:

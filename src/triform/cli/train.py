@@ -78,5 +78,7 @@ def show_seeds(made: Seeds, *, as_json: bool) -> None:
     for folder, value in zip(made.folders, made.values, strict=True):
         typer.echo(f"{folder.name:<12}{made.metric} {value:.4f}")
     interval = f", 95 % interval {spread.low:.4f} to {spread.high:.4f}" if len(made.values) > 1 else ""
-    typer.echo(f"{made.metric} of {len(made.values)} seeds: {spread}{interval}")
-    typer.echo(f"run folders: {made.path / 'seed-*'}")
+    if len(made.values) > 1:
+        typer.echo(f"{made.metric} of {len(made.values)} seeds: {spread}{interval}")
+    named = [str(folder) for folder in made.folders]
+    typer.echo(f"run folders: {', '.join(named if len(named) < 5 else [named[0], '...', named[-1]])}")

@@ -80,8 +80,11 @@ class TokenCache:
         if place is not None:
             try:
                 return self._kept(place, make)
-            except (OSError, CheckpointError):
-                pass  # no room, or no right to write: the run's own folder does as well
+            except (OSError, CheckpointError) as error:  # no room, or no right to write: the run's own does as well
+                said = f"the token cache {place.parent} cannot be written, so tokens are made again next time"
+                reason = getattr(error, "strerror", None) or str(error)
+                if not any(notice.startswith(said) for notice in self.notices):
+                    self.notices.append(f"{said}: {reason}")
         try:
             self.own.mkdir(parents=True, exist_ok=True)
             make(self.own)

@@ -142,7 +142,9 @@ class RunFolder:
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path}: no such run folder")
         if not self.config_file.exists():
-            raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml")
+            seeds = sorted(self.path.glob("seed-*/config.toml"))
+            which = f"; it holds several seeds, name one of them, such as {seeds[0].parent}" if seeds else ""
+            raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml{which}")
         try:
             tree = load_toml(self.config_file)
             if int(tree.get("format", 0)) > FORMAT:
