@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from triform.nn.half import product_kind, wide_product
 
 IGNORE = -100  # a target that is not a prediction
-MOST_SCORES = 1 << 30  # scores of one part
+MANY_SCORES = 1 << 27  # from here on they are made in parts,
+MOST_SCORES = 1 << 29  # each of so many
 LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
 
 
@@ -35,7 +36,7 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor: 
 
 def vocabulary_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
     """Cross entropy of the head's scores (B, T, D), (B, T) -> (), summed; in parts where they are many."""
-    many = targets.numel() * head.out_features > MOST_SCORES
+    many = targets.numel() * head.out_features > MANY_SCORES
     if not (many and states.is_cuda and torch.is_grad_enabled()):
         return cross_entropy(head(states), targets, smoothing)
     return in_parts(states, head, targets, smoothing)

@@ -222,7 +222,7 @@ class Trainer:
 
     def save(self) -> None:
         self._check_finite()
-        if not all(bool(p.isfinite().all()) for p in self.task.model.parameters()):
+        if not torch.stack([p.isfinite().all() for p in self.task.model.parameters()]).all():
             raise self._diverged("model")
         self.progress.seconds = time.monotonic() - self._began
         tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
