@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Self
 
@@ -13,11 +12,11 @@ import numpy.typing as npt
 from triform.baselines.labels import Shares, label_scores
 from triform.baselines.logistic import Sparse, fit_logistic, softmax
 from triform.baselines.unfit import UnfitError
+from triform.baselines.words import WORD
 from triform.data.readers import Row
-from triform.metrics import Scores, accuracy
+from triform.metrics import Scores
 
 Numbers = npt.NDArray[np.int64]
-WORD = re.compile(r"\w+")
 STRENGTHS = (1.0, 10.0, 100.0)  # how much the training rows count against small weights; held-out rows choose
 PAIR_IN = 2  # texts; a pair met in one alone says little and most pairs are such
 HELD_OUT = 10  # one row in so many
@@ -26,8 +25,8 @@ HELD_OUT = 10  # one row in so many
 class Features:
     """Numbers for the words of the training texts and for the pairs that stand side by side in them.
 
-    The weight of a feature in a text is 1 + ln(count), times 1 + ln((1 + texts) / (1 + texts with it)); the weights of
-    a text have length 1.
+    The weight of a feature in a text is 1 + ln(count), times 1 + ln((1 + texts) / (1 + texts with it)); the
+    weights of a text have length 1.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -65,8 +64,8 @@ class Features:
         return np.concatenate([rows[known], rows[:-1][paired]]), np.concatenate([words[known], pairs])
 
 
-def words_of(text: str) -> Iterator[str]:
-    return (found.group() for found in WORD.finditer(text.lower()))
+def words_of(text: str) -> list[str]:
+    return WORD.findall(text.lower())
 
 
 class Tfidf:
