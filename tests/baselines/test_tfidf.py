@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from triform.baselines import UnfitError
 from triform.baselines.labels import Majority
-from triform.baselines.logistic import fit_logistic
+from triform.baselines.logistic import Sparse, fit_logistic
 from triform.baselines.tfidf import PAIR_IN, STRENGTHS, Features, Tfidf, best_strength
 from triform.data.readers import Row
 
@@ -50,8 +50,12 @@ def test_features_are_scikit_learns_words_and_pairs() -> None:
     theirs.set_params(
         vocabulary=sorted(single | set(common.vocabulary_))
     )  # all words, and pairs of two texts or more
-    features, wanted = Features(texts), theirs.fit(texts)
-    assert features.of(texts).shape[1] == len(wanted.vocabulary_)
+    (features, fitted), wanted = Features.fit(texts), theirs.fit(texts)
+    again = features.of(texts)
+    assert all(
+        np.array_equal(getattr(fitted, name), getattr(again, name)) for name in ("rows", "columns", "values")
+    )
+    assert fitted.shape[1] == len(wanted.vocabulary_)
     for some in (texts, new):
         ours, sklearns = dense(features, some), wanted.transform(some).toarray()
         assert np.sort(ours, axis=1) == pytest.approx(np.sort(sklearns, axis=1))
@@ -83,22 +87,18 @@ def test_held_out_rows_choose_the_strength() -> None:
     clear = reviews(200, ("good", "bad"))
     noise = [Row(row.text, str(rng.choice(["good", "bad"])), row.line) for row in clear]
     for rows in (clear, noise):
-        features = Features([row.text for row in rows])
-        x, truth = (
-            features.of([row.text for row in rows]),
-            np.array([row.label == "good" for row in rows], np.int64),
-        )
-        assert best_strength(x, truth, 2) in STRENGTHS
+        x = Features.fit([row.text for row in rows])[1]
+        truth = np.array([row.label == "good" for row in rows], np.int64)
+        scores = {strength: judged(x, truth, strength) for strength in STRENGTHS}
+        assert scores[best_strength(x, truth, 2)[0]] == max(scores.values())
         few = x.some_rows(np.arange(200) < 5)
-        assert best_strength(few, truth[:5], 2) == STRENGTHS[1]
-    held = np.arange(200) % 10 == 9
-    scores = {c: judged(x, truth, held, c) for c in STRENGTHS}
-    assert scores[best_strength(x, truth, 2)] == max(scores.values())
+        assert best_strength(few, truth[:5], 2) == (STRENGTHS[1], None)
 
 
-def judged(x: object, truth: np.ndarray, held: np.ndarray, strength: float) -> float:
-    weights = fit_logistic(x.some_rows(~held), truth[~held], 2, strength)  # type: ignore[attr-defined]
-    scores = x.some_rows(held).times(weights[:-1]) + weights[-1]  # type: ignore[attr-defined]
+def judged(x: Sparse, truth: np.ndarray, strength: float) -> float:
+    held = np.arange(len(truth)) % 10 == 9
+    weights = fit_logistic(x.some_rows(~held), truth[~held], 2, strength)
+    scores = x.some_rows(held).times(weights[:-1]) + weights[-1]
     return float(((scores[:, 0] > 0) == truth[held]).mean())
 
 
