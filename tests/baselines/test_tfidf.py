@@ -132,7 +132,7 @@ def test_what_cannot_be_fitted_says_why() -> None:
         Tfidf.fit([])
     with pytest.raises(UnfitError, match="no words"):
         Tfidf.fit([Row("?!", "good", 1), Row("", "bad", 2)])
-    with pytest.raises(UnfitError, match="no rows to fit it on"):
+    with pytest.raises(UnfitError, match="no rows to learn from"):
         Majority.fit([])
     with pytest.raises(UnfitError, match="no rows to judge by"):
         Majority.fit(one).score([])

@@ -99,8 +99,7 @@ class Tfidf:
         """Without a strength, the one that is best on a tenth of the rows, which the rest are fitted without."""
         labels = sorted({row.label for row in train})
         if len(labels) < 2:
-            only = f"only one label, {labels[0]!r}" if labels else "no rows"
-            raise UnfitError(f"there is {only} to learn from")
+            raise UnfitError(f"only one label, {labels[0]!r}, to tell apart" if labels else "no rows to learn from")
         numbers = {label: number for number, label in enumerate(labels)}
         truth = np.array([numbers[row.label] for row in train])
         features, x = Features.fit([row.text for row in train])

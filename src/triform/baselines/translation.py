@@ -59,7 +59,7 @@ class Wordwise:
 def pair_scores(written: Sequence[str], test: Sequence[Pair]) -> Scores:
     """Scores under the names that `translate` uses."""
     if not test:
-        raise UnfitError("there are no pairs to judge by")
+        raise UnfitError("no pairs to judge by")
     return {**translation_scores(written, [pair.target for pair in test]), "pairs": len(test)}
 
 
