@@ -87,6 +87,24 @@ def test_a_file_that_cannot_be_read_is_the_reason_of_every_baseline() -> None:
     assert baselines.scores("classify", ROWS, damaged()).reasons == {"majority": said, "tfidf": said}
 
 
+def test_more_data_than_a_baseline_can_hold_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triform.baselines.tfidf.MOST_WORK", 500)
+    monkeypatch.setattr("triform.baselines.ngram.MOST_TOKENS", 5)
+    found = baselines.scores("classify", ROWS, ROWS)
+    assert found["majority"]
+    assert found.reasons == {
+        "tfidf": f"2 labels over so much text ({sum(len(row.text) for row in ROWS)} characters) are too much"
+    }
+    pieces = [Piece("abc", True, 1), Piece("de", False, 2)]
+    assert baselines.scores("generate", pieces, pieces).reasons == {
+        "ngram": "more than 5 tokens are too many to count"
+    }
+    monkeypatch.setattr("triform.baselines.table.MOST_CHARACTERS", 30)
+    for task, rows in (("classify", ROWS), ("translate", PAIRS)):
+        reasons = baselines.scores(task, rows, rows).reasons  # type: ignore[arg-type]
+        assert set(reasons.values()) == {"more than 30 characters are too much for it"}
+
+
 def test_baselines_fitted_once_judge_several_sets() -> None:
     fitted = baselines.fit("classify", iter(ROWS))
     assert fitted.scores(ROWS[:10])["tfidf"]["rows"] == 10

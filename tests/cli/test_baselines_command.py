@@ -93,6 +93,16 @@ def test_training_data_that_are_gone_are_a_line_with_the_reason(
     assert "story.txt" in found["baselines"]["story.txt"]["ngram"]["reason"]
 
 
+@pytest.mark.parametrize(("task", "name"), [("classify", "csv"), ("generate", "txt")])
+def test_a_run_that_held_nothing_out_judges_its_baselines_by_nothing(
+    train: Command, files: Files, tmp_path: Path, task: str, name: str
+) -> None:
+    whole = ("--set", "data.valid_fraction=0", "--set", "data.max_len=8")
+    assert train(task, "--data", getattr(files, name), *whole, "--out", tmp_path / "run").code == 0
+    table = package.load(tmp_path / "run").baselines()
+    assert set(table.reasons) == set(table)
+
+
 def test_a_run_opened_from_python_gives_the_same(classifier: Path, files: Files) -> None:
     run = package.load(classifier)
     table = run.baselines(files.csv)

@@ -23,6 +23,7 @@ Shares = npt.NDArray[np.float64]
 Tokenize = Callable[[str], Sequence[int]]
 
 MOST = 8  # the highest order that is tried
+MOST_TOKENS = 10_000_000  # all orders are counted in memory
 HELD_OUT = 10  # one part in so many of the training text, its end, chooses the order
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where there are too few counts to estimate them from
 
@@ -194,5 +195,10 @@ class NGramBaseline:
 
 def stream_of(pieces: Iterable[Piece], tokenize: Tokenize) -> Numbers:
     """One long row of tokens, an end token after each document, as `generate` reads it."""
-    rows = (np.array([*tokenize(piece.text), *([EOS] * piece.ends)], np.int64) for piece in pieces)
-    return np.concatenate([np.zeros(0, np.int64), *rows])
+    rows, total = [np.zeros(0, np.int64)], 0
+    for piece in pieces:
+        rows.append(np.array([*tokenize(piece.text), *([EOS] * piece.ends)], np.int64))
+        total += len(rows[-1])
+        if total > MOST_TOKENS:
+            raise UnfitError(f"more than {MOST_TOKENS:,} tokens are too many to count")
+    return np.concatenate(rows)

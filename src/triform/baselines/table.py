@@ -11,13 +11,15 @@ from triform.baselines.labels import Majority
 from triform.baselines.ngram import NGramBaseline, Tokenize
 from triform.baselines.tfidf import Tfidf
 from triform.baselines.translation import Copy, Wordwise
+from triform.baselines.unfit import UnfitError
 from triform.config import TaskName, TokenizerConfig
-from triform.data.readers import Piece
+from triform.data.readers import Pair, Piece
 from triform.errors import TriformError
 from triform.metrics import Scores
 from triform.text import train_tokenizer
 
 Result = TypeVar("Result")
+MOST_CHARACTERS = 200_000_000  # all rows are held in memory
 
 
 class Baseline(Protocol):
@@ -94,10 +96,16 @@ def once(rows: Iterable[Any]) -> Callable[[], list[Any]]:
 
     @cache
     def read() -> list[Any] | TriformError:
+        found, held = [], 0
         try:
-            return list(rows)
+            for row in rows:
+                found.append(row)
+                held += len(row.source) + len(row.target) if isinstance(row, Pair) else len(row.text)
+                if held > MOST_CHARACTERS:
+                    raise UnfitError(f"more than {MOST_CHARACTERS:,} characters are too much for it")
         except TriformError as error:
             return error
+        return found
 
     def give() -> list[Any]:
         found = read()

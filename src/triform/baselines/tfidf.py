@@ -19,6 +19,7 @@ from triform.metrics import Scores
 Numbers = npt.NDArray[np.int64]
 STRENGTHS = (1.0, 10.0, 100.0)  # how much the training rows count against small weights; held-out rows choose
 PAIR_IN = 2  # texts; a pair met in one alone says little and most pairs are such
+MOST_WORK = 1_000_000_000  # labels times characters; 15,000 reviews with two labels are a twenty-fifth of it
 HELD_OUT = 10  # one row in so many
 
 
@@ -100,6 +101,10 @@ class Tfidf:
         labels = sorted({row.label for row in train})
         if len(labels) < 2:
             raise UnfitError(f"only one label, {labels[0]!r}, to tell apart" if labels else "no rows to learn from")
+        if (work := len(labels) * sum(len(row.text) for row in train)) > MOST_WORK:
+            raise UnfitError(
+                f"{len(labels)} labels over so much text ({work // len(labels):,} characters) are too much"
+            )
         numbers = {label: number for number, label in enumerate(labels)}
         truth = np.array([numbers[row.label] for row in train])
         features, x = Features.fit([row.text for row in train])

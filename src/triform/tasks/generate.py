@@ -303,8 +303,10 @@ def training_part(config: Config) -> int | None:
 def own_pieces(config: Config, *, held: bool) -> Iterator[Piece]:
     """The text to train on, or what was held out of the same file."""
     cut = training_part(config)
-    start, stop = (cut or 0, None) if held else (0, cut)
-    yield from read_pieces(config.data.train, config.data, start=start, stop=stop)
+    if not held:
+        yield from read_pieces(config.data.train, config.data, stop=cut)
+    elif cut is not None:
+        yield from read_pieces(config.data.train, config.data, start=cut)
 
 
 def count_text(config: Config, stop: int | None, cache: TokenCache) -> int:
