@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import triform as package
-from conftest import Command, Files
 from triform import baselines
 from triform.config import DataConfig
 from triform.data.readers import read_rows
 from triform.text import load_tokenizer
+
+Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
+Files = Any  # small data of each kind
 
 
 def test_a_classifier_stands_beside_its_baselines(triform: Command, classifier: Path, files: Files) -> None:
