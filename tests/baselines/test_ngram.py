@@ -36,7 +36,7 @@ def slow_model(tokens: Sequence[int], vocab_size: int, order: int) -> Callable[[
         if all(n[1:]):
             y = n[1] / (n[1] + 2 * n[2])
             taken = tuple(times - (times + 1) * y * n[times + 1] / n[times] for times in (1, 2, 3))
-            taken = taken if all(0 <= d <= m for m, d in enumerate(taken, 1)) else FALLBACK
+            taken = taken if all(0 < d <= m for m, d in enumerate(taken, 1)) else FALLBACK
         tables.append((counts, taken))
 
     def share(token: int, context: Sequence[int], k: int) -> float:

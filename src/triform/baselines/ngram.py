@@ -163,7 +163,7 @@ def discounts(counts: Numbers) -> tuple[float, float, float]:
         return FALLBACK
     y = n1 / (n1 + 2 * n2)
     found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    return found if all(0 <= each <= most for most, each in enumerate(found, 1)) else FALLBACK
+    return found if all(0 < each <= most for most, each in enumerate(found, 1)) else FALLBACK
 
 
 class NGramBaseline:
