@@ -29,12 +29,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "models": ("errors", "config", "nn"),
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
-    "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
+    "baselines": ("errors", "config", "text", "data", "metrics"),
+    "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
     "training": ("errors", "config", "settings", "nn", "data", "metrics", "tasks"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "report": ("errors", "charts"),
-    "run": ("errors", "config", "settings", "nn", "metrics", "tasks", "training", "explain"),
+    "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "explain", "report", "run"),
@@ -44,7 +45,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
-WITHOUT_TORCH = ("errors", "config", "settings", "presets", "text", "data", "metrics", "charts", "report")
+WITHOUT_TORCH = (
+    *("errors", "config", "settings", "presets", "text", "data", "metrics", "charts", "report"),
+    "baselines",
+)
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")
 MOST_LINES, LONGEST_FUNCTION = 400, 60
