@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -57,10 +57,16 @@ def show_score(name: str, value: float) -> str:
 def print_scores(named: Mapping[str, Mapping[str, float]]) -> None:
     """A table with a row a set and a column a score."""
     names = list(next(iter(named.values())))
-    rows = [
-        ["set", *names],
-        *([key, *(show_score(name, scores[name]) for name in names)] for key, scores in named.items()),
-    ]
+    print_table(
+        [
+            ["set", *names],
+            *([key, *(show_score(name, scores[name]) for name in names)] for key, scores in named.items()),
+        ]
+    )
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """The first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [

@@ -1,11 +1,12 @@
 """Texts that are nearly the same, found without comparing every one with every other.
 
-A text is the set of its pairs of neighbouring words; two texts are near when their sets share four fifths of all
-that is in either (Jaccard similarity). So one word in twenty may be another; punctuation does not count. Of each set
-a signature of 64 numbers is kept, each the smallest of its members under another hash: two signatures agree in about
-the share of numbers that the sets have in common (MinHash). Texts that agree in any of 16 groups of four numbers are
-candidates, which finds 0.9998 of those that are 0.8 alike and more of those more alike. Candidates are then compared
-exactly: what is reported is near; what is near is missed about once in 4,000 times.
+A text is the set of its pairs of neighbouring words. Two texts are near when what both sets hold is four fifths of
+what either holds (Jaccard similarity): one word in twenty may be another, and punctuation does not count. Of each
+set a signature of 64 numbers is kept, each the smallest of its members under another hash: two signatures agree in
+about the share that the sets have in common (MinHash). Texts that agree in any of 16 groups of four numbers are
+candidates: 0.9998 of those that are just near enough, and more of the nearer ones. Candidates are compared exactly,
+so what is reported is near, and what is near is seldom missed. In a crowd of texts that all look alike, each is
+compared with a few of the others only.
 """
 
 from __future__ import annotations
