@@ -11,7 +11,7 @@ import typer
 
 from triform.cli.evaluate import named_sets
 from triform.cli.options import Device, Json, Set, print_json, print_scores
-from triform.errors import ConfigError
+from triform.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from triform.config import Config, TaskName

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from triform.data.audit import Audit, Content, Overlap, Rows
     from triform.metrics import Scores
 
-UNITS = {"classify": "rows", "generate": "lines or documents", "translate": "sources"}
+LOOKED_AT = {"pair": ("repeats", "verbatim"), "target": ("repeats", "verbatim", "near", "empty", "overlong")}
 
 
 def show(found: Audit, task: str, max_len: int, measure: str, *, scored: bool) -> None:
@@ -26,7 +26,7 @@ def show(found: Audit, task: str, max_len: int, measure: str, *, scored: bool) -
     if task != "generate":
         columns, heads = [*columns, "conflicts"], [*heads, "conflicts" if task == "classify" else "retranslated"]
     rows = [
-        [_name(each.name, each.side), f"{each.rows:,}", *(f"{getattr(each, name):,}" for name in columns)]
+        [_name(each.name, each.side), f"{each.rows:,}", *(_number(each, name) for name in columns)]
         for each in found.contents
     ]
     print_table([["set", "rows", *heads], *rows])
@@ -38,6 +38,11 @@ def show(found: Audit, task: str, max_len: int, measure: str, *, scored: bool) -
         typer.echo(line)
 
 
+def _number(content: Content, column: str) -> str:
+    looked_at = LOOKED_AT.get(content.side, (column,))
+    return f"{getattr(content, column):,}" if column in looked_at else "-"
+
+
 def _name(name: str, side: str) -> str:
     return name if side == "text" else f"{name} {side}"
 
@@ -45,7 +50,7 @@ def _name(name: str, side: str) -> str:
 def _shared(overlap: Overlap) -> list[str]:
     total, seen, near = len(overlap.seen), int(overlap.seen.sum()), int(overlap.near.sum())
     name = f"{_name(overlap.name, overlap.side)} in {overlap.within}"
-    return [name, f"{total:,}", f"{seen:,}", f"{overlap.verbatim:,}", f"{near:,}", f"{total - seen:,}"]
+    return [name, f"{total:,}", f"{seen:,}", f"{overlap.verbatim:,}", "-" if overlap.side == "pair" else f"{near:,}", f"{total - seen:,}"]
 
 
 def _labels(found: Audit) -> Iterator[str]:
@@ -78,9 +83,11 @@ def _meanings(found: Audit, task: str, *, scored: bool) -> Iterator[str]:
 
 def _leak(overlap: Overlap, task: str, *, scored: bool) -> Iterator[str]:
     total, seen, near = len(overlap.seen), int(overlap.seen.sum()), int(overlap.near.sum())
-    unit, name = UNITS[task], overlap.name
-    if not seen and not near:
-        yield f"{name}: none of its {total:,} {unit} is in train, nor near anything there"
+    unit, name = "sources" if task == "translate" else "rows", overlap.name
+    if not seen:
+        told = f"but {near:,} nearly so" if near else "nor near anything there"
+        yield f"{name}: none of its {total:,} {unit} is in train, {told}"
+        yield from (f"    {example}" for example in overlap.examples)
         return
     text = f"{name}: {seen:,} of {total:,} {unit} ({100 * seen / total:.1f} %) are in train too"
     if task == "classify":
@@ -89,9 +96,9 @@ def _leak(overlap: Overlap, task: str, *, scored: bool) -> Iterator[str]:
     if task == "generate":
         text += f", with {100 * overlap.share:.1f} % of its characters"
     yield text + (f"; {near:,} more nearly so" if near else "")
-    if seen:
-        how = "their scores are below" if scored else "--run RUN scores them apart"
-        yield f"  what they score is memory; quote the score on the {total - seen:,} unseen as well ({how})"
+    how = "their scores are below" if scored else "--run RUN scores them apart"
+    rest = f"quote the score on the {total - seen:,} unseen as well" if seen < total else "nothing else is left"
+    yield f"  what they score is memory; {rest} ({how})"
     yield from (f"    {example}" for example in overlap.examples)
 
 

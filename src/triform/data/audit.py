@@ -276,9 +276,10 @@ def _overlap(index: _Index, within: str, name: str) -> Overlap:
     same = np.isin(index.asked(name)[rows], index.asked(within)) if len(index.asked(name)) else np.ones(0)
     sizes = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     first = index.firsts(within)
+    shown = np.sort(rows[np.unique(numbers[rows], return_index=True)[1]])[:SHOWN]  # no text twice
     examples = [
         f"{index.place(name, row)} = {index.place(within, int(first[numbers[row]]))}: {shortened(texts[row])}"
-        for row in rows[:SHOWN].tolist()
+        for row in shown.tolist()
     ]
     return Overlap(
         name=name,
@@ -310,9 +311,9 @@ def _likened(index: _Index, name: str, within: str, rows: Numbers) -> Iterator[s
                 hits = hits[first[other[hits]] < row]
             if len(hits):
                 like, twin = index.near.likeness[hits[0]], int(first[other[hits[0]]])
-                texts = (index.texts[name][row], index.texts[within][twin])
+                texts = (shortened(index.texts[name][row]), shortened(index.texts[within][twin]))
                 where = f"{index.place(name, row)} ~ {index.place(within, twin)}"
-                yield f"{where} ({like:.2f} alike): {shortened(texts[0])} | {shortened(texts[1])}"
+                yield f"{where} ({like:.2f} alike): {' | '.join(dict.fromkeys(texts))}"
                 break
 
 
