@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from triform.data.near import ALIKE, BANDS, NEIGHBOURS, PER_BAND, near_pairs, wo
 
 def pairs_of(text: str) -> set[tuple[str, str]]:
     found = words(text)
-    return set(zip(found, found[1:], strict=False)) if len(found) > 1 else {(word, "") for word in found}
+    return set(pairwise(found)) if len(found) > 1 else {(word, "") for word in found}
 
 
 def brute(texts: list[str]) -> dict[tuple[int, int], float]:

@@ -198,10 +198,16 @@ def _scores(opened: Run, found: Audit, asked: Asked, decode: Mapping[str, object
         parts = {"all": overlap.seen | True, "seen": overlap.seen, "unseen": ~overlap.seen}
         if overlap.near.any():
             parts["unseen, none near"] = ~(overlap.seen | overlap.near)
+        file = asked.files[overlap.name]
         for name, chosen in parts.items():
-            lines = {rows.line(int(row)) for row in chosen.nonzero()[0]}
-            if lines:
-                scores[f"{overlap.name}: {name}"] = opened.evaluate(
-                    asked.files[overlap.name], lines=lines, **decode
-                )
+            if not chosen.any():
+                continue
+            whole = name == "all" and file != asked.files["train"]  # else it is what was held out of that file
+            lines = None if whole else {rows.line(int(row)) for row in chosen.nonzero()[0]}
+            try:
+                scores[f"{overlap.name}: {name}"] = opened.evaluate(file, lines=lines, **decode)
+            except DataError as error:
+                if name == "all":
+                    raise
+                typer.echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too little to be scored
     return scores

@@ -50,7 +50,14 @@ def _name(name: str, side: str) -> str:
 def _shared(overlap: Overlap) -> list[str]:
     total, seen, near = len(overlap.seen), int(overlap.seen.sum()), int(overlap.near.sum())
     name = f"{_name(overlap.name, overlap.side)} in {overlap.within}"
-    return [name, f"{total:,}", f"{seen:,}", f"{overlap.verbatim:,}", "-" if overlap.side == "pair" else f"{near:,}", f"{total - seen:,}"]
+    return [
+        name,
+        f"{total:,}",
+        f"{seen:,}",
+        f"{overlap.verbatim:,}",
+        "-" if overlap.side == "pair" else f"{near:,}",
+        f"{total - seen:,}",
+    ]
 
 
 def _labels(found: Audit) -> Iterator[str]:
