@@ -135,6 +135,19 @@ def test_without_a_training_file_the_runs_own_rows_are_meant(
         assert "valid: all" in found["scores"]
 
 
+def test_long_rows_are_counted_in_the_tokens_of_the_run(
+    triform: Command, writer: Path, classifier: Path, files: Files
+) -> None:
+    def long(run: Path, data: Path, max_len: int) -> int:
+        asked = ("--run", run, "--train", data, "--max-len", max_len, "--json")
+        return int(triform("audit", *asked).json["sets"][0]["overlong"])
+
+    assert long(writer, files.txt, 20) == 40  # characters
+    assert long(writer, files.txt, 60) == 0
+    assert long(classifier, files.csv, 2) == 40
+    assert "over 16 tokens" not in triform("audit", "--run", writer).out  # windows of a stream are never too long
+
+
 def test_scores_of_parts_of_a_running_text(triform: Command, tmp_path: Path, writer: Path, files: Files) -> None:
     test = put(tmp_path / "test.txt", files.txt.read_text()[:200].rpartition("\n")[0] + "\n7 birds flew.\n")
     found = triform("audit", "--run", writer, "--train", files.txt, "--test", test, "--json").json["scores"]

@@ -173,7 +173,9 @@ def _held(config: Config, rows: Rows, train: str) -> list[bool]:
 
 
 def _token_counts(opened: Run) -> Lengths:
+    """Lengths as the run's model counts them."""
     from triform.tasks.classify import Classify
+    from triform.tasks.generate import Generate
     from triform.tasks.translate import Translate
 
     def count(side: str, texts: Sequence[str]) -> list[int]:
@@ -181,7 +183,7 @@ def _token_counts(opened: Run) -> Lengths:
         if isinstance(task, Translate):
             tokenizer, more = (task.target, 1) if side == "target" else (task.source, 0)  # targets end with a token
         else:
-            assert isinstance(task, Classify)
+            assert isinstance(task, Classify | Generate)
             tokenizer, more = task.tokenizer, 0
         return [len(tokens) + more for tokens in tokenizer.encode_batch(texts)]
 
