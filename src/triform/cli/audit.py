@@ -197,7 +197,9 @@ def _scores(opened: Run, found: Audit, asked: Asked, decode: Mapping[str, object
         if overlap.within != "train" or overlap.side not in ("text", "source"):
             continue
         rows = asked.rows[overlap.name]
-        parts = {"all": overlap.seen | True, "seen": overlap.seen, "unseen": ~overlap.seen}
+        parts = {"all": overlap.seen | True}
+        if overlap.seen.any():
+            parts |= {"seen": overlap.seen, "unseen": ~overlap.seen}
         if overlap.near.any():
             parts["unseen, none near"] = ~(overlap.seen | overlap.near)
         file = asked.files[overlap.name]

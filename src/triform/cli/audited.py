@@ -113,7 +113,7 @@ def _within(content: Content, task: str) -> Iterator[str]:
     name = _name(content.name, content.side)
     if content.conflicts and task == "classify":
         yield f"{name}: {content.conflicts:,} rows have a text that stands there with another label too"
-    if content.repeats and content.name == "train" and content.side in ("text", "pair"):
+    if content.repeats and content.name == "train" and content.side in ("text", "pair") and task != "generate":
         yield (
             f"{name}: {content.repeats:,} repeats weigh more than other rows, and fall on both sides "
             "where validation rows are held out of this file"
