@@ -5,7 +5,7 @@
     python -m benchmarks.audit --quick          few rows, to see that it runs
     python -m benchmarks.audit --json F         also as JSON
 
-Words come as often as words do (Zipf's law). A twentieth of the rows are copies of others with 1 to 4 words changed,
+Words come as often as words do (Zipf's law). A twentieth of the rows are copies with 1 to 4 words changed,
 so that all of them are near. Time is of reading both files and of everything that `triform audit` finds in them.
 """
 
