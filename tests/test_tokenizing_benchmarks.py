@@ -1,4 +1,4 @@
-"""The benchmarks of tokenizing and of growth run; what they measure is not a test's affair."""
+"""The benchmarks of tokenizing, of growth and of audits run; what they measure is not a test's affair."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def test_the_growth_benchmark_prepares_each_size_twice(tmp_path: Path) -> None:
     rows = figures("growth", tmp_path)["rows"]
     assert [row["cache"] for row in rows] == ["empty", "full"] * 2
     assert rows[2]["tokens"] == rows[3]["tokens"] > rows[0]["tokens"] > 0
+
+
+def test_the_audit_benchmark_finds_what_it_planted(tmp_path: Path) -> None:
+    planted, crowd = figures("audit", tmp_path)["rows"]
+    assert planted["near"] == planted["planted"] == 100
+    assert crowd["seen"] == 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,15 +53,20 @@ class Run:
         with self._decoding(decode, seed):
             return self.task.predict(texts)
 
-    def evaluate(self, data: str | Path = "", **decode: object) -> Scores:
-        """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data."""
-        return self.evaluate_with_notices(str(data), decode)[0]
+    def evaluate(self, data: str | Path = "", *, lines: Container[int] | None = None, **decode: object) -> Scores:
+        """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data.
 
-    def evaluate_with_notices(self, data: str, decode: Mapping[str, object]) -> tuple[Scores, list[str]]:
+        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others.
+        """
+        return self.evaluate_with_notices(str(data), decode, lines)[0]
+
+    def evaluate_with_notices(
+        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None
+    ) -> tuple[Scores, list[str]]:
         notices: list[str] = []
         name = data or self.test_set()
         with self._decoding(decode):
-            found = self.task.read(name, notices) if name else self.task.held_out(notices)
+            found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
             if found is None:
                 raise ConfigError("nothing was held out of this run's training data; say which file to score")
             return self.task.evaluate(found), notices

@@ -69,7 +69,7 @@ def told(table: Table) -> dict[str, Mapping[str, float | str]]:
     return {**table, **reasons}
 
 
-def named_sets(arguments: list[str]) -> dict[str, str]:
+def named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
     """`NAME=F` under its name, a plain `F` under its file name."""
     from triform.errors import ConfigError
 
@@ -79,9 +79,9 @@ def named_sets(arguments: list[str]) -> dict[str, str]:
         if not equals or Path(argument).exists():
             name, path = Path(argument.partition(",")[0]).name, argument
         if not path:
-            raise ConfigError(f"--data {argument!r} names no file; write --data NAME=FILE")
+            raise ConfigError(f"{option} {argument!r} names no file; write {option} NAME=FILE")
         if name in sets:
-            raise ConfigError(f"two sets are called {name!r}; name them apart with --data NAME=FILE")
+            raise ConfigError(f"two sets are called {name!r}; name them apart with {option} NAME=FILE")
         sets[name] = path
     return sets
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from triform import __version__
+from triform.cli.audit import audit
 from triform.cli.check import check
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, explain, check, params, doctor):
+for command in (demo, train, predict, evaluate, explain, check, audit, params, doctor):
     app.command()(command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,7 +73,12 @@ def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, 
             for key, scores, _ in lines
         ),
     ]
+    print_table(rows, ["", *(reason for _, _, reason in lines)])
+
+
+def print_table(rows: Sequence[Sequence[str]], reasons: Sequence[str] = ()) -> None:
+    """The first column to the left, the others to the right; a row with a reason has nothing but that to show."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row, reason in zip(rows, ["", *(reason for _, _, reason in lines)], strict=True):
+    for row, reason in zip(rows, reasons or [""] * len(rows), strict=True):
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         typer.echo("  ".join([row[0].ljust(widths[0]), *([f"none: {reason}"] if reason else cells)]))

@@ -8,9 +8,11 @@ in `triform.data.columns`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
 
 from triform.config import DataConfig
 from triform.data import columns, sets, tables
@@ -52,6 +54,14 @@ class Piece:
     text: str
     ends: bool
     line: int
+
+
+Unit = TypeVar("Unit", Row, Pair, Piece)
+
+
+def on_lines(units: Iterator[Unit], lines: Container[int] | None) -> Iterator[Unit]:
+    """Those that begin on one of the lines; without lines, all."""
+    return units if lines is None else (unit for unit in units if unit.line in lines)
 
 
 def read_rows(path: str, layout: DataConfig, *, labelled: bool = True) -> Iterator[Row]:
@@ -149,6 +159,15 @@ def read_aligned(source: str, target: str) -> Iterator[Pair]:
         some = True
     if not some:
         raise DataError("is empty", path=source)
+
+
+def read_either(name: str, layout: DataConfig) -> Iterator[Pair]:
+    """Pairs from one table, or from two aligned files named `source,target`."""
+    source, comma, target = name.partition(",")
+    if not comma or Path(name).exists():
+        return read_pairs(name, layout)
+    check_aligned(source, target)
+    return read_aligned(source, target)
 
 
 def check_aligned(source: str, target: str) -> int:

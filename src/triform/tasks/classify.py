@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.loader import Indices, in_order_of_length
-from triform.data.readers import Row, describe_rows, read_rows
+from triform.data.readers import Row, describe_rows, on_lines, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
@@ -29,6 +29,7 @@ from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import IGNORE, agreeing_loss, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
@@ -163,8 +164,8 @@ class Classify(Task):
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder / "tokenizer.json")
 
-    def read(self, name: str, notices: list[str]) -> Examples:
-        rows = read_rows(name, self.config.data)
+    def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Examples:
+        rows = on_lines(read_rows(name, self.config.data), lines)
         return self._examples(name, *encode(lambda: rows, name, self.numbers, [self.tokenizer]), notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Examples | None:
@@ -191,6 +192,13 @@ class Classify(Task):
 
     def baselines(self) -> baselines.Fitted:
         return baselines.fit("classify", own_rows(self.config, held=False))
+
+    def shared_texts(self, folder: Path) -> list[str]:
+        data = self.config.data
+        cache = TokenCache([data.train], folder / "tokens", [])
+        what = [0.0 if data.valid else data.valid_fraction, layout(data)]
+        learned, judged = ((row.text for row in rows) for rows in (own_rows(self.config, held=False), self.rows()))
+        return leak_notices(cache, data.valid, what, learned, judged)
 
     def _examples(
         self, name: str, store: TokenStore, labels: Labels, notices: list[str], *, versions: int = 1

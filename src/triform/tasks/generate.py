@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.loader import Indices, RandomWindows, Sampler
-from triform.data.readers import Piece, count_units, is_running_text, read_pieces
+from triform.data.readers import Piece, count_units, is_running_text, on_lines, read_lines, read_pieces
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
@@ -30,6 +30,7 @@ from triform.models.decoder import Decoder
 from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.leaks import leak_notices, same_text_notices
 from triform.tasks.learned import layout, learned_tokenizer
 from triform.tasks.resident import Plan, fits, sent
 from triform.tasks.task import (
@@ -163,8 +164,11 @@ class Generate(Task):
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder / "tokenizer.json")
 
-    def read(self, name: str, notices: list[str]) -> Stream:
-        return self._stream(name, encode(read_pieces(name, self.config.data), self.tokenizer), notices)
+    def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Stream:
+        pieces = read_pieces(name, self.config.data)
+        if lines is not None and is_running_text(name):  # what is left of it, put together
+            pieces = (Piece(f"{text}\n", False, line) for line, text in read_lines(name) if line in lines)
+        return self._stream(name, encode(on_lines(pieces, lines), self.tokenizer), notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Stream | None:
         data = self.config.data
@@ -196,6 +200,17 @@ class Generate(Task):
             vocab_size=self.tokenizer.vocab_size,
             lossless=self.tokenizer.lossless,
         )
+
+    def shared_texts(self, folder: Path) -> list[str]:
+        data = self.config.data
+        if is_running_text(data.train) or (data.valid and is_running_text(data.valid)):
+            return same_text_notices(data.train, data.valid)
+        cache = TokenCache([data.train], folder / "tokens", [])
+        what = [training_part(self.config), layout(data)]
+        learned, judged = (
+            (piece.text for piece in pieces) for pieces in (own_pieces(self.config, held=False), self.rows())
+        )
+        return leak_notices(cache, data.valid, what, learned, judged)
 
     def _stream(self, name: str, encoded: tuple[TokenStore, int], notices: list[str]) -> Stream:
         store, n_bytes = encoded

@@ -7,7 +7,7 @@ division, by the number of predictions of the whole step, is the trainer's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import repeat
@@ -131,7 +131,8 @@ class Task(ABC):
         prepared = cls._prepare(config, folder, resume=resume)
         settled = prepared.task.config
         notes = settled.model.notes(settled.data.max_len)
-        return replace(prepared, notices=(*prepared.notices, *notes))
+        shared = prepared.task.shared_texts(folder) if prepared.valid is not None else []
+        return replace(prepared, notices=(*prepared.notices, *shared, *notes))
 
     @classmethod
     @abstractmethod
@@ -147,8 +148,11 @@ class Task(ABC):
         """Write what `load` needs beside the config."""
 
     @abstractmethod
-    def read(self, name: str, notices: list[str]) -> Dataset:
-        """A file (or `source,target`) as data to evaluate on; what was cut or skipped is said in `notices`."""
+    def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:
+        """A file (or `source,target`) as data to evaluate on; what was cut or skipped is said in `notices`.
+
+        With `lines`, only what begins on one of them.
+        """
 
     @abstractmethod
     def held_out(self, notices: list[str], folder: Path | None = None) -> Dataset | None:
@@ -161,6 +165,10 @@ class Task(ABC):
     @abstractmethod
     def baselines(self) -> Fitted:
         """What is reached without a Transformer, fitted on the data that the model was trained on."""
+
+    @abstractmethod
+    def shared_texts(self, folder: Path) -> list[str]:
+        """A notice where the data that judges was there to learn from."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -18,7 +18,7 @@ from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.loader import Indices
-from triform.data.readers import Pair, check_aligned, read_aligned, read_pairs
+from triform.data.readers import Pair, on_lines, read_either
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
@@ -31,6 +31,7 @@ from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE, learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
@@ -187,8 +188,8 @@ class Translate(Task):
             self.source.save(folder / "tokenizer.source.json")
             self.target.save(folder / "tokenizer.target.json")
 
-    def read(self, name: str, notices: list[str]) -> Pairs:
-        return self._encoded(name, list(pairs_of(name, self.config)), notices)
+    def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Pairs:
+        return self._encoded(name, list(on_lines(read_either(name, self.config.data), lines)), notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Pairs | None:
         if name := _validation_name(self.config):
@@ -199,10 +200,21 @@ class Translate(Task):
 
     def rows(self, name: str = "") -> Iterator[Pair]:
         name = name or _validation_name(self.config)
-        return pairs_of(name, self.config) if name else split_pairs(self.config, held=True)
+        return read_either(name, self.config.data) if name else split_pairs(self.config, held=True)
 
     def baselines(self) -> baselines.Fitted:
         return baselines.fit("translate", filter(_whole, split_pairs(self.config, held=False)))
+
+    def shared_texts(self, folder: Path) -> list[str]:
+        """Of sources alone: who has learned a sentence's translation need not translate it."""
+        data, valid = self.config.data, _validation_name(self.config)
+        files = [data.source, data.target] if data.source else [data.train]
+        cache = TokenCache(files, folder / "tokens", [])
+        what = [0.0 if valid else data.valid_fraction, layout(data)]
+        learned, judged = (
+            (pair.source for pair in pairs) for pairs in (split_pairs(self.config, held=False), self.rows())
+        )
+        return leak_notices(cache, valid, what, learned, judged)
 
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
         if not any(map(_whole, pairs)):
@@ -315,17 +327,8 @@ def _validation_name(config: Config) -> str:
 def split_pairs(config: Config, *, held: bool) -> Iterator[Pair]:
     """The pairs to train on, or those held out of the same file."""
     fraction = 0.0 if _validation_name(config) else config.data.valid_fraction
-    rows = zip(pairs_of(_training_name(config), config), held_out(fraction), strict=False)
+    rows = zip(read_either(_training_name(config), config.data), held_out(fraction), strict=False)
     yield from (pair for pair, out in rows if out == held)
-
-
-def pairs_of(name: str, config: Config) -> Iterator[Pair]:
-    """Pairs from one table, or from two aligned files named `source,target`."""
-    source, comma, target = name.partition(",")
-    if not comma or Path(name).exists():
-        return read_pairs(name, config.data)
-    check_aligned(source, target)
-    return read_aligned(source, target)
 
 
 def _saved(config: Config, folder: Path) -> tuple[Tokenizer, Tokenizer]:
