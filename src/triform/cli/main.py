@@ -15,6 +15,7 @@ import typer
 
 from triform import __version__
 from triform.cli.check import check
+from triform.cli.data import data
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 for command in (demo, train, predict, evaluate, explain, check, params, doctor):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def _version(asked: bool) -> None:
