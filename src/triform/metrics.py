@@ -49,6 +49,13 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> 
     }
 
 
+def lowercase_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU with case folded, as figures on tokenised and lower-cased text are."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    return float(BLEU(lowercase=True).corpus_score(hypotheses, [references]).score)
+
+
 class Spread(NamedTuple):
     """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be."""
 

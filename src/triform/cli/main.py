@@ -22,6 +22,7 @@ from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
 from triform.cli.params import params
 from triform.cli.predict import predict
+from triform.cli.reproduce import reproduce
 from triform.cli.train import train
 from triform.errors import InterruptedRun, TriformError
 
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, explain, check, params, doctor):
+for command in (demo, train, predict, evaluate, explain, check, params, reproduce, doctor):
     app.command()(command)
 app.add_typer(data, name="data")
 

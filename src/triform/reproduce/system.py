@@ -38,6 +38,7 @@ class Variant:
     settings: Settings
     seeds: int
     reported: Mapping[str, float] = field(default_factory=dict)
+    vocabulary: tuple[str, ...] = ()  # files that a word vocabulary is learned from, where not the training file
     about: str = ""
 
 
@@ -77,7 +78,6 @@ class System:
     tests: Mapping[str, str]  # a name -> file, `source,target`, or "" for what was held out of the training file
     columns: tuple[Column, ...]
     variants: tuple[Variant, ...]
-    vocabulary: tuple[str, ...] = ()  # files that a word vocabulary is learned from, where not the training file
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
     targets: tuple[Target, ...] = ()
     pairings: tuple[Pairing, ...] = ()

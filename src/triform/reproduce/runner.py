@@ -1,0 +1,189 @@
+"""From data to outcome: every variant trained with its seeds, scored once, and written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triform.data.files import digest
+from triform.errors import ConfigError
+from triform.launch import Options
+from triform.metrics import bleu_signature
+from triform.reproduce import outcome as outcomes
+from triform.reproduce.material import Material
+from triform.reproduce.outcome import Outcome
+from triform.reproduce.score import score
+from triform.reproduce.system import System, Variant
+from triform.run import load, pick_device
+from triform.seeds import Seeds, train_seeds
+from triform.settings import Settings, overlay
+from triform.training.folder import RunFolder
+
+QUICK_STEPS, QUICK_SEEDS = 4, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How to run a system."""
+
+    data: str = ""  # folder of sets; empty: where `triform data get` puts them
+    setting: str = "both"
+    seeds: int = 0  # 0: as many as each variant asks for
+    out: Path = Path("runs/reproduce")
+    results: Path = Path("results")
+    device: str = "auto"
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        if self.setting not in ("as-reported", "best", "both"):
+            raise ConfigError(f"--setting {self.setting} is not known; choose from as-reported, best, both")
+        if self.seeds < 0:
+            raise ConfigError(f"--seeds {self.seeds}: give how many seeds to train, 1 or more")
+
+    def command(self, system: System) -> str:
+        """What repeats this, apart from where things are."""
+        setting = "" if self.setting == "both" else f" --setting {self.setting}"
+        seeds = f" --seeds {self.seeds}" if self.seeds else ""
+        return f"triform reproduce {system.name}{setting}{seeds}{' --quick' if self.quick else ''}"
+
+
+def reproduce(system: System, asked: Asked) -> Outcome:
+    """Run a system; what was trained before under the same settings is not trained again."""
+    device = pick_device(asked.device)
+    place = asked.out / (f"{system.name}-quick" if asked.quick else system.name)
+    material = Material.gather(system, asked.data, place / "data", quick=asked.quick)
+    outcome = _begun(system, asked, material)
+    if system.task == "translate":
+        outcome["signature"] = bleu_signature()
+    for variant in system.chosen(asked.setting):
+        found = run_variant(variant, material, asked, place)
+        found["made"] = outcomes.circumstances(device, asked.command(system))
+        outcomes.put(outcome, found, [each.name for each in system.variants])
+        outcomes.write(asked.results, outcome)
+    return outcome
+
+
+def _begun(system: System, asked: Asked, material: Material) -> Outcome:
+    """What earlier calls left, if it was of the same data; leaks and baselines are looked at once."""
+    sums = {name: digest(str(path)) for name, path in material.files.items()}
+    outcome = outcomes.read(asked.results, system.name)
+    if outcome is None or outcome["data"] != sums or outcome["quick"] != asked.quick:
+        outcome = outcomes.blank(system.name, quick=asked.quick)
+        outcome["data"] = sums
+        outcome["leaks"] = material.leaks()
+    for test, leak in outcome["leaks"].items():
+        if leak["seen"]:
+            _say(f"{system.name}: {leak['seen']} of the {leak['rows']} texts of {test} are also in the training file")
+    return outcome
+
+
+def run_variant(variant: Variant, material: Material, asked: Asked, place: Path) -> dict[str, Any]:
+    """Train a variant's seeds, or go on where they stopped, and score each of them."""
+    system = material.system
+    settings = overlay(variant.settings, material.settings(variant))
+    seeds = asked.seeds or variant.seeds
+    if asked.quick:
+        settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)
+    out = place / f"{variant.name}-{_mark(settings)}"
+    begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in range(seeds))
+    _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
+    options = Options(out=str(out), resume=begun, device=asked.device)
+    clock = Clock(out / "seconds.json")
+    with clock:
+        made = train_seeds(system.task, seeds, options=options, **settings)
+    runs = [_scored(folder, seed, material, asked) for seed, folder in enumerate(made.folders)]
+    return {
+        "name": variant.name,
+        "setting": variant.setting,
+        "about": variant.about,
+        "settings": {name: _plain(value) for name, value in _told(variant.settings, settings, asked).items()},
+        "parameters": runs[0].pop("parameters"),
+        "precision": runs[0].pop("precision"),
+        "vocabulary": RunFolder(made.folders[0]).read_config().tokenizer.vocab_size,
+        "seconds": round(clock.total, 2),
+        "held_out": _held_out(made),
+        "curves": outcomes.curves(RunFolder(made.folders[0]).metrics_file),
+        "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
+    }
+
+
+def _told(declared: Settings, used: Settings, asked: Asked) -> Settings:
+    """The settings without the places of files, which are different for everybody."""
+    return {
+        name: value
+        for name, value in (used if asked.quick else declared).items()
+        if not (name.startswith("data.") and name in used and str(value).startswith("/")) and name != "tokenizer.file"
+    }
+
+
+def _held_out(made: Seeds) -> dict[str, Any]:
+    return {"metric": made.metric, "values": list(made.values)}
+
+
+def _scored(folder: Path, seed: int, material: Material, asked: Asked) -> dict[str, Any]:
+    """One seed on all sets. Losses are computed in the numbers the model was trained in, decoding in the fastest."""
+    precision = "auto" if material.system.task == "translate" else "fp32"
+    run = load(folder, device=asked.device, precision=precision)
+    return {
+        "seed": seed,
+        "steps": run.progress()["step"],
+        "scores": score(run, material.tests()),
+        "parameters": sum(each.numel() for each in run.task.model.parameters()),
+        "precision": run.precision,
+    }
+
+
+class Clock:
+    """Seconds spent on something, added up over calls; kept in a file, since a call may be interrupted."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.total = float(json.loads(path.read_text())) if path.exists() else 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *problem: object) -> None:
+        self.total += time.perf_counter() - self.start
+        if self.path.parent.is_dir():
+            self.path.write_text(json.dumps(self.total))
+
+
+def quick_settings(settings: Settings) -> Settings:
+    """So small and short that every step of the way is taken, and nothing is learned."""
+    heads = settings.get("model.n_heads", 2)
+    assert isinstance(heads, int)
+    small: Settings = {
+        "data.max_len": 24,
+        "model.d_model": 8 * heads,
+        "model.d_ff": 32,
+        "model.n_layers": 1,
+        "train.max_steps": QUICK_STEPS,
+        "train.eval_every": 2,
+        "train.log_every": 1,
+        "train.warmup_steps": 1,
+    }
+    if settings.get("tokenizer.kind") == "bpe":
+        small["tokenizer.vocab_size"] = 300
+    return small
+
+
+def _mark(settings: Settings) -> str:
+    """Other settings, another folder."""
+    told = json.dumps({name: _plain(value) for name, value in sorted(settings.items())})
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
