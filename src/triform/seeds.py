@@ -28,9 +28,9 @@ from triform.launch import (
     stopping_at_ctrl_c,
 )
 from triform.memory import divide
-from triform.metrics import Spread, spread
 from triform.run import Run, load, pick_device
 from triform.settings import Settings, build
+from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
 from triform.training.chorus import Chorus
 from triform.training.folder import RunFolder
