@@ -45,7 +45,9 @@ def get(name: Annotated[str, typer.Argument(metavar="NAME", help="A set, see lis
 
     known = catalogue.known_set(name)
     catalogue.get(known, data, say=lambda line: typer.echo(line, err=True))
-    typer.echo(f"{known.name}: {len(known.files)} files in {catalogue.folder_of(known, data)}, all as they should be")
+    typer.echo(
+        f"{known.name}: {len(known.files)} files in {catalogue.folder_of(known, data)}, all as they should be"
+    )
 
 
 @data.command()

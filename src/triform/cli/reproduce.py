@@ -40,9 +40,7 @@ def reproduce(
 
     system = system_of(name)
     place = Path(out or "runs/reproduce")
-    asked = Asked(
-        data=data, setting=setting, seeds=seeds, out=place, results=results, device=device, quick=quick
-    )
+    asked = Asked(data=data, setting=setting, seeds=seeds, out=place, results=results, device=device, quick=quick)
     outcome = run(system, asked)
     if json_:
         print_json(outcome)
@@ -62,7 +60,9 @@ def _list(*, as_json: bool) -> None:
                     "report": system.report,
                     "task": system.task,
                     "set": system.known,
-                    "variants": {each.name: {"setting": each.setting, "seeds": each.seeds} for each in system.variants},
+                    "variants": {
+                        each.name: {"setting": each.setting, "seeds": each.seeds} for each in system.variants
+                    },
                 }
                 for system in SYSTEMS.values()
             }

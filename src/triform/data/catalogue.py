@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import shutil
 import tempfile
 import urllib.error
@@ -23,6 +24,10 @@ from triform.errors import ConfigError, DataError
 
 RAW = "https://raw.githubusercontent.com"
 PATIENCE = 30  # seconds without a byte before a download is given up
+TROUBLE = (
+    *(urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError),
+    *(gzip.BadGzipFile, EOFError, zlib.error),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,9 @@ UNSEEN = "test_CLS_unseen.tsv"
 
 SPEECHES = KnownSet(
     name="speeches",
-    about="speeches of three presidents: 2,092 + 750 labelled sentences; 1,553 lines to model, 250 of each to judge",
+    about=(
+        "speeches of three presidents: 2,092 + 750 labelled sentences; 1,553 lines to model, 250 of each to judge"
+    ),
     licence="repository Apache-2.0; none stated for the data",
     files=(
         *_files(
@@ -108,10 +115,10 @@ IMDB = KnownSet(
         ("test.jsonl", 6803022, "978132997adc12479bb2de24d8a6f393027a3bc4edc42bcd549c267a7c8d32c2"),
     ),
     by_hand=(
-        "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) was made by "
-        "hand and is offered nowhere: 418 repeated reviews dropped, balanced labels, seed 20240613; train and valid "
-        "from the official training half, test from the official test half; a JSON object a line with id, label "
-        "(1 is positive) and text, ASCII-escaped, <br /> kept"
+        "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) was made "
+        "by hand and is offered nowhere: 418 repeated reviews dropped, balanced labels, seed 20240613; train and "
+        "valid from the official training half, test from the official test half; a JSON object a line with id, "
+        "label (1 is positive) and text, ASCII-escaped, <br /> kept"
     ),
 )
 MULTI30K = KnownSet(
@@ -129,9 +136,7 @@ MULTI30K = KnownSet(
         ending=".gz",
     ),
 )
-SETS: dict[str, KnownSet] = {
-    known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K)
-}
+SETS: dict[str, KnownSet] = {known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K)}
 
 
 def known_set(name: str) -> KnownSet:
@@ -201,7 +206,7 @@ def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
     try:
         with urllib.request.urlopen(file.url, timeout=PATIENCE) as answer:
             _write(file, place, iter(lambda: answer.read(1 << 16), b""), zipped=name.endswith(".gz"))
-    except (urllib.error.URLError, TimeoutError, ConnectionError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except TROUBLE as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(
             f"cannot be downloaded from {file.url} ({reason}); get the file another way and place it there, "

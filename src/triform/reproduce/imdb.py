@@ -53,7 +53,9 @@ IMDB_ENCODER = System(
         ),
     ),
     notes=(
-        "The report's split is not known: ours has 15,000 / 5,000 / 5,000 reviews. A pretrained BERT, fine-tuned the "
-        "same way, was reported at 82.66 %.",
+        (
+            "The report's split is not known: ours has 15,000 / 5,000 / 5,000 reviews. A pretrained BERT, fine- "
+            "tuned the same way, was reported at 82.66 %."
+        ),
     ),
 )

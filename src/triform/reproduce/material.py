@@ -1,4 +1,4 @@
-"""The data of a system, ready to be used: found and checked, cut short for a quick run, looked through for leaks."""
+"""The data of a system, ready to be used: found and checked, cut short for a quick run, searched for leaks."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Material:
         """Where the data is, and the vocabulary where it is not learned from the training file."""
         found: Settings = {setting: self.path(name) for setting, name in self.system.files.items()}
         if variant.vocabulary:
-            found["tokenizer.file"] = str(self._vocabulary(variant.vocabulary))
+            found["tokenizer.file"] = str(self.vocabulary(variant.vocabulary))
         return found
 
-    def _vocabulary(self, names: Sequence[str]) -> Path:
+    def vocabulary(self, names: Sequence[str]) -> Path:
         """Every distinct word of these files."""
         path = self.folder / "vocabulary.json"
         texts = (text for name in names for text in texts_of(str(self.files[name])))
@@ -82,10 +82,10 @@ class Material:
 
     def leaks(self) -> dict[str, dict[str, int]]:
         """How many texts of each set that judges are also in the training file."""
-        used = {name for name in self.system.files.values()}
+        train = {self.system.files.get(name) for name in ("data.train", "data.source")}
         found = {}
         for test, files in self.system.tests.items():
-            if files and files.split(",")[0] not in used - {self.system.files.get("data.valid", "")}:
+            if files and files.split(",")[0] not in train:
                 among = self.leaked(test)
                 found[test] = {"rows": len(among), "seen": sum(among)}
         return found
@@ -115,4 +115,6 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}; choose another --out") from None
+        raise CheckpointError(
+            f"{folder}: cannot be made: {error.strerror or error}; choose another --out"
+        ) from None

@@ -43,16 +43,29 @@ def write(folder: Path, outcome: Outcome) -> Path:
         aside.write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}; choose another --results") from None
+        raise CheckpointError(
+            f"{path}: cannot be written: {error.strerror or error}; choose another --results"
+        ) from None
     return path
 
 
 def blank(name: str, *, quick: bool) -> Outcome:
-    return {"format": FORMAT, "system": name, "quick": quick, "data": {}, "leaks": {}, "baselines": {}, "variants": []}
+    return {
+        "format": FORMAT,
+        "system": name,
+        "quick": quick,
+        "data": {},
+        "leaks": {},
+        "baselines": {},
+        "unfit": {},
+        "failures": {},
+        "variants": [],
+    }
 
 
 def put(outcome: Outcome, variant: Mapping[str, Any], order: Sequence[str]) -> None:
     """A variant in its place, instead of an earlier run of it."""
+    outcome["failures"].pop(variant["name"], None)
     others = [each for each in outcome["variants"] if each["name"] != variant["name"]]
     outcome["variants"] = sorted([*others, dict(variant)], key=lambda each: order.index(each["name"]))
 
@@ -83,11 +96,14 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def curves(metrics: Path) -> dict[str, list[Point]]:
+def events(metrics: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def curves(heard: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
     """The losses of a run over its steps, thinned: in training, and on held-out data where there is any."""
     found: dict[str, list[Point]] = {"train": [], "valid": []}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+    for event in heard:
         if event["event"] in found and event.get("loss") is not None:
             found[event["event"]].append((event["step"], float(f"{event['loss']:.5g}")))
     return {name: thin(points, MOST_POINTS) for name, points in found.items() if points}

@@ -7,16 +7,16 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from triform.data.files import digest
-from triform.errors import ConfigError
+from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.launch import Options
 from triform.metrics import bleu_signature
 from triform.reproduce import outcome as outcomes
+from triform.reproduce.beside import baselines
 from triform.reproduce.material import Material
 from triform.reproduce.outcome import Outcome
 from triform.reproduce.score import score
@@ -47,11 +47,17 @@ class Asked:
         if self.seeds < 0:
             raise ConfigError(f"--seeds {self.seeds}: give how many seeds to train, 1 or more")
 
-    def command(self, system: System) -> str:
-        """What repeats this, apart from where things are."""
+    def command(self, system: System, *, whole: bool = False) -> str:
+        """What repeats this; where things are is said only when the `whole` is asked for."""
         setting = "" if self.setting == "both" else f" --setting {self.setting}"
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
-        return f"triform reproduce {system.name}{setting}{seeds}{' --quick' if self.quick else ''}"
+        command = f"triform reproduce {system.name}{setting}{seeds}{' --quick' if self.quick else ''}"
+        if not whole:
+            return command
+        data = f" --data {shlex.quote(self.data)}" if self.data else ""
+        device = "" if self.device == "auto" else f" --device {self.device}"
+        places = [f" --{name} {shlex.quote(str(getattr(self, name)))}" for name in ("out", "results")]
+        return f"{command}{data}{''.join(places)}{device}"
 
 
 def reproduce(system: System, asked: Asked) -> Outcome:
@@ -63,9 +69,14 @@ def reproduce(system: System, asked: Asked) -> Outcome:
     if system.task == "translate":
         outcome["signature"] = bleu_signature()
     for variant in system.chosen(asked.setting):
-        found = run_variant(variant, material, asked, place)
-        found["made"] = outcomes.circumstances(device, asked.command(system))
-        outcomes.put(outcome, found, [each.name for each in system.variants])
+        try:
+            found = run_variant(variant, material, asked, place)
+        except DivergedError as error:  # told in the table, and the others go on
+            outcome["failures"][variant.name] = str(error)
+            _say(f"{system.name}, {variant.name}: {error}")
+        else:
+            found["made"] = outcomes.circumstances(device, asked.command(system))
+            outcomes.put(outcome, found, [each.name for each in system.variants])
         outcomes.write(asked.results, outcome)
     return outcome
 
@@ -78,9 +89,12 @@ def _begun(system: System, asked: Asked, material: Material) -> Outcome:
         outcome = outcomes.blank(system.name, quick=asked.quick)
         outcome["data"] = sums
         outcome["leaks"] = material.leaks()
+        outcome["baselines"], outcome["unfit"] = baselines(material)
     for test, leak in outcome["leaks"].items():
         if leak["seen"]:
-            _say(f"{system.name}: {leak['seen']} of the {leak['rows']} texts of {test} are also in the training file")
+            _say(
+                f"{system.name}: {leak['seen']} of the {leak['rows']} texts of {test} are also in the training file"
+            )
     return outcome
 
 
@@ -96,20 +110,27 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
     options = Options(out=str(out), resume=begun, device=asked.device)
     clock = Clock(out / "seconds.json")
-    with clock:
-        made = train_seeds(system.task, seeds, options=options, **settings)
-    runs = [_scored(folder, seed, material, asked) for seed, folder in enumerate(made.folders)]
+    try:
+        with clock:
+            made = train_seeds(system.task, seeds, options=options, **settings)  # type: ignore[arg-type]
+    except InterruptedRun:
+        again = asked.command(system, whole=True)
+        raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
+    tests = material.tests()
+    runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
+    heard = outcomes.events(RunFolder(made.folders[0]).metrics_file)
     return {
         "name": variant.name,
         "setting": variant.setting,
         "about": variant.about,
         "settings": {name: _plain(value) for name, value in _told(variant.settings, settings, asked).items()},
         "parameters": runs[0].pop("parameters"),
-        "precision": runs[0].pop("precision"),
+        "trained_in": heard[0]["precision"],
+        "scored_in": runs[0].pop("precision"),
         "vocabulary": RunFolder(made.folders[0]).read_config().tokenizer.vocab_size,
         "seconds": round(clock.total, 2),
         "held_out": _held_out(made),
-        "curves": outcomes.curves(RunFolder(made.folders[0]).metrics_file),
+        "curves": outcomes.curves(heard),
         "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
     }
 
@@ -119,7 +140,8 @@ def _told(declared: Settings, used: Settings, asked: Asked) -> Settings:
     return {
         name: value
         for name, value in (used if asked.quick else declared).items()
-        if not (name.startswith("data.") and name in used and str(value).startswith("/")) and name != "tokenizer.file"
+        if not (name.startswith("data.") and name in used and str(value).startswith("/"))
+        and name != "tokenizer.file"
     }
 
 
@@ -127,14 +149,14 @@ def _held_out(made: Seeds) -> dict[str, Any]:
     return {"metric": made.metric, "values": list(made.values)}
 
 
-def _scored(folder: Path, seed: int, material: Material, asked: Asked) -> dict[str, Any]:
-    """One seed on all sets. Losses are computed in the numbers the model was trained in, decoding in the fastest."""
-    precision = "auto" if material.system.task == "translate" else "fp32"
-    run = load(folder, device=asked.device, precision=precision)
+def _scored(folder: Path, seed: int, tests: dict[str, str], asked: Asked) -> dict[str, Any]:
+    """One seed on all sets: losses in the numbers the weights are kept in, translations in the fastest ones."""
+    writes = RunFolder(folder).read_config().task == "translate"
+    run = load(folder, device=asked.device, precision="auto" if writes else "fp32")
     return {
         "seed": seed,
         "steps": run.progress()["step"],
-        "scores": score(run, material.tests()),
+        "scores": score(run, tests),
         "parameters": sum(each.numel() for each in run.task.model.parameters()),
         "precision": run.precision,
     }

@@ -56,8 +56,10 @@ SHAKESPEARE_CHAR = System(
     ),
     targets=(Target(variant="best", column="valid.loss", high=1.45, about="at most 11 million parameters"),),
     notes=(
-        "The last tenth of the text validates, and there is no test set: the best weights are those with the lowest "
-        "validation loss, as in the report and in nanoGPT. Here the whole tenth is scored once, in windows side by "
-        "side, where those estimate the loss on random batches.",
+        (
+            "The last tenth of the text validates, and there is no test set: the best weights are those with the "
+            "lowest validation loss, as in the report and in nanoGPT. Here the whole tenth is scored once, in "
+            "windows side by side, where those estimate the loss on random batches."
+        ),
     ),
 )

@@ -13,11 +13,12 @@ LM_COLUMNS = (
 )
 VOCABULARY = ("train_CLS.tsv", "train_LM.txt")
 ABOUT_VOCABULARY = (
-    "The reported vocabulary of 5,755 is every distinct token of train_CLS and train_LM by NLTK's word_tokenize (3.9.2 "
-    "or older), with pad and unk. Ours, by the same rule over the same two files, cuts words as Triform does (a word "
-    "with its apostrophes is one token, any other mark is one by itself): 5,696 with pad and unk, 1 % fewer, and two "
-    "more special tokens. 5,435 of them are NLTK's too. The three test files have 5,461 / 4,806 / 4,740 tokens by our "
-    "rule and 5,534 / 4,780 / 4,728 by NLTK's, of which 113 / 104 / 103 and 113 / 105 / 108 are unknown."
+    "The reported vocabulary of 5,755 is every distinct token of train_CLS and train_LM by NLTK's word_tokenize "
+    "(3.9.2 or older), with pad and unk. Ours, by the same rule over the same two files, cuts words as Triform "
+    "does (a word with its apostrophes is one token, any other mark is one by itself): 5,696 with pad and unk, 1 "
+    "% fewer, and two more special tokens. 5,435 of them are NLTK's too. The three test files have 5,461 / 4,806 "
+    "/ 4,740 tokens by our rule and 5,534 / 4,780 / 4,728 by NLTK's, of which 113 / 104 / 103 and 113 / 105 / 108 "
+    "are unknown."
 )
 
 CLASSIFIER_BEST: Settings = {
@@ -67,6 +68,7 @@ SPEECHES_CLASSIFIER = System(
     files={"data.train": "train_CLS.tsv"},
     tests={"test": "test_CLS.tsv", "train": "train_CLS.tsv"},
     apart=True,
+    headline=2,
     columns=(
         Column(set="test", score="accuracy", title="all test rows", kind="percent"),
         Column(set="test, unseen", score="accuracy", title="unseen rows", kind="percent"),
@@ -90,8 +92,10 @@ SPEECHES_CLASSIFIER = System(
         Target(variant="best", column="test, unseen.accuracy", low=0.613, about="TF-IDF logistic regression"),
     ),
     notes=(
-        "551 of the 750 test sentences are word for word in the training file, so a score over all of them is mostly "
-        "memory; the unseen ones are scored apart.",
+        (
+            "551 of the 750 test sentences are word for word in the training file, so a score over all of them is "
+            "mostly memory; the unseen ones are scored apart."
+        ),
         ABOUT_VOCABULARY,
     ),
 )
@@ -107,6 +111,7 @@ def _lm(name: str, title: str, **more: object) -> System:
         files={"data.train": "train_LM.txt"},
         tests=LM_TESTS,
         columns=LM_COLUMNS,
+        headline=3,
         **more,  # type: ignore[arg-type]
     )
 
@@ -153,7 +158,10 @@ SPEECHES_LM = _lm(
         ),
         *(
             Target(
-                variant="best", column=column.key, high=0.8 * FULL[column.key], about="20 % below the reported figure"
+                variant="best",
+                column=column.key,
+                high=0.8 * FULL[column.key],
+                about="20 % below the reported figure",
             )
             for column in LM_COLUMNS[:3]
         ),

@@ -1,4 +1,4 @@
-"""What a reference system is: its data, the settings it is run under, what was reported, and what is asked of it."""
+"""What a reference system is: its data, the settings it is run under, what was reported, what is asked of it."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class System:
     tests: Mapping[str, str]  # a name -> file, `source,target`, or "" for what was held out of the training file
     columns: tuple[Column, ...]
     variants: tuple[Variant, ...]
+    headline: int = 1  # how many columns stand for the system in a summary
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
     targets: tuple[Target, ...] = ()
     pairings: tuple[Pairing, ...] = ()
@@ -90,4 +91,5 @@ class System:
 def reported(name: str, **more: object) -> Settings:
     """The settings of a preset; `more` is laid over them, with __ for the dot."""
     changes = {key.replace("__", "."): value for key, value in more.items()}
-    return overlay(chosen(flatten(preset(name))), changes)  # type: ignore[arg-type]
+    settings = overlay(chosen(flatten(preset(name))), changes)  # type: ignore[arg-type]
+    return {key: value for key, value in settings.items() if key != "task"}

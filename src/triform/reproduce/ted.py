@@ -85,7 +85,11 @@ TED_EN_FR = System(
     variants=(
         *(_set(*row) for row in TABLE),
         Variant(
-            name="best", setting="best", settings=BEST, seeds=1, about="8,000 shared pieces, dropout 0.3, long training"
+            name="best",
+            setting="best",
+            settings=BEST,
+            seeds=1,
+            about="8,000 shared pieces, dropout 0.3, long training",
         ),
     ),
     targets=(
@@ -93,11 +97,15 @@ TED_EN_FR = System(
         Target(variant="best", column="test beam 5.bleu", above_all="as-reported", by=5.0),
     ),
     notes=(
-        "How the reported BLEU was computed is not said; its figures, times 100, stand beside the mean of smoothed "
-        "sentence BLEU, the score they resemble most. Token accuracy near 63 % with a failed model suggests that the "
-        "report counted padding; here none is counted. Training loss and accuracy are those of the kept weights, "
-        "without dropout and without label smoothing.",
-        "The report does not say its vocabulary, learning rate or schedule: ours are 16,384 shared byte-level pieces "
-        "and an inverse square root after 1,000 steps of warm-up.",
+        (
+            "How the reported BLEU was computed is not said; its figures, times 100, stand beside the mean of "
+            "smoothed sentence BLEU, the score they resemble most. Token accuracy near 63 % with a failed model "
+            "suggests that the report counted padding; here none is counted. Training loss and accuracy are those "
+            "of the kept weights, without dropout and without label smoothing."
+        ),
+        (
+            "The report does not say its vocabulary, learning rate or schedule: ours are 16,384 shared byte-level "
+            "pieces and an inverse square root after 1,000 steps of warm-up."
+        ),
     ),
 )
