@@ -43,7 +43,9 @@ class Fitted:
 
     def scores(self, test: Iterable[Any]) -> Table:
         rows = once(test)
-        found, reasons = sorted_out({name: lambda each=each: each.score(rows()) for name, each in self.ready.items()})
+        found, reasons = sorted_out(
+            {name: lambda each=each: each.score(rows()) for name, each in self.ready.items()}
+        )
         return Table(found, {**self.reasons, **reasons})
 
 

@@ -75,7 +75,9 @@ def numbered(rows: Iterable[list[str]]) -> tuple[list[Numbers], list[str]]:
     return found, list(numbers)
 
 
-def model_1(sources: Sequence[Numbers], targets: Sequence[Numbers], n_sources: int) -> tuple[Numbers, Numbers, npt.NDArray[np.float64]]:
+def model_1(
+    sources: Sequence[Numbers], targets: Sequence[Numbers], n_sources: int
+) -> tuple[Numbers, Numbers, npt.NDArray[np.float64]]:
     """Pairs of words that stand in a pair of sentences, source words counted from 1, and t(target | source).
 
     Every target word comes from one word of its source, all places being as likely, or from the empty word 0
@@ -86,9 +88,17 @@ def model_1(sources: Sequence[Numbers], targets: Sequence[Numbers], n_sources: i
     rows = list(zip(sources[::step], targets[::step], strict=True))
     n_targets = max((int(target.max(initial=0)) for _, target in rows), default=0) + 1
     with_empty = [np.concatenate([[0], source + 1]) for source, _ in rows]
-    links = [(source[None, :] * n_targets + target[:, None]).ravel() for source, (_, target) in zip(with_empty, rows, strict=True)]
+    links = [
+        (source[None, :] * n_targets + target[:, None]).ravel()
+        for source, (_, target) in zip(with_empty, rows, strict=True)
+    ]
     keys, link = np.unique(np.concatenate(links), return_inverse=True)
-    widths = np.fromiter(chain.from_iterable([len(source)] * len(target) for source, (_, target) in zip(with_empty, rows, strict=True)), np.int64)
+    widths = np.fromiter(
+        chain.from_iterable(
+            [len(source)] * len(target) for source, (_, target) in zip(with_empty, rows, strict=True)
+        ),
+        np.int64,
+    )
     starts = np.cumsum(widths) - widths  # of each target word's links
     source, target = np.divmod(keys, n_targets)
     shares = np.ones(len(keys))

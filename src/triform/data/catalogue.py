@@ -8,13 +8,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
-import shutil
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,10 +199,11 @@ def get(known: KnownSet, folder: str | Path = "", say: Callable[[str], None] = p
 
 
 def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
-    name = Path(file.url).name
     try:
         with urllib.request.urlopen(file.url, timeout=PATIENCE) as answer:
-            _write(file, place, iter(lambda: answer.read(1 << 16), b""), zipped=name.endswith(".gz"))
+            content: bytes = answer.read()  # the largest known file has a few megabytes
+        if file.url.endswith(".gz"):
+            content = gzip.decompress(content)
     except TROUBLE as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(
@@ -213,41 +211,22 @@ def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
             f"then: triform data check {known.name} --data {place.parent}",
             path=place / file.name,
         ) from None
+    _write(file, place, content)
 
 
-def _write(file: KnownFile, place: Path, blocks: Iterator[bytes], *, zipped: bool = False) -> None:
-    """Aside, checked, then by rename: a file under its name is whole."""
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(prefix=f".{file.name}.", suffix=".part", dir=place, delete=False) as aside:
-        part = Path(aside.name)
-        try:
-            for block in blocks:
-                aside.write(block)
-            aside.close()
-            if zipped:
-                part = _unzipped(part)
-            _verify(file, _sha256(part), f"{place / file.name}, as downloaded,")
-            part.chmod(0o644)
-            part.replace(place / file.name)
-        finally:
-            for left in {part, Path(aside.name)}:
-                with suppress(OSError):
-                    left.unlink()
+def _write(file: KnownFile, place: Path, content: bytes) -> None:
+    """Checked, then written aside and renamed: a file under its name is whole."""
+    _verify(file, hashlib.sha256(content).hexdigest(), f"{place / file.name}, as downloaded,")
+    aside = place / f".{file.name}.part"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(content)
+        aside.replace(place / file.name)
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror or error}", path=place / file.name) from None
 
 
-def _unzipped(path: Path) -> Path:
-    plain = path.with_suffix(".plain")
-    with gzip.open(path, "rb") as source, plain.open("wb") as target:
-        shutil.copyfileobj(source, target)
-    return plain
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _unseen(place: Path) -> Iterator[bytes]:
+def _unseen(place: Path) -> bytes:
     """The lines of the test file whose sentence the training file does not hold."""
     lines = {}
     for file in SPEECHES.files:
@@ -255,6 +234,5 @@ def _unseen(place: Path) -> Iterator[bytes]:
             with opened(str(path)) as content:
                 lines[file.name] = content.read().removesuffix(b"\n").split(b"\n")
     seen = {line.partition(b"\t")[2].strip() for line in lines["train_CLS.tsv"]}
-    for line in lines["test_CLS.tsv"]:
-        if line.partition(b"\t")[2].strip() not in seen:
-            yield line + b"\n"
+    kept = [line + b"\n" for line in lines["test_CLS.tsv"] if line.partition(b"\t")[2].strip() not in seen]
+    return b"".join(kept)

@@ -9,6 +9,7 @@ BEST: Settings = {
     "data.max_len": 256,
     "tokenizer.kind": "char",
     "model.d_model": 384,
+    "model.d_ff": 1536,
     "model.n_layers": 6,
     "model.n_heads": 6,
     "model.dropout": 0.25,
