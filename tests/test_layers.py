@@ -47,6 +47,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("errors", "config", "settings", "data", "metrics", "stats", "tasks", "training", "charts", "pages"),
         *("report", "run", "launch", "seeds"),
     ),
+    "reproduce": (
+        *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
+        *("training", "charts", "run", "launch", "seeds"),
+    ),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS

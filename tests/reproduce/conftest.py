@@ -16,7 +16,19 @@ from triform.data.catalogue import KnownFile, KnownSet
 
 WORDS = (
     *("the", "of", "and", "to", "in", "we", "our", "people", "will", "nation", "world", "must", "work", "peace"),
-    *("great", "country", "years", "time", "american", "every", "freedom", "today", "together", "because", "history"),
+    *(
+        "great",
+        "country",
+        "years",
+        "time",
+        "american",
+        "every",
+        "freedom",
+        "today",
+        "together",
+        "because",
+        "history",
+    ),
     *("children", "future", "government", "security", "economy", "question", "answer", "always"),
 )
 N_TRAIN, N_TEST, N_SEEN = 60, 12, 8

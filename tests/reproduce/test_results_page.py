@@ -106,7 +106,7 @@ def test_paired_seeds_end_in_a_verdict() -> None:
     window = [perplexities(360.0 + n + n % 2, 470.0 + n + (-1) ** n, 410.0 + n) for n in range(20)]
     found = outcome("speeches-window", made("full", "as-reported", full), made("window-8", "as-reported", window))
     said = pairing_verdicts(SYSTEMS["speeches-window"], found)
-    assert "window-8 better by 9.5 ± 0.2" in said[0]
+    assert "window-8 better by 9.50 ± 0.24 perplexity, corrected p < 0.001" in said[0]
     assert "no evidence of a difference" in said[1]
     assert "no difference at all" in said[2]
     assert len(said) == 3, "the other pairing was not run"

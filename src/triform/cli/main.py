@@ -36,7 +36,8 @@ app = typer.Typer(
 )
 for command in (demo, train, predict, evaluate, explain, check, params, reproduce, doctor):
     app.command()(command)
-app.add_typer(data, name="data")
+for name, group in (("data", data),):
+    app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:

@@ -89,6 +89,7 @@ def _begun(system: System, asked: Asked, material: Material) -> Outcome:
         outcome = outcomes.blank(system.name, quick=asked.quick)
         outcome["data"] = sums
         outcome["leaks"] = material.leaks()
+    if not outcome["baselines"] and not outcome["unfit"]:
         outcome["baselines"], outcome["unfit"] = baselines(material)
     for test, leak in outcome["leaks"].items():
         if leak["seen"]:
