@@ -15,6 +15,7 @@ import typer
 
 from triform import __version__
 from triform.cli.check import check
+from triform.cli.compare import compare
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, explain, check, params, doctor):
+for command in (demo, train, predict, evaluate, compare, explain, check, params, doctor):
     app.command()(command)
 
 
