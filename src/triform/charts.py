@@ -14,6 +14,7 @@ from html import escape
 from itertools import accumulate
 
 Point = tuple[float, float]  # (step, value)
+Reach = tuple[float, float, float]  # (step, low, high)
 
 MOST_POINTS = 600  # more than a screen can show; keeps the page small
 MOST_DOTS = 60  # beyond this, dots would merge into a thick line
@@ -29,6 +30,8 @@ class Curve:
     tone: str = "a"
     faint: bool = False  # drawn behind the others, and does not stretch the axis
     dots: bool = False
+    dashed: bool = False
+    band: Sequence[Reach] = ()  # how far the runs behind a mean lie apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +140,7 @@ def _tick(value: float, step: float, high: float) -> str:
 def _value_scale(chart: Chart) -> Scale:
     """Fits the clear curves whole and the bulk of the faint ones: one spike must not flatten the rest."""
     clear = [value for curve in chart.curves if not curve.faint for _, value in curve.points]
+    clear += [value for curve in chart.curves for _, *ends in curve.band for value in ends]
     for curve in chart.curves:
         if curve.faint:
             values = sorted(value for _, value in curve.points)
@@ -164,7 +168,8 @@ def draw(chart: Chart) -> str:
             )
             story.append(f"{curve.name} goes from {first} to {last}")
             name, value = escape(curve.name), show(curve.points[-1][1])
-            legend.append(f'<li class="tone-{curve.tone}"><span>{name}</span> <b>{value}</b></li>')
+            kind = " dashed" if curve.dashed else ""
+            legend.append(f'<li class="tone-{curve.tone}{kind}"><span>{name}</span> <b>{value}</b></li>')
     title = escape(chart.title)
     hint = f' <small class="hint">log{"" if chart.small else " scale"}</small>' if y.log else ""
     return (
@@ -174,6 +179,7 @@ def draw(chart: Chart) -> str:
         f'<svg class="frame" role="img"><title>{title}</title><desc>{escape("; ".join(story))}.</desc>'
         f"{_axes(x, y)}{_marks(chart.marks, x)}"
         '<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'
+        f"{''.join(_band(curve, x, y) for curve in curves)}"
         f"{''.join(_path(curve, x, y) for curve in curves)}</svg>"
         f"{''.join(_dots(curve, x, y) for curve in curves)}</svg></div></figure>\n"
     )
@@ -207,9 +213,19 @@ def _marks(marks: Sequence[Mark], x: Scale) -> str:
     return "".join(parts)
 
 
+def _band(curve: Curve, x: Scale, y: Scale) -> str:
+    if not curve.band:
+        return ""
+    there = [(step, low) for step, low, _ in curve.band]
+    back = [(step, high) for step, _, high in reversed(curve.band)]
+    corners = "L".join(f"{1000 * x.at(step):.1f} {1000 - 1000 * y.at(value):.1f}" for step, value in there + back)
+    return f'<path class="band tone-{curve.tone}" d="M{corners}Z"/>'
+
+
 def _path(curve: Curve, x: Scale, y: Scale) -> str:
+    kind = f"{' faint' if curve.faint else ''}{' dashed' if curve.dashed else ''}"
     corners = "L".join(f"{1000 * x.at(step):.1f} {1000 - 1000 * y.at(value):.1f}" for step, value in curve.points)
-    return f'<path class="line tone-{curve.tone}{" faint" if curve.faint else ""}" d="M{corners}"/>'
+    return f'<path class="line tone-{curve.tone}{kind}" d="M{corners}"/>'
 
 
 def _dots(curve: Curve, x: Scale, y: Scale) -> str:

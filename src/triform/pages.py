@@ -112,10 +112,13 @@ for (const plot of document.querySelectorAll('[data-chart]')) {
 # Contrast of text on its ground is at least 4.5 to 1 in both schemes; print takes the light one.
 STYLE = """
 :root { --paper: #f7f6f3; --card: #fff; --ink: #1b1e25; --soft: #5b606b; --line: #e4e1da; --grid: #eceae4;
-  --a: #2f5fd0; --b: #c2500f; --good: #17703f; --good-bg: #e0f2e7; --warn: #8f4a00; --warn-bg: #fdeed6;
+  --a: #2f5fd0; --b: #c2500f; --c: #17803f; --d: #8a3fb5; --e: #c2185b;
+  --f: #0b7f8c; --g: #8a6d00; --h: #555b66;
+  --good: #17703f; --good-bg: #e0f2e7; --warn: #8f4a00; --warn-bg: #fdeed6;
   --live: #2450b5; --live-bg: #e3ebfd; --mono: ui-monospace, "SF Mono", Menlo, Consolas, monospace }
 @media screen and (prefers-color-scheme: dark) { :root { --paper: #121419; --card: #1a1d24; --ink: #eceae6;
-  --soft: #a3a8b4; --line: #2c303a; --grid: #262a33; --a: #86a9ff; --b: #ffa066; --good: #7fdca6;
+  --soft: #a3a8b4; --line: #2c303a; --grid: #262a33; --a: #86a9ff; --b: #ffa066; --c: #6fd695; --d: #cf9bff;
+  --e: #ff85b3; --f: #5fd3df; --g: #e3c34d; --h: #b4bac6; --good: #7fdca6;
   --good-bg: #17372a; --warn: #ffc37a; --warn-bg: #3a2b16; --live: #a5beff; --live-bg: #1d2b52 } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--paper); color: var(--ink);
@@ -156,13 +159,19 @@ progress::-moz-progress-bar { background: var(--a) }
 .thirds .chart.small { flex-basis: 290px }
 figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px; margin: 0 0 28px }
 .small figcaption { margin-bottom: 16px; flex-wrap: nowrap }
-.legend { display: flex; gap: 16px; list-style: none; margin: 0; padding: 0; font-size: 13px }
+.legend { display: flex; flex-wrap: wrap; gap: 0 16px; list-style: none; margin: 0; padding: 0; font-size: 13px }
 .legend span::before, .tip-row::before { content: ""; display: inline-block; width: 12px; height: 3px;
   border-radius: 2px; background: var(--tone); vertical-align: middle; margin-right: 7px }
 .legend b, .tip b { color: var(--ink); font-weight: 620 }
 .small .legend span { display: none }
 .tone-a { --tone: var(--a) }
 .tone-b { --tone: var(--b) }
+.tone-c { --tone: var(--c) }
+.tone-d { --tone: var(--d) }
+.tone-e { --tone: var(--e) }
+.tone-f { --tone: var(--f) }
+.tone-g { --tone: var(--g) }
+.tone-h { --tone: var(--h) }
 .plot { position: relative; margin-left: 48px; touch-action: pan-y; border-radius: 4px; outline-offset: 6px }
 .frame { display: block; width: 100%; height: 270px }
 .small .frame { height: 120px }
@@ -176,6 +185,18 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
   stroke-linejoin: round }
 .small .line { stroke-width: 1.6 }
 .line.faint { stroke-width: 1; opacity: .35 }
+.line.dashed { stroke-dasharray: 6 4 }
+.legend .dashed span::before { background: linear-gradient(90deg, var(--tone) 40%, #0000 40% 60%, var(--tone) 60%) }
+.band { fill: var(--tone); opacity: .15 }
+.strips { display: grid; grid-template-columns: minmax(0, max-content) minmax(120px, 1fr) max-content;
+  gap: 0 16px; align-items: center; padding: 0 0 0 10px; font-size: 13px; font-variant-numeric: tabular-nums }
+.strips svg { display: block; width: 100%; height: 30px; overflow: visible }
+.strips b { font-weight: 620; overflow-wrap: anywhere }
+.strips .reach { fill: var(--tone); opacity: .28 }
+.strips .bar { fill: var(--tone); opacity: .75 }
+.strips .mean { stroke: var(--tone); stroke-width: 3 }
+.strips .run { fill: var(--tone); opacity: .75 }
+.strips .value { text-align: right; white-space: nowrap }
 .dot { fill: var(--card); stroke: var(--tone); stroke-width: 2 }
 .small .dot { r: 1.6px }
 .rule, .ring, .tip { position: absolute; visibility: hidden; pointer-events: none }

@@ -15,6 +15,7 @@ import typer
 
 from triform import __version__
 from triform.cli.check import check
+from triform.cli.compare import compare
 from triform.cli.data import data
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, explain, check, params, reproduce, doctor):
+for command in (demo, train, predict, evaluate, compare, explain, check, params, reproduce, doctor):
     app.command()(command)
 for name, group in (("data", data),):
     app.add_typer(group, name=name)
