@@ -30,13 +30,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
     "stats": ("errors",),
-    "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics"),
+    "baselines": ("errors", "config", "text", "data", "metrics"),
+    "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
     "training": ("errors", "config", "settings", "nn", "data", "metrics", "stats", "tasks"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "pages": (),
     "report": ("errors", "charts", "pages"),
-    "run": ("errors", "config", "settings", "nn", "metrics", "tasks", "training", "explain"),
+    "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "explain", "report", "run"),
@@ -55,7 +56,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
-    *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "charts", "pages", "report"),
+    *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "charts", "pages"),
+    "report",
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")

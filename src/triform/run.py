@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
@@ -63,6 +65,14 @@ class Run:
             if found is None:
                 raise ConfigError("nothing was held out of this run's training data; say which file to score")
             return self.task.evaluate(found), notices
+
+    def baselines(self, data: str | Path = "") -> Table:
+        """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
+        return self._baselines.scores(self.task.rows(str(data) or self.test_set()))
+
+    @cached_property
+    def _baselines(self) -> Fitted:
+        return self.task.baselines()
 
     def explain(self, text: str, *, target: str = "", n_new: int = 0) -> Explanation:
         """Where the model looks: attention maps of a text, beside a target or what the model itself writes.

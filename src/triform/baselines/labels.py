@@ -25,7 +25,7 @@ class Majority:
     @classmethod
     def fit(cls, train: Sequence[Row]) -> Self:
         if not train:
-            raise UnfitError("there are no rows to fit it on")
+            raise UnfitError("no rows to learn from")
         counts = Counter(row.label for row in train)
         labels = sorted(counts)
         return cls(labels, np.array([counts[label] for label in labels]) / len(train))
@@ -40,7 +40,7 @@ class Majority:
 def label_scores(labels: Sequence[str], shares: Shares, test: Sequence[Row]) -> Scores:
     """Scores under the names that `classify` uses; a label that was never trained on is always wrong."""
     if not test:
-        raise UnfitError("there are no rows to judge by")
+        raise UnfitError("no rows to judge by")
     known = [*labels, *sorted({row.label for row in test} - set(labels))]
     numbers = {label: number for number, label in enumerate(known)}
     shares = np.pad(shares, ((0, 0), (0, len(known) - len(labels))))

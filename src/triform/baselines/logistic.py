@@ -15,7 +15,7 @@ Objective = Callable[[Floats], tuple[float, Floats]]
 
 MEMORY = 10  # steps that are remembered
 MOST_STEPS = 500
-CLOSE = 1e-4  # the largest slope of the mean loss that is taken for level
+CLOSE = 1e-5  # the largest slope of the mean loss that is taken for level
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ FALLBACK = (0.5, 1.0, 1.5)  # discounts where there are too few counts to estima
 
 @dataclass(frozen=True)
 class Counts:
-    """What an order gives: to each k-gram its discounted share, and from each context the rest to the order below."""
+    """What an order gives to each k-gram, its discounted share, and leaves in each context to the order below."""
 
     kept: Shares  # (k-grams + 1); the last, for what was never seen, is 0
     rest: Shares  # (contexts + 1); the last, for contexts never seen, is 1
@@ -138,18 +138,20 @@ def keys_of(shorter: Numbers, stream: Numbers, vocab_size: int) -> Numbers:
 
 
 def count_levels(stream: Numbers, vocab_size: int, order: int) -> list[Level]:
+    """The k-grams of every order up to this one; those that end before the text are there but count nothing."""
     real = stream < vocab_size
-    grams, n_contexts = np.zeros(len(stream), np.int64), 1
     levels: list[Level] = []
+    ends = np.zeros(len(stream), np.int64)  # the number of the k-gram that ends at each place, at first for k = 0
+    contexts = ends, 1  # of each k-gram the number of its first k-1 tokens, and how many such numbers there are
     for _ in range(order):
-        keys, first, ids = np.unique(keys_of(grams, stream, vocab_size), return_index=True, return_inverse=True)
-        counts = np.bincount(ids[real], minlength=len(keys))
-        if levels:  # each of these, seen where it first occurs, is one more token before a shorter one
-            before = np.bincount(grams[first[counts > 0]], minlength=n_contexts)
+        keys, first, longer = np.unique(keys_of(ends, stream, vocab_size), return_index=True, return_inverse=True)
+        counts = np.bincount(longer[real], minlength=len(keys))
+        if levels:  # each longer one, seen where it first occurs, is one more token before a shorter one
+            before = np.bincount(ends[first[counts > 0]], minlength=len(levels[-1].keys))
             levels[-1] = replace(levels[-1], lower=Counts.of(before, *contexts))
-        contexts = keys // (vocab_size + 1), n_contexts
+        contexts = keys // (vocab_size + 1), len(levels[-1].keys) if levels else 1
         levels.append(Level(keys, Counts.of(counts, *contexts)))
-        grams, n_contexts = ids, len(keys)
+        ends = longer
     return levels
 
 

@@ -1,10 +1,10 @@
-"""All baselines of a task: fitted on the training data of a model, judged by the same scores under the same names."""
+"""All baselines of a task, fitted on the training data of a model and judged by the same scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 from triform.baselines.labels import Majority
@@ -43,9 +43,7 @@ class Fitted:
 
     def scores(self, test: Iterable[Any]) -> Table:
         rows = once(test)
-        found, reasons = sorted_out(
-            {name: lambda each=each: each.score(rows()) for name, each in self.ready.items()}
-        )
+        found, reasons = sorted_out({name: partial(judge, each, rows) for name, each in self.ready.items()})
         return Table(found, {**self.reasons, **reasons})
 
 
@@ -80,6 +78,10 @@ def fit(
 def scores(task: TaskName, train: Iterable[Any], test: Iterable[Any], **tokens: Any) -> Table:
     """The baselines of a task, fitted on training rows and judged by test rows; `tokens` are as `fit` has them."""
     return fit(task, train, **tokens).scores(test)
+
+
+def judge(baseline: Baseline, test: Callable[[], list[Any]]) -> Scores:
+    return baseline.score(test())
 
 
 def characters(train: Sequence[Piece]) -> NGramBaseline:

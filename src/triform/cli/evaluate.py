@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json, print_scores
+
+if TYPE_CHECKING:
+    from triform.baselines import Table
 
 
 def evaluate(
@@ -18,6 +22,9 @@ def evaluate(
     ] = None,
     source: Annotated[str, typer.Option(help="translate: sentences, one a line.")] = "",
     target: Annotated[str, typer.Option(help="translate: their translations.")] = "",
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Beside them what needs no Transformer, fitted on the run's data.")
+    ] = False,
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",
@@ -36,18 +43,30 @@ def evaluate(
         raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
     sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})
     found = {}
+    beside: dict[str, Table] = {}
     for name, path in sets.items():
         found[name], notices = opened.evaluate_with_notices(path, decode)
         for notice in notices:
             typer.echo(f"note: {notice}", err=True)
+        if baselines:
+            beside[name] = opened.baselines(path)
     if json_:
-        extra = {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
+        extra: dict[str, object] = (
+            {"baselines": {name: told(table) for name, table in beside.items()}} if beside else {}
+        )
+        extra |= {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
         how = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
         print_json({**how, "sets": found, **extra})
         return
-    print_scores(found)
+    print_scores(found, beside)
     if opened.config.task == "translate":
         typer.echo(f"bleu: {_signature()}")
+
+
+def told(table: Table) -> dict[str, Mapping[str, float | str]]:
+    """For programs: the scores of each baseline, or the reason why it has none."""
+    reasons = {name: {"reason": reason} for name, reason in table.reasons.items()}
+    return {**table, **reasons}
 
 
 def named_sets(arguments: list[str]) -> dict[str, str]:

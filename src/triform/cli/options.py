@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from triform.baselines import Table
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
@@ -54,17 +57,23 @@ def show_score(name: str, value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def print_scores(named: Mapping[str, Mapping[str, float]]) -> None:
-    """A table with a row a set and a column a score."""
-    names = list(next(iter(named.values())))
+def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, Table] | None = None) -> None:
+    """A table with a row a set and a column a score; under each set the baselines that stand beside it."""
+    lines: list[tuple[str, Mapping[str, float], str]] = []
+    for key, scores in named.items():
+        table = (beside or {}).get(key)
+        lines.append((key, scores, ""))
+        if table:
+            lines += [(f"  {name}", others, table.reasons.get(name, "")) for name, others in table.items()]
+    names = list(dict.fromkeys(name for _, scores, _ in lines for name in scores))
     rows = [
         ["set", *names],
-        *([key, *(show_score(name, scores[name]) for name in names)] for key, scores in named.items()),
+        *(
+            [key, *(show_score(name, scores[name]) if name in scores else "-" for name in names)]
+            for key, scores, _ in lines
+        ),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        typer.echo("  ".join(cells))
+    for row, reason in zip(rows, ["", *(reason for _, _, reason in lines)], strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        typer.echo("  ".join([row[0].ljust(widths[0]), *([f"none: {reason}"] if reason else cells)]))

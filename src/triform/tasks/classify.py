@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triform import baselines
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
@@ -129,7 +130,7 @@ class Classify(Task):
         config = with_tokenizer(build({"data.labels": tuple(labels)}, config), n_characters)
 
         def kept() -> Iterator[Row]:
-            return (row for row, held in split_rows(train_name, config, fraction) if not held)
+            return own_rows(config, held=False)
 
         if resume:
             tokenizer = saved_tokenizer(folder)
@@ -170,7 +171,7 @@ class Classify(Task):
             return None
 
         def rows() -> Iterator[Row]:
-            return (row for row, held in split_rows(data.train, self.config, data.valid_fraction) if held)
+            return own_rows(self.config, held=True)
 
         if folder is None:
             encoded = encode(rows(), data.train, self.numbers, self.tokenizer)
@@ -179,6 +180,13 @@ class Classify(Task):
             what = [data.valid_fraction, layout(data)]
             encoded = encode_once(cache, "valid", rows, self.labels, self.tokenizer, what)
         return self._examples(data.train, *encoded, notices)
+
+    def rows(self, name: str = "") -> Iterator[Row]:
+        name = name or self.config.data.valid
+        return read_rows(name, self.config.data) if name else own_rows(self.config, held=True)
+
+    def baselines(self) -> baselines.Fitted:
+        return baselines.fit("classify", own_rows(self.config, held=False))
 
     def _examples(self, name: str, store: TokenStore, labels: Labels, notices: list[str]) -> Examples:
         examples = Examples(store, labels, self.config.data.max_len)
@@ -280,6 +288,12 @@ def label_tally(scores: Tensor, labels: Tensor) -> Tensor:  # (B, n), (B) -> (1 
 def split_rows(name: str, config: Config, fraction: float) -> Iterator[tuple[Row, bool]]:
     """Each row with whether it is held out for validation."""
     return zip(read_rows(name, config.data), held_out(fraction), strict=False)
+
+
+def own_rows(config: Config, *, held: bool) -> Iterator[Row]:
+    """The rows to train on, or those held out of the same file."""
+    fraction = 0.0 if config.data.valid else config.data.valid_fraction
+    return (row for row, out in split_rows(config.data.train, config, fraction) if out == held)
 
 
 def survey(name: str, config: Config, fraction: float) -> tuple[Sequence[str], int]:

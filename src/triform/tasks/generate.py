@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triform import baselines
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
@@ -183,6 +184,19 @@ class Generate(Task):
             encoded = encode_once(cache, "valid", pieces, self.tokenizer, [stop, layout(data)])
         return self._stream(data.train, encoded, notices)
 
+    def rows(self, name: str = "") -> Iterator[Piece]:
+        name = name or self.config.data.valid
+        return read_pieces(name, self.config.data) if name else own_pieces(self.config, held=True)
+
+    def baselines(self) -> baselines.Fitted:
+        return baselines.fit(
+            "generate",
+            own_pieces(self.config, held=False),
+            tokenize=self.tokenizer.encode,
+            vocab_size=self.tokenizer.vocab_size,
+            lossless=self.tokenizer.lossless,
+        )
+
     def _stream(self, name: str, encoded: tuple[TokenStore, int], notices: list[str]) -> Stream:
         store, n_bytes = encoded
         if store.total < 2:
@@ -284,6 +298,13 @@ def training_part(config: Config) -> int | None:
             "is one document: nothing can be held out; give --valid, or data.valid_fraction=0", path=data.train
         )
     return max(1, int((1 - data.valid_fraction) * units))
+
+
+def own_pieces(config: Config, *, held: bool) -> Iterator[Piece]:
+    """The text to train on, or what was held out of the same file."""
+    cut = training_part(config)
+    start, stop = (cut or 0, None) if held else (0, cut)
+    yield from read_pieces(config.data.train, config.data, start=start, stop=stop)
 
 
 def count_text(config: Config, stop: int | None, cache: TokenCache) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from triform.baselines import Fitted
 from triform.config import Config, Sizes, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
@@ -150,6 +151,14 @@ class Task(ABC):
     @abstractmethod
     def held_out(self, notices: list[str], folder: Path | None = None) -> Dataset | None:
         """The data that judges during training: the validation file, or what was held out of the training file."""
+
+    @abstractmethod
+    def rows(self, name: str = "") -> Iterator[Any]:
+        """The examples of a file, or those that judge during training, as they were read: texts, not tokens."""
+
+    @abstractmethod
+    def baselines(self) -> Fitted:
+        """What is reached without a Transformer, fitted on the data that the model was trained on."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:

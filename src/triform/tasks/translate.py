@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triform import baselines
 from triform.config import Config, Sizes, TrainConfig
 from triform.data import sets
 from triform.data.cache import TokenCache
@@ -191,6 +192,13 @@ class Translate(Task):
             return None
         return self._encoded(_training_name(self.config), list(split_pairs(self.config, held=True)), notices)
 
+    def rows(self, name: str = "") -> Iterator[Pair]:
+        name = name or _validation_name(self.config)
+        return pairs_of(name, self.config) if name else split_pairs(self.config, held=True)
+
+    def baselines(self) -> baselines.Fitted:
+        return baselines.fit("translate", filter(_whole, split_pairs(self.config, held=False)))
+
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
         if not any(map(_whole, pairs)):
             pairs = []  # a set whose every pair lacks a side judges nothing
@@ -300,7 +308,7 @@ def split_pairs(config: Config, *, held: bool) -> Iterator[Pair]:
     """The pairs to train on, or those held out of the same file."""
     fraction = 0.0 if _validation_name(config) else config.data.valid_fraction
     rows = zip(pairs_of(_training_name(config), config), held_out(fraction), strict=False)
-    return (pair for pair, out in rows if out == held)
+    yield from (pair for pair, out in rows if out == held)
 
 
 def pairs_of(name: str, config: Config) -> Iterator[Pair]:
