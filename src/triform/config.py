@@ -86,10 +86,6 @@ class TokenizerConfig:
     file: str = ""  # a tokenizer.json, to take its vocabulary instead of learning one
 
     def __post_init__(self) -> None:
-        _require(
-            self.shared or not self.file,
-            "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: leave one of them out",
-        )
         _at_least("tokenizer", 0, vocab_size=self.vocab_size)
         _at_least("tokenizer", 1, min_count=self.min_count)
 

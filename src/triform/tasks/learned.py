@@ -21,6 +21,10 @@ def layout(data: DataConfig) -> dict[str, object]:
 
 def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for."""
+    if not config.shared:
+        raise ConfigError(
+            "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: drop one of them"
+        )
     try:
         found = load_tokenizer(Path(config.file))
     except CheckpointError as error:
