@@ -79,7 +79,7 @@ def contents() -> dict[str, dict[str, str]]:
     splits = (("train", 20, N_TRAIN), ("valid", 21, N_TEST), ("test", 22, N_TEST))
     return {
         "speeches": speeches,
-        "tinyshakespeare": {"input.txt": lines(sentences(9, 100))},
+        "tinyshakespeare": {"input.txt": lines([f"JULIET: {text}" for text in sentences(9, 100)])},
         "ted_en_fr": pairs,
         "multi30k_en_de": german,
         "imdb": {f"{split}.jsonl": reviews(sentences(seed, count)) for split, seed, count in splits},

@@ -78,6 +78,14 @@ def test_a_section_has_reported_and_own_figures_baselines_and_circumstances() ->
     assert "| as-reported | `triform reproduce speeches-lm` | cpu, slow | torch 2.13, Triform 0.1.0" in page
 
 
+def test_what_a_model_writes_is_shown() -> None:
+    samples = [{"input": "", "output": "\nKING:\nAy."}, {"input": "JULIET: ", "output": "Nay.\n"}]
+    found = outcome("shakespeare-char", made("best", "best", [{"valid": {"loss": 1.44}}], samples=samples))
+    page = section(SYSTEMS["shakespeare-char"], found)
+    assert "best goes on from nothing:\n\n```\nKING:\nAy.\n```" in page
+    assert "best goes on after `JULIET: `:\n\n```\nJULIET: Nay.\n```" in page
+
+
 def test_targets_are_judged_by_the_mean() -> None:
     system = SYSTEMS["speeches-lm"]
     near = made("as-reported", "as-reported", [perplexities(380.0, 480.0, 500.0)])

@@ -54,7 +54,7 @@ IMDB_ENCODER = System(
     ),
     notes=(
         (
-            "The report's split is not known: ours has 15,000 / 5,000 / 5,000 reviews. A pretrained BERT, fine- "
+            "The report's split is not known: ours has 15,000 / 5,000 / 5,000 reviews. A pretrained BERT, fine-"
             "tuned the same way, was reported at 82.66 %."
         ),
     ),

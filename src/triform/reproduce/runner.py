@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from triform.seeds import Seeds, train_seeds
 from triform.settings import Settings, overlay
 from triform.training.folder import RunFolder
 
-QUICK_STEPS, QUICK_SEEDS = 4, 2
+QUICK_STEPS, QUICK_SEEDS, QUICK_CHARACTERS = 4, 2, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,8 @@ def _begun(system: System, asked: Asked, material: Material) -> Outcome:
 def run_variant(variant: Variant, material: Material, asked: Asked, place: Path) -> dict[str, Any]:
     """Train a variant's seeds, or go on where they stopped, and score each of them."""
     system = material.system
-    settings = overlay(variant.settings, material.settings(variant))
+    places = material.settings(variant)  # of files: different for everybody, so not told
+    settings = overlay(variant.settings, places)
     seeds = asked.seeds or variant.seeds
     if asked.quick:
         settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)
@@ -119,12 +121,13 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
+    samples = written(made.folders[0], system.prompts, asked)
     heard = outcomes.events(RunFolder(made.folders[0]).metrics_file)
     return {
         "name": variant.name,
         "setting": variant.setting,
         "about": variant.about,
-        "settings": {name: _plain(value) for name, value in _told(variant.settings, settings, asked).items()},
+        "settings": {name: _plain(value) for name, value in settings.items() if name not in places},
         "parameters": runs[0].pop("parameters"),
         "trained_in": heard[0]["precision"],
         "scored_in": runs[0].pop("precision"),
@@ -132,17 +135,8 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         "seconds": round(clock.total, 2),
         "held_out": _held_out(made),
         "curves": outcomes.curves(heard),
+        "samples": samples,
         "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
-    }
-
-
-def _told(declared: Settings, used: Settings, asked: Asked) -> Settings:
-    """The settings without the places of files, which are different for everybody."""
-    return {
-        name: value
-        for name, value in (used if asked.quick else declared).items()
-        if not (name.startswith("data.") and name in used and str(value).startswith("/"))
-        and name != "tokenizer.file"
     }
 
 
@@ -161,6 +155,16 @@ def _scored(folder: Path, seed: int, tests: dict[str, str], asked: Asked) -> dic
         "parameters": sum(each.numel() for each in run.task.model.parameters()),
         "precision": run.precision,
     }
+
+
+def written(folder: Path, prompts: Sequence[tuple[str, int]], asked: Asked) -> list[dict[str, str]]:
+    """What the first seed goes on with after each prompt."""
+    if not prompts:
+        return []
+    run = load(folder, device=asked.device)
+    most = QUICK_CHARACTERS if asked.quick else max(length for _, length in prompts)
+    texts = [run.predict([prompt], max_new_tokens=min(most, length))[0].output for prompt, length in prompts]
+    return [{"input": prompt, "output": text} for (prompt, _), text in zip(prompts, texts, strict=True)]
 
 
 class Clock:

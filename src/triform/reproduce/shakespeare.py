@@ -34,6 +34,7 @@ SHAKESPEARE_CHAR = System(
     known="tinyshakespeare",
     files={"data.train": "input.txt"},
     tests={"valid": ""},
+    prompts=(("", 1_000), ("JULIET: ", 200)),
     columns=(
         Column(set="valid", score="loss", title="validation loss", digits=4),
         Column(set="valid", score="bits_per_byte", title="bits a byte", digits=4),

@@ -80,6 +80,7 @@ class System:
     variants: tuple[Variant, ...]
     headline: int = 1  # how many columns stand for the system in a summary
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
+    prompts: tuple[tuple[str, int], ...] = ()  # to be gone on with, each by so many tokens
     targets: tuple[Target, ...] = ()
     pairings: tuple[Pairing, ...] = ()
     notes: tuple[str, ...] = ()

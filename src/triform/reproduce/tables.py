@@ -25,7 +25,7 @@ def section(system: System, outcome: Outcome | None) -> str:
     parts += [_table(system, outcome), *_remarks(system, outcome)]
     if said := [*judgements(system, outcome), *pairing_verdicts(system, outcome)]:
         parts.append("\n".join(f"- {line}" for line in said))
-    parts += [*system.notes, _how(outcome)]
+    parts += [*system.notes, *_samples(outcome), _how(outcome)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -191,6 +191,16 @@ def pairing_verdicts(system: System, outcome: Outcome) -> list[str]:
             said = verdict(pairing.first, pairing.second, difference, score, corrected=p, comparisons=many)
             found.append(f"{pairing.question} {title}: {said}")
     return found
+
+
+def _samples(outcome: Outcome) -> list[str]:
+    """What the last variant wrote, prompts included."""
+    parts = []
+    found = outcome["variants"][-1] if outcome["variants"] else {}
+    for sample in found.get("samples", ()):
+        after = f"after `{sample['input']}`" if sample["input"] else "from nothing"
+        parts.append(f"{found['name']} goes on {after}:\n\n```\n{sample['input']}{sample['output'].strip()}\n```")
+    return parts
 
 
 def _how(outcome: Outcome) -> str:
