@@ -23,7 +23,7 @@ the test set was scored once for each seed.
 def pages(results: Path) -> dict[str, str]:
     """The page and the pictures, each under its place beside the page."""
     outcomes = {name: read(results, name) for name in SYSTEMS}
-    parts, found = [INTRODUCTION, summary(SYSTEMS, outcomes)], {}
+    parts, found = [INTRODUCTION.rstrip(), summary(SYSTEMS, outcomes)], {}
     for name, system in SYSTEMS.items():
         outcome = outcomes[name]
         parts.append(section(system, outcome))

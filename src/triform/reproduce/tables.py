@@ -245,20 +245,15 @@ def summary(systems: Mapping[str, System], outcomes: Mapping[str, Outcome | None
 
 
 def _reported_cell(system: System) -> str:
-    lines = [
-        f"{variant.name}: {' / '.join(found)}"
-        for variant in system.variants
-        if (found := [text for column in system.columns if (text := _main(column, variant, system))])
-    ]
+    lines = []
+    for variant in system.variants:
+        figures = [
+            text for column in system.columns[: system.headline] if (text := _single(column, variant.reported))
+        ]
+        others = [key for key in variant.reported if key.startswith("test")]
+        if figures or others:
+            lines.append(f"{variant.name}: {' / '.join(figures) or 'another figure, see there'}")
     return "<br>".join(lines) or "–"
-
-
-def _main(column: Column, variant: Variant, system: System) -> str:
-    """Reported figures of the columns shown; of a system that reported other ones, of those."""
-    shown_keys = {each.key for each in system.columns[: system.headline]}
-    if not shown_keys & variant.reported.keys():
-        shown_keys = {key for key in variant.reported if key.startswith("test")} - {"test greedy.seconds"}
-    return _single(column, variant.reported) if column.key in shown_keys else ""
 
 
 def _cell(system: System, outcome: Outcome | None, columns: Sequence[Column], setting: str) -> str:
