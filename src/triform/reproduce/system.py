@@ -79,6 +79,7 @@ class System:
     columns: tuple[Column, ...]
     variants: tuple[Variant, ...]
     headline: int = 1  # how many columns stand for the system in a summary
+    reported_instead: str = ""  # the column of what was reported, where that is none of these
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
     prompts: tuple[tuple[str, int], ...] = ()  # to be gone on with, each by so many tokens
     targets: tuple[Target, ...] = ()

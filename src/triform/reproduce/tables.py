@@ -245,15 +245,20 @@ def summary(systems: Mapping[str, System], outcomes: Mapping[str, Outcome | None
 
 
 def _reported_cell(system: System) -> str:
-    lines = []
-    for variant in system.variants:
-        figures = [
-            text for column in system.columns[: system.headline] if (text := _single(column, variant.reported))
-        ]
-        others = [key for key in variant.reported if key.startswith("test")]
-        if figures or others:
-            lines.append(f"{variant.name}: {' / '.join(figures) or 'another figure, see there'}")
-    return "<br>".join(lines) or "–"
+    """The reported figures of the columns shown, or what was reported instead."""
+    columns = [each for each in system.columns if each.key == system.reported_instead]
+    lines = [
+        f"{variant.name}: {' / '.join(figures)}"
+        for variant in system.variants
+        if (
+            figures := [
+                _single(column, variant.reported) for column in columns or system.columns[: system.headline]
+            ]
+        )
+        and any(figures)
+    ]
+    instead = f"<br>({columns[0].title}, or what resembles it)" if columns else ""
+    return "<br>".join(lines).removesuffix(" / ") + instead if lines else "–"
 
 
 def _cell(system: System, outcome: Outcome | None, columns: Sequence[Column], setting: str) -> str:
