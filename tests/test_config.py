@@ -471,7 +471,7 @@ def test_settings_lie_over_a_base_and_differences_are_named() -> None:
 def test_the_presets_are_those_of_the_design() -> None:
     assert {*SYSTEMS, *BY_SIZE} == {
         *("imdb-encoder", "shakespeare-char", "ted-set1", "ted-set2", "ted-set3", "ted-set4"),
-        *("speeches-classifier", "speeches-lm", "speeches-window"),
+        *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-tiny"),
         *("tiny", "small", "base", "gpt2-small", "bert-base", "transformer-base"),
     }
     assert set(REPORTED_SIZES) <= set(SYSTEMS)
@@ -521,6 +521,7 @@ REPORTED: dict[str, dict[str, Any]] = {
     "ted-set2": {"model.n_layers": 4, "model.n_heads": 8, "model.d_model": 512, "model.dropout": 0.2},
     "ted-set3": {"model.n_layers": 4, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.2},
     "ted-set4": {"model.n_layers": 6, "model.n_heads": 12, "model.d_model": 768, "model.dropout": 0.1},
+    "multi30k-tiny": {"model.n_layers": 4, "model.n_heads": 4, "model.d_model": 128, "model.dropout": 0.3},
     "speeches-classifier": {"model.d_ff": 256, "model.head_hidden": 100, "train.epochs": 15.0},
     "speeches-lm": {"model.d_ff": 100, "model.window": -1, "train.max_steps": 500},
     "speeches-window": {"model.d_ff": 100, "model.window": 8, "train.max_steps": 500},

@@ -29,25 +29,35 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "models": ("errors", "config", "nn"),
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
+    "stats": ("errors",),
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
-    "training": ("errors", "config", "settings", "nn", "data", "metrics", "tasks"),
+    "training": ("errors", "config", "settings", "nn", "data", "metrics", "stats", "tasks"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
-    "report": ("errors", "charts"),
+    "pages": (),
+    "report": ("errors", "charts", "pages"),
     "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "explain", "report", "run"),
         "memory",
     ),
-    "seeds": ("errors", "config", "settings", "metrics", "tasks", "training", "run", "memory", "launch"),
+    "seeds": ("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "launch"),
+    "study": (
+        *("errors", "config", "settings", "data", "metrics", "stats", "tasks", "training", "charts", "pages"),
+        *("report", "run", "launch", "seeds"),
+    ),
+    "reproduce": (
+        *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
+        *("training", "charts", "run", "launch", "seeds"),
+    ),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
-    *("errors", "config", "settings", "presets", "text", "data", "metrics", "charts", "report"),
-    "baselines",
+    *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "charts"),
+    *("pages", "report"),
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from triform.presets import preset
     from triform.run import Run, load
     from triform.seeds import train_seeds
+    from triform.study.runner import compare
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "DivergedError",
     "Run",
     "TriformError",
+    "compare",
     "load",
     "preset",
     "record_attention",
@@ -35,6 +37,7 @@ __all__ = [
 _LATER = {
     "Config": "triform.config",
     "Run": "triform.run",
+    "compare": "triform.study.runner",
     "load": "triform.run",
     "preset": "triform.presets",
     "record_attention": "triform.explain.record",

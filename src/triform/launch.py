@@ -134,7 +134,7 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
     build(asked)
-    return asked | {name: _absolute(str(asked[name])) for name in FILES if asked.get(name)}
+    return asked | {name: _absolute(str(asked[name])) for name in (*FILES, "tokenizer.file") if asked.get(name)}
 
 
 def _absolute(path: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,44 +48,21 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str]) -> 
     }
 
 
-class Spread(NamedTuple):
-    """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be."""
+def lowercase_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU with case folded, as figures on tokenised and lower-cased text are."""
+    from sacrebleu.metrics.bleu import BLEU
 
-    mean: float
-    deviation: float  # 0 for a single run, of which nothing more is known
-    low: float  # the 95 % interval, from Student's t
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.deviation:.4f}"
+    return float(BLEU(lowercase=True).corpus_score(hypotheses, [references]).score)
 
 
-def spread(values: Sequence[float]) -> Spread:
-    n, mean = len(values), sum(values) / len(values)
-    if n == 1 or not math.isfinite(mean):
-        return Spread(mean, 0.0 if n == 1 else math.nan, -math.inf, math.inf)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    reach = student_t(n - 1) * deviation / math.sqrt(n)
-    return Spread(mean, deviation, mean - reach, mean + reach)
+def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.float64]:
+    """What each sentence adds to corpus BLEU, (sentences, 10), as `stats.corpus_bleu` reads it."""
+    from sacrebleu.metrics.bleu import BLEU
 
-
-def student_t(freedom: int, confidence: float = 0.95) -> float:
-    """How many standard errors from the mean the truth lies within, so often; by halving."""
-    low, high = 0.0, math.pi / 2  # atan(t / sqrt(freedom))
-    while high - low > 1e-15:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
-    return math.tan(low) * math.sqrt(freedom)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """P(|t| < sqrt(freedom) · tan(angle)), the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    term, total = (1.0 if freedom % 2 == 0 else cosine), 0.0
-    for k in range(2 + freedom % 2, freedom + 1, 2):
-        total += term
-        term *= cosine * cosine * (k - 1) / k
-    return sine * total if freedom % 2 == 0 else 2 / math.pi * (angle + sine * total)
+    judge = BLEU(effective_order=True)
+    found = [judge.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    rows = [[each.sys_len, each.ref_len, *each.counts, *each.totals] for each in found]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), 10)
 
 
 def bleu_signature() -> str:

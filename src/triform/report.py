@@ -5,14 +5,12 @@ The page is built from the run's own files, so it can be written at any time, al
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import os
 import statistics
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,8 +18,9 @@ from typing import Any, TypeGuard
 from urllib.parse import quote
 
 from triform import __version__
-from triform.charts import SCRIPT, STYLE, Chart, Curve, Mark, Point, draw, show, smooth, thin
+from triform.charts import Chart, Curve, Mark, Point, draw, show, smooth, thin
 from triform.errors import DataError
+from triform.pages import duration, page, section, table, tile, write_page
 
 Event = Mapping[str, Any]
 
@@ -107,15 +106,15 @@ def write_report(folder: Path) -> Path:
         [_header(run), _tiles(run), _notices(run), _charts(run), _tests(run), _samples(run), _settings(run)]
     )
     version = run.start.get("version", __version__)
-    return _write(folder / "report.html", _page(f"{run.task} · {run.name}", body, f"Triform {version}"))
+    return write_page(folder / "report.html", page(f"{run.task} · {run.name}", body, f"Triform {version}"))
 
 
 def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
     """Write one page that compares the tasks of a demo and links to each run's report."""
     reached = sum(row.reached for row in rows)
     tiles = [
-        _tile("Targets reached", f"{reached} of {len(rows)}", "tasks"),
-        _tile("Training time", _duration(sum(row.seconds for row in rows)), "all tasks together"),
+        tile("Targets reached", f"{reached} of {len(rows)}", "tasks"),
+        tile("Training time", duration(sum(row.seconds for row in rows)), "all tasks together"),
     ]
     head = ["Task", "What it does", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
     lines = []
@@ -127,15 +126,15 @@ def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
             f'<td class="name">{escape(_label(row.metric))}</td>'
             f'<td class="num"><b>{show(row.score)}</b></td>'
             f'<td class="num">{"≥" if row.higher_is_better else "≤"} {show(row.target)}</td>'
-            f'<td><span class="pill {tone}">{word}</span></td><td class="num">{_duration(row.seconds)}</td>'
+            f'<td><span class="pill {tone}">{word}</span></td><td class="num">{duration(row.seconds)}</td>'
             f'<td><a href="{escape(link)}">{escape(row.task)} report</a></td></tr>'
         )
     body = (
         '<header><p class="eyebrow">Triform</p><h1>Scoreboard</h1>'
         '<p class="lead">One Transformer in three forms, each trained from scratch.</p></header>'
-        f'<dl class="tiles">{"".join(tiles)}</dl>{_table(head, lines, numeric={3, 4, 6})}'
+        f'<dl class="tiles">{"".join(tiles)}</dl>{table(head, lines, numeric={3, 4, 6})}'
     )
-    return _write(path, _page("Scoreboard", body, f"Triform {__version__}"))
+    return write_page(path, page("Scoreboard", body, f"Triform {__version__}"))
 
 
 def read_history(folder: Path) -> History:
@@ -189,14 +188,6 @@ def _label(score: str) -> str:
     return SPELLED.get(score, score.replace("_", " ").capitalize())
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} m" if hours else f"{minutes} m {rest:02d} s"
-
-
 def _count(value: object) -> str:
     return f"{value:,.0f}" if _finite(value) else "–"
 
@@ -220,14 +211,6 @@ def _header(run: History) -> str:
     )
 
 
-def _tile(name: str, value: str, note: str = "", extra: str = "") -> str:
-    length = " long" if len(value) > 10 else ""
-    return (
-        f'<div class="tile"><dt>{escape(name)}</dt><dd class="value{length}">{escape(value)}</dd>'
-        f'<dd class="note">{escape(note)}{extra}</dd></div>'
-    )
-
-
 def _tiles(run: History) -> str:
     best, end, start = run.best(), run.end or {}, run.start
     speeds = [value for _, value in run.curve("train", "tokens_per_s")]
@@ -238,12 +221,12 @@ def _tiles(run: History) -> str:
     name = SPELLED.get(run.metric, _label(run.metric).lower())
     when = f"at step {_count(int(best[0]))}" if best else "not validated yet"
     tiles = [
-        _tile(f"Best {name}", show(best[1]) if best else "–", when),
-        _tile("Steps", _count(run.last_step), f"of {_count(most)}", "" if run.end else bar),
-        _tile("Parameters", _count(size), f"vocabulary of {_count(words)}"),
-        _tile("Time", _duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"),
-        _tile("Tokens per second", show(statistics.median_low(speeds)) if speeds else "–", "median"),
-        _tile("Device", str(start.get("device", "–")), str(start.get("precision", ""))),
+        tile(f"Best {name}", show(best[1]) if best else "–", when),
+        tile("Steps", _count(run.last_step), f"of {_count(most)}", "" if run.end else bar),
+        tile("Parameters", _count(size), f"vocabulary of {_count(words)}"),
+        tile("Time", duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"),
+        tile("Tokens per second", show(statistics.median_low(speeds)) if speeds else "–", "median"),
+        tile("Device", str(start.get("device", "–")), str(start.get("precision", ""))),
     ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
@@ -288,8 +271,8 @@ def _charts(run: History) -> str:
     first, second = ("".join(map(draw, charts)) for charts in (large, small))
     layout = "charts" if len(small) % 4 == 0 else "charts thirds"
     if not first + second:
-        return _section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
-    return _section("Curves", f'<div class="charts">{first}</div><div class="{layout}">{second}</div>')
+        return section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
+    return section("Curves", f'<div class="charts">{first}</div><div class="{layout}">{second}</div>')
 
 
 def _tests(run: History) -> str:
@@ -303,7 +286,7 @@ def _tests(run: History) -> str:
         cells = "".join(f'<td class="num">{value}</td>' for value in values)
         lines.append(f'<tr><th scope="row">{escape(test)}</th>{cells}</tr>')
     head = ["Data", *map(_label, names)]
-    return _section("Test scores", _table(head, lines, numeric=range(1, len(head)))) if lines else ""
+    return section("Test scores", table(head, lines, numeric=range(1, len(head)))) if lines else ""
 
 
 def _samples(run: History) -> str:
@@ -318,63 +301,31 @@ def _samples(run: History) -> str:
         lines.append(f"<tr{' class=miss' if missed else ''}>{cells}</tr>")
     if not lines:
         return ""
-    return _section(f"Samples at step {_count(last[0].get('step'))}", _table(map(str.capitalize, keys), lines))
+    return section(f"Samples at step {_count(last[0].get('step'))}", table(map(str.capitalize, keys), lines))
 
 
 def _settings(run: History) -> str:
     command = f"triform train {escape(run.task)} --config config.toml"
     again = f'<p>To run it again, from this folder:</p><pre class="card"><code>{command}</code></pre>'
     if run.settings is None:
-        return _section("Settings", '<p class="empty">There was no readable config.toml.</p>')
+        return section("Settings", '<p class="empty">There was no readable config.toml.</p>')
     tables = []
     for title, values in _groups("", run.settings):
         pairs = ((escape(key), escape(_plain(value))) for key, value in values)
         lines = "".join(f'<tr><th scope="row">{key}</th><td>{value}</td></tr>' for key, value in pairs)
         name = escape(title or "general")
         tables.append(f'<div class="card group"><h3>{name}</h3><table>{lines}</table></div>')
-    return _section("Settings", f'{again}<div class="groups">{"".join(tables)}</div>')
+    return section("Settings", f'{again}<div class="groups">{"".join(tables)}</div>')
 
 
-def _groups(title: str, table: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
+def _groups(title: str, settings: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
     """The tables of a config, each with its plain values; `[model.encoder]` comes after `[model]`."""
-    if values := [(key, value) for key, value in table.items() if not isinstance(value, dict)]:
+    if values := [(key, value) for key, value in settings.items() if not isinstance(value, dict)]:
         yield title, values
-    for key, value in table.items():
+    for key, value in settings.items():
         if isinstance(value, dict):
             yield from _groups(f"{title}.{key}" if title else key, value)
 
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else '""'
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
-
-
-def _table(head: Iterable[str], lines: Iterable[str], *, numeric: Collection[int] = ()) -> str:
-    kinds = ((escape(name), " class=num" if i in numeric else "") for i, name in enumerate(head))
-    names = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in kinds)
-    table = f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<div class="card wide">{table}</div>'
-
-
-def _page(title: str, body: str, version: str) -> str:
-    """The document. Its policy lets nothing load and no script run but ours, whatever a sample holds."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{escape(title)} · Triform</title>'
-        f"<style>{STYLE}</style></head>\n<body><main>{body}</main>"
-        f"<footer>{escape(version)}</footer><script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def _write(path: Path, text: str) -> Path:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
-    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,13 +28,13 @@ from triform.launch import (
     stopping_at_ctrl_c,
 )
 from triform.memory import divide
-from triform.metrics import Spread, spread
 from triform.run import Run, load, pick_device
 from triform.settings import Settings, build
+from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
 from triform.training.chorus import Chorus
 from triform.training.folder import RunFolder
-from triform.training.listeners import ProgressLine
+from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.population import Member, Population, together
 from triform.training.trainer import Trainer
 
@@ -87,14 +87,22 @@ def train_seeds(
     asked = collect(task, preset, config, dotted(settings))
     out = Path(options.out or default_out(asked))
     first = build(asked).seed
-    places = _claim(out, asked, range(first, first + seeds), options)
+    again = f" --seeds {seeds}" + (f" --seed {first}" if first else "")
+    return _outcome(out, train_these(out, asked, range(first, first + seeds), options, again))
+
+
+def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Options, again: str = "") -> list[Place]:
+    """Train these seeds, each in OUT/seed-NUMBER, but for those that are done; one that diverges stops no other.
+
+    `again` is what the user must say of seeds to go on with an interrupted command.
+    """
+    places = _claim(out, asked, seeds, options)
     todo = [place for place in places if place.stored is None or not place.folder.complete()]
     if todo:
-        again = f" --seeds {seeds}" + (f" --seed {first}" if first else "")
         _train(todo, next((place.stored for place in places if place.stored), None) or build(asked), options, again)
     for place in places:
         place.folder.drop_tokens()
-    return _outcome(out, places)
+    return places
 
 
 def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -> list[Place]:
@@ -147,14 +155,22 @@ class Crew:
         self.config = prepared.task.config  # settled as far as it is the same for all
 
     def one_by_one(self) -> None:
+        failures: dict[str, DivergedError] = {}
         for number, place in enumerate(self.places):
             if not self.options.quiet:
                 print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
             trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
-            trainer = fit(trainer, self.options)
+            try:
+                trainer = fit(trainer, self.options)
+            except DivergedError as failure:
+                failures[place.folder.path.name] = failure
+                told = {"event": "diverged", "step": trainer.progress.step, "text": str(failure)}
+                MetricsFile(place.folder.metrics_file).hear(told)
+                continue
             close(trainer, samples=place is self.lead)
             self._check_finished([trainer])
+        self._check_failures(failures)
 
     def together(self, resident: Any) -> None:
         quiet = replace(self.options, quiet=True)
@@ -177,11 +193,8 @@ class Crew:
         for member in members:
             if member.failure is None:
                 close(member, samples=member is members[0])
-        failed = [member for member in members if member.failure]
-        if failed:
-            names = ", ".join(member.folder.path.name for member in failed)
-            raise DivergedError(f"{names} of {len(members)} diverged, the others went on: {failed[0].failure}")
-        self._check_finished(members)
+        self._check_finished([member for member in members if not member.failure])
+        self._check_failures({member.folder.path.name: member.failure for member in members if member.failure})
 
     def _of(self, place: Place) -> Prepared:
         """What a seed trains: the common data, and a model with the weights it would have drawn alone."""
@@ -203,6 +216,12 @@ class Crew:
             print(line, file=out)
         if begun := min(member.progress.step for member in members):
             print(f"going on from step {begun}", file=out)
+
+    def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
+        if failures:
+            first = next(iter(failures.values()))
+            names = ", ".join(failures)
+            raise DivergedError(f"{names} of {len(self.places)} diverged, the others went on: {first}")
 
     def _check_finished(self, trainers: Sequence[Trainer]) -> None:
         stopped = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]

@@ -9,7 +9,6 @@ import pytest
 import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from task_cases import sentences
 
@@ -37,20 +36,6 @@ def test_translation_scores_are_sacrebleus() -> None:
     assert scores["sentence_bleu"] == pytest.approx(np.mean(single))
     assert scores["exact_match"] == np.mean([one == other for one, other in zip(made, references, strict=True)])
     assert metrics.bleu_signature().startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 33, 200])
-def test_the_spread_of_seeds_is_scipys_t_interval(n: int) -> None:
-    values = np.random.default_rng(n).normal(3.0, 2.0, size=n).tolist()
-    mean, deviation, low, high = metrics.spread(values)
-    assert (mean, deviation) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
-    wanted = stats.t.interval(0.95, n - 1, loc=mean, scale=deviation / math.sqrt(n))
-    assert (low, high) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_of_a_single_run_no_interval_is_known() -> None:
-    assert metrics.spread([2.0]) == (2.0, 0.0, -math.inf, math.inf)
-    assert math.isnan(metrics.spread([2.0, math.inf]).deviation)
 
 
 def test_perplexity_and_bits_by_hand() -> None:

@@ -16,12 +16,15 @@ import typer
 from triform import __version__
 from triform.cli.audit import audit
 from triform.cli.check import check
+from triform.cli.compare import compare
+from triform.cli.data import data
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
 from triform.cli.params import params
 from triform.cli.predict import predict
+from triform.cli.reproduce import reproduce
 from triform.cli.train import train
 from triform.errors import InterruptedRun, TriformError
 
@@ -33,8 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, explain, check, audit, params, doctor):
+for command in (demo, train, predict, evaluate, compare, explain, check, audit, params, reproduce, doctor):
     app.command()(command)
+for name, group in (("data", data),):
+    app.add_typer(group, name=name)
 
 
 def _version(asked: bool) -> None:

@@ -37,16 +37,25 @@ Fact = TypeVar("Fact")
 
 
 def cache_folder() -> Path:
-    """TRIFORM_CACHE, or where the system keeps such things."""
-    if given := os.environ.get("TRIFORM_CACHE"):
-        return Path(given)
+    """For tokens: TRIFORM_CACHE, or where the system keeps such things."""
+    given = os.environ.get("TRIFORM_CACHE")
+    return Path(given) if given else _kept_by_the_system() / "tokens"
+
+
+def sets_folder() -> Path:
+    """For known sets that were downloaded: beside the tokens."""
+    given = os.environ.get("TRIFORM_CACHE")
+    return (Path(given) if given else _kept_by_the_system()) / "sets"
+
+
+def _kept_by_the_system() -> Path:
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "triform" / "tokens"
+    return base / "triform"
 
 
 class TokenCache:

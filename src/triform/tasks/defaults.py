@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from triform.config import Config, ModelConfig
 from triform.settings import Settings, build, flatten
+from triform.tasks.learned import given_tokenizer
 
 MILLION = 1_000_000
 
 
 def with_tokenizer(config: Config, n_characters: int) -> Config:
     """Whole words for small labelled sets, characters for a very short text to imitate, else byte BPE."""
+    if config.tokenizer.file:
+        return build({"tokenizer.kind": given_tokenizer(config.tokenizer).kind}, config)
     if config.tokenizer.kind != "auto":
         return config
     kind = "bpe"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache as once
+from pathlib import Path
 
 from triform.config import DataConfig, TokenizerConfig
 from triform.data.cache import TokenCache
-from triform.errors import ConfigError
+from triform.errors import CheckpointError, ConfigError
 from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, train_tokenizer, varied
 
 
@@ -27,10 +28,29 @@ def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
     return varied.versions(tokenizer, config.dropout)
 
 
+def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for."""
+    if not config.shared:
+        raise ConfigError(
+            "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: drop one of them"
+        )
+    try:
+        found = load_tokenizer(Path(config.file))
+    except CheckpointError as error:
+        raise ConfigError(f"tokenizer.file={error}") from None
+    if config.kind not in ("auto", found.kind):
+        raise ConfigError(f"tokenizer.kind={config.kind}, but {config.file} is of the kind {found.kind}")
+    if config.vocab_size not in (0, found.vocab_size):
+        raise ConfigError(f"tokenizer.vocab_size={config.vocab_size}, but {config.file} has {found.vocab_size}")
+    return found
+
+
 def learned_tokenizer(
     cache: TokenCache, config: TokenizerConfig, what: object, texts: Iterable[str], n_characters: int
 ) -> Tokenizer:
-    """A tokenizer learned from texts, which `what` tells apart from others of the same files."""
+    """A tokenizer learned from texts, which `what` tells apart from others of the same files; or one given."""
+    if config.file:
+        return given_tokenizer(config)
     name = ",".join(cache.files)
     if config.kind == "bpe" and n_characters > SAMPLE:
         millions = f"{SAMPLE // 1_000_000} of {n_characters // 1_000_000} million characters"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from triform.metrics import spread
+from triform.stats import spread
 from triform.training.listeners import ProgressLine
 from triform.training.trainer import Event
 

@@ -1,0 +1,38 @@
+"""`triform compare`: variants over the same seeds, and whether their differences are real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, Json, print_json
+
+
+def compare(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The variants and what they are judged on.")],
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Models to train of each variant, instead of the study's.")
+    ] = None,
+    out: Annotated[str, typer.Option(metavar="DIR", help="Where runs and report go; default runs/NAME.")] = "",
+    device: Device = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    json_: Json = False,
+) -> None:
+    """Train variants of a model with the same seeds and say which differences are real.
+
+    What DIR already holds is not trained again: a study that was interrupted goes on where it stopped.
+    """
+    from triform.errors import ConfigError
+    from triform.study.runner import compare as run_study
+    from triform.study.tables import as_text, tree
+
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: give how many models to train of each variant, 1 or more")
+    outcome = run_study(study, seeds=seeds or 0, out=out, device=device, quiet=quiet)
+    if json_:
+        print_json(tree(outcome))
+        return
+    typer.echo(as_text(outcome))
+    typer.echo(f"report: {outcome.path / 'study.html'} (and study.md, study.csv, study.json)")

@@ -1,0 +1,73 @@
+"""`triform reproduce`: the reference systems, from data to table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triform.cli.options import Device, Json, print_json
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A system; or list, or tables.")],
+    data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, see `triform data`.")] = "",
+    setting: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds a variant; default: its own number.")] = 0,
+    out: Annotated[str, typer.Option(metavar="DIR", help="Run folders; for tables: the page to write.")] = "",
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json goes.")] = Path("results"),
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models: does it all run?")] = False,
+    json_: Json = False,
+) -> None:
+    """Run a reference system: train its variants, score them once, write results/NAME.json.
+
+    An interrupted run goes on where it stopped. `tables` makes a page of what results holds.
+    """
+    if name == "list":
+        _list(as_json=json_)
+        return
+    if name == "tables":
+        from triform.reproduce.page import write_page
+
+        typer.echo(f"page: {write_page(results, Path(out or 'docs/results.md'))}")
+        return
+    from triform.reproduce.runner import Asked
+    from triform.reproduce.runner import reproduce as run
+    from triform.reproduce.systems import system_of
+    from triform.reproduce.tables import section
+
+    system = system_of(name)
+    place = Path(out or "runs/reproduce")
+    asked = Asked(data=data, setting=setting, seeds=seeds, out=place, results=results, device=device, quick=quick)
+    outcome = run(system, asked)
+    if json_:
+        print_json(outcome)
+        return
+    typer.echo(section(system, outcome))
+    typer.echo(f"results: {results / f'{name}.json'}")
+
+
+def _list(*, as_json: bool) -> None:
+    from triform.reproduce.systems import SYSTEMS
+
+    if as_json:
+        print_json(
+            {
+                system.name: {
+                    "title": system.title,
+                    "report": system.report,
+                    "task": system.task,
+                    "set": system.known,
+                    "variants": {
+                        each.name: {"setting": each.setting, "seeds": each.seeds} for each in system.variants
+                    },
+                }
+                for system in SYSTEMS.values()
+            }
+        )
+        return
+    for system in SYSTEMS.values():
+        variants = ", ".join(variant.name for variant in system.variants)
+        typer.echo(f"{system.name:<20} {system.report:<9} {system.title} ({system.known}): {variants}")

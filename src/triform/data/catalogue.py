@@ -1,0 +1,238 @@
+"""Known sets: their files by checksum, where to get them, and whether a folder holds them unaltered.
+
+A set lies in FOLDER/NAME; each file plain or with .gz added. Sizes and checksums are of the content, unzipped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from triform.data.cache import sets_folder
+from triform.data.files import digest, opened
+from triform.errors import ConfigError, DataError
+
+RAW = "https://raw.githubusercontent.com"
+PATIENCE = 30  # seconds without a byte before a download is given up
+TROUBLE = (
+    *(urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError),
+    *(gzip.BadGzipFile, EOFError, zlib.error),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFile:
+    """A file by its content; `url` is empty where it cannot be had as it is."""
+
+    name: str
+    size: int
+    sha256: str
+    url: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSet:
+    """Files that belong together. `by_hand` says how to make what no address offers."""
+
+    name: str
+    about: str
+    licence: str
+    files: tuple[KnownFile, ...]
+    by_hand: str = ""
+
+
+def _files(base: str, *rows: tuple[str, int, str], ending: str = "") -> tuple[KnownFile, ...]:
+    """Files of one address; without `base` they have none."""
+    return tuple(
+        KnownFile(name=name, size=size, sha256=sha256, url=f"{base}/{name}{ending}" if base else "")
+        for name, size, sha256 in rows
+    )
+
+
+UNSEEN = "test_CLS_unseen.tsv"
+
+SPEECHES = KnownSet(
+    name="speeches",
+    about=(
+        "speeches of three presidents: 2,092 + 750 labelled sentences; 1,553 lines to model, 250 of each to judge"
+    ),
+    licence="repository Apache-2.0; none stated for the data",
+    files=(
+        *_files(
+            f"{RAW}/yasho191/ScratchLLM/c410378c4350641e973b1836ff40ec558da7f43d/speechesdataset",
+            ("train_CLS.tsv", 198912, "7dbd7cadc6efe746d0c0a7e5fe81f0ac2431bd2a3b86b51f4cb23f373466c88e"),
+            ("test_CLS.tsv", 71003, "31277b7d67cff8ad717c9f43c05810c6b78feb67f04472bd7aa20e71eb2e0da8"),
+            ("train_LM.txt", 159648, "aff1d88fad90db8cedfe8918a9099ffdfe622641a2a8c6e25dac1f7eda199b1a"),
+            ("test_LM_obama.txt", 27739, "6cb3bb657ae40cab1cb8f3f38f391dbdcc80a9b21b577d5fc1ea4ba86901bed2"),
+            ("test_LM_wbush.txt", 24657, "1281773860075b12727f9f581940c028074d05f3efbf99bbfcc9c7c472d4dbd5"),
+            ("test_LM_hbush.txt", 23627, "a0592374b7cd47a6417a311892a4b8a59f35cbe054cbaf96c06e50e904c8451f"),
+        ),
+        *_files("", (UNSEEN, 19233, "0ae709b1a62e54f83f6a00af2e36345975264967b0fb648574972a68c17c1200")),
+    ),
+    by_hand=f"{UNSEEN} is made from the others: the lines of test_CLS.tsv whose sentence is not in train_CLS.tsv",
+)
+TINYSHAKESPEARE = KnownSet(
+    name="tinyshakespeare",
+    about="1,115,394 characters of Shakespeare's plays",
+    licence="public domain",
+    files=_files(
+        f"{RAW}/karpathy/char-rnn/d1d7aa34fdb3626174bce1d753e6cc6845ce7087/data/tinyshakespeare",
+        ("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+    ),
+)
+TED_EN_FR = KnownSet(
+    name="ted_en_fr",
+    about="TED talks, English and French: 30,000 + 887 + 1,305 pairs",
+    licence="none stated; TED talks are CC BY-NC-ND",
+    files=_files(
+        f"{RAW}/ashmitchamoli/Transformers-From-Scratch/HEAD/data/ted-talks-corpus",
+        ("train.en", 2885083, "69df29de80f462ba8d07b62f1c102675959d0e647520e4d55ffe99b9eb4be1a8"),
+        ("train.fr", 3358288, "a5065e385bee5d64307ba0e8187abc9a0e041223354c4ddac80752bec9511824"),
+        ("dev.en", 96477, "2fcfd5c3347c27ded1ffa67cf7d5bf075cdf0a77b84045f1fc363a794c2828af"),
+        ("dev.fr", 104347, "3786dc3bccf0c84a4494e12d7ffdaab93b5c984b2632aa5ed04452b69e913b1e"),
+        ("test.en", 117545, "47e1c66b3297abe55893c27104a4721b6d02a27883009a7985f87d3b84bec6de"),
+        ("test.fr", 139304, "41a56c4aa86fa6b35c36b0aa234411edae514ca45bb355a583675a742621886f"),
+    ),
+)
+IMDB = KnownSet(
+    name="imdb",
+    about="film reviews, positive or negative: 15,000 + 5,000 + 5,000",
+    licence="none stated; Maas et al. 2011, for research",
+    files=_files(
+        "",
+        ("train.jsonl", 20688313, "3c121ef56201dd4c32e11736c7d70644f510188c9e067abe21a96a91426c2608"),
+        ("valid.jsonl", 6954546, "689ea8724f42553b5a8ef80c7650c86d8fa0d87f971dd3c256d2addc38c24afa"),
+        ("test.jsonl", 6803022, "978132997adc12479bb2de24d8a6f393027a3bc4edc42bcd549c267a7c8d32c2"),
+    ),
+    by_hand=(
+        "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) was made "
+        "by hand and is offered nowhere: 418 repeated reviews dropped, balanced labels, seed 20240613; train and "
+        "valid from the official training half, test from the official test half; a JSON object a line with id, "
+        "label (1 is positive) and text, ASCII-escaped, <br /> kept"
+    ),
+)
+MULTI30K = KnownSet(
+    name="multi30k_en_de",
+    about="captions of pictures, English and German: 29,000 + 1,014 + 1,000 pairs",
+    licence="none stated",
+    files=_files(
+        f"{RAW}/multi30k/dataset/c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw",
+        ("train.en", 1801238, "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6"),
+        ("train.de", 2110398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
+        ("val.en", 63297, "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227"),
+        ("val.de", 75981, "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"),
+        ("test_2016_flickr.en", 62076, "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"),
+        ("test_2016_flickr.de", 70649, "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16"),
+        ending=".gz",
+    ),
+)
+SETS: dict[str, KnownSet] = {known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K)}
+
+
+def known_set(name: str) -> KnownSet:
+    if name not in SETS:
+        raise ConfigError(f"unknown set {name!r}; known are {', '.join(SETS)}")
+    return SETS[name]
+
+
+def folder_of(known: KnownSet, folder: str | Path = "") -> Path:
+    """Where a set lies: in the folder given, or where `triform data get` puts it."""
+    try:
+        return Path(folder or sets_folder()) / known.name
+    except RuntimeError:
+        raise ConfigError("this user has no home folder to keep data in; give --data DIR") from None
+
+
+def locate(file: KnownFile, folder: Path) -> Path | None:
+    """The file in its set's folder, plain or zipped."""
+    places = (folder / file.name, folder / f"{file.name}.gz")
+    return next((place for place in places if place.is_file()), None)
+
+
+def checked(known: KnownSet, folder: str | Path = "") -> dict[str, Path]:
+    """Every file of a set, unaltered; a DataError names the first that is missing or is not what it should be."""
+    place, found = folder_of(known, folder), {}
+    for file in known.files:
+        path = locate(file, place)
+        if path is None:
+            raise DataError(_missing(known, file, folder), path=place / file.name)
+        _verify(file, digest(str(path)), path)
+        found[file.name] = path
+    return found
+
+
+def _missing(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
+    where = f" --data {folder}" if folder else ""
+    if file.url or file.name == UNSEEN:
+        return f"is missing; get it with: triform data get {known.name}{where}, or place it there (also as .gz)"
+    return f"is missing; place it there (also as .gz): {known.by_hand}"
+
+
+def _verify(file: KnownFile, found: str, path: Path | str) -> None:
+    if found != file.sha256:
+        raise DataError(
+            f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {found}", path=path
+        )
+
+
+def get(known: KnownSet, folder: str | Path = "", say: Callable[[str], None] = print) -> dict[str, Path]:
+    """Download what is missing, check everything; nothing that is there is touched."""
+    place = folder_of(known, folder)
+    for file in known.files:
+        if locate(file, place) is not None:
+            continue
+        if file.url:
+            say(f"{known.name}/{file.name} from {file.url}")
+            _download(known, file, place)
+        elif file.name == UNSEEN:
+            _write(file, place, _unseen(place))
+        else:
+            raise DataError(_missing(known, file, folder), path=place / file.name)
+    return checked(known, folder)
+
+
+def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
+    try:
+        with urllib.request.urlopen(file.url, timeout=PATIENCE) as answer:
+            content: bytes = answer.read()  # the largest known file has a few megabytes
+        if file.url.endswith(".gz"):
+            content = gzip.decompress(content)
+    except TROUBLE as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataError(
+            f"cannot be downloaded from {file.url} ({reason}); get the file another way and place it there, "
+            f"then: triform data check {known.name} --data {place.parent}",
+            path=place / file.name,
+        ) from None
+    _write(file, place, content)
+
+
+def _write(file: KnownFile, place: Path, content: bytes) -> None:
+    """Checked, then written aside and renamed: a file under its name is whole."""
+    _verify(file, hashlib.sha256(content).hexdigest(), f"{place / file.name}, as downloaded,")
+    aside = place / f".{file.name}.part"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(content)
+        aside.replace(place / file.name)
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror or error}", path=place / file.name) from None
+
+
+def _unseen(place: Path) -> bytes:
+    """The lines of the test file whose sentence the training file does not hold."""
+    lines = {}
+    for file in SPEECHES.files:
+        if (path := locate(file, place)) is not None:
+            with opened(str(path)) as content:
+                lines[file.name] = content.read().removesuffix(b"\n").split(b"\n")
+    seen = {line.partition(b"\t")[2].strip() for line in lines["train_CLS.tsv"]}
+    kept = [line + b"\n" for line in lines["test_CLS.tsv"] if line.partition(b"\t")[2].strip() not in seen]
+    return b"".join(kept)

@@ -1,0 +1,120 @@
+"""The data of a system, ready to be used: found and checked, cut short for a quick run, searched for leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from triform.config import DataConfig, TokenizerConfig
+from triform.data.catalogue import checked, known_set
+from triform.data.files import decoded_lines
+from triform.data.readers import read_lines, read_rows
+from triform.errors import CheckpointError
+from triform.reproduce.system import System, Variant
+from triform.settings import Settings
+from triform.text import train_tokenizer
+
+QUICK_ROWS = {True: 400, False: 16}  # lines of training files, and of others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """Files of a system by their names in the catalogue, and a folder for what is made of them."""
+
+    system: System
+    files: Mapping[str, Path]
+    folder: Path
+
+    @classmethod
+    def gather(cls, system: System, data: str, folder: Path, *, quick: bool) -> Material:
+        """Every file, unaltered; for a quick run only the beginning of each."""
+        files = checked(known_set(system.known), data)
+        _make(folder)
+        if quick:
+            files = {name: _beginning(path, folder / name) for name, path in files.items()}
+        return cls(system=system, files=files, folder=folder)
+
+    def path(self, names: str) -> str:
+        """The file, or the two aligned files `source,target`, as `Run.evaluate` takes them."""
+        return ",".join(str(self.files[name].absolute()) for name in names.split(",")) if names else ""
+
+    def settings(self, variant: Variant) -> Settings:
+        """Where the data is, and the vocabulary where it is not learned from the training file."""
+        found: Settings = {setting: self.path(name) for setting, name in self.system.files.items()}
+        if variant.vocabulary:
+            found["tokenizer.file"] = str(self.vocabulary(variant.vocabulary))
+        return found
+
+    def vocabulary(self, names: Sequence[str]) -> Path:
+        """Every distinct word of these files."""
+        path = self.folder / "vocabulary.json"
+        texts = (text for name in names for text in texts_of(str(self.files[name])))
+        train_tokenizer(TokenizerConfig(kind="word"), texts, name=", ".join(names)).save(path.absolute())
+        return path.absolute()
+
+    def tests(self) -> dict[str, str]:
+        """What is scored in the end: a name, and the file or files."""
+        found = {name: self.path(files) for name, files in self.system.tests.items()}
+        if self.system.apart:
+            found |= self._apart(found["test"])
+        return found
+
+    def _apart(self, test: str) -> dict[str, str]:
+        """Two files more: the test rows that are in the training file, and those that are not."""
+        leaked = self.leaked("test")
+        rows = list(read_rows(test, DataConfig()))
+        found = {}
+        for name, wanted in (("seen", True), ("unseen", False)):
+            lines = [f"{row.label}\t{row.text}\n" for row, seen in zip(rows, leaked, strict=True) if seen is wanted]
+            if lines:
+                path = self.folder / f"{name}.tsv"
+                path.write_text("".join(lines), encoding="utf-8")
+                found[f"test, {name}"] = str(path.absolute())
+        return found
+
+    def leaked(self, test: str) -> list[bool]:
+        """For each text of a test set, whether it is among the training texts."""
+        train = self.system.files.get("data.train") or self.system.files["data.source"]
+        names = self.system.tests[test].split(",")
+        return seen(list(texts_of(str(self.files[train]))), list(texts_of(str(self.files[names[0]]))))
+
+    def leaks(self) -> dict[str, dict[str, int]]:
+        """How many texts of each set that judges are also in the training file."""
+        train = {self.system.files.get(name) for name in ("data.train", "data.source")}
+        found = {}
+        for test, files in self.system.tests.items():
+            if files and files.split(",")[0] not in train:
+                among = self.leaked(test)
+                found[test] = {"rows": len(among), "seen": sum(among)}
+        return found
+
+
+def seen(train: Sequence[str], others: Sequence[str]) -> list[bool]:
+    known = {" ".join(text.split()) for text in train}
+    return [" ".join(text.split()) in known for text in others]
+
+
+def texts_of(path: str) -> Iterator[str]:
+    """The texts of a table, the lines of anything else."""
+    kind = Path(path.removesuffix(".gz")).suffix
+    if kind in (".tsv", ".csv", ".jsonl"):
+        return (row.text for row in read_rows(path, DataConfig(), labelled=False))
+    return (text for _, text in read_lines(path))
+
+
+def _beginning(path: Path, target: Path) -> Path:
+    rows = QUICK_ROWS[path.name.startswith(("train", "input"))]
+    with target.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(islice(decoded_lines(str(path)), rows))
+    return target
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: cannot be made: {error.strerror or error}; choose another --out"
+        ) from None

@@ -1,0 +1,44 @@
+"""docs/results.md and its pictures, made from results/*.json and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triform.errors import CheckpointError
+from triform.reproduce.outcome import read
+from triform.reproduce.pictures import picture
+from triform.reproduce.systems import SYSTEMS
+from triform.reproduce.tables import section, summary
+
+PICTURES = "pictures"
+INTRODUCTION = """# Results
+
+Every reference system under its reported settings and under better ones, beside baselines. This page is made by
+`triform reproduce tables` from `results/*.json`, which `triform reproduce NAME` writes; a test makes it again and
+compares. How to repeat a figure is told in [reproduce.md](reproduce.md). Settings were chosen by validation data;
+the test set was scored once for each seed.
+"""
+
+
+def pages(results: Path) -> dict[str, str]:
+    """The page and the pictures, each under its place beside the page."""
+    outcomes = {name: read(results, name) for name in SYSTEMS}
+    parts, found = [INTRODUCTION.rstrip(), summary(SYSTEMS, outcomes)], {}
+    for name, system in SYSTEMS.items():
+        outcome = outcomes[name]
+        parts.append(section(system, outcome))
+        if outcome and (drawn := picture(outcome)):
+            found[f"{PICTURES}/{name}.svg"] = drawn
+            parts.append(f"![Loss over steps: {name}]({PICTURES}/{name}.svg)")
+    return {"": "\n\n".join(parts) + "\n", **found}
+
+
+def write_page(results: Path, page: Path) -> Path:
+    try:
+        for place, text in pages(results).items():
+            path = page.parent / place if place else page
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{page}: cannot be written: {error.strerror or error}") from None
+    return page

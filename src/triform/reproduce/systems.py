@@ -1,0 +1,28 @@
+"""Every reference system by name."""
+
+from __future__ import annotations
+
+from triform.errors import ConfigError
+from triform.reproduce.imdb import IMDB_ENCODER
+from triform.reproduce.multi30k import MULTI30K_EN_DE
+from triform.reproduce.shakespeare import SHAKESPEARE_CHAR
+from triform.reproduce.speeches import SPEECHES_CLASSIFIER, SPEECHES_LM, SPEECHES_WINDOW
+from triform.reproduce.system import System
+from triform.reproduce.ted import TED_EN_FR
+from triform.settings import nearest
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        *(IMDB_ENCODER, SHAKESPEARE_CHAR, TED_EN_FR),
+        *(SPEECHES_CLASSIFIER, SPEECHES_LM, SPEECHES_WINDOW, MULTI30K_EN_DE),
+    )
+}
+
+
+def system_of(name: str) -> System:
+    if name not in SYSTEMS:
+        raise ConfigError(
+            f"unknown system {name!r}; {nearest(name, SYSTEMS)}; triform reproduce list names them all"
+        )
+    return SYSTEMS[name]

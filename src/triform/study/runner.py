@@ -1,0 +1,129 @@
+"""A study from its file to its report: every variant with every seed, whatever is already there kept."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from triform.data.readers import Pair
+from triform.errors import DivergedError, InterruptedRun
+from triform.launch import Options
+from triform.metrics import bleu_statistics, translation_scores
+from triform.run import Run, load
+from triform.seeds import train_these
+from triform.study.kept import Json, Kept, TestScores
+from triform.study.page import write_page
+from triform.study.plan import VALIDATION, Study, Variant, read_study
+from triform.study.results import Outcome, failure_of, judge
+from triform.study.tables import write_tables
+from triform.tasks.translate import QUICK_PAIRS
+from triform.training.folder import RunFolder
+
+
+def compare(
+    study: str | Path | Mapping[str, Any],
+    *,
+    seeds: int = 0,
+    out: str | Path = "",
+    device: str = "auto",
+    quiet: bool = False,
+    progress: TextIO | None = None,
+) -> Outcome:
+    """Train every variant of a study with every seed, and say which differences are real.
+
+    `study` is a TOML file, or a mapping of the same form. What OUT already holds is not done again, so that an
+    interrupted study goes on where it stopped. Leaves study.md, study.csv, study.json and study.html in OUT.
+    """
+    plan = read_study(study, seeds)
+    kept = Kept(Path(out or Path("runs") / plan.name))
+    kept.claim(plan)
+    options = Options(device=device, quiet=quiet, progress=progress)
+    for number, variant in enumerate(plan.variants, start=1):
+        if not quiet:
+            print(f"variant {variant.name}, {number} of {len(plan.variants)}:", file=progress or sys.stderr)
+        try:
+            _train(kept, plan, variant, options)
+        except InterruptedRun:
+            raise InterruptedRun(
+                f"stopped, everything is saved; go on with: {_command(study, seeds, kept, options)}"
+            ) from None
+    for variant in plan.variants:
+        for folder in _folders(kept, plan, variant):
+            if not failure_of(folder):
+                _score(folder, plan, options)
+    outcome = judge(plan, kept)
+    write_tables(outcome)
+    write_page(outcome)
+    return outcome
+
+
+def _command(study: str | Path | Mapping[str, Any], seeds: int, kept: Kept, options: Options) -> str:
+    file = "STUDY" if isinstance(study, Mapping) else shlex.quote(str(study))
+    said = [f"--out {shlex.quote(str(kept.path))}"]
+    said += [f"--seeds {seeds}"] if seeds else []
+    said += [f"--device {options.device}"] if options.device != "auto" else []
+    return f"triform compare {file} {' '.join(said)}"
+
+
+def _folders(kept: Kept, plan: Study, variant: Variant) -> list[RunFolder]:
+    return [RunFolder(kept.path / variant.name / f"seed-{seed}") for seed in plan.seeds]
+
+
+def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
+    """The seeds that are not done; one that has diverged before would diverge again."""
+    folders = _folders(kept, plan, variant)
+    todo = [
+        seed
+        for seed, folder in zip(plan.seeds, folders, strict=True)
+        if not failure_of(folder) and not (folder.config_file.exists() and folder.complete())
+    ]
+    if not todo:
+        return
+    out, began = kept.path / variant.name, time.monotonic()
+    begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in todo)
+    try:
+        train_these(out, variant.asked, todo, replace(options, out=str(out), resume=begun))
+    except DivergedError as failure:
+        if not options.quiet:
+            print(f"{variant.name}: {failure}", file=options.progress or sys.stderr)
+    finally:
+        kept.add_seconds(variant.name, time.monotonic() - began)
+
+
+# -- scores after training
+
+
+def _score(folder: RunFolder, plan: Study, options: Options) -> None:
+    """Evaluate a run on what it was not yet evaluated on."""
+    kept, sets = TestScores(folder), dict(plan.tests)
+    if plan.metric == "bleu":
+        sets[VALIDATION] = ""  # once more, to have each sentence's share of it
+    todo = {name: test for name, test in sets.items() if not kept.find(name, test, plan.metric, plan.task)}
+    if not todo:
+        return
+    run = load(folder.path, device=options.device, precision="fp32")
+    for name, test in todo.items():
+        if not options.quiet:
+            print(f"{folder.path.parent.name}/{folder.path.name}: {name}", file=options.progress or sys.stderr)
+        entry = _translated(run, test) if plan.metric == "bleu" else {"scores": run.evaluate(test)}
+        if entry:
+            kept.add(name, test, plan.task, entry)
+
+
+def _translated(run: Run, test: str) -> Json | None:
+    """BLEU with what each sentence adds to it; validation as during training: greedy, its first few hundred."""
+    data: Any = run.task.read(test, []) if test else run.task.held_out([])
+    if data is None:
+        return None
+    pairs: list[Pair] = list(data.texts if test else data.texts[:QUICK_PAIRS])
+    how: Json = {} if test else {"strategy": "greedy"}
+    written = [made.output for made in run.predict([pair.source for pair in pairs], **how)]
+    wanted = [pair.target for pair in pairs]
+    scores = {name: value for name, value in translation_scores(written, wanted).items() if math.isfinite(value)}
+    return {"scores": scores, "bleu": bleu_statistics(written, wanted).astype(int).tolist()}

@@ -1,0 +1,53 @@
+"""`triform reproduce` and `triform data`, as typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Command = Any  # `triform(...)` of conftest: it gives an Answer
+
+
+def test_systems_are_listed(triform: Command) -> None:
+    assert "speeches-lm" in triform("reproduce", "list").out
+    listed = triform("reproduce", "list", "--json").json
+    assert listed["ted-en-fr"]["variants"]["set-4"]["setting"] == "as-reported"
+
+
+def test_an_unknown_system_is_refused(triform: Command) -> None:
+    assert "did you mean 'imdb-encoder'?" in triform("reproduce", "imdb-encode").refusal
+
+
+def test_a_system_without_its_data_names_the_file_and_the_command(triform: Command, tmp_path: Path) -> None:
+    refused = triform("reproduce", "speeches-lm", "--data", tmp_path).refusal
+    assert refused.startswith(
+        f"{tmp_path}/speeches/train_CLS.tsv: is missing; get it with: triform data get speeches"
+    )
+
+
+def test_the_page_is_made_from_what_there_is(triform: Command, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    answer = triform("reproduce", "tables", "--results", tmp_path, "--out", page)
+    assert answer.out == f"page: {page}\n"
+    assert "Not run yet" in page.read_text()
+
+
+def test_sets_are_listed(triform: Command) -> None:
+    assert "licence: public domain" in triform("data", "list").out
+    files = triform("data", "list", "--json").json["multi30k_en_de"]["files"]
+    assert files["train.en"]["bytes"] == 1_801_238
+
+
+def test_an_empty_folder_holds_no_known_set(triform: Command, tmp_path: Path) -> None:
+    assert "holds no known set" in triform("data", "check", "--data", tmp_path).refusal
+
+
+def test_an_altered_set_is_refused(triform: Command, tmp_path: Path) -> None:
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not?\n")
+    refused = triform("data", "check", "--data", tmp_path).refusal
+    assert "is not the input.txt that is known: its sha256 should be 86c4e6aa9db7c042" in refused
+
+
+def test_a_set_made_by_hand_says_how(triform: Command, tmp_path: Path) -> None:
+    assert "seed 20240613" in triform("data", "get", "imdb", "--data", tmp_path).refusal

@@ -1,0 +1,120 @@
+"""Sets shaped like the real ones, small and made up, in the place of those that the catalogue knows."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from triform.data import catalogue
+from triform.data.catalogue import KnownFile, KnownSet
+
+WORDS = (
+    *("the", "of", "and", "to", "in", "we", "our", "people", "will", "nation", "world", "must", "work", "peace"),
+    *(
+        "great",
+        "country",
+        "years",
+        "time",
+        "american",
+        "every",
+        "freedom",
+        "today",
+        "together",
+        "because",
+        "history",
+    ),
+    *("children", "future", "government", "security", "economy", "question", "answer", "always"),
+)
+N_TRAIN, N_TEST, N_SEEN = 60, 12, 8
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(4, 12))) + "."
+
+
+def sentences(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    return [sentence(rng) for _ in range(count)]
+
+
+def lines(texts: list[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def labelled(texts: list[str], labels: int = 3) -> list[str]:
+    return [f"{place % labels}\t{text}" for place, text in enumerate(texts)]
+
+
+def reviews(texts: list[str]) -> str:
+    rows = ({"id": str(place), "label": place % 2, "text": text} for place, text in enumerate(texts))
+    return lines([json.dumps(row) for row in rows])
+
+
+def contents() -> dict[str, dict[str, str]]:
+    """The text of every file of every set. Of the labelled test speeches the first are in the training file."""
+    train, new = labelled(sentences(1, N_TRAIN)), labelled(sentences(2, N_TEST - N_SEEN))
+    speeches = {
+        "train_CLS.tsv": lines(train),
+        "test_CLS.tsv": lines(train[:N_SEEN] + new),
+        "train_LM.txt": lines(sentences(3, N_TRAIN)),
+        "test_CLS_unseen.tsv": lines(new),
+        **{
+            f"test_LM_{who}.txt": lines(sentences(n, N_TEST))
+            for n, who in enumerate(("obama", "wbush", "hbush"), 4)
+        },
+    }
+    pairs = {
+        f"{split}.{side}": lines(sentences(seed, count))
+        for split, seed, count in (("train", 10, N_TRAIN), ("dev", 11, N_TEST), ("test", 12, N_TEST))
+        for side in ("en", "fr")
+    }
+    german = {name.replace("dev", "val").replace(".fr", ".de"): text for name, text in pairs.items()}
+    german = {name.replace("test", "test_2016_flickr"): text for name, text in german.items()}
+    splits = (("train", 20, N_TRAIN), ("valid", 21, N_TEST), ("test", 22, N_TEST))
+    return {
+        "speeches": speeches,
+        "tinyshakespeare": {"input.txt": lines([f"JULIET: {text}" for text in sentences(9, 100)])},
+        "ted_en_fr": pairs,
+        "multi30k_en_de": german,
+        "imdb": {f"{split}.jsonl": reviews(sentences(seed, count)) for split, seed, count in splits},
+    }
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sets on disk, some files zipped."""
+    folder = tmp_path_factory.mktemp("sets")
+    for name, files in contents().items():
+        (folder / name).mkdir()
+        for file, text in files.items():
+            if name == "imdb" or file == "train.en":
+                (folder / name / f"{file}.gz").write_bytes(gzip.compress(text.encode()))
+            else:
+                (folder / name / file).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(made_up: Path) -> Iterator[Path]:
+    """The same, known to the catalogue."""
+    known = {
+        name: KnownSet(
+            name=name,
+            about="made up",
+            licence="none",
+            files=tuple(
+                KnownFile(name=file, size=len(text), sha256=hashlib.sha256(text.encode()).hexdigest())
+                for file, text in files.items()
+            ),
+        )
+        for name, files in contents().items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalogue, "SETS", known)
+        yield made_up

@@ -1,0 +1,59 @@
+"""A vocabulary that is given is used as it is, and one that does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triform.config import TokenizerConfig
+from triform.errors import ConfigError
+from triform.launch import Options
+from triform.launch import train as launch
+from triform.run import Run
+from triform.text import train_tokenizer
+
+TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2}
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    texts = ["red green blue and many more words than the story has"]
+    train_tokenizer(TokenizerConfig(kind="word"), texts).save(tmp_path / "words.json")
+    return tmp_path / "words.json"
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    (tmp_path / "story.txt").write_text("red and green and blue and unheard\n" * 30)
+    return tmp_path / "story.txt"
+
+
+def train(story: Path, out: Path, **tokenizer: object) -> Run:
+    options = Options(out=str(out), quiet=True, device="cpu", resume=out.exists())
+    settings = {"data": {"train": str(story), "max_len": 8}, "model": TINY, "train": {"max_steps": 2}}
+    told = {name: str(value) if isinstance(value, Path) else value for name, value in tokenizer.items()}
+    return launch("generate", options=options, tokenizer=told, **settings)
+
+
+def test_a_given_vocabulary_is_used_and_kept_in_the_run(story: Path, vocabulary: Path, tmp_path: Path) -> None:
+    run = train(story, tmp_path / "run", file=vocabulary)
+    assert run.config.tokenizer.kind == "word"
+    assert run.config.tokenizer.vocab_size == 11 + 4
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == vocabulary.read_text()
+    vocabulary.unlink()
+    assert run.predict(["red and"], strategy="greedy", max_new_tokens=2)[0].output
+    assert train(story, tmp_path / "run", file=vocabulary).path == run.path, "a finished run needs the file no more"
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused(story: Path, vocabulary: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"tokenizer\.kind=bpe, but .*words\.json is of the kind word"):
+        train(story, out, file=vocabulary, kind="bpe")
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=99, but .*words\.json has 15"):
+        train(story, out, file=vocabulary, vocab_size=99)
+    with pytest.raises(ConfigError, match=r"tokenizer\.file=.*nowhere\.json: there is no tokenizer file here"):
+        train(story, out, file=tmp_path / "nowhere.json")
+    with pytest.raises(ConfigError, match=r"one vocabulary and tokenizer\.shared=false asks for two"):
+        train(story, out, file=vocabulary, shared=False)
+    assert not out.exists()
