@@ -22,6 +22,7 @@ from triform.study.tables import (
     PAIR_HEAD,
     TEXT_COLUMNS,
     VARIANT_HEAD,
+    Row,
     method,
     pair_rows,
     title,
@@ -62,20 +63,22 @@ def _header(outcome: Outcome) -> str:
 def _verdicts(outcome: Outcome) -> str:
     if not outcome.comparisons:
         return ""
+    said = []
+    for each, line in zip(outcome.comparisons, verdicts(outcome), strict=True):
+        pair, _, words = line.partition(": ")
+        pill = '<span class="pill">different</span> ' if each.corrected <= LEVEL else ""
+        said.append(f"<li>{pill}<b>{escape(pair)}</b>: {escape(words)}</li>")
+    listed = _listed(PAIR_HEAD, pair_rows(outcome))
+    return section("Verdicts", f'<ul class="card said">{"".join(said)}</ul>{listed}')
+
+
+def _listed(head: Row, rows: Sequence[Row]) -> str:
     lines = []
-    for each, said, row in zip(outcome.comparisons, verdicts(outcome), pair_rows(outcome), strict=True):
+    for row in rows:
         cells = "".join(f'<td class="num">{escape(cell)}</td>' for cell in row[TEXT_COLUMNS:])
-        found = "good" if each.corrected <= LEVEL else ""
-        words = escape(said.partition(": ")[2])
-        words = f'<span class="pill {found}">real</span> {words}' if found else words
         names = f'<th scope="row">{escape(row[0])}</th><td class="name">{escape(row[1])}</td>'
-        lines.append(f'<tr>{names}{cells}<td class="text">{words}</td></tr>')
-    numeric = range(TEXT_COLUMNS, len(PAIR_HEAD))
-    return section("Verdicts", table([*map(_capital, PAIR_HEAD), "Verdict"], lines, numeric=numeric))
-
-
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:]
+        lines.append(f"<tr>{names}{cells}</tr>")
+    return table(head, lines, numeric=range(TEXT_COLUMNS, len(head)))
 
 
 # -- scores and costs
@@ -106,13 +109,7 @@ def _scores(outcome: Outcome) -> str:
         figures.append(
             _figure(f"{name}: {measure(outcome.metric).name}", "mean, 95 % interval, every seed", strips)
         )
-    rows = [
-        f'<tr><th scope="row">{escape(row[0])}</th><td class="name">{escape(row[1])}</td>'
-        + "".join(f'<td class="num">{escape(cell)}</td>' for cell in row[TEXT_COLUMNS:])
-        + "</tr>"
-        for row in variant_rows(outcome)
-    ]
-    listed = table(map(_capital, VARIANT_HEAD), rows, numeric=range(TEXT_COLUMNS, len(VARIANT_HEAD)))
+    listed = _listed(VARIANT_HEAD, variant_rows(outcome))
     return section("Scores", f'<div class="charts">{"".join(figures)}</div>{listed}')
 
 
@@ -162,7 +159,7 @@ def _figure(name: str, hint: str, strips: Sequence[Strip]) -> str:
     axis = _axis(scale) if scale else ""
     small = f' <small class="hint">{escape(hint)}</small>' if hint else ""
     return (
-        f'<figure class="card chart"><figcaption><h3>{escape(name)}{small}</h3></figcaption>'
+        f'<figure class="card chart short"><figcaption><h3>{escape(name)}{small}</h3></figcaption>'
         f'<div class="strips">{"".join(rows)}{axis}</div></figure>\n'
     )
 

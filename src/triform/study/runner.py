@@ -54,9 +54,7 @@ def compare(
                 f"stopped, everything is saved; go on with: {_command(study, seeds, kept, options)}"
             ) from None
     for variant in plan.variants:
-        for folder in _folders(kept, plan, variant):
-            if not failure_of(folder):
-                _score(folder, plan, options)
+        _score(kept, plan, variant, options)
     outcome = judge(plan, kept)
     write_tables(outcome)
     write_page(outcome)
@@ -99,7 +97,15 @@ def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
 # -- scores after training
 
 
-def _score(folder: RunFolder, plan: Study, options: Options) -> None:
+def _score(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
+    sound = [folder for folder in _folders(kept, plan, variant) if not failure_of(folder)]
+    if plan.tests and not options.quiet:
+        print(f"scoring {variant.name} on {', '.join(plan.tests)}", file=options.progress or sys.stderr)
+    for folder in sound:
+        _evaluate(folder, plan, options)
+
+
+def _evaluate(folder: RunFolder, plan: Study, options: Options) -> None:
     """Evaluate a run on what it was not yet evaluated on."""
     kept, sets = TestScores(folder), dict(plan.tests)
     if plan.metric == "bleu":
@@ -109,8 +115,6 @@ def _score(folder: RunFolder, plan: Study, options: Options) -> None:
         return
     run = load(folder.path, device=options.device, precision="fp32")
     for name, test in todo.items():
-        if not options.quiet:
-            print(f"{folder.path.parent.name}/{folder.path.name}: {name}", file=options.progress or sys.stderr)
         entry = _translated(run, test) if plan.metric == "bleu" else {"scores": run.evaluate(test)}
         if entry:
             kept.add(name, test, plan.task, entry)
