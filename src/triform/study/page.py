@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from statistics import fmean
 
 from triform import __version__, pages
 from triform.charts import Chart, Curve, Point, Reach, Scale, draw, linear_scale, smooth
@@ -32,6 +31,7 @@ from triform.study.tables import (
 
 TONES = "abcdefgh"  # beyond these, the same once more, dashed
 MOST_STEPS = 200  # of a mean curve
+MOST_PAIRS = 10  # more of them are folded away
 
 
 def write_page(outcome: Outcome) -> Path:
@@ -69,6 +69,8 @@ def _verdicts(outcome: Outcome) -> str:
         pill = '<span class="pill">different</span> ' if each.corrected <= LEVEL else ""
         said.append(f"<li>{pill}<b>{escape(pair)}</b>: {escape(words)}</li>")
     listed = _listed(PAIR_HEAD, pair_rows(outcome))
+    if len(said) > MOST_PAIRS:
+        listed = f"<details><summary>All {len(said)} pairs in figures</summary>{listed}</details>"
     return section("Verdicts", f'<ul class="card said">{"".join(said)}</ul>{listed}')
 
 
@@ -169,7 +171,7 @@ def _axis(scale: Scale) -> str:
         f'<text class="tick" x="{100 * scale.at(value):.2f}%" y="14" text-anchor="middle">{label}</text>'
         for value, label in scale.ticks
     )
-    return f"<span></span><svg>{ticks}</svg><span></span>"
+    return f"<i></i><svg>{ticks}</svg><i></i>"
 
 
 def _bar(share: float) -> str:
@@ -190,7 +192,10 @@ def _interval(strip: Strip, scale: Scale) -> str:
 
 
 def banded(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[Reach]]:
-    """The mean over runs at each step that most of them have, and one standard deviation to both sides."""
+    """The mean over runs at each step that most of them have, and one standard deviation to both sides.
+
+    A band ends at the farthest run, so that it never leaves what is possible.
+    """
     at: dict[float, list[float]] = defaultdict(list)
     for points in runs:
         for step, value in points:
@@ -198,9 +203,11 @@ def banded(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[Reach]]:
     steps = sorted(step for step, values in at.items() if 2 * len(values) > len(runs))
     every = math.ceil(len(steps) / MOST_STEPS)
     steps = sorted({*steps[:: every or 1], *steps[-1:]})
-    mean = [(step, fmean(at[step])) for step in steps]
-    band = [(step, each.mean - each.deviation, each.mean + each.deviation)
-            for step, each in ((step, spread(at[step])) for step in steps)]  # fmt: skip
+    mean, band = [], []
+    for step in steps:
+        middle, deviation, *_ = spread(at[step])
+        mean.append((step, middle))
+        band.append((step, max(min(at[step]), middle - deviation), min(max(at[step]), middle + deviation)))
     return mean, band if len(runs) > 1 else []
 
 
@@ -232,7 +239,8 @@ def _curves(outcome: Outcome) -> str:
         chart = Chart(title=name, curves=[curve for curve in curves if curve.points], last_step=last)
         drawn.append(draw(chart) if chart.curves else "")
     told = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
-    return section("Curves", f'{told}<div class="charts">{"".join(drawn)}</div>')
+    layout = "charts crowded" if len(histories) > len(TONES) // 2 else "charts"
+    return section("Curves", f'{told}<div class="{layout}">{"".join(drawn)}</div>')
 
 
 def _settings(outcome: Outcome) -> str:

@@ -103,7 +103,9 @@ def judge(study: Study, kept: Kept) -> Outcome:
         sets=sets,
         results=tuple(results),
         summaries=tuple(summaries),
-        comparisons=tuple(_compared(study, sets, results, metric)),
+        comparisons=tuple(
+            _compared(study, [name for name in sets if name in study.tests] or sets, results, metric)
+        ),
         notes=tuple(_notes(study, sets, results, metric)),
     )
 
@@ -177,7 +179,7 @@ def _summary(name: str, variant: str, results: Sequence[Result], seconds: float)
 
 
 def _compared(study: Study, sets: Sequence[str], results: Sequence[Result], metric: str) -> list[Comparison]:
-    """Every pair on every set; all of them together are what is corrected for."""
+    """Every pair on every test, or on validation where there is none; all together are what is corrected for."""
     found: list[tuple[str, str, str, Difference, Difference | None]] = []
     for name in sets:
         for first, second in combinations((variant.name for variant in study.variants), 2):
@@ -219,7 +221,7 @@ def _notes(study: Study, sets: Sequence[str], results: Sequence[Result], metric:
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
     if VALIDATION in sets and len(sets) > 1:
-        notes.append("validation chose the weights that are kept; the test files had no say")
+        notes.append("validation chose the weights that are kept, so pairs are compared on the test files alone")
     return notes
 
 

@@ -48,7 +48,7 @@ def interval(low: float, high: float, metric: str, places: int) -> str:
 
 
 def _signed(value: float, places: int, plus: str = "") -> str:
-    return f"{value:{plus}.{places}f}".replace("-", "−")
+    return f"{round(value, places) + 0.0:{plus}.{places}f}".replace("-", "−")  # + 0.0: no minus before a zero
 
 
 def _places(reaches: Sequence[float], metric: str) -> int:
