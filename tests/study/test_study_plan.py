@@ -115,3 +115,16 @@ def test_with_test_files_alone_variants_may_learn_from_different_files(place: Pa
 @pytest.mark.parametrize("task", list(METRICS))
 def test_the_first_metric_is_the_tasks_own(task: str) -> None:
     assert METRICS[cast(TaskName, task)][0] == TASKS[cast(TaskName, task)].metric
+
+
+def test_the_study_of_the_manual_is_one(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    file = tmp_path / "positions.toml"
+    file.write_text(manual.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    study = read_study(file)
+    assert [variant.asked.get("model.positions", "learned") for variant in study.variants] == [
+        "learned",
+        "rotary",
+        "none",
+    ]
+    assert study.tests == {"test": "builtin:topics/test"}

@@ -106,7 +106,7 @@ def judge(study: Study, kept: Kept) -> Outcome:
         comparisons=tuple(
             _compared(study, [name for name in sets if name in study.tests] or sets, results, metric)
         ),
-        notes=tuple(_notes(study, sets, results, metric)),
+        notes=tuple(_notes(study, results, metric)),
     )
 
 
@@ -212,7 +212,7 @@ def _difference(name: str, pairs: Sequence[tuple[Result, Result]]) -> tuple[Diff
     return bootstrap_bleu(*shares), over_seeds if len(pairs) > 1 else None
 
 
-def _notes(study: Study, sets: Sequence[str], results: Sequence[Result], metric: str) -> list[str]:
+def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
     notes = [f"{each.variant}, seed {each.seed}: failed: {each.failure}" for each in results if each.failure]
     if notes:
         notes.append("a pair is compared over the seeds that both have")
@@ -220,8 +220,6 @@ def _notes(study: Study, sets: Sequence[str], results: Sequence[Result], metric:
         notes.append("one seed each: there is no interval, and a difference may be chance; give seeds = 6 or more")
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
-    if VALIDATION in sets and len(sets) > 1:
-        notes.append("validation chose the weights that are kept, so pairs are compared on the test files alone")
     return notes
 
 

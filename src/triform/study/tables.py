@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from triform.pages import duration
 from triform.settings import chosen
 from triform.stats import Difference, decimals, measure, show_p
+from triform.study.plan import VALIDATION
 from triform.study.results import Comparison, Outcome, Summary, better
 from triform.training.folder import write_text
 
@@ -103,6 +104,8 @@ def verdicts(outcome: Outcome) -> list[str]:
 def method(outcome: Outcome) -> list[str]:
     """How the figures were made, to be quoted with them."""
     lines = ["± and intervals: 95 %, Student's t over seeds."]
+    if outcome.study.tests and VALIDATION in outcome.sets:
+        lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
     tests = list(dict.fromkeys(each.difference.test for each in outcome.comparisons))
     if tests:
         many = (
