@@ -101,6 +101,7 @@ def test_perplexities_of_different_vocabularies_are_not_compared(place: Path, tr
     said = refused(tree)
     assert "words and characters differ in their vocabulary" in said
     assert 'compare by metric = "bits_per_byte"' in said
+    assert "words: words leave out the spaces" in refused(tree | {"metric": "bits_per_byte"})
     tree["variants"]["words"] = {"tokenizer.kind": "bpe"}
     assert read_study(tree | {"metric": "bits_per_byte"}).metric == "bits_per_byte"
 

@@ -199,6 +199,32 @@ def test_a_pair_is_compared_over_the_seeds_that_both_have(place: Path, tree: Tre
     assert any("narrow, seed 1: failed" in note for note in outcome.notes)
 
 
+def test_ctrl_c_while_scoring_says_how_to_go_on(
+    place: Path, tree: Tree, study: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    tree["tests"] = {"more": "more.tsv"}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_evaluated", leave)
+        with pytest.raises(
+            InterruptedRun, match="what was done is kept; go on with: triform compare STUDY --out out"
+        ):
+            study(tree, out="out", seeds=1)
+    before = stamps(place / "out")
+    assert study(tree, out="out", seeds=1).sets == ("validation", "more")
+    assert stamps(place / "out") == before
+
+
+def test_what_was_cut_of_a_test_file_is_said_once(place: Path, tree: Tree, study: Run) -> None:
+    tree["common"]["data.max_len"] = 4
+    outcome = study(tree | {"tests": {"more": "more.tsv"}}, out="out", seeds=2)
+    cut = [note for note in outcome.notes if "were cut at data.max_len=4" in note]
+    assert len(cut) == 1
+    assert cut[0] in as_text(outcome)
+
+
 def test_one_seed_runs_and_says_that_there_is_no_interval(place: Path, tree: Tree, study: Run) -> None:
     said = as_text(study(tree, out="out", seeds=1))
     assert "note: one seed each: there is no interval" in said

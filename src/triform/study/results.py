@@ -31,6 +31,7 @@ class Result:
     failure: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
     sentences: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
+    notices: tuple[str, ...] = ()  # what was cut or skipped of the test files
     parameters: int = 0
     steps: int = 0
     best_step: int = 0
@@ -135,13 +136,14 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
         return replace(begun, failure=failure)
     latest = folder.latest_checkpoint()
     progress = folder.read_state(latest)["progress"] if latest else {}
-    scores, sentences = _scores(study, folder, history, progress.get("best"))
+    scores, sentences, notices = _scores(study, folder, history, progress.get("best"))
     wrong = [name for name, value in scores.items() if not math.isfinite(value)]
     return replace(
         begun,
         failure=f"its {study.metric} on {', '.join(wrong)} is not finite" if wrong else "",
         scores={name: value for name, value in scores.items() if name not in wrong},
         sentences=sentences,
+        notices=tuple(notices),
         best_step=int(progress.get("best_step", 0)),
         seconds=float(progress.get("seconds", 0.0)),
     )
@@ -149,19 +151,21 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
 
 def _scores(
     study: Study, folder: RunFolder, history: History, best: Mapping[str, float] | None
-) -> tuple[dict[str, float], dict[str, Numbers]]:
+) -> tuple[dict[str, float], dict[str, Numbers], list[str]]:
     """What the best weights scored, on the validation rows and on each test."""
     scores = {VALIDATION: float(best[study.metric])} if best else {}
     sentences: dict[str, Numbers] = {}
+    notices: list[str] = []
     kept = TestScores(folder)
     for name, test in {**study.tests, VALIDATION: ""}.items():
         if entry := kept.find(name, test, study.metric, study.task):
             scores[name] = float(entry["scores"][study.metric])
+            notices += entry["notices"]
             if "bleu" in entry and study.metric == "bleu":
                 sentences[name] = np.array(entry["bleu"], dtype=np.float64)
     if not scores and (losses := history.curve("train", "loss")):
         scores[TRAINING] = losses[-1][1]
-    return scores, sentences
+    return scores, sentences, notices
 
 
 # -- all of them
@@ -220,7 +224,7 @@ def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
         notes.append("one seed each: there is no interval, and a difference may be chance; give seeds = 6 or more")
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
-    return notes
+    return [*notes, *dict.fromkeys(notice for each in results for notice in each.notices)]
 
 
 def better(metric: str) -> str:
