@@ -178,8 +178,9 @@ def _having(results: Sequence[Result], variant: str, name: str) -> dict[int, Res
 def _summary(name: str, variant: str, results: Sequence[Result], seconds: float) -> Summary:
     having = _having(results, variant, name)
     known = spread([each.scores[name] for each in having.values()]) if having else None
-    parameters = max((each.parameters for each in results if each.variant == variant), default=0)
-    return Summary(name, variant, len(having), known, parameters, seconds)
+    own = [each for each in results if each.variant == variant]
+    seconds = max(seconds, *(each.seconds for each in own))  # a killed command has not told how long it took
+    return Summary(name, variant, len(having), known, max(each.parameters for each in own), seconds)
 
 
 def _compared(study: Study, sets: Sequence[str], results: Sequence[Result], metric: str) -> list[Comparison]:
