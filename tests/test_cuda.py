@@ -36,6 +36,7 @@ from triform.nn.scores import SCORES
 from triform.run import load
 from triform.seeds import train_seeds
 from triform.study.runner import compare
+from triform.training.learner import Learner
 from triform.training.population import LIMITS, Limit
 from triform.training.stack import Stack
 
@@ -83,6 +84,47 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
         made = train(task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL)
         assert made.predict([text])[0].output
         assert made.evaluate()["loss"] > 0
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+    when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host asks for a number while the whenth shape is recorded; what follows must go on as if it never had."""
+    text = tmp_path / "text.tsv"
+    rows = "".join(f"{'word ' * (n % 50)}{n}\t{'odd' if n % 2 else 'even'}\n" for n in range(3_000))
+    text.write_text(rows, encoding="utf-8")
+    steps = {"batch_size": 4, "max_steps": 30, "eval_every": 15, "checkpoint_every": 10, "log_every": 5}
+    plain, captures = Learner.learn, [0]
+
+    def asking(self: Learner, *arguments: Any) -> None:
+        plain(self, *arguments)
+        if torch.cuda.is_current_stream_capturing():
+            captures[0] += 1
+            if captures[0] >= when:
+                self.losses.sum().item()
+
+    def run(name: str, **more: Any) -> Path:
+        captures[0] = 0
+        made = train(
+            "classify", data=str(text), out=str(tmp_path / name), device="cuda", quiet=True, seed=1,
+            train=steps, tokenizer={"kind": "word"}, **{"model": MODEL} | more,
+        )  # fmt: skip
+        return made.path
+
+    monkeypatch.setattr(Learner, "learn", asking)
+    failed = run("failed")
+    assert "cannot be recorded" in (failed / "metrics.jsonl").read_text(encoding="utf-8")
+    again = run("again")
+    weights = [load_file(path / "model.safetensors") for path in (failed, again)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]), "it repeats to the same bits"
+    monkeypatch.setattr(Learner, "learn", plain)
+    recorded = run("recorded", model=MODEL | {"dropout": 0.0})
+    monkeypatch.setattr(Learner, "learn", asking)
+    unrecorded = run("unrecorded", model=MODEL | {"dropout": 0.0})
+    weights = [load_file(path / "model.safetensors") for path in (recorded, unrecorded)]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=2e-3, atol=2e-4)
 
 
 # ------------------------------------------------------------------------------------------ populations

@@ -83,10 +83,12 @@ class TokenizerConfig:
     min_count: int = 1  # word: rarer ones become <unk>
     lowercase: bool = False
     shared: bool = True  # translate: one vocabulary for both languages
+    dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
 
     def __post_init__(self) -> None:
         _at_least("tokenizer", 0, vocab_size=self.vocab_size)
         _at_least("tokenizer", 1, min_count=self.min_count)
+        _between("tokenizer", 0.0, 0.5, dropout=self.dropout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +243,8 @@ class TrainConfig:
     epochs: float = 0.0
     clip_norm: float = 1.0  # 0: off
     label_smoothing: float = 0.0
+    consistency: float = 0.0  # how much two readings of a batch, which dropout makes differ, must agree (R-Drop)
+    average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept; 0: none
     precision: Precision = "auto"
     eval_every: int = 0
     checkpoint_every: int = 0
@@ -253,9 +257,11 @@ class TrainConfig:
         _at_least("train", 0, max_steps=self.max_steps, epochs=self.epochs, patience=self.patience)
         _at_least("train", 0, eval_every=self.eval_every, checkpoint_every=self.checkpoint_every)
         _at_least("train", 0, log_every=self.log_every, plateau_patience=self.plateau_patience)
+        _at_least("train", 0, consistency=self.consistency)
         _at_least("train", 1, accumulate=self.accumulate)
         _at_least("train", -1, warmup_steps=self.warmup_steps)
         _between("train", 0.0, 0.9, label_smoothing=self.label_smoothing)
+        _between("train", 0.0, 0.999999, average=self.average)
         _between("train", 0.0, 1.0, final_lr_ratio=self.final_lr_ratio, momentum=self.momentum)
         _between("train", 0.01, 0.99, plateau_factor=self.plateau_factor)
         _require(
@@ -308,6 +314,10 @@ class Config:
         _require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+        if self.tokenizer.dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
+            raise ConfigError("tokenizer.dropout leaves out merges of bpe, and is for classify and translate")
+        if self.train.consistency and not (self.model.dropout or self.model.attention_dropout):
+            raise ConfigError("train.consistency compares readings that dropout makes differ: set model.dropout")
         if self.model.reach == "full" and self.task != "classify":
             raise ConfigError(
                 "model.reach=full lets a decoder read the very token it should predict: "

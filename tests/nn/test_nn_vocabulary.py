@@ -48,7 +48,7 @@ def test_a_vocabulary_is_filled_up_and_the_filling_is_never_likely() -> None:
 
 
 def test_few_scores_and_scores_on_a_cpu_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "MOST_SCORES", 1)
+    monkeypatch.setattr(vocabulary, "MANY_SCORES", 1)
     monkeypatch.setattr(vocabulary, "in_parts", lambda *args: pytest.fail("no need"))
     states, head, targets = given(bias=True)
     assert vocabulary_loss(states, head, targets, 0.0).equal(cross_entropy(head(states), targets, 0.0))

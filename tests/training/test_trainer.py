@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from triform.errors import DivergedError, InterruptedRun
 from triform.launch import train
-from triform.training.folder import RunFolder
+from triform.training.folder import RunFolder, copied_together
 from triform.training.listeners import ProgressLine, clock
 from triform.training.trainer import Trainer
 
@@ -140,3 +140,13 @@ def test_elsewhere_lines_are_plain() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_a_clock_reads_as_people_say_it(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+def test_tensors_are_copied_together_and_come_out_as_they_were() -> None:
+    tensors = {"a": torch.randn(3, 4), "b": torch.tensor(7), "c": torch.randn(5).bfloat16(), "d": torch.randn(2, 0)}
+    found = copied_together(tensors)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].equal(tensor)
+    assert len({tensor.untyped_storage().data_ptr() for name, tensor in found.items() if name != "d"}) == 3

@@ -32,15 +32,20 @@ class Bucketed:
 
     POOL = 50  # batches sorted together: large enough for little padding, small enough to stay random
 
-    def __init__(self, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0, seed: int) -> None:
+    def __init__(
+        self, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0, seed: int, versions: int = 1
+    ) -> None:
+        """With several versions of all examples, one after another, epochs take them in turn."""
         self.lengths, self.batch_size, self.batch_tokens, self.seed = lengths, batch_size, batch_tokens, seed
+        self.versions = versions
         self.epoch, self.position = 0, 0
         self._plan = self._order(0)
         self.steps_per_epoch = len(self._plan)
 
     def _order(self, epoch: int) -> list[Indices]:
         rng = np.random.default_rng([self.seed, epoch])
-        order = rng.permutation(len(self.lengths))
+        n = len(self.lengths) // self.versions
+        order = rng.permutation(n) + n * (epoch % self.versions)
         rows = self.batch_size or max(1, int(self.batch_tokens / max(1.0, float(self.lengths.mean()))))
         batches: list[Indices] = []
         for start in range(0, len(order), rows * self.POOL):

@@ -19,6 +19,7 @@ from triform.decode.beam import NEVER, Beams
 from triform.decode.choose import drawn
 from triform.decode.forms import Form, Read
 from triform.nn.cache import Rings
+from triform.nn.graph import record
 from triform.nn.rows import Hypotheses
 
 log = logging.getLogger("triform")
@@ -126,14 +127,11 @@ class Slots:
                 for _ in range(2):
                     self._take(form)
             torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._take(form)
+            return record(lambda: self._take(form))
         except RuntimeError as error:
             torch.cuda.synchronize()
             log.warning("decoding step by step, since a graph could not be recorded: %s", str(error).split("\n")[0])
             return None
-        return graph
 
     def run(self, form: Form, n: int) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
         """Take n steps (at most STEPS); the tokens and parents of each: (n, B, size)."""

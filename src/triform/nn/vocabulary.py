@@ -7,6 +7,7 @@ compute, and no more than one part of the scores exists, in the number format of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.config import TrainConfig
 from triform.nn.half import product_kind, wide_product
 
 IGNORE = -100  # a target that is not a prediction
-MOST_SCORES = 1 << 30  # scores of one part
+MANY_SCORES = 1 << 27  # from here on they are made in parts,
+MOST_SCORES = 1 << 29  # each of so many
 LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
 
 
@@ -35,10 +38,28 @@ def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor: 
 
 def vocabulary_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
     """Cross entropy of the head's scores (B, T, D), (B, T) -> (), summed; in parts where they are many."""
-    many = targets.numel() * head.out_features > MOST_SCORES
+    many = targets.numel() * head.out_features > MANY_SCORES
     if not (many and states.is_cuda and torch.is_grad_enabled()):
         return cross_entropy(head(states), targets, smoothing)
     return in_parts(states, head, targets, smoothing)
+
+
+def agreeing_loss(one: Tensor, two: Tensor, targets: Tensor, smoothing: float, weight: float) -> Tensor:
+    """Of two readings (…, V) that dropout made differ: the mean loss, and how far apart they are, summed.
+
+    That distance, the divergence each way, is R-Drop's (arXiv:2106.14448).
+    """
+    loss = (cross_entropy(one, targets, smoothing) + cross_entropy(two, targets, smoothing)) / 2
+    p, q = (each.log_softmax(dim=-1, dtype=torch.promote_types(each.dtype, torch.float32)) for each in (one, two))
+    apart = ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # (…)
+    return loss + weight / 4 * torch.where(targets == IGNORE, 0.0, apart).sum()
+
+
+def learning_loss(states: Callable[[], Tensor], head: nn.Linear, targets: Tensor, how: TrainConfig) -> Tensor:
+    """What a model of tokens learns by: the loss of the states it is asked for, or of two readings of them."""
+    if how.consistency:
+        return agreeing_loss(head(states()), head(states()), targets, how.label_smoothing, how.consistency)
+    return vocabulary_loss(states(), head, targets, how.label_smoothing)
 
 
 def in_parts(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float, most: int = MOST_SCORES) -> Tensor:

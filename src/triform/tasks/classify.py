@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
@@ -24,10 +25,10 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.rows import pack, pad
-from triform.nn.vocabulary import IGNORE, cross_entropy
+from triform.nn.vocabulary import IGNORE, agreeing_loss, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
-from triform.tasks.learned import layout, learned_tokenizer
+from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
     Batch,
@@ -57,8 +58,8 @@ class Labelled(Batch):
 class Examples(ByLength):
     """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
 
-    def __init__(self, store: TokenStore, labels: Labels, max_len: int) -> None:
-        self.store, self.labels, self.max_len = store, labels, max_len
+    def __init__(self, store: TokenStore, labels: Labels, max_len: int, versions: int = 1) -> None:
+        self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
         self.lengths = np.minimum(store.lengths, max_len)
 
     def batch(self, indices: Indices) -> Labelled:
@@ -76,7 +77,7 @@ class Examples(ByLength):
         return ResidentExamples(self, device, train.batch_size) if fits(self.store) else None
 
     def too_long(self) -> int:
-        return int((self.store.lengths > self.max_len).sum())
+        return int((self.store.lengths[: len(self)] > self.max_len).sum())
 
 
 class ResidentExamples:
@@ -136,18 +137,21 @@ class Classify(Task):
         else:
             texts = map(attrgetter("text"), kept())  # read when asked for
             tokenizer = learned_tokenizer(cache, config.tokenizer, what, texts, n_characters)
-        train = encode_once(cache, "train", kept, config.data.labels, tokenizer, what)
+        splits = ways(tokenizer, config.tokenizer)
+        train = encode_once(cache, "train", kept, config.data.labels, splits, [what, config.tokenizer.dropout])
         found: Settings = {
             "data.max_len": data.max_len or _usual_length(train[0]),
             "tokenizer.vocab_size": tokenizer.vocab_size,
         }
-        config = settle(config, train[0].total, found)
+        config = settle(config, train[0].total // len(splits), found)
         task = cls(config, tokenizer)
         shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
         columns = describe_rows(train_name, config.data)
         notices += [f"{train_name}: {columns}"] if columns else []
-        notices += [f"{train_name}: {len(train[1])} texts to train on, {len(labels)} labels: {shown}"]
-        examples = task._examples(train_name, *train, notices)
+        notices += [
+            f"{train_name}: {len(train[1]) // len(splits)} texts to train on, {len(labels)} labels: {shown}"
+        ]
+        examples = task._examples(train_name, *train, notices, versions=len(splits))
         valid = task.held_out(notices, folder)
         return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))
 
@@ -160,7 +164,7 @@ class Classify(Task):
 
     def read(self, name: str, notices: list[str]) -> Examples:
         rows = read_rows(name, self.config.data)
-        return self._examples(name, *encode(rows, name, self.numbers, self.tokenizer), notices)
+        return self._examples(name, *encode(lambda: rows, name, self.numbers, [self.tokenizer]), notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Examples | None:
         data = self.config.data
@@ -173,15 +177,17 @@ class Classify(Task):
             return (row for row, held in split_rows(data.train, self.config, data.valid_fraction) if held)
 
         if folder is None:
-            encoded = encode(rows(), data.train, self.numbers, self.tokenizer)
+            encoded = encode(rows, data.train, self.numbers, [self.tokenizer])
         else:
             cache = TokenCache([data.train], folder / "tokens", notices)
             what = [data.valid_fraction, layout(data)]
-            encoded = encode_once(cache, "valid", rows, self.labels, self.tokenizer, what)
+            encoded = encode_once(cache, "valid", rows, self.labels, [self.tokenizer], what)
         return self._examples(data.train, *encoded, notices)
 
-    def _examples(self, name: str, store: TokenStore, labels: Labels, notices: list[str]) -> Examples:
-        examples = Examples(store, labels, self.config.data.max_len)
+    def _examples(
+        self, name: str, store: TokenStore, labels: Labels, notices: list[str], *, versions: int = 1
+    ) -> Examples:
+        examples = Examples(store, labels, self.config.data.max_len, versions)
         if not len(examples):
             raise DataError(
                 "no rows are left for validation; give --valid FILE, or raise data.valid_fraction", path=name
@@ -193,8 +199,13 @@ class Classify(Task):
         return examples
 
     def loss(self, batch: Labelled) -> Tensor:
-        scores = self.model(batch.tokens, batch.keep)  # (B, labels)
-        return cross_entropy(scores, batch.labels, self.config.train.label_smoothing)
+        def scores() -> Tensor:  # (B, labels)
+            return self.model(batch.tokens, batch.keep)
+
+        how = self.config.train
+        if how.consistency:
+            return agreeing_loss(scores(), scores(), batch.labels, how.label_smoothing, how.consistency)
+        return cross_entropy(scores(), batch.labels, how.label_smoothing)
 
     @torch.inference_mode()
     def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
@@ -305,13 +316,18 @@ def _by_value(label: str) -> tuple[float, str]:
 
 
 def encode(
-    rows: Iterator[Row], name: str, numbers: dict[str, int], tokenizer: Tokenizer, *, path: Path | None = None
+    rows: Callable[[], Iterator[Row]],
+    name: str,
+    numbers: dict[str, int],
+    tokenizers: Sequence[Tokenizer],
+    *,
+    path: Path | None = None,
 ) -> tuple[TokenStore, Labels]:
-    """Rows as tokens and label numbers; with a path the tokens go straight to disk."""
+    """Rows as tokens and label numbers, once for each tokenizer; with a path the tokens go straight to disk."""
     labels: list[int] = []
 
     def texts() -> Iterator[str]:
-        for row in rows:
+        for row in rows():
             if row.label not in numbers:
                 raise DataError(
                     f"label {row.label!r} was never seen in training; known are {', '.join(numbers)}",
@@ -321,7 +337,8 @@ def encode(
             labels.append(numbers[row.label])
             yield row.text
 
-    store = TokenStore.build_rows(_rows(texts(), tokenizer), vocab_size=tokenizer.vocab_size, path=path)
+    encoded = chain.from_iterable(_rows(texts(), tokenizer) for tokenizer in tokenizers)
+    store = TokenStore.build_rows(encoded, vocab_size=tokenizers[0].vocab_size, path=path)
     return store, np.array(labels, dtype=np.int64)
 
 
@@ -330,17 +347,17 @@ def encode_once(
     name: str,
     rows: Callable[[], Iterator[Row]],
     labels: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizers: Sequence[Tokenizer],
     what: object,
 ) -> tuple[TokenStore, Labels]:
     """The same on disk, and not again where it was done before; `what` tells the rows from others of the file."""
     numbers = {label: number for number, label in enumerate(labels)}
 
     def make(folder: Path) -> None:
-        found = encode(rows(), cache.files[0], numbers, tokenizer, path=folder / name)[1]
+        found = encode(rows, cache.files[0], numbers, tokenizers, path=folder / name)[1]
         np.save(folder / f"{name}.labels.npy", found)
 
-    made = cache.folder(["classify", name, what, list(labels), tokenizer.to_json()], make)
+    made = cache.folder(["classify", name, what, list(labels), tokenizers[0].to_json()], make)
     return TokenStore.open(made / name), np.load(made / f"{name}.labels.npy")
 
 

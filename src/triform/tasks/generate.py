@@ -26,7 +26,7 @@ from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
-from triform.nn.vocabulary import vocabulary_loss
+from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.learned import layout, learned_tokenizer
@@ -192,8 +192,10 @@ class Generate(Task):
         return Stream(store, n_bytes, self.config.data.max_len)
 
     def loss(self, batch: Windows) -> Tensor:
-        states = self.model.states(batch.tokens)  # (B, T, D)
-        return vocabulary_loss(states, self.model.head, batch.targets, self.config.train.label_smoothing)
+        def states() -> Tensor:  # (B, T, D)
+            return self.model.states(batch.tokens)
+
+        return learning_loss(states, self.model.head, batch.targets, self.config.train)
 
     def judged_by(self, data: Stream, *, quick: bool) -> Iterator[Windows]:
         return islice(data.batches(), QUICK_BATCHES if quick else None)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache as once
 
 from triform.config import DataConfig, TokenizerConfig
 from triform.data.cache import TokenCache
-from triform.text import SAMPLE, Tokenizer, load_tokenizer, train_tokenizer
+from triform.errors import ConfigError
+from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, train_tokenizer, varied
 
 
 def layout(data: DataConfig) -> dict[str, object]:
     """The settings that decide how a file is read."""
     names = ("text_column", "label_column", "source_column", "target_column", "header")
     return {name: value for name, value in asdict(data).items() if name in names}
+
+
+def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
+    """The tokenizers by which training text is split, each all of it: one, or several that differ at random."""
+    if not config.dropout:
+        return [tokenizer]
+    if not isinstance(tokenizer, BpeTokenizer):
+        raise ConfigError(f"tokenizer.dropout leaves out merges of bpe; this is {tokenizer.kind}")
+    return varied.versions(tokenizer, config.dropout)
 
 
 def learned_tokenizer(

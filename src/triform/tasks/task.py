@@ -70,16 +70,18 @@ class ByLength(ABC):
 
     EVAL_TOKENS = 8_192  # a batch of evaluation; nothing depends on it but speed
     lengths: Indices
+    versions = 1  # of every example, one after another; see `ways`
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.lengths) // self.versions
 
     @abstractmethod
     def batch(self, indices: Indices) -> Any:
         """These examples as tensors."""
 
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        return Bucketed(self.lengths, batch_size=train.batch_size, batch_tokens=train.batch_tokens, seed=seed)
+        size, tokens = train.batch_size, train.batch_tokens
+        return Bucketed(self.lengths, batch_size=size, batch_tokens=tokens, seed=seed, versions=self.versions)
 
     def batches(self) -> Iterator[Any]:
         return map(self.batch, in_order_of_length(self.lengths, batch_tokens=self.EVAL_TOKENS))

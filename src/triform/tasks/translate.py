@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -26,10 +27,10 @@ from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.rows import pad
-from triform.nn.vocabulary import IGNORE, vocabulary_loss
+from triform.nn.vocabulary import IGNORE, learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
-from triform.tasks.learned import layout, learned_tokenizer
+from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
     NEVER_WRITTEN,
@@ -62,8 +63,11 @@ class Paired(Batch):
 class Pairs(ByLength):
     """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
 
-    def __init__(self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = ()) -> None:
+    def __init__(
+        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = (), versions: int = 1
+    ) -> None:
         self.source, self.target, self.max_len, self.texts = source, target, max_len, texts
+        self.versions = versions
         self.source_lengths = np.minimum(source.lengths, max_len)
         self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
         self.lengths = np.minimum(self.whole, max_len)
@@ -90,7 +94,7 @@ class Pairs(ByLength):
         return ResidentPairs(self, device, train.batch_size) if fits(self.source, self.target) else None
 
     def too_long(self) -> int:
-        return int((self.whole > self.max_len).sum())
+        return int((self.whole[: len(self)] > self.max_len).sum())
 
 
 class ResidentPairs:
@@ -156,17 +160,18 @@ class Translate(Task):
         *sizes, skipped = cache.recall(["pairs", what], lambda: survey(config))
         config = with_tokenizer(config, sum(sizes))
         source, target = _saved(config, folder) if resume else _trained(config, kept, cache, what, sizes)
-        stores = encode_once(cache, kept, source, target, what)
+        splits = ways(source, config.tokenizer), ways(target, config.tokenizer)
+        stores = encode_once(cache, kept, *splits, [what, config.tokenizer.dropout])
         if not len(stores[0]):
             raise DataError("no pairs to train on: each has an empty side", path=train_name)
         longest = int(max(stores[0].lengths.max(), stores[1].lengths.max() + 1))
         found: Settings = {"data.max_len": data.max_len or min(256, longest + 8)}
         if config.tokenizer.shared:  # two vocabularies have two sizes: each is found from the data again
             found["tokenizer.vocab_size"] = source.vocab_size
-        task = cls(settle(config, stores[0].total + stores[1].total, found), source, target)
+        task = cls(settle(config, (stores[0].total + stores[1].total) // len(splits[0]), found), source, target)
         if skipped:
             notices.append(f"{train_name}: {skipped} pairs with an empty side were left out of training")
-        train = task._pairs(train_name, *stores, (), notices)
+        train = task._pairs(train_name, *stores, (), notices, versions=len(splits[0]))
         valid = task.held_out(notices)
         return Prepared(task=task, train=train, valid=valid, notices=tuple(notices))
 
@@ -194,12 +199,13 @@ class Translate(Task):
     def _encoded(self, name: str, pairs: list[Pair], notices: list[str]) -> Pairs:
         if not any(map(_whole, pairs)):
             pairs = []  # a set whose every pair lacks a side judges nothing
-        return self._pairs(name, *encode(lambda: pairs, self.source, self.target), pairs, notices)
+        return self._pairs(name, *encode(lambda: pairs, [self.source], [self.target]), pairs, notices)
 
     def _pairs(
-        self, name: str, source: TokenStore, target: TokenStore, texts: Sequence[Pair], notices: list[str]
-    ) -> Pairs:
-        pairs = Pairs(source, target, self.config.data.max_len, texts)
+        self, name: str, source: TokenStore, target: TokenStore, texts: Sequence[Pair], notices: list[str],
+        *, versions: int = 1,
+    ) -> Pairs:  # fmt: skip
+        pairs = Pairs(source, target, self.config.data.max_len, texts, versions)
         if not len(pairs):
             raise DataError(
                 "no pairs are left for validation; give a validation set, or raise data.valid_fraction",
@@ -210,9 +216,11 @@ class Translate(Task):
         return pairs
 
     def loss(self, batch: Paired) -> Tensor:
-        states = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
-        states = self.model.decoded(batch.target, states, batch.source_keep)  # (B, T, D)
-        return vocabulary_loss(states, self.model.head, batch.expected, self.config.train.label_smoothing)
+        def states() -> Tensor:  # (B, T, D)
+            read = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
+            return self.model.decoded(batch.target, read, batch.source_keep)
+
+        return learning_loss(states, self.model.head, batch.expected, self.config.train)
 
     def tally(self, batch: Paired) -> Tensor:
         return token_tally(self.model(batch.source, batch.target, batch.source_keep), batch.expected)
@@ -349,29 +357,36 @@ def _trained(
 
 
 def encode(
-    pairs: Callable[[], Iterable[Pair]], source: Tokenizer, target: Tokenizer, folder: Path | None = None
+    pairs: Callable[[], Iterable[Pair]],
+    sources: Sequence[Tokenizer],
+    targets: Sequence[Tokenizer],
+    folder: Path | None = None,
 ) -> tuple[TokenStore, TokenStore]:
-    """Both sides as tokens, a reading each; with a folder they go straight to disk."""
+    """Both sides as tokens, a reading for each tokenizer; with a folder they go straight to disk."""
 
-    def side(texts: Iterator[str], tokenizer: Tokenizer, name: str, *, never_empty: bool) -> TokenStore:
-        encoded = encode_stream(tokenizer, chunks(texts, characters=len))
-        if never_empty:
-            encoded = (rows.followed_by(EOS, rows.lengths == 0) for rows in encoded)
-        return TokenStore.build_rows(encoded, vocab_size=tokenizer.vocab_size, path=folder and folder / name)
+    def side(which: str, tokenizers: Sequence[Tokenizer], *, never_empty: bool) -> TokenStore:
+        encoded = chain.from_iterable(
+            encode_stream(tokenizer, chunks(map(attrgetter(which), pairs()), characters=len))
+            for tokenizer in tokenizers
+        )
+        rows = (part.followed_by(EOS, part.lengths == 0) for part in encoded) if never_empty else encoded
+        path = folder and folder / f"train.{which}"
+        return TokenStore.build_rows(rows, vocab_size=tokenizers[0].vocab_size, path=path)
 
-    return (
-        side((pair.source for pair in pairs()), source, "train.source", never_empty=True),
-        side((pair.target for pair in pairs()), target, "train.target", never_empty=False),
-    )
+    return side("source", sources, never_empty=True), side("target", targets, never_empty=False)
 
 
 def encode_once(
-    cache: TokenCache, pairs: Callable[[], Iterable[Pair]], source: Tokenizer, target: Tokenizer, what: object
+    cache: TokenCache,
+    pairs: Callable[[], Iterable[Pair]],
+    sources: Sequence[Tokenizer],
+    targets: Sequence[Tokenizer],
+    what: object,
 ) -> tuple[TokenStore, TokenStore]:
     """The same on disk, and not again where it was done before; `what` tells the pairs from others of the files."""
 
     def make(folder: Path) -> None:
-        encode(pairs, source, target, folder)
+        encode(pairs, sources, targets, folder)
 
-    made = cache.folder(["translate", what, source.to_json(), target.to_json()], make)
+    made = cache.folder(["translate", what, sources[0].to_json(), targets[0].to_json()], make)
     return TokenStore.open(made / "train.source"), TokenStore.open(made / "train.target")

@@ -54,10 +54,14 @@ class Words(dict[str, bytes]):
         if word == BETWEEN:
             return array(self._code, [PAD]).tobytes()  # which no text can give
         spelled = word.encode().decode("latin-1").translate(self._shown)
-        found = array(self._code, [token.id for token in self._model.tokenize(spelled)]).tobytes()
+        found = self.tokens(spelled).tobytes()
         if len(word) <= LONGEST:
             self[word] = found
         return found
+
+    def tokens(self, spelled: str) -> array[int]:
+        """Of a word whose bytes are written as visible characters."""
+        return array(self._code, [token.id for token in self._model.tokenize(spelled)])
 
     def join(self, words: Iterable[str]) -> bytes:
         """The tokens of a whole text."""

@@ -25,6 +25,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.settings import build, load_toml, settings_of, to_toml
 
 FORMAT = 1
+SMALL = 1 << 20  # numbers of a tensor that is copied together with others
 OWN = (
     "config.toml",
     "tokenizer*.json",
@@ -74,10 +75,28 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with writing(path):
         aside = path.with_name(f".{path.name}.part")
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, aside)
+        save_file(on_host(tensors), aside)
         aside.chmod(0o644)  # the library writes for the owner alone
         _sync(aside)
         aside.replace(path)
+
+
+def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of those that lie on a device; small ones come together, for each copy waits for the device."""
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    far = {name: tensor for name, tensor in found.items() if tensor.is_cuda and tensor.numel() <= SMALL}
+    return {name: tensor.cpu().contiguous() for name, tensor in (found | copied_together(far)).items()}
+
+
+def copied_together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, with one copy for each number format."""
+    found: dict[str, Tensor] = {}
+    for kind in {tensor.dtype for tensor in tensors.values()}:
+        some = {name: tensor for name, tensor in tensors.items() if tensor.dtype == kind}
+        flat = torch.cat([tensor.flatten() for tensor in some.values()]).cpu()
+        parts = flat.split([tensor.numel() for tensor in some.values()])  # type: ignore[no-untyped-call]
+        found |= {name: part.clone().view(some[name].shape) for name, part in zip(some, parts, strict=True)}
+    return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -46,6 +46,8 @@ class Learner:
         self.norm = weight.new_zeros(())  # of the last gradient, before clipping
         self.notices: list[str] = []  # what a user may want to know of how it went
         self.number_format = number_format(task.config, self.device)
+        self.weights = [p.detach() for p in task.model.parameters()]
+        self.sums = [torch.zeros_like(p) for p in self.weights] if self.config.average else []
 
     def step(self, drawn: Sequence[Indices], rate: float) -> Counts:
         """Learn from these batches at this rate."""
@@ -69,8 +71,24 @@ class Learner:
             self.norm.copy_(norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.sums:
+            torch._foreach_lerp_(self.sums, self.weights, 1.0 - self.config.average)
         self.losses.index_copy_(0, self.place, total[None])
         self.place += 1
+
+    @contextmanager
+    def averaged(self, step: int) -> Iterator[None]:
+        """With the moving average of the weights in the model, where one is kept; after so many steps."""
+        if not self.sums or not step:
+            yield
+            return
+        latest = [weight.clone() for weight in self.weights]
+        begun = 1.0 - self.config.average**step  # the sums began at nothing
+        torch._foreach_copy_(self.weights, list(torch._foreach_div(self.sums, begun)))
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self.weights, latest)
 
     def precision(self) -> AbstractContextManager[Any]:
         if self.number_format == "bf16":

@@ -55,7 +55,7 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
 
     That is so where the model is small, and where little is wasted when their batches are brought to one shape.
     """
-    limit = LIMITS.get(task.device.type)
+    limit = None if single(task.config.train) else LIMITS.get(task.device.type)
     resident = resident_of(task, data) if limit and len(seeds) > 1 else None
     if limit is None or resident is None:
         return None
@@ -69,6 +69,11 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
     n_parameters = sum(p.numel() for p in task.model.parameters())
     work = 6 * n_parameters * joint / (TRIED * len(seeds))
     return resident if work <= limit.work and joint <= limit.waste * own else None
+
+
+def single(config: TrainConfig) -> bool:
+    """Whether a run asks for what a stack does not do."""
+    return bool(config.average or config.consistency)
 
 
 class Member(Trainer):

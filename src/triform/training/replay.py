@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from triform.nn.graph import record
 from triform.nn.masks import Rule
 
 MOST_GRAPHS = 64
@@ -50,28 +50,23 @@ class Replay:
             self.graphs[shapes] = record(lambda: work(self.inputs[shapes], shapes), self.pool)
             self.kept.append([rule.remembered() for rule in self._rules()])
         except RuntimeError as error:
-            self.recording = False
-            self.model.zero_grad(set_to_none=True)  # what was made meanwhile has no numbers in it
-            for rule in self._rules():
-                rule.forget()
-            if isinstance(error, torch.OutOfMemoryError):  # a step that runs as it is may need what graphs hold
-                self.graphs.clear()
-                self.kept.clear()
-                torch.cuda.empty_cache()
+            self._give_up()
             reason = str(error).strip().split("\n")[0]
             self.notices.append(f"the step cannot be recorded as a CUDA graph and runs as it is ({reason})")
+
+    def _give_up(self) -> None:
+        """From here on every step runs as it is. What was made while recording has no numbers in it."""
+        self.recording = False
+        self.model.zero_grad(set_to_none=True)
+        for rule in self._rules():
+            rule.forget()
+        self.graphs.clear()  # they draw dropout from a state that is gone, and hold memory that steps may need
+        self.kept.clear()
+        torch.cuda.empty_cache()
 
     def _rules(self) -> list[Rule]:
         """The model's rules, which remember masks: a graph that read one will read it again."""
         return [rule for module in self.model.modules() for rule in getattr(module, "reaches", ())]
-
-
-def record(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Work on the current stream, recorded. Graphs that share a pool must never run at once."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-        work()
-    return graph
 
 
 @contextmanager

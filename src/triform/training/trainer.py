@@ -185,8 +185,13 @@ class Trainer:
         if self.valid_data is None:
             return
         began = time.monotonic()
-        scores = self.judge(self.valid_data)
-        self.task.model.train()
+        with self.learner.averaged(self.progress.step):
+            scores = self.judge(self.valid_data)
+            self.task.model.train()
+            self._keep_best(scores)
+        self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
+
+    def _keep_best(self, scores: Scores) -> None:
         self._tell("valid", **scores)
         if not math.isfinite(scores["loss"]):
             raise self._diverged("validation loss")
@@ -199,7 +204,6 @@ class Trainer:
             self.progress.stale += 1
             if self.config.patience and self.progress.stale >= self.config.patience:
                 self.progress.finished = "patience"
-        self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
 
     def judge(self, data: Dataset) -> Scores:
         with self.learner.precision():
@@ -207,7 +211,8 @@ class Trainer:
 
     def _finish(self) -> None:
         if self.valid_data is None:
-            write_tensors(self.folder.model_file, weights_of(self.task.model))
+            with self.learner.averaged(self.progress.step):
+                write_tensors(self.folder.model_file, weights_of(self.task.model))
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._tell("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
         self.save()
@@ -222,7 +227,7 @@ class Trainer:
 
     def save(self) -> None:
         self._check_finite()
-        if not all(bool(p.isfinite().all()) for p in self.task.model.parameters()):
+        if not torch.stack([p.isfinite().all() for p in self.task.model.parameters()]).all():
             raise self._diverged("model")
         self.progress.seconds = time.monotonic() - self._began
         tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
@@ -231,6 +236,7 @@ class Trainer:
             tensors |= {
                 f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
             }
+        tensors |= {f"average.{index}": tensor for index, tensor in enumerate(self.learner.sums)}
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.task.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.task.device)
@@ -261,7 +267,7 @@ class Trainer:
             listener.hear({"event": "resume", "step": self.progress.step})
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
@@ -271,6 +277,8 @@ class Trainer:
             index, _, key = name.partition(".")
             moments.setdefault(int(index), {})[key] = tensor
         self.learner.optimizer.load_state_dict(self.learner.optimizer.state_dict() | {"state": moments})
+        for number, total in enumerate(self.learner.sums):
+            total.copy_(parts["average"][str(number)])
         self.progress = Progress(**state["progress"])
         self.sampler.restore(state["sampler"])
         self.schedule.restore(state["schedule"])
