@@ -35,6 +35,7 @@ from triform.nn.rows import Packed
 from triform.nn.scores import SCORES
 from triform.run import load
 from triform.seeds import train_seeds
+from triform.study.runner import compare
 from triform.training.learner import Learner
 from triform.training.population import LIMITS, Limit
 from triform.training.stack import Stack
@@ -585,3 +586,22 @@ def test_a_model_in_half_precision_is_replayed_too() -> None:
     assert slots.room.dtype is torch.bfloat16
     assert slots.scores.dtype is torch.float32
     assert slots.scores.isfinite().all()
+
+
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) -> None:
+    tests = {
+        "classify": "builtin:reviews/test",
+        "generate": "builtin:topics/test",
+        "translate": "builtin:numbers/test",
+    }
+    tree = {
+        "task": task,
+        "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32},
+        "variants": {"plain": {}, "narrow": {"model.window": 4}},
+        "tests": {"test": tests[task]},
+    }
+    made = [compare(tree, seeds=3, out=tmp_path / "out", device="cuda", quiet=True) for _ in range(2)]
+    assert all(not result.failure for result in made[0].results)
+    assert [result.scores for result in made[0].results] == [result.scores for result in made[1].results]
+    assert made[0].comparisons[0].difference.pairs == 3

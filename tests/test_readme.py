@@ -24,6 +24,9 @@ FILES = {
     "dev.en": "one 5 two\n" * 4,
     "dev.fr": "un 5 deux\n" * 4,
     "a.txt": "My fellow citizens, this is it.\n" * 20,
+    "window.toml": 'task = "classify"\nseeds = 2\n[common]\n"data.train" = "reviews.csv"\n'
+    "model = { d_model = 16, n_layers = 1, n_heads = 2 }\ntrain = { max_steps = 3, batch_size = 8 }\n"
+    '[variants.full]\n[variants.window8]\n"model.window" = 8\n',
     "b.txt": "We shall go on, my friends.\n" * 20,
 }
 QUICK = "--set model.d_model=16 --set model.n_heads=2 --set model.n_layers=1 --set train.max_steps=3"

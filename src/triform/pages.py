@@ -188,7 +188,14 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .line.dashed { stroke-dasharray: 6 4 }
 .legend .dashed span::before { background: linear-gradient(90deg, var(--tone) 40%, #0000 40% 60%, var(--tone) 60%) }
 .band { fill: var(--tone); opacity: .15 }
-.strips { display: grid; grid-template-columns: minmax(0, max-content) minmax(120px, 1fr) max-content;
+.crowded .band { opacity: .07 }
+.chart.short { padding-bottom: 14px }
+.short figcaption { margin-bottom: 12px }
+summary { cursor: pointer; margin: 0 0 12px }
+.said { list-style: none; margin: 0 0 12px; padding: 6px 16px }
+.said li { padding: 7px 0 }
+.said .pill { padding: 4px 9px; margin-right: 4px }
+.strips { display: grid; grid-template-columns: fit-content(34%) minmax(100px, 1fr) max-content;
   gap: 0 16px; align-items: center; padding: 0 0 0 10px; font-size: 13px; font-variant-numeric: tabular-nums }
 .strips svg { display: block; width: 100%; height: 30px; overflow: visible }
 .strips b { font-weight: 620; overflow-wrap: anywhere }
@@ -196,6 +203,8 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .strips .bar { fill: var(--tone); opacity: .75 }
 .strips .mean { stroke: var(--tone); stroke-width: 3 }
 .strips .run { fill: var(--tone); opacity: .75 }
+@media (max-width: 600px) { .strips { grid-template-columns: minmax(0, 1fr) max-content }
+  .strips b { grid-column: 1 / -1; margin-top: 6px } .strips i:first-of-type { display: none } }
 .strips .value { text-align: right; white-space: nowrap }
 .dot { fill: var(--card); stroke: var(--tone); stroke-width: 2 }
 .small .dot { r: 1.6px }

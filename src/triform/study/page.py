@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from statistics import fmean
 
 from triform import __version__, pages
 from triform.charts import Chart, Curve, Point, Reach, Scale, draw, linear_scale, smooth
@@ -22,6 +21,7 @@ from triform.study.tables import (
     PAIR_HEAD,
     TEXT_COLUMNS,
     VARIANT_HEAD,
+    Row,
     method,
     pair_rows,
     title,
@@ -31,6 +31,7 @@ from triform.study.tables import (
 
 TONES = "abcdefgh"  # beyond these, the same once more, dashed
 MOST_STEPS = 200  # of a mean curve
+MOST_PAIRS = 10  # more of them are folded away
 
 
 def write_page(outcome: Outcome) -> Path:
@@ -62,20 +63,24 @@ def _header(outcome: Outcome) -> str:
 def _verdicts(outcome: Outcome) -> str:
     if not outcome.comparisons:
         return ""
+    said = []
+    for each, line in zip(outcome.comparisons, verdicts(outcome), strict=True):
+        pair, _, words = line.partition(": ")
+        pill = '<span class="pill">different</span> ' if each.corrected <= LEVEL else ""
+        said.append(f"<li>{pill}<b>{escape(pair)}</b>: {escape(words)}</li>")
+    listed = _listed(PAIR_HEAD, pair_rows(outcome))
+    if len(said) > MOST_PAIRS:
+        listed = f"<details><summary>All {len(said)} pairs in figures</summary>{listed}</details>"
+    return section("Verdicts", f'<ul class="card said">{"".join(said)}</ul>{listed}')
+
+
+def _listed(head: Row, rows: Sequence[Row]) -> str:
     lines = []
-    for each, said, row in zip(outcome.comparisons, verdicts(outcome), pair_rows(outcome), strict=True):
+    for row in rows:
         cells = "".join(f'<td class="num">{escape(cell)}</td>' for cell in row[TEXT_COLUMNS:])
-        found = "good" if each.corrected <= LEVEL else ""
-        words = escape(said.partition(": ")[2])
-        words = f'<span class="pill {found}">real</span> {words}' if found else words
         names = f'<th scope="row">{escape(row[0])}</th><td class="name">{escape(row[1])}</td>'
-        lines.append(f'<tr>{names}{cells}<td class="text">{words}</td></tr>')
-    numeric = range(TEXT_COLUMNS, len(PAIR_HEAD))
-    return section("Verdicts", table([*map(_capital, PAIR_HEAD), "Verdict"], lines, numeric=numeric))
-
-
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:]
+        lines.append(f"<tr>{names}{cells}</tr>")
+    return table(head, lines, numeric=range(TEXT_COLUMNS, len(head)))
 
 
 # -- scores and costs
@@ -106,13 +111,7 @@ def _scores(outcome: Outcome) -> str:
         figures.append(
             _figure(f"{name}: {measure(outcome.metric).name}", "mean, 95 % interval, every seed", strips)
         )
-    rows = [
-        f'<tr><th scope="row">{escape(row[0])}</th><td class="name">{escape(row[1])}</td>'
-        + "".join(f'<td class="num">{escape(cell)}</td>' for cell in row[TEXT_COLUMNS:])
-        + "</tr>"
-        for row in variant_rows(outcome)
-    ]
-    listed = table(map(_capital, VARIANT_HEAD), rows, numeric=range(TEXT_COLUMNS, len(VARIANT_HEAD)))
+    listed = _listed(VARIANT_HEAD, variant_rows(outcome))
     return section("Scores", f'<div class="charts">{"".join(figures)}</div>{listed}')
 
 
@@ -162,7 +161,7 @@ def _figure(name: str, hint: str, strips: Sequence[Strip]) -> str:
     axis = _axis(scale) if scale else ""
     small = f' <small class="hint">{escape(hint)}</small>' if hint else ""
     return (
-        f'<figure class="card chart"><figcaption><h3>{escape(name)}{small}</h3></figcaption>'
+        f'<figure class="card chart short"><figcaption><h3>{escape(name)}{small}</h3></figcaption>'
         f'<div class="strips">{"".join(rows)}{axis}</div></figure>\n'
     )
 
@@ -172,7 +171,7 @@ def _axis(scale: Scale) -> str:
         f'<text class="tick" x="{100 * scale.at(value):.2f}%" y="14" text-anchor="middle">{label}</text>'
         for value, label in scale.ticks
     )
-    return f"<span></span><svg>{ticks}</svg><span></span>"
+    return f"<i></i><svg>{ticks}</svg><i></i>"
 
 
 def _bar(share: float) -> str:
@@ -193,7 +192,10 @@ def _interval(strip: Strip, scale: Scale) -> str:
 
 
 def banded(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[Reach]]:
-    """The mean over runs at each step that most of them have, and one standard deviation to both sides."""
+    """The mean over runs at each step that most of them have, and one standard deviation to both sides.
+
+    A band ends at the farthest run, so that it never leaves what is possible.
+    """
     at: dict[float, list[float]] = defaultdict(list)
     for points in runs:
         for step, value in points:
@@ -201,9 +203,11 @@ def banded(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[Reach]]:
     steps = sorted(step for step, values in at.items() if 2 * len(values) > len(runs))
     every = math.ceil(len(steps) / MOST_STEPS)
     steps = sorted({*steps[:: every or 1], *steps[-1:]})
-    mean = [(step, fmean(at[step])) for step in steps]
-    band = [(step, each.mean - each.deviation, each.mean + each.deviation)
-            for step, each in ((step, spread(at[step])) for step in steps)]  # fmt: skip
+    mean, band = [], []
+    for step in steps:
+        middle, deviation, *_ = spread(at[step])
+        mean.append((step, middle))
+        band.append((step, max(min(at[step]), middle - deviation), min(max(at[step]), middle + deviation)))
     return mean, band if len(runs) > 1 else []
 
 
@@ -235,7 +239,8 @@ def _curves(outcome: Outcome) -> str:
         chart = Chart(title=name, curves=[curve for curve in curves if curve.points], last_step=last)
         drawn.append(draw(chart) if chart.curves else "")
     told = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
-    return section("Curves", f'{told}<div class="charts">{"".join(drawn)}</div>')
+    layout = "charts crowded" if len(histories) > len(TONES) // 2 else "charts"
+    return section("Curves", f'{told}<div class="{layout}">{"".join(drawn)}</div>')
 
 
 def _settings(outcome: Outcome) -> str:

@@ -192,6 +192,12 @@ def _vocabulary(asked: Settings) -> tuple[object, ...]:
 
 def _check_comparable(study: Study, origin: str) -> None:
     """Scores of different tokens or different rows are no comparison, however alike they are called."""
+    for variant in study.variants:
+        if study.metric == "bits_per_byte" and variant.asked.get("tokenizer.kind") == "word":
+            raise ConfigError(
+                f"{origin}: {variant.name}: words leave out the spaces between them, so bytes cannot be counted; "
+                "compare by another metric, or with tokenizer.kind char or bpe"
+            )
     first, *others = study.variants
     for other in others:
         both = f"{origin}: {first.name} and {other.name}"

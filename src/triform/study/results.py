@@ -31,6 +31,7 @@ class Result:
     failure: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
     sentences: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
+    notices: tuple[str, ...] = ()  # what was cut or skipped of the test files
     parameters: int = 0
     steps: int = 0
     best_step: int = 0
@@ -103,8 +104,10 @@ def judge(study: Study, kept: Kept) -> Outcome:
         sets=sets,
         results=tuple(results),
         summaries=tuple(summaries),
-        comparisons=tuple(_compared(study, sets, results, metric)),
-        notes=tuple(_notes(study, sets, results, metric)),
+        comparisons=tuple(
+            _compared(study, [name for name in sets if name in study.tests] or sets, results, metric)
+        ),
+        notes=tuple(_notes(study, results, metric)),
     )
 
 
@@ -133,13 +136,14 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
         return replace(begun, failure=failure)
     latest = folder.latest_checkpoint()
     progress = folder.read_state(latest)["progress"] if latest else {}
-    scores, sentences = _scores(study, folder, history, progress.get("best"))
+    scores, sentences, notices = _scores(study, folder, history, progress.get("best"))
     wrong = [name for name, value in scores.items() if not math.isfinite(value)]
     return replace(
         begun,
         failure=f"its {study.metric} on {', '.join(wrong)} is not finite" if wrong else "",
         scores={name: value for name, value in scores.items() if name not in wrong},
         sentences=sentences,
+        notices=tuple(notices),
         best_step=int(progress.get("best_step", 0)),
         seconds=float(progress.get("seconds", 0.0)),
     )
@@ -147,19 +151,21 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
 
 def _scores(
     study: Study, folder: RunFolder, history: History, best: Mapping[str, float] | None
-) -> tuple[dict[str, float], dict[str, Numbers]]:
+) -> tuple[dict[str, float], dict[str, Numbers], list[str]]:
     """What the best weights scored, on the validation rows and on each test."""
     scores = {VALIDATION: float(best[study.metric])} if best else {}
     sentences: dict[str, Numbers] = {}
+    notices: list[str] = []
     kept = TestScores(folder)
     for name, test in {**study.tests, VALIDATION: ""}.items():
         if entry := kept.find(name, test, study.metric, study.task):
             scores[name] = float(entry["scores"][study.metric])
+            notices += entry["notices"]
             if "bleu" in entry and study.metric == "bleu":
                 sentences[name] = np.array(entry["bleu"], dtype=np.float64)
     if not scores and (losses := history.curve("train", "loss")):
         scores[TRAINING] = losses[-1][1]
-    return scores, sentences
+    return scores, sentences, notices
 
 
 # -- all of them
@@ -172,12 +178,13 @@ def _having(results: Sequence[Result], variant: str, name: str) -> dict[int, Res
 def _summary(name: str, variant: str, results: Sequence[Result], seconds: float) -> Summary:
     having = _having(results, variant, name)
     known = spread([each.scores[name] for each in having.values()]) if having else None
-    parameters = max((each.parameters for each in results if each.variant == variant), default=0)
-    return Summary(name, variant, len(having), known, parameters, seconds)
+    own = [each for each in results if each.variant == variant]
+    seconds = max(seconds, *(each.seconds for each in own))  # a killed command has not told how long it took
+    return Summary(name, variant, len(having), known, max(each.parameters for each in own), seconds)
 
 
 def _compared(study: Study, sets: Sequence[str], results: Sequence[Result], metric: str) -> list[Comparison]:
-    """Every pair on every set; all of them together are what is corrected for."""
+    """Every pair on every test, or on validation where there is none; all together are what is corrected for."""
     found: list[tuple[str, str, str, Difference, Difference | None]] = []
     for name in sets:
         for first, second in combinations((variant.name for variant in study.variants), 2):
@@ -210,7 +217,7 @@ def _difference(name: str, pairs: Sequence[tuple[Result, Result]]) -> tuple[Diff
     return bootstrap_bleu(*shares), over_seeds if len(pairs) > 1 else None
 
 
-def _notes(study: Study, sets: Sequence[str], results: Sequence[Result], metric: str) -> list[str]:
+def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
     notes = [f"{each.variant}, seed {each.seed}: failed: {each.failure}" for each in results if each.failure]
     if notes:
         notes.append("a pair is compared over the seeds that both have")
@@ -218,9 +225,7 @@ def _notes(study: Study, sets: Sequence[str], results: Sequence[Result], metric:
         notes.append("one seed each: there is no interval, and a difference may be chance; give seeds = 6 or more")
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
-    if VALIDATION in sets and len(sets) > 1:
-        notes.append("validation chose the weights that are kept; the test files had no say")
-    return notes
+    return [*notes, *dict.fromkeys(notice for each in results for notice in each.notices)]
 
 
 def better(metric: str) -> str:

@@ -44,19 +44,14 @@ def compare(
     kept = Kept(Path(out or Path("runs") / plan.name))
     kept.claim(plan)
     options = Options(device=device, quiet=quiet, progress=progress)
-    for number, variant in enumerate(plan.variants, start=1):
-        if not quiet:
-            print(f"variant {variant.name}, {number} of {len(plan.variants)}:", file=progress or sys.stderr)
-        try:
+    try:
+        for variant in plan.variants:
             _train(kept, plan, variant, options)
-        except InterruptedRun:
-            raise InterruptedRun(
-                f"stopped, everything is saved; go on with: {_command(study, seeds, kept, options)}"
-            ) from None
-    for variant in plan.variants:
-        for folder in _folders(kept, plan, variant):
-            if not failure_of(folder):
-                _score(folder, plan, options)
+        for variant in plan.variants:
+            _score(kept, plan, variant, options)
+    except (InterruptedRun, KeyboardInterrupt):
+        again = _command(study, seeds, kept, options)
+        raise InterruptedRun(f"stopped, what was done is kept; go on with: {again}") from None
     outcome = judge(plan, kept)
     write_tables(outcome)
     write_page(outcome)
@@ -85,6 +80,9 @@ def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
     ]
     if not todo:
         return
+    if not options.quiet:
+        number = plan.variants.index(variant) + 1
+        print(f"variant {variant.name}, {number} of {len(plan.variants)}:", file=options.progress or sys.stderr)
     out, began = kept.path / variant.name, time.monotonic()
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in todo)
     try:
@@ -99,26 +97,41 @@ def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
 # -- scores after training
 
 
-def _score(folder: RunFolder, plan: Study, options: Options) -> None:
-    """Evaluate a run on what it was not yet evaluated on."""
-    kept, sets = TestScores(folder), dict(plan.tests)
+def _score(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
+    """Evaluate each run on what it was not yet evaluated on."""
+    sets = dict(plan.tests)
     if plan.metric == "bleu":
         sets[VALIDATION] = ""  # once more, to have each sentence's share of it
-    todo = {name: test for name, test in sets.items() if not kept.find(name, test, plan.metric, plan.task)}
-    if not todo:
-        return
-    run = load(folder.path, device=options.device, precision="fp32")
-    for name, test in todo.items():
-        if not options.quiet:
-            print(f"{folder.path.parent.name}/{folder.path.name}: {name}", file=options.progress or sys.stderr)
-        entry = _translated(run, test) if plan.metric == "bleu" else {"scores": run.evaluate(test)}
+    told = options.quiet
+    for folder in _folders(kept, plan, variant):
+        known = TestScores(folder)
+        if failure_of(folder):
+            continue
+        todo = {name: test for name, test in sets.items() if not known.find(name, test, plan.metric, plan.task)}
+        if todo and not told:
+            print(f"scoring {variant.name} on {', '.join(todo)}", file=options.progress or sys.stderr)
+            told = True
+        if todo:
+            _evaluate(folder, plan, todo, options.device)
+
+
+def _evaluate(folder: RunFolder, plan: Study, sets: Mapping[str, str], device: str) -> None:
+    run = load(folder.path, device=device, precision="fp32")
+    for name, test in sets.items():
+        entry = _translated(run, test) if plan.metric == "bleu" else _evaluated(run, test)
         if entry:
-            kept.add(name, test, plan.task, entry)
+            TestScores(folder).add(name, test, plan.task, entry)
+
+
+def _evaluated(run: Run, test: str) -> Json:
+    scores, notices = run.evaluate_with_notices(test, {})
+    return {"scores": scores, "notices": notices}
 
 
 def _translated(run: Run, test: str) -> Json | None:
     """BLEU with what each sentence adds to it; validation as during training: greedy, its first few hundred."""
-    data: Any = run.task.read(test, []) if test else run.task.held_out([])
+    notices: list[str] = []
+    data: Any = run.task.read(test, notices) if test else run.task.held_out([])
     if data is None:
         return None
     pairs: list[Pair] = list(data.texts if test else data.texts[:QUICK_PAIRS])
@@ -126,4 +139,5 @@ def _translated(run: Run, test: str) -> Json | None:
     written = [made.output for made in run.predict([pair.source for pair in pairs], **how)]
     wanted = [pair.target for pair in pairs]
     scores = {name: value for name, value in translation_scores(written, wanted).items() if math.isfinite(value)}
-    return {"scores": scores, "bleu": bleu_statistics(written, wanted).astype(int).tolist()}
+    shares = bleu_statistics(written, wanted).astype(int).tolist()
+    return {"scores": scores, "notices": notices, "bleu": shares}

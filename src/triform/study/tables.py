@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from triform.pages import duration
 from triform.settings import chosen
 from triform.stats import Difference, decimals, measure, show_p
+from triform.study.plan import VALIDATION
 from triform.study.results import Comparison, Outcome, Summary, better
 from triform.training.folder import write_text
 
@@ -43,37 +44,47 @@ def number(value: float, metric: str, places: int) -> str:
 def interval(low: float, high: float, metric: str, places: int) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "–"
-    how = measure(metric)
-    return f"{low * how.times:.{places}f} to {high * how.times:.{places}f}"
+    low, high = (end * measure(metric).times for end in (low, high))
+    return f"{_signed(low, places)} to {_signed(high, places)}"
+
+
+def _signed(value: float, places: int, plus: str = "") -> str:
+    return f"{round(value, places) + 0.0:{plus}.{places}f}".replace("-", "−")  # + 0.0: no minus before a zero
+
+
+def _places(reaches: Sequence[float], metric: str) -> int:
+    """Digits after the point that suit the widest of several uncertainties, the same in a whole column."""
+    known = [reach * measure(metric).times for reach in reaches if math.isfinite(reach) and reach]
+    return decimals(max(known)) + 1 if known else 2
 
 
 def variant_rows(outcome: Outcome) -> list[Row]:
-    return [_variant_row(summary, outcome.metric) for summary in outcome.summaries]
+    places = _places([each.spread.deviation for each in outcome.summaries if each.spread], outcome.metric)
+    return [_variant_row(each, outcome.metric, places) for each in outcome.summaries]
 
 
-def _variant_row(summary: Summary, metric: str) -> Row:
+def _variant_row(summary: Summary, metric: str, places: int) -> Row:
     cost = (f"{summary.parameters:,}", duration(summary.seconds))
     if summary.spread is None:
         return (summary.set, summary.variant, "0", "–", "–", "–", *cost)
     mean, deviation, low, high = summary.spread
-    times = measure(metric).times
-    places = decimals(deviation * times) + 1 if summary.n > 1 else 2
-    sd = f"{deviation * times:.{places}f}" if summary.n > 1 else "–"
+    sd = f"{deviation * measure(metric).times:.{places}f}" if summary.n > 1 else "–"
     shown = (number(mean, metric, places), sd, interval(low, high, metric, places))
     return (summary.set, summary.variant, str(summary.n), *shown, *cost)
 
 
 def pair_rows(outcome: Outcome) -> list[Row]:
-    return [_pair_row(each, outcome.metric) for each in outcome.comparisons]
+    places = _places([each.difference.reach for each in outcome.comparisons], outcome.metric)
+    return [_pair_row(each, outcome.metric, places) for each in outcome.comparisons]
 
 
-def _pair_row(each: Comparison, metric: str) -> Row:
-    difference, times = each.difference, measure(metric).times
+def _pair_row(each: Comparison, metric: str, places: int) -> Row:
+    difference = each.difference
+    size = _signed(difference.mean * measure(metric).times, places, "+")
     untested = difference.pairs == 1 and not math.isfinite(difference.low)
-    places = decimals(difference.reach * times) + 1 if math.isfinite(difference.reach) else 2
-    shown = (f"{difference.mean * times:+.{places}f}", interval(difference.low, difference.high, metric, places))
     ps = ("–", "–") if untested else (bare(difference.p), bare(each.corrected))
-    return (each.set, f"{each.second} − {each.first}", str(difference.pairs), *shown, *ps)
+    ends = interval(difference.low, difference.high, metric, places)
+    return (each.set, f"{each.second} − {each.first}", str(difference.pairs), size, ends, *ps)
 
 
 def bare(p: float) -> str:
@@ -93,6 +104,8 @@ def verdicts(outcome: Outcome) -> list[str]:
 def method(outcome: Outcome) -> list[str]:
     """How the figures were made, to be quoted with them."""
     lines = ["± and intervals: 95 %, Student's t over seeds."]
+    if outcome.study.tests and VALIDATION in outcome.sets:
+        lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
     tests = list(dict.fromkeys(each.difference.test for each in outcome.comparisons))
     if tests:
         many = (
@@ -146,7 +159,11 @@ def markdown(outcome: Outcome) -> str:
 
 def _piped(head: Row, rows: Sequence[Row]) -> list[str]:
     rule = ["---"] * TEXT_COLUMNS + ["---:"] * (len(head) - TEXT_COLUMNS)
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+    return [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in (head, rule, *rows)]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def as_csv(outcome: Outcome) -> str:
