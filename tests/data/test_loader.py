@@ -67,7 +67,7 @@ def test_epochs_follow_each_other_without_a_seam() -> None:
 
 def test_an_example_longer_than_the_budget_goes_alone() -> None:
     lengths = np.array([3, 500, 4, 5, 900, 2], dtype=np.int64)
-    batches = [batch.tolist() for batch in epoch(Bucketed(lengths, batch_tokens=20, seed=0))]
+    batches = [batch.tolist() for batch in epoch(Bucketed(lengths, batch_tokens=32, seed=0))]
     assert [1] in batches
     assert [4] in batches
     assert len(batches) == 3
@@ -87,7 +87,7 @@ def test_little_is_padded_however_skewed_the_lengths(budget: dict[str, int], sha
 def test_token_batches_are_well_filled() -> None:
     lengths = skewed(20_000)
     sampler = Bucketed(lengths, batch_tokens=4096, seed=0)
-    assert lengths.sum() / (4096 * sampler.steps_per_epoch) > 0.85
+    assert lengths.sum() / (4096 * sampler.steps_per_epoch) > 0.8  # lengths count as their rungs
 
 
 def test_epochs_and_seeds_differ_in_their_batches_and_in_their_order() -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from triform.config import Config, ModelConfig, Sizes, TaskName
+from triform.data.loader import rung
 from triform.models.decoder import Decoder
 from triform.settings import build
 from triform.tasks import TASKS, Prepared
-from triform.tasks.resident import rung
 from triform.training import replay
 from triform.training.compiled import compiled, pays
 from triform.training.learner import Learner

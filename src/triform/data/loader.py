@@ -6,6 +6,7 @@ the same batches as an unbroken one.
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +28,18 @@ class Sampler(Protocol):
         """Stand there again."""
 
 
+def rung(length: int, most: int = sys.maxsize) -> int:
+    """The length rounded up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few of them, and little to fill up."""
+    step = max(8, 1 << max(0, (length - 1).bit_length() - 3))
+    return min(most, -(-length // step) * step)
+
+
 class Bucketed:
-    """Every example once an epoch, in batches of like length, cut by rows or by a token budget."""
+    """Every example once an epoch, in batches of like length, cut by rows or by a token budget.
+
+    A budget is of tokens with their padding, and lengths are rounded up to a rung: a device that records its steps
+    then meets one shape a rung.
+    """
 
     POOL = 50  # batches sorted together: large enough for little padding, small enough to stay random
 
@@ -38,6 +49,7 @@ class Bucketed:
         """With several versions of all examples, one after another, epochs take them in turn."""
         self.lengths, self.batch_size, self.batch_tokens, self.seed = lengths, batch_size, batch_tokens, seed
         self.versions = versions
+        self.widths = np.array([rung(length) for length in range(int(lengths.max(initial=0)) + 1)])[lengths]
         self.epoch, self.position = 0, 0
         self._plan = self._order(0)
         self.steps_per_epoch = len(self._plan)
@@ -51,7 +63,7 @@ class Bucketed:
         for start in range(0, len(order), rows * self.POOL):
             pool = order[start : start + rows * self.POOL]
             pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-            batches += cut(pool, self.lengths[pool], batch_size=self.batch_size, batch_tokens=self.batch_tokens)
+            batches += cut(pool, self.widths[pool], batch_size=self.batch_size, batch_tokens=self.batch_tokens)
         return [batches[place] for place in rng.permutation(len(batches))]
 
     def next(self) -> Indices:

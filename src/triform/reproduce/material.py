@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from triform.config import DataConfig, TokenizerConfig
+from triform.data.audit import seen
 from triform.data.catalogue import checked, known_set
 from triform.data.files import decoded_lines
 from triform.data.readers import read_lines, read_rows
@@ -89,11 +90,6 @@ class Material:
                 among = self.leaked(test)
                 found[test] = {"rows": len(among), "seen": sum(among)}
         return found
-
-
-def seen(train: Sequence[str], others: Sequence[str]) -> list[bool]:
-    known = {" ".join(text.split()) for text in train}
-    return [" ".join(text.split()) in known for text in others]
 
 
 def texts_of(path: str) -> Iterator[str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes, TrainConfig
+from triform.config import Config, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.loader import Indices, in_order_of_length
@@ -26,80 +24,26 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
 from triform.models.encoder import Classifier
 from triform.nn.rows import pack, pad
-from triform.nn.vocabulary import IGNORE, agreeing_loss, cross_entropy
+from triform.nn.vocabulary import agreeing_loss, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.labelled import Examples, Labelled, encode, encode_once, encoded_rows
 from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
-from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
 from triform.tasks.task import (
-    Batch,
     ByLength,
     Look,
     Prediction,
     Prepared,
     Task,
     check_not_empty,
-    chunks,
     held_out,
     saved_tokenizer,
     seen_part,
     summed,
     unknown_note,
 )
-from triform.text import EOS, PAD, Rows, Tokenizer, encode_stream
-
-
-@dataclass(frozen=True, kw_only=True)
-class Labelled(Batch):
-    tokens: Tensor  # (B, T)
-    keep: Tensor | None  # (B, T), None where nothing is padded
-    labels: Tensor  # (B)
-
-
-class Examples(ByLength):
-    """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
-
-    def __init__(self, store: TokenStore, labels: Labels, max_len: int, versions: int = 1) -> None:
-        self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
-        self.lengths = np.minimum(store.lengths, max_len)
-
-    def batch(self, indices: Indices) -> Labelled:
-        tokens, keep = pad([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
-        return Labelled(
-            tokens=tokens,
-            keep=keep,
-            labels=torch.from_numpy(self.labels[indices]),
-            weight=len(indices),
-            n_tokens=int(self.lengths[indices].sum()),
-            n_places=tokens.numel(),
-        )
-
-    def on(self, device: torch.device, train: TrainConfig) -> ResidentExamples | None:
-        return ResidentExamples(self, device, train.batch_size) if fits(self.store) else None
-
-    def too_long(self) -> int:
-        return int((self.store.lengths[: len(self)] > self.max_len).sum())
-
-
-class ResidentExamples:
-    """The same on a device."""
-
-    def __init__(self, examples: Examples, device: torch.device, batch_size: int) -> None:
-        self.lengths, self.max_len, self.batch_size = examples.lengths, examples.max_len, batch_size
-        self.texts = Sequences(examples.store, examples.max_len, device)
-        self.labels = torch.from_numpy(examples.labels).to(device)
-
-    def plan(self, indices: Indices) -> Plan:
-        lengths = self.lengths[indices]
-        n_rows = self.batch_size or rung(len(indices), len(self.lengths))
-        width = rung(int(lengths.max()), self.max_len)
-        return Plan((n_rows, width), filled(indices, n_rows), len(indices), int(lengths.sum()), n_rows * width)
-
-    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Labelled:
-        real, rows = rows != FILLING, rows.clamp(min=0)
-        tokens, keep = self.texts.rows(rows, shape[1], PAD)
-        return Labelled(tokens=tokens, keep=keep, labels=torch.where(real, self.labels[rows], IGNORE))
+from triform.text import PAD, Tokenizer
 
 
 class Classify(Task):
@@ -246,7 +190,7 @@ class Classify(Task):
 
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        store = TokenStore.build_rows(_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
+        store = TokenStore.build_rows(encoded_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
         found: dict[int, list[float]] = {}
         for indices, scores in self._scores(data):
@@ -335,57 +279,6 @@ def _by_value(label: str) -> tuple[float, str]:
     except ValueError:
         value = math.inf
     return (value if math.isfinite(value) else math.inf), label
-
-
-def encode(
-    rows: Callable[[], Iterator[Row]],
-    name: str,
-    numbers: dict[str, int],
-    tokenizers: Sequence[Tokenizer],
-    *,
-    path: Path | None = None,
-) -> tuple[TokenStore, Labels]:
-    """Rows as tokens and label numbers, once for each tokenizer; with a path the tokens go straight to disk."""
-    labels: list[int] = []
-
-    def texts() -> Iterator[str]:
-        for row in rows():
-            if row.label not in numbers:
-                raise DataError(
-                    f"label {row.label!r} was never seen in training; known are {', '.join(numbers)}",
-                    path=name,
-                    line=row.line,
-                )
-            labels.append(numbers[row.label])
-            yield row.text
-
-    encoded = chain.from_iterable(_rows(texts(), tokenizer) for tokenizer in tokenizers)
-    store = TokenStore.build_rows(encoded, vocab_size=tokenizers[0].vocab_size, path=path)
-    return store, np.array(labels, dtype=np.int64)
-
-
-def encode_once(
-    cache: TokenCache,
-    name: str,
-    rows: Callable[[], Iterator[Row]],
-    labels: Sequence[str],
-    tokenizers: Sequence[Tokenizer],
-    what: object,
-) -> tuple[TokenStore, Labels]:
-    """The same on disk, and not again where it was done before; `what` tells the rows from others of the file."""
-    numbers = {label: number for number, label in enumerate(labels)}
-
-    def make(folder: Path) -> None:
-        found = encode(rows, cache.files[0], numbers, tokenizers, path=folder / name)[1]
-        np.save(folder / f"{name}.labels.npy", found)
-
-    made = cache.folder(["classify", name, what, list(labels), tokenizers[0].to_json()], make)
-    return TokenStore.open(made / name), np.load(made / f"{name}.labels.npy")
-
-
-def _rows(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Rows]:
-    for rows in encode_stream(tokenizer, chunks(texts, characters=len)):
-        yield rows.followed_by(EOS, rows.lengths == 0)  # an empty text still has to be read as something
 
 
 def _usual_length(store: TokenStore) -> int:

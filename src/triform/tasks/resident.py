@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triform.config import TrainConfig
 from triform.data.loader import Indices
 from triform.data.store import TokenStore
 
@@ -40,10 +41,9 @@ class Resident(Protocol):
         """The batch itself; the numbers stay on the device, and nothing waits."""
 
 
-def rung(length: int, most: int) -> int:
-    """The length rounded up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few of them, and little to fill up."""
-    step = max(8, 1 << max(0, (length - 1).bit_length() - 3))
-    return min(most, -(-length // step) * step)
+def n_rows_of(n: int, width: int, train: TrainConfig) -> int:
+    """Rows of a batch of n examples so wide: as many for every batch of the width, so that shapes are few."""
+    return train.batch_size or max(n, train.batch_tokens // width)
 
 
 def filled(indices: Indices, n_rows: int) -> Indices:

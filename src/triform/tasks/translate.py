@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes, TrainConfig
+from triform.config import Config, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
-from triform.data.loader import Indices
 from triform.data.readers import Pair, on_lines, read_either
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
@@ -27,105 +24,27 @@ from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.rows import pad
-from triform.nn.vocabulary import IGNORE, learning_loss
+from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
-from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, rung
+from triform.tasks.pairs import Paired, Pairs, encode, encode_once
 from triform.tasks.task import (
     NEVER_WRITTEN,
-    Batch,
-    ByLength,
     Look,
     Prediction,
     Prepared,
     Task,
     check_not_empty,
-    chunks,
     held_out,
     seen_part,
     token_tally,
     unknown_note,
 )
-from triform.text import BOS, EOS, PAD, Tokenizer, encode_stream, load_tokenizer
+from triform.text import BOS, EOS, Tokenizer, load_tokenizer
 
 QUICK_PAIRS = 400  # translated at each validation during training
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paired(Batch):
-    source: Tensor  # (B, S)
-    source_keep: Tensor | None  # (B, S)
-    target: Tensor  # (B, T): begin token and target
-    expected: Tensor  # (B, T): target and end token
-
-
-class Pairs(ByLength):
-    """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
-
-    def __init__(
-        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = (), versions: int = 1
-    ) -> None:
-        self.source, self.target, self.max_len, self.texts = source, target, max_len, texts
-        self.versions = versions
-        self.source_lengths = np.minimum(source.lengths, max_len)
-        self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
-        self.lengths = np.minimum(self.whole, max_len)
-
-    def batch(self, indices: Indices) -> Paired:
-        rows = indices.tolist()
-        source, keep = pad([self.source[row][: self.max_len] for row in rows], fill=PAD)
-        targets = [[BOS, *self.target[row].tolist(), EOS][: self.max_len + 1] for row in rows]
-        target, _ = pad([tokens[:-1] for tokens in targets], fill=PAD)
-        expected, _ = pad([tokens[1:] for tokens in targets], fill=IGNORE)
-        weight = sum(len(tokens) - 1 for tokens in targets)
-        n_tokens = weight + int(self.source_lengths[indices].sum())
-        return Paired(
-            source=source,
-            source_keep=keep,
-            target=target,
-            expected=expected,
-            weight=weight,
-            n_tokens=n_tokens,
-            n_places=source.numel() + target.numel(),
-        )
-
-    def on(self, device: torch.device, train: TrainConfig) -> ResidentPairs | None:
-        return ResidentPairs(self, device, train.batch_size) if fits(self.source, self.target) else None
-
-    def too_long(self) -> int:
-        return int((self.whole[: len(self)] > self.max_len).sum())
-
-
-class ResidentPairs:
-    """The same on a device."""
-
-    def __init__(self, pairs: Pairs, device: torch.device, batch_size: int) -> None:
-        self.max_len, self.batch_size = pairs.max_len, batch_size
-        self.source_lengths = pairs.source_lengths
-        self.target_lengths = np.minimum(pairs.target.lengths + 1, pairs.max_len)  # with the begin token
-        self.source = Sequences(pairs.source, pairs.max_len, device)
-        self.target = Sequences(pairs.target, pairs.max_len, device)
-
-    def plan(self, indices: Indices) -> Plan:
-        source, target = self.source_lengths[indices], self.target_lengths[indices]
-        n_rows = self.batch_size or rung(len(indices), len(self.source_lengths))
-        widths = tuple(rung(int(lengths.max()), self.max_len) for lengths in (source, target))
-        weight = int(target.sum())
-        rows = filled(indices, n_rows)
-        return Plan((n_rows, *widths), rows, weight, weight + int(source.sum()), n_rows * sum(widths))
-
-    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Paired:
-        real, rows = rows[:, None] != FILLING, rows.clamp(min=0)
-        source, keep = self.source.rows(rows, shape[1], PAD)
-        written, inside = self.target.rows(rows, shape[2], PAD)  # (R, T)
-        end = torch.arange(shape[2], device=rows.device) == self.target.lengths[rows][:, None]
-        expected = torch.where(end, EOS, torch.where(inside, written, IGNORE))
-        target = torch.cat([torch.full_like(written[:, :1], BOS), written[:, :-1]], dim=1)
-        expected = torch.where(real, expected, IGNORE)
-        return Paired(source=source, source_keep=keep, target=target, expected=expected)
 
 
 class Translate(Task):
@@ -365,39 +284,3 @@ def _trained(
         tokenizer = learn("shared", chain(sources, targets), sum(sizes))
         return tokenizer, tokenizer
     return learn("source", sources, sizes[0]), learn("target", targets, sizes[1])
-
-
-def encode(
-    pairs: Callable[[], Iterable[Pair]],
-    sources: Sequence[Tokenizer],
-    targets: Sequence[Tokenizer],
-    folder: Path | None = None,
-) -> tuple[TokenStore, TokenStore]:
-    """Both sides as tokens, a reading for each tokenizer; with a folder they go straight to disk."""
-
-    def side(which: str, tokenizers: Sequence[Tokenizer], *, never_empty: bool) -> TokenStore:
-        encoded = chain.from_iterable(
-            encode_stream(tokenizer, chunks(map(attrgetter(which), pairs()), characters=len))
-            for tokenizer in tokenizers
-        )
-        rows = (part.followed_by(EOS, part.lengths == 0) for part in encoded) if never_empty else encoded
-        path = folder and folder / f"train.{which}"
-        return TokenStore.build_rows(rows, vocab_size=tokenizers[0].vocab_size, path=path)
-
-    return side("source", sources, never_empty=True), side("target", targets, never_empty=False)
-
-
-def encode_once(
-    cache: TokenCache,
-    pairs: Callable[[], Iterable[Pair]],
-    sources: Sequence[Tokenizer],
-    targets: Sequence[Tokenizer],
-    what: object,
-) -> tuple[TokenStore, TokenStore]:
-    """The same on disk, and not again where it was done before; `what` tells the pairs from others of the files."""
-
-    def make(folder: Path) -> None:
-        encode(pairs, sources, targets, folder)
-
-    made = cache.folder(["translate", what, sources[0].to_json(), targets[0].to_json()], make)
-    return TokenStore.open(made / "train.source"), TokenStore.open(made / "train.target")
