@@ -40,6 +40,7 @@ MULTI30K_EN_DE = System(
         "data.valid_source": "val.en",
         "data.valid_target": "val.de",
     },
+    look="Two young men are playing football in the snow.",
     tests={
         "train": "train.en,train.de",
         "valid": "val.en,val.de",
