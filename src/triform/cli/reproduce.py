@@ -46,7 +46,7 @@ def reproduce(
         print_json(outcome)
         return
     typer.echo(section(system, outcome))
-    typer.echo(f"results: {results / f'{name}.json'}")
+    typer.echo(f"results: {asked.kept / f'{name}.json'}")
 
 
 def _list(*, as_json: bool) -> None:
