@@ -15,7 +15,19 @@ import numpy as np
 from triform.errors import DivergedError
 from triform.report import History, read_history
 from triform.seeds import TRAINING_LOSS
-from triform.stats import Difference, Numbers, Spread, bootstrap_bleu, holm, measure, paired, spread, verdict
+from triform.stats import (
+    LEVEL,
+    Difference,
+    Numbers,
+    Spread,
+    bootstrap_bleu,
+    holm,
+    measure,
+    paired,
+    show_p,
+    spread,
+    verdict,
+)
 from triform.study.kept import Kept, TestScores
 from triform.study.plan import TRAINING, VALIDATION, Study
 from triform.training.folder import RunFolder
@@ -201,7 +213,8 @@ def _compared(study: Study, sets: Sequence[str], results: Sequence[Result], metr
             difference=difference,
             corrected=p,
             over_seeds=over_seeds,
-            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(found)),
+            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(found))
+            + _only_these(difference, over_seeds, p),
         )
         for (name, first, second, difference, over_seeds), p in zip(found, corrected, strict=True)
     ]
@@ -217,12 +230,30 @@ def _difference(name: str, pairs: Sequence[tuple[Result, Result]]) -> tuple[Diff
     return bootstrap_bleu(*shares), over_seeds if len(pairs) > 1 else None
 
 
+def _only_these(difference: Difference, over_seeds: Difference | None, corrected: float) -> str:
+    """What the seeds say of a difference that was found over sentences: would other models show it too?"""
+    found = corrected <= LEVEL
+    if over_seeds is None:
+        return ", of these two trained models" if found and "bootstrap" in difference.test else ""
+    beside = f"; over seeds {show_p(over_seeds.p)}"
+    return f"{beside}: other seeds may turn it round" if found and over_seeds.p > LEVEL else beside
+
+
 def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
-    notes = [f"{each.variant}, seed {each.seed}: failed: {each.failure}" for each in results if each.failure]
+    failures: dict[tuple[str, str], list[str]] = {}
+    for each in results:
+        if each.failure:
+            failures.setdefault((each.variant, each.failure), []).append(str(each.seed))
+    notes = [
+        f"{variant}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: failed: {failure}"
+        for (variant, failure), seeds in failures.items()
+    ]
     if notes:
-        notes.append("a pair is compared over the seeds that both have")
+        notes.append("a pair is compared over the seeds that both have; where there is none, not at all")
     if len(study.seeds) == 1:
-        notes.append("one seed each: there is no interval, and a difference may be chance; give seeds = 6 or more")
+        notes.append(
+            "one seed each: there is no interval over seeds, and a difference may be chance; give seeds = 6 or more"
+        )
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
     return [*notes, *dict.fromkeys(notice for each in results for notice in each.notices)]

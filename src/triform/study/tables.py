@@ -92,12 +92,11 @@ def bare(p: float) -> str:
 
 
 def verdicts(outcome: Outcome) -> list[str]:
-    """A line a pair; the set is named where there are several, and what the seeds say beside a bootstrap."""
+    """A line a pair; the set is named where there are several."""
     lines = []
     for each in outcome.comparisons:
         where = f" on {each.set}" if len(outcome.sets) > 1 else ""
-        seeds = f"; over seeds {show_p(each.over_seeds.p)}" if each.over_seeds else ""
-        lines.append(f"{each.first} and {each.second}{where}: {each.verdict}{seeds}")
+        lines.append(f"{each.first} and {each.second}{where}: {each.verdict}")
     return lines
 
 
