@@ -45,8 +45,6 @@ class Asked:
     def __post_init__(self) -> None:
         if self.setting not in ("as-reported", "best", "both"):
             raise ConfigError(f"--setting {self.setting} is not known; choose from as-reported, best, both")
-        if self.seeds < 0:
-            raise ConfigError(f"--seeds {self.seeds}: give how many seeds to train, 1 or more")
 
     @property
     def kept(self) -> Path:
