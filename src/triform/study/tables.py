@@ -102,7 +102,7 @@ def verdicts(outcome: Outcome) -> list[str]:
 
 def method(outcome: Outcome) -> list[str]:
     """How the figures were made, to be quoted with them."""
-    lines = ["± and intervals: 95 %, Student's t over seeds."]
+    lines = ["± and intervals: 95 %, Student's t over seeds, each by itself."]
     if outcome.study.tests and VALIDATION in outcome.sets:
         lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
     tests = list(dict.fromkeys(each.difference.test for each in outcome.comparisons))
