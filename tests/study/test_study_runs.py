@@ -226,6 +226,14 @@ def test_what_was_cut_of_a_test_file_is_said_once(place: Path, tree: Tree, study
     assert cut[0] in as_text(outcome)
 
 
+def test_validation_rows_that_leak_are_said_once(place: Path, tree: Tree, study: Run) -> None:
+    tree["common"]["data.valid"] = "more.tsv"
+    outcome = study(tree, out="out", seeds=2)
+    (leak,) = [note for note in outcome.notes if "what they score is memory" in note]
+    assert "more.tsv: 15 of 15 rows (100.0 %) are in the training data too" in leak
+    assert leak in as_text(outcome)
+
+
 def test_one_seed_runs_and_says_that_there_is_no_interval(place: Path, tree: Tree, study: Run) -> None:
     said = as_text(study(tree, out="out", seeds=1))
     assert "note: one seed each: there is no interval" in said

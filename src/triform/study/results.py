@@ -30,6 +30,7 @@ from triform.stats import (
 )
 from triform.study.kept import Kept, TestScores
 from triform.study.plan import TRAINING, VALIDATION, Study
+from triform.tasks.leaks import MEMORY
 from triform.training.folder import RunFolder
 
 
@@ -43,7 +44,7 @@ class Result:
     failure: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
     sentences: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
-    notices: tuple[str, ...] = ()  # what was cut or skipped of the test files
+    notices: tuple[str, ...] = ()  # validation rows that leak, and what was cut or skipped of the test files
     parameters: int = 0
     steps: int = 0
     best_step: int = 0
@@ -149,13 +150,14 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
     latest = folder.latest_checkpoint()
     progress = folder.read_state(latest)["progress"] if latest else {}
     scores, sentences, notices = _scores(study, folder, history, progress.get("best"))
+    leaks = [text for event in history.events["notice"] if MEMORY in (text := str(event.get("text", "")))]
     wrong = [name for name, value in scores.items() if not math.isfinite(value)]
     return replace(
         begun,
         failure=f"its {study.metric} on {', '.join(wrong)} is not finite" if wrong else "",
         scores={name: value for name, value in scores.items() if name not in wrong},
         sentences=sentences,
-        notices=tuple(notices),
+        notices=(*leaks, *notices),
         best_step=int(progress.get("best_step", 0)),
         seconds=float(progress.get("seconds", 0.0)),
     )
