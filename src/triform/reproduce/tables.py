@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triform.pages import duration
 from triform.reproduce.outcome import Outcome
 from triform.reproduce.system import Column, System, Target, Variant
 from triform.stats import holm, paired, spread, verdict
@@ -111,12 +112,6 @@ def _baseline_rows(system: System, outcome: Outcome) -> list[list[str]]:
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _remarks(system: System, outcome: Outcome) -> list[str]:
