@@ -120,10 +120,26 @@ def test_paired_seeds_end_in_a_verdict() -> None:
     assert len(said) == 3, "the other pairing was not run"
 
 
-def test_seeds_that_are_not_the_same_are_not_paired() -> None:
-    runs = [perplexities(370.0, 470.0, 410.0)] * 3
-    found = outcome("speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", runs[:2]))
+def test_seeds_that_only_one_of_two_has_are_left_out() -> None:
+    runs = [perplexities(370.0 + n, 470.0, 410.0) for n in range(9)]
+    other = [perplexities(360.0 + n, 471.0, 410.0) for n in range(8)]
+    found = outcome("speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", other))
+    assert "window-8 better by 10 ± 0" in pairing_verdicts(SYSTEMS["speeches-window"], found)[0]
+    found = outcome(
+        "speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", other[:1])
+    )
     assert pairing_verdicts(SYSTEMS["speeches-window"], found) == []
+
+
+def test_verdicts_are_corrected_for_all_that_were_looked_at() -> None:
+    runs = [perplexities(370.0 + n, 470.0, 410.0) for n in range(8)]
+    better = [perplexities(360.0 + n, 470.0, 410.0) for n in range(8)]
+    names = ("full", "window-8", "full-converged", "window-8-converged")
+    made_all = [made(name, "best", some) for name, some in zip(names, (runs, better, runs, better), strict=True)]
+    one, both = (outcome("speeches-window", *some) for some in (made_all[:2], made_all))
+    said = [pairing_verdicts(SYSTEMS["speeches-window"], each)[0] for each in (one, both)]
+    assert "p = 0.023" in said[0], "3 times 2 / 2^8"
+    assert "p = 0.047" in said[1], "6 times"
 
 
 def test_one_seed_and_leaks_are_told() -> None:
