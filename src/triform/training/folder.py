@@ -25,6 +25,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.settings import build, load_toml, settings_of, to_toml
 
 FORMAT = 1
+LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
 SMALL = 1 << 20  # numbers of a tensor that is copied together with others
 OWN = (
     "config.toml",
@@ -171,7 +172,10 @@ class RunFolder:
                 raise CheckpointError(
                     f"{self.path}: was made by Triform {made_by}; this is {triform.__version__}: upgrade to open it"
                 )
-            return build(settings_of(tree, self.config_file))
+            settings = settings_of(tree, self.config_file)
+            if LAST not in settings or not self.config_file.read_bytes().endswith(b"\n"):
+                raise damaged(self.path, "config.toml lacks its end")
+            return build(settings)
         except (ConfigError, TypeError, ValueError) as error:
             raise damaged(self.path, error) from None
 
