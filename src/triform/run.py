@@ -18,6 +18,8 @@ from triform.metrics import Scores
 from triform.nn.precision import Precision, cast_model, settle
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
+from triform.training.adapter import Adapter, read_adapter
+from triform.training.base import take
 from triform.training.folder import RunFolder, load_weights, read_tensors
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Run:
     path: Path
     task: Task
     precision: Precision = "fp32"
+    adapter: Path | None = None
 
     @property
     def config(self) -> Config:
@@ -89,7 +92,7 @@ class Run:
 
         run = self
         if self.precision != "fp32":
-            run = load(self.path, device=self.task.device.type, precision="fp32")
+            run = load(self.path, device=self.task.device.type, precision="fp32", adapter=self.adapter or "")
         return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
@@ -117,19 +120,35 @@ class Run:
             self.task.config = kept
 
 
-def load(path: str | Path, *, device: str = "auto", precision: str = "auto") -> Run:
-    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only)."""
+def load(path: str | Path, *, device: str = "auto", precision: str = "auto", adapter: str | Path = "") -> Run:
+    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only).
+
+    `adapter` is the adapter.safetensors of a LoRA run that began with this one.
+    """
     place = pick_device(device)
     settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
+    found = read_adapter(Path(adapter)) if adapter else None
     with torch.random.fork_rng(devices=[]):  # weights drawn only to be replaced cost the caller nothing
-        task = TASKS[config.task].load(config, folder.path)
-    load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+        task = TASKS[config.task].load(config, folder.path) if found is None else adapted(folder.path, found)
+    if found is None:
+        load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
     cast_model(task.model.to(place).eval(), settled)
-    return Run(path=folder.path, task=task, precision=settled)
+    return Run(path=folder.path, task=task, precision=settled, adapter=found.path if found else None)
+
+
+def adapted(base: Path, adapter: Adapter) -> Task:
+    """What a LoRA run came to, from its base and its adapter."""
+    try:
+        task = TASKS[adapter.config.task].load(adapter.config, base)
+        take(task, base)
+        adapter.put_on(task.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
+    return task
 
 
 def pick_device(name: str) -> torch.device:

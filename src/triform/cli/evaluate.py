@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json, print_scores
+from triform.cli.options import (
+    Adapter,
+    Device,
+    Json,
+    Precision,
+    RunPath,
+    Set,
+    decode_settings,
+    print_json,
+    print_scores,
+)
 
 if TYPE_CHECKING:
     from triform.baselines import Table
@@ -29,6 +39,7 @@ def evaluate(
     json_: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
+    adapter: Adapter = "",
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
     from triform.errors import ConfigError
@@ -38,7 +49,7 @@ def evaluate(
         raise ConfigError("--source and --target go together: give both or neither")
     sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = decode_settings(set_)
-    opened = load(run, device=device, precision=precision)
+    opened = load(run, device=device, precision=precision, adapter=adapter)
     if source and opened.config.task != "translate":
         raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
     sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})

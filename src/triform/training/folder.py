@@ -31,6 +31,7 @@ OWN = (
     "config.toml",
     "tokenizer*.json",
     "model.safetensors",
+    "adapter.safetensors",
     "metrics.jsonl",
     "report.html",
     "checkpoints",
@@ -73,10 +74,10 @@ def write_text(path: Path, text: str) -> None:
         aside.replace(path)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
     with writing(path):
         aside = path.with_name(f".{path.name}.part")
-        save_file(on_host(tensors), aside)
+        save_file(on_host(tensors), aside, about)
         aside.chmod(0o644)  # the library writes for the owner alone
         _sync(aside)
         aside.replace(path)
@@ -132,6 +133,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.model_file = path / "model.safetensors"
+        self.adapter_file = path / "adapter.safetensors"
         self.metrics_file = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tokens = path / "tokens"
