@@ -31,6 +31,7 @@ IMDB_ENCODER = System(
     known="imdb",
     files={"data.train": "train.jsonl", "data.valid": "valid.jsonl"},
     tests={"valid": "valid.jsonl", "test": "test.jsonl"},
+    look="The plot is thin, but the actors are a joy to watch.",
     columns=(
         Column(set="test", score="accuracy", title="test accuracy", kind="percent"),
         Column(set="test", score="f1", title="test F1", kind="percent"),

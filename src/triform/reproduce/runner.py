@@ -18,6 +18,7 @@ from triform.launch import Options
 from triform.metrics import bleu_signature
 from triform.reproduce import outcome as outcomes
 from triform.reproduce.beside import baselines
+from triform.reproduce.maps import looked
 from triform.reproduce.material import Material
 from triform.reproduce.outcome import Outcome
 from triform.reproduce.score import score
@@ -122,6 +123,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
     samples = written(made.folders[0], system.prompts, asked)
+    seen = looked(load(made.folders[0], device=asked.device), system.look) if system.look else None
     heard = outcomes.events(RunFolder(made.folders[0]).metrics_file)
     return {
         "name": variant.name,
@@ -136,6 +138,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         "held_out": _held_out(made),
         "curves": outcomes.curves(heard),
         "samples": samples,
+        "map": seen,
         "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
     }
 

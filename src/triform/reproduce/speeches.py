@@ -69,6 +69,7 @@ SPEECHES_CLASSIFIER = System(
     tests={"test": "test_CLS.tsv", "train": "train_CLS.tsv"},
     apart=True,
     headline=2,
+    look="We will not tire, we will not falter, and we will not fail.",
     columns=(
         Column(set="test", score="accuracy", title="all test rows", kind="percent"),
         Column(set="test, unseen", score="accuracy", title="unseen rows", kind="percent"),
@@ -112,6 +113,7 @@ def _lm(name: str, title: str, **more: object) -> System:
         tests=LM_TESTS,
         columns=LM_COLUMNS,
         headline=3,
+        look="We will not tire, we will not falter, and we will not fail.",
         **more,  # type: ignore[arg-type]
     )
 
