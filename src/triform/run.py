@@ -18,6 +18,8 @@ from triform.metrics import Scores
 from triform.nn.precision import Precision, cast_model, settle
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
+from triform.tasks.generate import Stream
+from triform.tasks.task import Dataset
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.base import take
 from triform.training.folder import RunFolder, load_weights, read_tensors
@@ -56,15 +58,18 @@ class Run:
         with self._decoding(decode, seed):
             return self.task.predict(texts)
 
-    def evaluate(self, data: str | Path = "", *, lines: Container[int] | None = None, **decode: object) -> Scores:
+    def evaluate(
+        self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
+    ) -> Scores:
         """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data.
 
-        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others.
+        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others. With
+        `stride`, text is read in windows that begin so many tokens apart, not side by side.
         """
-        return self.evaluate_with_notices(str(data), decode, lines)[0]
+        return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
 
     def evaluate_with_notices(
-        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None
+        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
     ) -> tuple[Scores, list[str]]:
         notices: list[str] = []
         name = data or self.test_set()
@@ -72,7 +77,7 @@ class Run:
             found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
             if found is None:
                 raise ConfigError("nothing was held out of this run's training data; say which file to score")
-            return self.task.evaluate(found), notices
+            return self.task.evaluate(_strided(found, stride) if stride else found), notices
 
     def baselines(self, data: str | Path = "") -> Table:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
@@ -118,6 +123,12 @@ class Run:
             yield
         finally:
             self.task.config = kept
+
+
+def _strided(data: Dataset, stride: int) -> Dataset:
+    if not isinstance(data, Stream):
+        raise ConfigError("a stride is for decoders, which read running text in windows")
+    return data.strided(stride)
 
 
 def load(path: str | Path, *, device: str = "auto", precision: str = "auto", adapter: str | Path = "") -> Run:

@@ -35,6 +35,9 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside them what needs no Transformer, fitted on the run's data.")
     ] = False,
+    stride: Annotated[
+        int, typer.Option(metavar="N", min=0, help="generate: windows N tokens apart, so that they overlap.")
+    ] = 0,
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",
@@ -56,7 +59,7 @@ def evaluate(
     found = {}
     beside: dict[str, Table] = {}
     for name, path in sets.items():
-        found[name], notices = opened.evaluate_with_notices(path, decode)
+        found[name], notices = opened.evaluate_with_notices(path, decode, stride=stride)
         for notice in notices:
             typer.echo(f"note: {notice}", err=True)
         if baselines:
@@ -66,10 +69,13 @@ def evaluate(
             {"baselines": {name: told(table) for name, table in beside.items()}} if beside else {}
         )
         extra |= {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
-        how = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        how: dict[str, object] = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        how |= {"stride": stride or opened.config.data.max_len} if opened.config.task == "generate" else {}
         print_json({**how, "sets": found, **extra})
         return
     print_scores(found, beside)
+    if stride:
+        typer.echo(f"windows of {opened.config.data.max_len} tokens, {stride} apart")
     if opened.config.task == "translate":
         typer.echo(f"bleu: {_signature()}")
 
