@@ -40,7 +40,7 @@ def task() -> Generate:
 
 
 def one_by_one(task: Generate, data: Stream, stride: int) -> float:
-    """The mean loss, a window a token: the first that has room for the token and begins at a multiple of the stride."""
+    """The mean loss, a window a token: the first that has room for it, of those that begin a stride apart."""
     tokens = torch.from_numpy(np.asarray(data.store.tokens, dtype=np.int64))
     total = 0.0
     for place in range(1, len(tokens)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
@@ -21,6 +22,7 @@ from triform.settings import build, settings_of, to_toml
 from triform.training.folder import damaged, read_tensors, write_tensors
 
 FORMAT = 1
+KEY = "triform-adapter"  # of the file's metadata
 
 
 class AdapterFile:
@@ -32,8 +34,9 @@ class AdapterFile:
     def write(self) -> None:
         """All that learns, as it is now."""
         learned: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        about = {"format": str(FORMAT), "triform": triform.__version__, "base": self.mark}
-        write_tensors(self.path, learned, about | {"config": to_toml(self.config, {})})
+        about = {"format": FORMAT, "triform": triform.__version__, "base": self.mark}
+        told = json.dumps(about | {"config": to_toml(self.config, {})})
+        write_tensors(self.path, learned, {KEY: told})  # one entry, for the library keeps no order
 
     @cached_property
     def mark(self) -> str:
@@ -77,12 +80,13 @@ def read_adapter(path: Path) -> Adapter:
         raise CheckpointError(f"{path}: no such file; an adapter is the adapter.safetensors of a LoRA run")
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            told = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError) as error:
         raise damaged(path, error) from None
-    if not about.keys() >= {"format", "base", "config"}:
+    if told is None:
         raise CheckpointError(f"{path}: is not an adapter; one is the adapter.safetensors of a LoRA run")
-    if int(about["format"]) > FORMAT:
-        raise CheckpointError(f"{path}: was made by Triform {about.get('triform')}: upgrade to use it")
+    about = json.loads(told)
+    if about["format"] > FORMAT:
+        raise CheckpointError(f"{path}: was made by Triform {about['triform']}: upgrade to use it")
     config = build(settings_of(tomllib.loads(about["config"]), path))
     return Adapter(path, config, read_tensors(path), about["base"])
