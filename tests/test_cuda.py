@@ -92,7 +92,7 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
 def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
     asked: dict[str, Any], precision: str, tmp_path: Path
 ) -> None:
-    short = {"max_len": 32, "train": "builtin:stories"}
+    short = {"max_len": 32, "train": "builtin:topics"}
     pace = {"max_steps": 12, "batch_size": 8, "eval_every": 12, "lr": 0.1, "optimizer": "sgd", "precision": "fp32"}
     still = {**MODEL, "dropout": 0.0}
     base = train("generate", data=short, model=still, train=pace, out=tmp_path / "base", quiet=True).path

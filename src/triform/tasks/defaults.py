@@ -89,6 +89,6 @@ def _pace(config: Config, n_tokens: int) -> Settings:
             pace["train.batch_tokens"] = tokens
     if not train.max_steps and not train.epochs:
         epochs = {"classify": 8, "generate": 15, "translate": 10}[config.task]
-        small = n_tokens < 2 * MILLION and not train.base
+        small = n_tokens < 2 * MILLION
         pace["train.epochs"] = float(epochs if small else max(2, epochs // 3))
     return pace
