@@ -152,6 +152,14 @@ def test_a_run_that_has_begun_needs_its_base_no_more(files: Files, classifier: P
     assert (again.path / "model.safetensors").read_bytes() == weights
 
 
+def test_the_settings_of_a_run_that_began_with_another_run_again(
+    files: Files, classifier: Path, adapted: Path, tmp_path: Path
+) -> None:
+    again = train("classify", config=adapted / "config.toml", out=str(tmp_path / "again"), **HOW)
+    for name in ("config.toml", "model.safetensors", "adapter.safetensors"):
+        assert (again.path / name).read_bytes() == (adapted / name).read_bytes(), name
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

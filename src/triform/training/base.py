@@ -48,8 +48,6 @@ def with_base(asked: Settings) -> Settings:
         config = base_config(path, asked["task"])  # type: ignore[arg-type]
     except CheckpointError as error:
         raise ConfigError(f"train.base={error}") from None
-    if asked.get("tokenizer.file"):
-        raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")
     two = config.task == "translate" and not config.tokenizer.shared
     file = path / ("tokenizer.source.json" if two else "tokenizer.json")
     shape = {name: value for name, value in flatten(config).items() if name.startswith("model.")}
@@ -61,7 +59,9 @@ def with_base(asked: Settings) -> Settings:
         "tokenizer.shared": not two or asked["task"] != "translate",
         "tokenizer.file": str(path if two and asked["task"] == "translate" else file),
     }
-    free = ("data.max_len", *(f"model.{name}" for name in OWN_CHOICE))
+    if asked.get("tokenizer.file", "") not in ("", decided["tokenizer.file"]):
+        raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")
+    free = ("tokenizer.file", "data.max_len", *(f"model.{name}" for name in OWN_CHOICE))
     fixed = {name: value for name, value in asked.items() if name in decided and name not in free}
     if "tokenizer.vocab_size" in asked and not two:
         fixed["tokenizer.vocab_size"] = asked["tokenizer.vocab_size"]
