@@ -220,7 +220,7 @@ def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool)
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
-    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder)))
+    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
     if not resume:
         prepared = divide(prepared, device)
     prepared.task.model.to(device)

@@ -129,7 +129,8 @@ def _train(places: Sequence[Place], common: Config, options: Options, again: str
     config = lead.stored or replace(common, seed=lead.seed)
     try:
         prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
-        prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, lead.folder)))
+        told = begin(prepared.task, lead.folder, resume=bool(lead.stored))
+        prepared = replace(prepared, notices=(*prepared.notices, *told))
         if not lead.stored:
             prepared = divide(prepared, device)
         prepared.task.model.to(device)
@@ -206,7 +207,7 @@ class Crew:
         torch.manual_seed(place.seed)
         config = place.stored or replace(self.config, seed=place.seed)
         task = TASKS[config.task].load(config, self.lead.folder.path)
-        begin(task, place.folder)
+        begin(task, place.folder, resume=bool(place.stored))
         task.model.to(self.prepared.task.device)
         return replace(self.prepared, task=task)
 

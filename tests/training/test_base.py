@@ -160,6 +160,14 @@ def test_the_settings_of_a_run_that_began_with_another_run_again(
         assert (again.path / name).read_bytes() == (adapted / name).read_bytes(), name
 
 
+def test_a_run_that_is_replaced_begins_with_the_base_too(files: Files, writer: Path, tmp_path: Path) -> None:
+    before = load_file(writer / "model.safetensors")
+    for again in (False, True):
+        made = grown("generate", files.story, writer, tmp_path / "run", {"lr": 1e-9}, overwrite=again)
+        for name, tensor in load_file(made.path / "model.safetensors").items():
+            assert (tensor - before[name]).abs().max() < 1e-6, name
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

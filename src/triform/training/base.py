@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triform.config import Config, TaskName
 from triform.errors import CheckpointError, ConfigError
-from triform.settings import Settings, differences, flatten, overlay
+from triform.settings import DEFAULTS, OPEN, Settings, differences, flatten, overlay
 from triform.tasks import Task
 from triform.training.folder import RunFolder, read_tensors, weights_of
 from triform.training.layers import limit_learning
@@ -62,22 +62,24 @@ def with_base(asked: Settings) -> Settings:
     if asked.get("tokenizer.file", "") not in ("", decided["tokenizer.file"]):
         raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")
     free = ("tokenizer.file", "data.max_len", *(f"model.{name}" for name in OWN_CHOICE))
+    free += ("tokenizer.shared",) if asked["task"] != config.task else ()
     fixed = {name: value for name, value in asked.items() if name in decided and name not in free}
     if "tokenizer.vocab_size" in asked and not two:
         fixed["tokenizer.vocab_size"] = asked["tokenizer.vocab_size"]
     if other := differences(fixed, config):
         raise ConfigError(f"{path}: what begins with it has its shape and vocabulary; leave out {'; '.join(other)}")
-    return overlay(decided, asked)
+    left_open = {name for name in decided if name in OPEN and asked.get(name) == DEFAULTS[name]}
+    return overlay(decided, {name: value for name, value in asked.items() if name not in left_open})
 
 
-def begin(task: Task, folder: RunFolder) -> tuple[str, ...]:
+def begin(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
     """Give a new model the weights it begins with, where there is a base, and freeze what is not to learn.
 
     What the user should know of it. A run that goes on has its weights in its checkpoint.
     """
     base = task.config.train.base
     notices = []
-    if base and folder.latest_checkpoint() is None:
+    if base and not (resume and folder.latest_checkpoint()):
         taken = take(task, Path(base))
         notices.append(f"{base}: {taken}")
     limit_learning(task.model, task.config)
