@@ -25,11 +25,8 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None
-    ) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
-        x = self.positions(self.vectors(tokens, positions) * self.scale, positions)
-        return self.dropout(self.norm(self.segments(x, segments)))
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
+        return self.dropout(self.positions(self.vectors(tokens, positions) * self.scale, positions))
 
     def vectors(self, tokens: Tensor, positions: Tensor) -> Tensor:  # -> (B, T, D)
         """What the tokens are, wherever they stand."""
