@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from triform.errors import ConfigError
 
 TaskName = Literal["classify", "generate", "translate"]
-TokenizerKind = Literal["auto", "char", "word", "bpe"]
+TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
 ModelKind = Literal["transformer"]
 PositionKind = Literal["learned", "sinusoidal", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]

@@ -31,7 +31,6 @@ from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.pairs import Paired, Pairs, encode, encode_once
 from triform.tasks.task import (
-    NEVER_WRITTEN,
     Look,
     Prediction,
     Prepared,
@@ -42,7 +41,7 @@ from triform.tasks.task import (
     token_tally,
     unknown_note,
 )
-from triform.text import BOS, EOS, Tokenizer, load_tokenizer
+from triform.text import Tokenizer, load_tokenizer
 
 QUICK_PAIRS = 400  # translated at each validation during training
 
@@ -101,7 +100,7 @@ class Translate(Task):
         return cls(config, *_saved(config, folder))
 
     def save(self, folder: Path) -> None:
-        if self.config.tokenizer.shared:
+        if self.source is self.target:
             self.source.save(folder / "tokenizer.json")
         else:
             self.source.save(folder / "tokenizer.source.json")
@@ -144,7 +143,8 @@ class Translate(Task):
         self, name: str, source: TokenStore, target: TokenStore, texts: Sequence[Pair], notices: list[str],
         *, versions: int = 1,
     ) -> Pairs:  # fmt: skip
-        pairs = Pairs(source, target, self.config.data.max_len, texts, versions)
+        special = self.source.special, self.target.special
+        pairs = Pairs(source, target, self.config.data.max_len, texts, versions, special)
         if not len(pairs):
             raise DataError(
                 "no pairs are left for validation; give a validation set, or raise data.valid_fraction",
@@ -173,20 +173,23 @@ class Translate(Task):
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         written = self._translate(texts)
-        cut = [len(tokens) > self.config.data.max_len for tokens in self.source.encode_batch(texts)]
+        encoded = map(self.source.special.whole, self.source.encode_batch(texts))
+        cut = [len(tokens) > self.config.data.max_len for tokens in encoded]
         rows = zip(texts, written, cut, strict=True)
         return [Prediction(input=text, output=output, cut=short) for text, output, short in rows]
 
     def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
         self.model.eval()
-        encoded = [tokens[: self.config.data.max_len] or [EOS] for tokens in self.source.encode_batch(texts)]
+        max_len, special = self.config.data.max_len, self.source.special
+        encoded = [special.whole(tokens, max_len) for tokens in self.source.encode_batch(texts)]
         return [self.target.decode(tokens) for tokens in self._decode(encoded, greedy=greedy)]
 
     def _decode(self, sources: list[list[int]], *, greedy: bool) -> list[list[int]]:
         decode, room = self.config.decode, self.config.data.max_len - 1
         limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
-        ending = Ending(eos=EOS, limits=limits, banned=NEVER_WRITTEN)
-        form = Seq2SeqForm(self.model, self.config.data.max_len, BOS)
+        special = self.target.special
+        ending = Ending(eos=special.blank, limits=limits, banned=self.target.never_written)
+        form = Seq2SeqForm(self.model, self.config.data.max_len, special.start)
         how = replace(decode, strategy="greedy") if greedy else decode
         seeds = row_seeds(self.config.seed, range(len(sources)))
         return run_search(form, sources, how, ending, default="beam", seeds=seeds)
@@ -195,14 +198,15 @@ class Translate(Task):
         """The text beside `target`, or beside the model's own translation."""
         check_not_empty(text)
         max_len = self.config.data.max_len
-        source, notes = seen_part(self.source.encode(text), max_len, "text")
+        source, notes = seen_part(self.source.encode(text), max_len, "text", self.source.special)
         written = self.target.encode(target) if target else self._decode([source], greedy=False)[0]
         output = target or self.target.decode(written)
-        read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
+        start = self.target.special.start
+        read, wrote = self.source.pieces(source), self.target.pieces([start, *written, self.target.special.blank])
         # one place is taken by the begin token
         written, more = seen_part(written, max_len - 1, "target")
         n = len(written) + 1
-        inputs = ([source], [[BOS, *written]])
+        inputs = ([source], [[start, *written]])
         return Look(
             inputs=tuple(torch.tensor(tokens, device=self.device) for tokens in inputs),
             pieces={"encoder": (read, read), "decoder": (wrote[:n], wrote[:n]), "cross": (wrote[1 : n + 1], read)},
@@ -251,9 +255,11 @@ def split_pairs(config: Config, *, held: bool) -> Iterator[Pair]:
 
 
 def _saved(config: Config, folder: Path) -> tuple[Tokenizer, Tokenizer]:
-    names = ("", "") if config.tokenizer.shared else (".source", ".target")
-    source, target = (load_tokenizer(folder / f"tokenizer{name}.json") for name in names)
-    return source, target
+    if config.tokenizer.shared and not (folder / "tokenizer.source.json").exists():
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        return tokenizer, tokenizer
+    # two, though one vocabulary may be all they have: each language can have pieces of its own in it
+    return load_tokenizer(folder / "tokenizer.source.json"), load_tokenizer(folder / "tokenizer.target.json")
 
 
 def _whole(pair: Pair) -> bool:
