@@ -10,7 +10,7 @@ from pathlib import Path
 from triform.config import DataConfig, TokenizerConfig
 from triform.data.cache import TokenCache
 from triform.errors import CheckpointError, ConfigError
-from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, train_tokenizer, varied
+from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, read_tokenizer, train_tokenizer, varied
 
 
 def layout(data: DataConfig) -> dict[str, object]:
@@ -23,7 +23,7 @@ def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
     """The tokenizers by which training text is split, each all of it: one, or several that differ at random."""
     if not config.dropout:
         return [tokenizer]
-    if not isinstance(tokenizer, BpeTokenizer):
+    if not isinstance(tokenizer, BpeTokenizer) or tokenizer.kind != "bpe":
         raise ConfigError(f"tokenizer.dropout leaves out merges of bpe; this is {tokenizer.kind}")
     return varied.versions(tokenizer, config.dropout)
 
@@ -35,7 +35,7 @@ def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
             "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: drop one of them"
         )
     try:
-        found = load_tokenizer(Path(config.file))
+        found = read_tokenizer(Path(config.file))
     except CheckpointError as error:
         raise ConfigError(f"tokenizer.file={error}") from None
     if config.kind not in ("auto", found.kind):

@@ -93,16 +93,20 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     wherever the piece stands (else something would have been joined across its edge), so each piece has one last
     merge, found by joining its bytes; a piece that joining does not lead to has none.
     """
+    never = 1 + max(ranks.values())
+    rank = ranks.get
     merges = []
     for piece in sorted(ranks, key=ranks.__getitem__):
         parts = [piece[place : place + 1] for place in range(len(piece))]
-        while len(parts) > 2:
-            joined = [ranks.get(left + right) for left, right in pairwise(parts)]
-            known = [rank for rank in joined if rank is not None]
-            if not known:
-                break
-            place = joined.index(min(known))
+        joined = [rank(left + right, never) for left, right in pairwise(parts)]  # of each with its neighbour
+        while len(parts) > 2 and (least := min(joined)) < never:
+            place = joined.index(least)
             parts[place : place + 2] = [parts[place] + parts[place + 1]]
+            del joined[place]
+            if place:
+                joined[place - 1] = rank(parts[place - 1] + parts[place], never)
+            if place < len(joined):
+                joined[place] = rank(parts[place] + parts[place + 1], never)
         if len(parts) == 2:
             merges.append((parts[0], parts[1]))
     return merges
