@@ -21,7 +21,7 @@ from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
 from triform.decode.forms import Seq2SeqForm
 from triform.decode.search import run_search
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.vocabulary import learning_loss
@@ -55,6 +55,8 @@ class Translate(Task):
 
     def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
         super().__init__(config)
+        if target.special.end is None:
+            raise ConfigError("translate needs a token that ends a text; this vocabulary has none")
         self.source, self.target = source, target
         self.sizes = Sizes(
             vocab_size=source.vocab_size,

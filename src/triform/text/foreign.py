@@ -37,7 +37,7 @@ def read_tokenizer(
     path = Path(path)
     file = _of_folder(path, side) if path.is_dir() else path
     if not file.is_file():
-        raise CheckpointError(f"{file}: there is no such file")
+        raise CheckpointError(f"{file}: there is no tokenizer file here")
     try:
         return _read(file, side, encoding, pattern, special)
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
 from triform.errors import CheckpointError
@@ -45,22 +45,22 @@ def as_special(names: Iterable[str]) -> list[AddedToken]:
 
 def read_wordpiece(path: Path) -> ImportedPieces:
     """BERT's vocab.txt, one piece a line; cased or not is told beside it, or seen in its pieces."""
-    lines = read_text(path).removesuffix("\n").split("\n")
     ids: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         piece = line.rstrip("\r")
         if not piece:
             raise CheckpointError(f"{path}, line {number}: an empty line, where a piece belongs")
         if piece in ids:
             raise CheckpointError(f"{path}, line {number}: {piece!r} already stands in line {ids[piece] + 1}")
         ids[piece] = number - 1
-    settings = read_settings(path.parent)
+    settings, pieces = read_settings(path.parent), list(ids)
     special = find_special(ids, settings)
     if special.unk is None:
         raise CheckpointError(f"{path}: no piece is for unknown words; BERT's files have [UNK]")
+    unknown = pieces[special.unk]
     names = {piece for piece, token in ids.items() if token in special[:4] or piece == "[MASK]"}
     cased = any(piece != piece.lower() for piece in ids.keys() - names if not piece.startswith("[unused"))
-    core = Core(models.WordPiece(dict(ids), unk_token=lines[special.unk], max_input_chars_per_word=LONGEST_WORD))
+    core = Core(models.WordPiece(dict(ids), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD))
     core.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -71,7 +71,13 @@ def read_wordpiece(path: Path) -> ImportedPieces:
     core.decoder = decoders.WordPiece()
     core.add_special_tokens(as_special(sorted(names, key=ids.__getitem__)))
     if special.bos is not None and special.eos is not None:
-        special = special._replace(before=(special.bos,), after=(special.eos,))
+        first, last = special.bos, special.eos
+        special = special._replace(before=(first,), after=(last,))
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{pieces[first]} $A {pieces[last]}",
+            pair=f"{pieces[first]} $A {pieces[last]} $B:1 {pieces[last]}:1",
+            special_tokens=[(pieces[first], first), (pieces[last], last)],
+        )
     return ImportedPieces(core, special)
 
 

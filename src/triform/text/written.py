@@ -19,6 +19,7 @@ from triform.text.spm import SentencePieces
 from triform.text.vocabularies import as_special
 
 Side = Literal["source", "target"]
+BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}  # names that programs ask for
 Like = Literal["huggingface", "tiktoken"]
 
 
@@ -58,13 +59,19 @@ def _library(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
     return _write(folder, files)
 
 
-def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
+def _settings(tokenizer: CoreTokenizer) -> dict[str, Any]:
     roles = ("pad_token", "unk_token", "bos_token", "eos_token")
-    named = dict(zip(roles, tokenizer.special[:4], strict=True))
+    named = {
+        role: tokenizer.piece(token)
+        for role, token in zip(roles, tokenizer.special[:4], strict=True)
+        if token is not None
+    }
+    bert = {role: name for role, name in BERT.items() if tokenizer.core.token_to_id(name) is not None}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **{name: tokenizer.piece(token) for name, token in named.items() if token is not None},
+        **{role: name for role, name in named.items() if name not in bert.values()},
+        **bert,
     }
 
 
