@@ -2,7 +2,7 @@
 
     python -m benchmarks.tokenize_text               10 MB of generated text, a line at a time
     python -m benchmarks.tokenize_text --file F      the first 10 MB of a text file (also .gz)
-    python -m benchmarks.tokenize_text --vocabulary V  with GPT-2's, cl100k's ... instead of one learned from the text
+    python -m benchmarks.tokenize_text --vocabulary V  GPT-2's, cl100k's ... instead of one learned here
     python -m benchmarks.tokenize_text --quick       a little text, to see that it runs
     python -m benchmarks.tokenize_text --json F      also as JSON
 

@@ -22,7 +22,7 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 def read_tokenizer(
-    path: Path,
+    path: Path | str,
     *,
     side: Side = "source",
     encoding: str = "",

@@ -24,7 +24,7 @@ Like = Literal["huggingface", "tiktoken"]
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: Path, *, like: Like = "huggingface", side: Side = "source"
+    tokenizer: Tokenizer, folder: Path | str, *, like: Like = "huggingface", side: Side = "source"
 ) -> list[Path]:
     """Write the files by which another library gives the same ids, and say which.
 
@@ -32,6 +32,7 @@ def write_tokenizer(
     for byte BPE, vocab.txt for WordPiece. A SentencePiece model is written as the file that it is; `side` names
     Marian's. tiktoken: a rank file, for byte BPE whose ids are in the order of its merges.
     """
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(tokenizer, SentencePieces):
