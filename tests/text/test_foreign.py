@@ -141,6 +141,27 @@ def neox_case(folder: Path) -> tuple[Tokenizer, Ids]:
     return read_tokenizer(folder), plainly(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
 
 
+def llama2_case(folder: Path) -> tuple[Tokenizer, Ids]:
+    """As Llama 2's: BPE over characters with spaces shown, bytes where a character is lacking."""
+    base = Core(models.BPE())
+    base.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    base.train_from_iterator(TEXTS[:3], trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    model = json.loads(base.to_str())["model"]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    merges = [tuple(pair) for pair in model["merges"]]
+    core = Core(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    core.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in pieces[:3]])
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder.mkdir()
+    core.save(str(folder / "tokenizer.json"))
+    return read_tokenizer(folder), plainly(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
+
+
 def sentencepiece_case(kind: str, **options: object) -> Callable[[Path], tuple[Tokenizer, Ids]]:
     def make(folder: Path) -> tuple[Tokenizer, Ids]:
         sentencepiece = pytest.importorskip("sentencepiece")
@@ -172,6 +193,7 @@ CASES: dict[str, Callable[[Path], tuple[Tokenizer, Ids]]] = {
     "library": library_case,
     "llama": llama_case,
     "neox": neox_case,
+    "llama2": llama2_case,
     "unigram": sentencepiece_case("unigram"),
     "bpe": sentencepiece_case("bpe", byte_fallback=True, vocab_size=500, normalization_rule_name="identity"),
     "marian": marian_case,
@@ -296,6 +318,7 @@ def test_children_encode_with_an_imported_tokenizer(
         ("bert", ("[PAD]", "[UNK]", "[CLS]", "[SEP]"), ("[CLS]",), ("[SEP]",)),
         ("library", ("<pad>", "<unk>", None, "</s>"), (), ("</s>",)),
         ("llama", (None, None, "<|begin_of_text|>", "<|end_of_text|>"), ("<|begin_of_text|>",), ()),
+        ("llama2", (None, "<unk>", "<s>", "</s>"), ("<s>",), ()),
         ("unigram", (None, "<unk>", "<s>", "</s>"), (), ()),
         ("marian", ("<pad>", "<unk>", "<pad>", "</s>"), (), ("</s>",)),
     ],
