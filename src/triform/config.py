@@ -120,13 +120,14 @@ class ModelConfig:
     qkv_bias: bool = True
     tie_embeddings: bool = True
     scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
+    pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
     head_bias: bool = True
 
     def __post_init__(self) -> None:
         _at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
         _at_least("model", 0, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_hidden=self.head_hidden)
-        _at_least("model", 0, max_distance=self.max_distance)
+        _at_least("model", 0, max_distance=self.max_distance, pair_rows=self.pair_rows)
         _at_least("model", 4, n_buckets=self.n_buckets)
         _between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
@@ -315,6 +316,8 @@ class Config:
         _require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+        if self.model.pair_rows and self.task != "classify":
+            raise ConfigError(f"model.pair_rows is for classify; {self.task} reads one new token at a time")
         if self.tokenizer.dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
             raise ConfigError("tokenizer.dropout leaves out merges of bpe, and is for classify and translate")
         if self.train.consistency and not (self.model.dropout or self.model.attention_dropout):

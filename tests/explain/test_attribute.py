@@ -24,6 +24,7 @@ KINDS: list[dict[str, Any]] = [
     {"positions": "none", "norm_position": "post"},
     {"norm_position": "post", "final_norm": False, "activation": "relu"},
     {"norm": "rms", "activation": "swiglu", "scale_embeddings": True},
+    {"pair_rows": 40},
     {"score": "cosine", "positions": "relative", "head_hidden": 5},
     {"window": 2, "n_kv_heads": 1},
 ]

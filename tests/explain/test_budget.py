@@ -94,6 +94,7 @@ def configs(draw: Callable[[Any], Any]) -> tuple[Config, Sizes]:
         "norm_position": ["pre", "post"],
         "activation": ["relu", "gelu", "gelu_tanh", "swiglu"],
         "head_hidden": [0, 7],
+        "pair_rows": [0, 0, 0, 9],
         **{name: [True, False] for name in ("final_norm", "bias", "qkv_bias", "tie_embeddings", "head_bias")},
     }
     drawn = {name: draw(st.sampled_from(options)) for name, options in choose.items()}

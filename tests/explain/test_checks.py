@@ -99,6 +99,11 @@ def test_settings_of_every_kind_pass(monkeypatch: Patch, task: TaskName, chosen:
     assert failures(settings(task, **chosen)) == {}
 
 
+def test_an_encoder_with_a_table_of_pairs_passes(monkeypatch: Patch) -> None:
+    quickly(monkeypatch)
+    assert failures(settings("classify", pair_rows=40)) == {}
+
+
 @pytest.mark.parametrize("task", ["classify", "translate"])
 def test_an_encoder_that_reads_only_back_passes(monkeypatch: Patch, task: TaskName) -> None:
     quickly(monkeypatch)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, PositionKind, ScoreKind, Sizes
+from triform.config import Config, ModelConfig, PositionKind, ScoreKind, Sizes
+from triform.errors import ConfigError
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
@@ -73,6 +74,34 @@ def with_other(tokens: Tensor, place: int) -> Tensor:
 
 def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------ pairs of tokens
+
+
+def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
+    """A token's vector is its own and that of the pair it makes with the one before it in its text."""
+    torch.manual_seed(0)
+    config = next(configs("none", "scaled_dot", "all", n_layers=1, pair_rows=11))
+    model = stirred(Classifier(config, Sizes(vocab_size=V, max_len=16, n_labels=3))).eval()
+    assert (
+        Classifier(config, Sizes(vocab_size=V, max_len=16, n_labels=3)).encoder.embedding.pairs.weight == 0
+    ).all()
+    rows = rows_of((5, 1, 9))
+    alone, padded, packed = (torch.stack(answers) for answers in classified(model, rows, []))
+    close(padded, alone)
+    close(packed, alone)
+    table = model.encoder.embedding
+    given = torch.tensor([rows[0]])
+    for place, token in enumerate(rows[0]):
+        before = rows[0][place - 1] + 1 if place else 0
+        wanted = table.tokens.weight[token] + table.pairs.weight[(before * 1_000_003 + token) % 11]
+        close(table(given, torch.arange(5))[0, place], wanted)
+
+
+def test_pairs_are_for_classifiers() -> None:
+    with pytest.raises(ConfigError, match="is for classify"):
+        Config(task="generate", model=ModelConfig(pair_rows=9))
 
 
 # ------------------------------------------------------------------------------------------ how rows lie

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from triform.explain.maps import Attribution
 from triform.models.encoder import Classifier
+from triform.nn.embedding import Embedding
 
 FIRST_STEPS, MOST_STEPS = 32, 1024
 CLOSE_ENOUGH = 0.01  # of the score's gain, or of 0.1 where that is less
@@ -25,10 +26,11 @@ def attributions(
     model: Classifier, tokens: Tensor, label: int, *, unknown: int, pieces: list[str], name: str
 ) -> tuple[Attribution, ...]:  # (1, T)
     """Both kinds for the score (before the softmax) of one label."""
-    embed, tokens = model.encoder.embedding.tokens, tokens.clone()  # made in inference mode, they take no gradients
+    embed, tokens = model.encoder.embedding, tokens.clone()  # made in inference mode, they take no gradients
     with torch.no_grad():
-        end = embed(tokens)  # (1, T, D)
-        start = embed(torch.full_like(tokens, unknown))
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        end = embed.vectors(tokens, places)  # (1, T, D)
+        start = embed.vectors(torch.full_like(tokens, unknown), places)
 
     def slope(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
         points = points.detach().requires_grad_()
@@ -64,10 +66,10 @@ def _integrated(
 
 
 @contextmanager
-def _given(embed: nn.Embedding, vectors: Tensor) -> Iterator[None]:
+def _given(embed: Embedding, vectors: Tensor) -> Iterator[None]:
     """Within this, the embedding answers with `vectors`, whatever it is asked for."""
-    handle = embed.register_forward_hook(lambda module, inputs, output: vectors)
+    object.__setattr__(embed, "vectors", lambda tokens, positions: vectors)
     try:
         yield
     finally:
-        handle.remove()
+        object.__delattr__(embed, "vectors")

@@ -154,6 +154,7 @@ class _Counter:
             Letter(sign="L", meaning=layers, value=model.n_layers),
             Letter(sign="V", meaning="vocabulary", value=sizes.vocab_size),
             Letter(sign="V′", meaning="vocabulary of the target", value=target),
+            Letter(sign="P", meaning="pair_rows, of the table of pairs", value=model.pair_rows),
             Letter(sign="N", meaning="max_len, tokens read at once", value=sizes.max_len),
             Letter(sign="k", meaning="max_distance", value=model.max_distance_or_published),
             Letter(sign="n", meaning="n_buckets", value=model.n_buckets),
@@ -204,6 +205,8 @@ class _Counter:
     def _embedding(self, vocabulary: str, *, tied: bool = False) -> Iterator[Line]:
         note = "the source's table" if tied else ""
         yield self._line("tokens", "tokens", f"{vocabulary}·d", tied=tied, note=note)
+        if self.model.pair_rows:
+            yield self._line("pairs of tokens", "tokens", "P·d", note="a row by the numbers of both")
         kind = self.model.positions
         trained = kind == "learned"
         yield self._line(f"positions, {kind}", "positions", "N·d" * trained, note=POSITION_NOTES[kind])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
 from triform.nn.positions import POSITIONS
+
+MIX = 1_000_003  # a prime, so that pairs spread over all rows
 
 
 class Embedding(nn.Module):
@@ -15,8 +19,22 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, config.d_model)
         self.positions = POSITIONS[config.positions].absolute(max_len, config.d_model)
+        if config.pair_rows:
+            self.pairs = nn.Embedding(config.pair_rows, config.d_model)
+        self.n_pairs = config.pair_rows
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
-        return self.dropout(self.positions(self.tokens(tokens) * self.scale, positions))
+        return self.dropout(self.positions(self.vectors(tokens, positions) * self.scale, positions))
+
+    def vectors(self, tokens: Tensor, positions: Tensor) -> Tensor:  # -> (B, T, D)
+        """What the tokens are, wherever they stand."""
+        x: Tensor = self.tokens(tokens)
+        return x + self.pairs(pair_rows(tokens, positions, self.n_pairs)) if self.n_pairs else x
+
+
+def pair_rows(tokens: Tensor, positions: Tensor, n: int) -> Tensor:  # (B, T) -> (B, T)
+    """For each token and the one before it a row of a table of n, drawn by their numbers: pairs may share one."""
+    before = F.pad(tokens[:, :-1], (1, 0)) + 1
+    return (torch.where(positions == 0, 0, before) * MIX + tokens) % n

@@ -34,5 +34,7 @@ def initialise(model: nn.Module, depth: int) -> None:
         elif isinstance(module, Outward):
             module.weight.data.div_(math.sqrt(2 * depth))
     for module in model.modules():
+        if isinstance(module, Embedding) and module.n_pairs:
+            nn.init.zeros_(module.pairs.weight)  # a pair that was never seen says nothing
         if isinstance(module, Embedding) and module.scale != 1 and id(module.tokens.weight) in outputs:
             nn.init.normal_(module.tokens.weight, std=SMALL)
