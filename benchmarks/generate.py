@@ -61,7 +61,7 @@ def own(board: Board, task: Generate) -> dict[str, Answer]:
         mine = copy.copy(task)
         mine.model = copy.deepcopy(task.model).to(board.device)
         cast_model(mine.model, precision)
-        answer = peers.ours(mine.predict, "triform.tasks.generate")
+        answer = peers.ours(mine.predict)
         found[f"triform {precision}"] = lambda texts, answer=answer: task.tokenizer.encode_batch(answer(texts))
     return found
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.tokenize_text               10 MB of generated text, a line at a time
     python -m benchmarks.tokenize_text --file F      the first 10 MB of a text file (also .gz)
+    python -m benchmarks.tokenize_text --vocabulary V  GPT-2's, cl100k's ... instead of one learned here
     python -m benchmarks.tokenize_text --quick       a little text, to see that it runs
     python -m benchmarks.tokenize_text --json F      also as JSON
 
@@ -27,8 +28,7 @@ from benchmarks.growth import write_text
 from benchmarks.timing import Work, race
 from triform.config import TokenizerConfig
 from triform.data.files import decoded_blocks
-from triform.text import BpeTokenizer, encode_stream, train_tokenizer
-from triform.text.split import GPT4_PATTERN
+from triform.text import BpeTokenizer, encode_stream, read_tokenizer, train_tokenizer
 from triform.text.stream import cores
 
 Ids = list[list[int]]
@@ -53,10 +53,15 @@ def contestants(bpe: BpeTokenizer, lines: list[str]) -> tuple[dict[str, Work], d
     """What is timed, and for each peer the ids it gives."""
     core = bpe._core  # the library's own tokenizer, of the same vocabulary
     parts = [lines[at : at + 2048] for at in range(0, len(lines), 2048)]
+
+    def new() -> BpeTokenizer:
+        bpe._words.clear()
+        return bpe
+
     work: dict[str, Work] = {
         OURS: lambda: bpe.encode_batch(lines),
-        f"{OURS}, new": lambda: BpeTokenizer(core).encode_batch(lines),
-        f"{OURS}, new, as a stream": lambda: list(encode_stream(BpeTokenizer(core), parts)),
+        f"{OURS}, new": lambda: new().encode_batch(lines),
+        f"{OURS}, new, as a stream": lambda: list(encode_stream(new(), parts)),
         "tokenizers encode_batch": lambda: core.encode_batch(lines, add_special_tokens=False),
         "tokenizers encode_batch_fast": lambda: core.encode_batch_fast(lines, add_special_tokens=False),
     }
@@ -69,8 +74,7 @@ def contestants(bpe: BpeTokenizer, lines: list[str]) -> tuple[dict[str, Work], d
     except ImportError:
         print("tiktoken is not installed")
         return work, answers
-    ranks = {spelled: token for token, spelled in enumerate(bpe._bytes) if token > 3}
-    peer = tiktoken.Encoding("ours", pat_str=GPT4_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    peer = tiktoken.Encoding("ours", pat_str=bpe.pattern, mergeable_ranks=bpe.ranks()[0], special_tokens={})
     work["tiktoken encode_ordinary"] = lambda: [peer.encode_ordinary(line) for line in lines]
     work["tiktoken encode_ordinary_batch"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
     answers["tiktoken"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
@@ -82,16 +86,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, help="text to encode; generated where none is given")
     parser.add_argument("--megabytes", type=float, default=10.0)
     parser.add_argument("--vocab-size", type=int, default=8000)
+    parser.add_argument("--vocabulary", type=Path, help="a folder or file of byte BPE, of any library")
     parser.add_argument("--quick", action="store_true", help="a little text, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     asked = parser.parse_args(arguments)
     megabytes, vocab_size, repeats = (0.1, 400, 2) if asked.quick else (asked.megabytes, asked.vocab_size, 7)
     lines = some_text(asked.file, megabytes).splitlines(keepends=True)
-    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=vocab_size), lines)
-    assert isinstance(bpe, BpeTokenizer)
+    if asked.vocabulary:
+        bpe = read_tokenizer(asked.vocabulary)
+    else:
+        bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=vocab_size), lines)
+    assert isinstance(bpe, BpeTokenizer), "byte BPE is compared here, and this is none"
     n_bytes = sum(len(line.encode()) for line in lines)
     machine = f"{platform.machine()}, {cores()} cores"
-    print(f"{machine}, {n_bytes / 1e6:.1f} MB in {len(lines)} lines, a vocabulary of {vocab_size}")
+    print(f"{machine}, {n_bytes / 1e6:.1f} MB in {len(lines)} lines, a vocabulary of {bpe.vocab_size}")
     work, answers = contestants(bpe, lines)
     ids = {who: answer() for who, answer in answers.items()}
     same = all(found == ids[OURS] for found in ids.values())

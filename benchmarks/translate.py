@@ -66,7 +66,7 @@ def own(board: Board, task: Translate) -> dict[str, Answer]:
         mine = copy.copy(task)
         mine.model = copy.deepcopy(task.model).to(board.device)
         cast_model(mine.model, precision)
-        answer = peers.ours(mine.predict, "triform.tasks.translate")
+        answer = peers.ours(mine.predict)
         found[f"triform {precision}"] = lambda texts, answer=answer: task.target.encode_batch(answer(texts))
     return found
 

@@ -585,7 +585,7 @@ def test_a_reference_system_has_the_reported_number_of_parameters(name: str, par
 
 def test_registries_hold_what_the_settings_offer() -> None:
     assert set(SCHEDULES) == set(get_args(ScheduleKind))
-    assert {"auto", *TOKENIZERS} == set(get_args(TokenizerKind))
+    assert {"auto", "imported", *TOKENIZERS} == set(get_args(TokenizerKind))
     assert tuple(TASKS) == settings_module.TASKS == get_args(TaskName)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from triform.errors import ConfigError
 
 TaskName = Literal["classify", "generate", "translate"]
-TokenizerKind = Literal["auto", "char", "word", "bpe"]
+TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
 ModelKind = Literal["transformer"]
 PositionKind = Literal["learned", "sinusoidal", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
@@ -85,7 +85,7 @@ class TokenizerConfig:
     lowercase: bool = False
     shared: bool = True  # translate: one vocabulary for both languages
     dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
-    file: str = ""  # a tokenizer.json, to take its vocabulary instead of learning one
+    file: str = ""  # a tokenizer of Triform or another library, to take its vocabulary instead of learning one
 
     def __post_init__(self) -> None:
         _at_least("tokenizer", 0, vocab_size=self.vocab_size)

@@ -23,8 +23,7 @@ from triform.explain.record import record_attention
 from triform.run import Run
 from triform.settings import build
 from triform.tasks import TASKS
-from triform.tasks.task import NEVER_WRITTEN
-from triform.text import BOS, EOS
+from triform.text import BOS, EOS, PAD, UNK
 
 MAX_LEN, LAYERS, HEADS = 8, 2, 2
 TINY = {"data.max_len": MAX_LEN, "model.d_model": 16, "model.n_layers": LAYERS, "model.n_heads": HEADS}
@@ -242,7 +241,7 @@ def test_the_models_own_translation_is_looked_at_as_it_was_written(make: Make) -
     source = run.task.source.encode("one two three")
     with record_attention(run.task.model) as steps, torch.inference_mode():
         stepper = Cached(Seq2SeqForm(run.task.model, MAX_LEN, bos=BOS), [source])
-        written = write(stepper, best, Ending(eos=EOS, limits=(4,), banned=NEVER_WRITTEN))[0]
+        written = write(stepper, best, Ending(eos=EOS, limits=(4,), banned=(PAD, UNK, BOS)))[0]
     assert len(written) > 1
     assert pieces(seen, "decoder")[0] == ("<bos>", *run.task.target.pieces(written))
     for each in seen.maps:
@@ -300,7 +299,7 @@ def test_the_models_own_continuation_is_the_likeliest_and_looked_at_as_it_was_wr
     prompt = run.task.tokenizer.encode("one two")
     with record_attention(run.task.model) as steps:
         stepper = Cached(DecoderForm(run.task.model, MAX_LEN), [prompt])
-        written = write(stepper, best, Ending(eos=EOS, limits=(3,), banned=NEVER_WRITTEN))[0]
+        written = write(stepper, best, Ending(eos=EOS, limits=(3,), banned=(PAD, UNK, BOS)))[0]
     assert written
     seen = run.explain("one two", n_new=3)
     assert pieces(seen, "decoder")[0] == tuple(run.task.tokenizer.pieces(prompt + written))

@@ -169,17 +169,19 @@ def discounts(counts: Numbers) -> tuple[float, float, float]:
 class NGramBaseline:
     """The model over the tokens of a task, judged as `generate` is: on every token of a text but the first."""
 
-    def __init__(self, model: NGram, tokenize: Tokenize, *, lossless: bool) -> None:
-        self.model, self.tokenize, self.lossless = model, tokenize, lossless
+    def __init__(self, model: NGram, tokenize: Tokenize, *, lossless: bool, end: int | None = EOS) -> None:
+        self.model, self.tokenize, self.lossless, self.end = model, tokenize, lossless, end
 
     @classmethod
     def fit(
-        cls, train: Iterable[Piece], tokenize: Tokenize, vocab_size: int, *, lossless: bool = False, order: int = 0
-    ) -> Self:
-        return cls(NGram.fit(stream_of(train, tokenize), vocab_size, order=order), tokenize, lossless=lossless)
+        cls, train: Iterable[Piece], tokenize: Tokenize, vocab_size: int,
+        *, lossless: bool = False, order: int = 0, end: int | None = EOS,
+    ) -> Self:  # fmt: skip
+        model = NGram.fit(stream_of(train, tokenize, end), vocab_size, order=order)
+        return cls(model, tokenize, lossless=lossless, end=end)
 
     def score(self, test: Sequence[Piece]) -> Scores:
-        stream = stream_of(test, self.tokenize)
+        stream = stream_of(test, self.tokenize, self.end)
         if len(stream) < 2:
             raise UnfitError("fewer than two tokens to judge by")
         loss, n = self.model.loss(stream), len(stream) - 1
@@ -193,11 +195,12 @@ class NGramBaseline:
         }
 
 
-def stream_of(pieces: Iterable[Piece], tokenize: Tokenize) -> Numbers:
+def stream_of(pieces: Iterable[Piece], tokenize: Tokenize, end: int | None = EOS) -> Numbers:
     """One long row of tokens, an end token after each document, as `generate` reads it."""
+    close = [] if end is None else [end]
     rows, total = [np.zeros(0, np.int64)], 0
     for piece in pieces:
-        rows.append(np.array([*tokenize(piece.text), *([EOS] * piece.ends)], np.int64))
+        rows.append(np.array([*tokenize(piece.text), *(close * piece.ends)], np.int64))
         total += len(rows[-1])
         if total > MOST_TOKENS:
             raise UnfitError(f"more than {MOST_TOKENS:,} tokens are too many to count")

@@ -16,7 +16,7 @@ from triform.config import TaskName, TokenizerConfig
 from triform.data.readers import Pair, Piece
 from triform.errors import TriformError
 from triform.metrics import Scores
-from triform.text import train_tokenizer
+from triform.text import EOS, train_tokenizer
 
 Result = TypeVar("Result")
 MOST_CHARACTERS = 200_000_000  # all rows are held in memory
@@ -56,17 +56,18 @@ def fit(
     tokenize: Tokenize | None = None,
     vocab_size: int = 0,
     lossless: bool = False,
+    end: int | None = EOS,
 ) -> Fitted:
     """Fit every baseline of a task on its rows: Row for classify, Piece for generate, Pair for translate.
 
     `generate` counts over the tokens that `tokenize` gives, of a vocabulary of so many (`lossless`: no character is
-    lost on the way, so bits per byte can be told); without it, over characters.
+    lost on the way, so bits per byte can be told; `end` closes a document); without it, over characters.
     """
     rows = once(train)
 
     def ngram() -> Baseline:
         if tokenize:
-            return NGramBaseline.fit(rows(), tokenize, vocab_size, lossless=lossless)
+            return NGramBaseline.fit(rows(), tokenize, vocab_size, lossless=lossless, end=end)
         return characters(rows())
 
     fits: dict[TaskName, dict[str, Callable[[], Baseline]]] = {

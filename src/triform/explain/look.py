@@ -10,7 +10,6 @@ from triform.explain.record import layers_of, record_attention
 from triform.tasks import Task
 from triform.tasks.classify import Classify
 from triform.tasks.task import Look
-from triform.text import UNK
 
 
 def explain(task: Task, text: str, *, target: str = "", n_new: int = 0, title: str = "") -> Explanation:
@@ -45,4 +44,5 @@ def _attributions(task: Task, look: Look, target: str) -> tuple[Attribution, ...
         return ()
     name = target or look.prediction.output
     pieces = look.pieces["encoder"][0]
-    return attributions(task.model, look.inputs[0], task.numbers[name], unknown=UNK, pieces=pieces, name=name)
+    unknown = task.tokenizer.special.nothing
+    return attributions(task.model, look.inputs[0], task.numbers[name], unknown=unknown, pieces=pieces, name=name)

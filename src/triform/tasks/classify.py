@@ -43,7 +43,7 @@ from triform.tasks.task import (
     summed,
     unknown_note,
 )
-from triform.text import PAD, Tokenizer
+from triform.text import Tokenizer
 
 
 class Classify(Task):
@@ -147,7 +147,7 @@ class Classify(Task):
     def _examples(
         self, name: str, store: TokenStore, labels: Labels, notices: list[str], *, versions: int = 1
     ) -> Examples:
-        examples = Examples(store, labels, self.config.data.max_len, versions)
+        examples = Examples(store, labels, self.config.data.max_len, versions, self.tokenizer.special)
         if not len(examples):
             raise DataError(
                 "no rows are left for validation; give --valid FILE, or raise data.valid_fraction", path=name
@@ -191,7 +191,8 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         store = TokenStore.build_rows(encoded_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
-        data = Examples(store, np.zeros(len(store), dtype=np.int64), self.config.data.max_len)
+        unlabelled = np.zeros(len(store), dtype=np.int64)
+        data = Examples(store, unlabelled, self.config.data.max_len, special=self.tokenizer.special)
         found: dict[int, list[float]] = {}
         for indices, scores in self._scores(data):
             found |= dict(zip(indices.tolist(), scores.float().softmax(-1).tolist(), strict=True))
@@ -204,9 +205,9 @@ class Classify(Task):
         Elsewhere side by side with their like: a kernel for each text would be started for little.
         """
         self.model.eval()
-        lay = pack if self.device.type == "cpu" else partial(pad, fill=PAD)
+        lay = pack if self.device.type == "cpu" else partial(pad, fill=data.special.filling)
         for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
-            tokens, keep = lay([data.store[index][: data.max_len] for index in indices.tolist()])
+            tokens, keep = lay([data.row(index) for index in indices.tolist()])
             keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
             yield indices, self.model(tokens.to(self.device), keep)
 
@@ -220,7 +221,8 @@ class Classify(Task):
         check_not_empty(text)
         if target and target not in self.numbers:
             raise DataError(f"there is no label {target!r}; known are {', '.join(self.labels)}")
-        tokens, notes = seen_part(self.tokenizer.encode(text), self.config.data.max_len, "text")
+        special, max_len = self.tokenizer.special, self.config.data.max_len
+        tokens, notes = seen_part(self.tokenizer.encode(text), max_len, "text", special)
         pieces = self.tokenizer.pieces(tokens)
         return Look(
             inputs=(torch.tensor([tokens], device=self.device),),

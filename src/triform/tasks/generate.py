@@ -34,7 +34,6 @@ from triform.tasks.leaks import leak_notices, same_text_notices
 from triform.tasks.learned import layout, learned_tokenizer
 from triform.tasks.resident import Plan, fits, sent
 from triform.tasks.task import (
-    NEVER_WRITTEN,
     Batch,
     Look,
     Prediction,
@@ -47,7 +46,7 @@ from triform.tasks.task import (
     token_tally,
     unknown_note,
 )
-from triform.text import EOS, UNK, Tokenizer, encode_stream
+from triform.text import Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
@@ -216,6 +215,7 @@ class Generate(Task):
             tokenize=self.tokenizer.encode,
             vocab_size=self.tokenizer.vocab_size,
             lossless=self.tokenizer.lossless,
+            end=self.tokenizer.special.end,
         )
 
     def shared_texts(self, folder: Path) -> list[str]:
@@ -233,7 +233,8 @@ class Generate(Task):
         store, n_bytes = encoded
         if store.total < 2:
             raise DataError("fewer than two tokens are left for validation; give more text", path=name)
-        if unknown := store.count(UNK):
+        unk = self.tokenizer.unk
+        if unk is not None and (unknown := store.count(unk)):
             notices.append(f"{name}: {unknown} of {store.total} tokens were never seen in training (<unk>)")
         return Stream(store, n_bytes, self.config.data.max_len)
 
@@ -276,8 +277,11 @@ class Generate(Task):
                 f"the prompt has what the model never saw in training: {shown}; "
                 "leave it out, or train with tokenizer.kind=bpe, which knows every text"
             )
-        tokens = self.tokenizer.encode(text)
-        return tokens or ([EOS] if self.tokenizer.unknown("\n") else self.tokenizer.encode("\n")) or [EOS]
+        special = self.tokenizer.special
+        if special.before:
+            return [*special.before, *self.tokenizer.encode(text)]
+        tokens, blank = self.tokenizer.encode(text), [special.blank]
+        return tokens or (blank if self.tokenizer.unknown("\n") else self.tokenizer.encode("\n")) or blank
 
     def _output(self, prompt: list[int], tokens: list[int]) -> str:
         """The continuation alone: what decoding adds to the prompt, so that spaces between words are right."""
@@ -288,16 +292,21 @@ class Generate(Task):
         self.model.eval()
         decode = self.config.decode
         limit = decode.max_new_tokens or 200
-        ending = Ending(eos=EOS, limits=(limit,) * len(prompts), banned=NEVER_WRITTEN)
+        ending = self._ending((limit,) * len(prompts))
         form = DecoderForm(self.model, self.config.data.max_len)
         return run_search(form, prompts, decode, ending, default="sample", seeds=seeds)
+
+    def _ending(self, limits: tuple[int, ...]) -> Ending:
+        """A vocabulary without an end token has texts that end only at their limit."""
+        end = self.tokenizer.special.end
+        return Ending(eos=-1 if end is None else end, limits=limits, banned=self.tokenizer.never_written)
 
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """The text, then `target`, or the `n_new` tokens that the model finds most likely to follow."""
         check_not_empty(text)
-        prompt = self.tokenizer.encode(text)
+        prompt = [*self.tokenizer.special.before, *self.tokenizer.encode(text)]
         if not target and n_new:
-            ending = Ending(eos=EOS, limits=(n_new,), banned=NEVER_WRITTEN)
+            ending = self._ending((n_new,))
             form = DecoderForm(self.model.eval(), self.config.data.max_len)
             how = replace(self.config.decode, strategy="greedy")
             written = run_search(form, [prompt], how, ending, default="greedy", seeds=[0])[0]
@@ -367,8 +376,9 @@ def encode(pieces: Iterator[Piece], tokenizer: Tokenizer, *, path: Path | None =
             yield [piece.text for piece in chunk]
 
     encoded = encode_stream(tokenizer, parts())
-    rows = (found.followed_by(EOS, np.array(ends.popleft(), bool)) for found in encoded)
-    store = TokenStore.build_rows(rows, vocab_size=tokenizer.vocab_size, path=path)
+    end = tokenizer.special.end
+    closed = (found if end is None else found.followed_by(end, np.array(ends.popleft(), bool)) for found in encoded)
+    store = TokenStore.build_rows(closed, vocab_size=tokenizer.vocab_size, path=path)
     return store, n_bytes
 
 

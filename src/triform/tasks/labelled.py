@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import TrainConfig
@@ -22,7 +24,7 @@ from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, n_rows_of
 from triform.tasks.task import Batch, ByLength, chunks
-from triform.text import EOS, PAD, Rows, Tokenizer, encode_stream
+from triform.text import OWN, Rows, Special, Tokenizer, encode_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +37,15 @@ class Labelled(Batch):
 class Examples(ByLength):
     """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
 
-    def __init__(self, store: TokenStore, labels: Labels, max_len: int, versions: int = 1) -> None:
+    def __init__(
+        self, store: TokenStore, labels: Labels, max_len: int, versions: int = 1, special: Special = OWN
+    ) -> None:
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
+        self.special = special
         self.lengths = np.minimum(store.lengths, max_len)
 
     def batch(self, indices: Indices) -> Labelled:
-        tokens, keep = pad([self.store[index][: self.max_len] for index in indices.tolist()], fill=PAD)
+        tokens, keep = pad([self.row(index) for index in indices.tolist()], fill=self.special.filling)
         return Labelled(
             tokens=tokens,
             keep=keep,
@@ -49,6 +54,10 @@ class Examples(ByLength):
             n_tokens=int(self.lengths[indices].sum()),
             n_places=tokens.numel(),
         )
+
+    def row(self, index: int) -> NDArray[Any]:
+        """The tokens of one text, as many as the model reads."""
+        return self.special.cut(self.store[index], self.max_len)
 
     def on(self, device: torch.device, train: TrainConfig) -> ResidentExamples | None:
         return ResidentExamples(self, device, train) if fits(self.store) else None
@@ -62,7 +71,8 @@ class ResidentExamples:
 
     def __init__(self, examples: Examples, device: torch.device, train: TrainConfig) -> None:
         self.lengths, self.max_len, self.train = examples.lengths, examples.max_len, train
-        self.texts = Sequences(examples.store, examples.max_len, device)
+        self.filling = examples.special.filling
+        self.texts = Sequences(examples.store, examples.max_len, device, examples.special.after)
         self.labels = torch.from_numpy(examples.labels).to(device)
 
     def plan(self, indices: Indices) -> Plan:
@@ -73,7 +83,7 @@ class ResidentExamples:
 
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Labelled:
         real, rows = rows != FILLING, rows.clamp(min=0)
-        tokens, keep = self.texts.rows(rows, shape[1], PAD)
+        tokens, keep = self.texts.rows(rows, shape[1], self.filling)
         return Labelled(tokens=tokens, keep=keep, labels=torch.where(real, self.labels[rows], IGNORE))
 
 
@@ -125,4 +135,4 @@ def encode_once(
 
 def encoded_rows(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Rows]:
     for rows in encode_stream(tokenizer, chunks(texts, characters=len)):
-        yield rows.followed_by(EOS, rows.lengths == 0)  # an empty text still has to be read as something
+        yield tokenizer.special.framed(rows)

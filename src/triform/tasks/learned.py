@@ -10,7 +10,8 @@ from pathlib import Path
 from triform.config import DataConfig, TokenizerConfig
 from triform.data.cache import TokenCache
 from triform.errors import CheckpointError, ConfigError
-from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, train_tokenizer, varied
+from triform.text import SAMPLE, BpeTokenizer, Tokenizer, load_tokenizer, read_tokenizer, train_tokenizer, varied
+from triform.text.written import Side
 
 
 def layout(data: DataConfig) -> dict[str, object]:
@@ -23,12 +24,12 @@ def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
     """The tokenizers by which training text is split, each all of it: one, or several that differ at random."""
     if not config.dropout:
         return [tokenizer]
-    if not isinstance(tokenizer, BpeTokenizer):
+    if not isinstance(tokenizer, BpeTokenizer) or tokenizer.kind != "bpe":
         raise ConfigError(f"tokenizer.dropout leaves out merges of bpe; this is {tokenizer.kind}")
     return varied.versions(tokenizer, config.dropout)
 
 
-def given_tokenizer(config: TokenizerConfig, side: str = "source") -> Tokenizer:
+def given_tokenizer(config: TokenizerConfig, side: Side = "source") -> Tokenizer:
     """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for.
 
     Where there are two, it is a folder that holds them, as runs do.
@@ -39,7 +40,7 @@ def given_tokenizer(config: TokenizerConfig, side: str = "source") -> Tokenizer:
             "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: drop one of them"
         )
     try:
-        found = load_tokenizer(path if config.shared else path / f"tokenizer.{side}.json")
+        found = read_tokenizer(path, side=side)
     except CheckpointError as error:
         raise ConfigError(f"tokenizer.file={error}") from None
     if config.kind not in ("auto", found.kind):
@@ -51,7 +52,7 @@ def given_tokenizer(config: TokenizerConfig, side: str = "source") -> Tokenizer:
 
 def learned_tokenizer(
     cache: TokenCache, config: TokenizerConfig, what: object, texts: Iterable[str], n_characters: int,
-    side: str = "source",
+    side: Side = "source",
 ) -> Tokenizer:  # fmt: skip
     """A tokenizer learned from texts, which `what` tells apart from others of the same files; or one given."""
     if config.file:

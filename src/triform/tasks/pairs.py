@@ -21,7 +21,7 @@ from triform.nn.rows import pad
 from triform.nn.vocabulary import IGNORE
 from triform.tasks.resident import FILLING, Plan, Sequences, filled, fits, n_rows_of
 from triform.tasks.task import Batch, ByLength, chunks
-from triform.text import BOS, EOS, PAD, Tokenizer, encode_stream
+from triform.text import OWN, Special, Tokenizer, encode_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,21 @@ class Pairs(ByLength):
     """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
 
     def __init__(
-        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = (), versions: int = 1
-    ) -> None:
+        self, source: TokenStore, target: TokenStore, max_len: int, texts: Sequence[Pair] = (), versions: int = 1,
+        special: tuple[Special, Special] = (OWN, OWN),
+    ) -> None:  # fmt: skip
         self.source, self.target, self.max_len, self.texts = source, target, max_len, texts
-        self.versions = versions
+        self.versions, self.special = versions, special
         self.source_lengths = np.minimum(source.lengths, max_len)
         self.whole = np.maximum(source.lengths, target.lengths + 1)  # uncut
         self.lengths = np.minimum(self.whole, max_len)
 
     def batch(self, indices: Indices) -> Paired:
         rows = indices.tolist()
-        source, keep = pad([self.source[row][: self.max_len] for row in rows], fill=PAD)
-        targets = [[BOS, *self.target[row].tolist(), EOS][: self.max_len + 1] for row in rows]
-        target, _ = pad([tokens[:-1] for tokens in targets], fill=PAD)
+        read, written = self.special
+        source, keep = pad([read.cut(self.source[row], self.max_len) for row in rows], fill=read.filling)
+        targets = [[written.start, *self.target[row].tolist(), written.blank][: self.max_len + 1] for row in rows]
+        target, _ = pad([tokens[:-1] for tokens in targets], fill=written.filling)
         expected, _ = pad([tokens[1:] for tokens in targets], fill=IGNORE)
         weight = sum(len(tokens) - 1 for tokens in targets)
         n_tokens = weight + int(self.source_lengths[indices].sum())
@@ -73,10 +75,10 @@ class ResidentPairs:
     """The same on a device."""
 
     def __init__(self, pairs: Pairs, device: torch.device, train: TrainConfig) -> None:
-        self.max_len, self.train = pairs.max_len, train
+        self.max_len, self.train, self.special = pairs.max_len, train, pairs.special
         self.source_lengths = pairs.source_lengths
         self.target_lengths = np.minimum(pairs.target.lengths + 1, pairs.max_len)  # with the begin token
-        self.source = Sequences(pairs.source, pairs.max_len, device)
+        self.source = Sequences(pairs.source, pairs.max_len, device, pairs.special[0].after)
         self.target = Sequences(pairs.target, pairs.max_len, device)
 
     def plan(self, indices: Indices) -> Plan:
@@ -91,11 +93,12 @@ class ResidentPairs:
 
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Paired:
         real, rows = rows[:, None] != FILLING, rows.clamp(min=0)
-        source, keep = self.source.rows(rows, shape[1], PAD)
-        written, inside = self.target.rows(rows, shape[2], PAD)  # (R, T)
+        read, wrote = self.special
+        source, keep = self.source.rows(rows, shape[1], read.filling)
+        written, inside = self.target.rows(rows, shape[2], wrote.filling)  # (R, T)
         end = torch.arange(shape[2], device=rows.device) == self.target.lengths[rows][:, None]
-        expected = torch.where(end, EOS, torch.where(inside, written, IGNORE))
-        target = torch.cat([torch.full_like(written[:, :1], BOS), written[:, :-1]], dim=1)
+        expected = torch.where(end, wrote.blank, torch.where(inside, written, IGNORE))
+        target = torch.cat([torch.full_like(written[:, :1], wrote.start), written[:, :-1]], dim=1)
         expected = torch.where(real, expected, IGNORE)
         return Paired(source=source, source_keep=keep, target=target, expected=expected)
 
@@ -108,16 +111,16 @@ def encode(
 ) -> tuple[TokenStore, TokenStore]:
     """Both sides as tokens, a reading for each tokenizer; with a folder they go straight to disk."""
 
-    def side(which: str, tokenizers: Sequence[Tokenizer], *, never_empty: bool) -> TokenStore:
+    def side(which: str, tokenizers: Sequence[Tokenizer], *, is_read: bool) -> TokenStore:
         encoded = chain.from_iterable(
             encode_stream(tokenizer, chunks(map(attrgetter(which), pairs()), characters=len))
             for tokenizer in tokenizers
         )
-        rows = (part.followed_by(EOS, part.lengths == 0) for part in encoded) if never_empty else encoded
+        rows = map(tokenizers[0].special.framed, encoded) if is_read else encoded
         path = folder and folder / f"train.{which}"
         return TokenStore.build_rows(rows, vocab_size=tokenizers[0].vocab_size, path=path)
 
-    return side("source", sources, never_empty=True), side("target", targets, never_empty=False)
+    return side("source", sources, is_read=True), side("target", targets, is_read=False)
 
 
 def encode_once(

@@ -65,13 +65,16 @@ def sent(numbers: Any, device: torch.device, kind: torch.dtype = torch.int32) ->
 
 
 class Sequences:
-    """A store of sequences on the device, each cut at a length."""
+    """A store of sequences on the device, each cut at a length; what belongs after it stays."""
 
-    def __init__(self, store: TokenStore, max_len: int, device: torch.device) -> None:
+    def __init__(self, store: TokenStore, max_len: int, device: torch.device, after: tuple[int, ...] = ()) -> None:
         lengths = store.lengths
         self.tokens = sent(store.tokens, device)
         self.starts = sent(np.cumsum(lengths) - lengths, device, torch.int64)
         self.lengths = sent(np.minimum(lengths, max_len), device, torch.int64)
+        ends = self.starts[sent(lengths > max_len, device, torch.bool)] + max_len  # of those that are cut
+        for place, token in enumerate(reversed(after), 1):
+            self.tokens[ends - place] = token
 
     def rows(self, rows: Tensor, width: int, fill: int) -> tuple[Tensor, Tensor]:
         """The sequences as (R, width) tokens, and which of them are real."""

@@ -25,9 +25,8 @@ from triform.errors import DataError
 from triform.metrics import Scores
 from triform.nn.vocabulary import IGNORE, cross_entropy
 from triform.tasks.resident import Resident
-from triform.text import BOS, PAD, UNK, Tokenizer, load_tokenizer
+from triform.text import Special, Tokenizer, load_tokenizer
 
-NEVER_WRITTEN = (PAD, UNK, BOS)
 TALLIES = 256  # batches of an evaluation that are added up together
 
 
@@ -235,11 +234,14 @@ class Prepared:
     notices: tuple[str, ...]
 
 
-def seen_part(tokens: list[int], max_len: int, what: str, *, newest: bool = False) -> tuple[list[int], list[str]]:
-    """The part of a text that a model reads, and a note where that is not all of it."""
-    if len(tokens) <= max_len:
-        return tokens, []
-    part = tokens[-max_len:] if newest else tokens[:max_len]
+def seen_part(
+    tokens: list[int], max_len: int, what: str, special: Special | None = None, *, newest: bool = False
+) -> tuple[list[int], list[str]]:
+    """The part of a text that a model reads, in its frame, and a note where that is not all of it."""
+    part = special.whole(tokens) if special else tokens
+    if len(part) <= max_len:
+        return part, []
+    part = tokens[-max_len:] if newest else special.whole(tokens, max_len) if special else tokens[:max_len]
     which = "last" if newest else "first"
     return part, [f"the {what} has {len(tokens)} tokens; the model reads the {which} {max_len}, which are shown"]
 

@@ -21,7 +21,7 @@ from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
 from triform.decode.forms import Seq2SeqForm
 from triform.decode.search import run_search
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, translation_scores
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.vocabulary import learning_loss
@@ -31,7 +31,6 @@ from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
 from triform.tasks.pairs import Paired, Pairs, encode, encode_once
 from triform.tasks.task import (
-    NEVER_WRITTEN,
     Look,
     Prediction,
     Prepared,
@@ -42,7 +41,8 @@ from triform.tasks.task import (
     token_tally,
     unknown_note,
 )
-from triform.text import BOS, EOS, Tokenizer, load_tokenizer
+from triform.text import Tokenizer, load_tokenizer
+from triform.text.written import Side
 
 QUICK_PAIRS = 400  # translated at each validation during training
 
@@ -56,6 +56,8 @@ class Translate(Task):
 
     def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
         super().__init__(config)
+        if target.special.end is None:
+            raise ConfigError("translate needs a token that ends a text; this vocabulary has none")
         self.source, self.target = source, target
         self.sizes = Sizes(
             vocab_size=source.vocab_size,
@@ -101,7 +103,7 @@ class Translate(Task):
         return cls(config, *_saved(config, folder))
 
     def save(self, folder: Path) -> None:
-        if self.config.tokenizer.shared:
+        if self.source is self.target:
             self.source.save(folder / "tokenizer.json")
         else:
             self.source.save(folder / "tokenizer.source.json")
@@ -144,7 +146,8 @@ class Translate(Task):
         self, name: str, source: TokenStore, target: TokenStore, texts: Sequence[Pair], notices: list[str],
         *, versions: int = 1,
     ) -> Pairs:  # fmt: skip
-        pairs = Pairs(source, target, self.config.data.max_len, texts, versions)
+        special = self.source.special, self.target.special
+        pairs = Pairs(source, target, self.config.data.max_len, texts, versions, special)
         if not len(pairs):
             raise DataError(
                 "no pairs are left for validation; give a validation set, or raise data.valid_fraction",
@@ -173,20 +176,23 @@ class Translate(Task):
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         written = self._translate(texts)
-        cut = [len(tokens) > self.config.data.max_len for tokens in self.source.encode_batch(texts)]
+        encoded = map(self.source.special.whole, self.source.encode_batch(texts))
+        cut = [len(tokens) > self.config.data.max_len for tokens in encoded]
         rows = zip(texts, written, cut, strict=True)
         return [Prediction(input=text, output=output, cut=short) for text, output, short in rows]
 
     def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
         self.model.eval()
-        encoded = [tokens[: self.config.data.max_len] or [EOS] for tokens in self.source.encode_batch(texts)]
+        max_len, special = self.config.data.max_len, self.source.special
+        encoded = [special.whole(tokens, max_len) for tokens in self.source.encode_batch(texts)]
         return [self.target.decode(tokens) for tokens in self._decode(encoded, greedy=greedy)]
 
     def _decode(self, sources: list[list[int]], *, greedy: bool) -> list[list[int]]:
         decode, room = self.config.decode, self.config.data.max_len - 1
         limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
-        ending = Ending(eos=EOS, limits=limits, banned=NEVER_WRITTEN)
-        form = Seq2SeqForm(self.model, self.config.data.max_len, BOS)
+        special = self.target.special
+        ending = Ending(eos=special.blank, limits=limits, banned=self.target.never_written)
+        form = Seq2SeqForm(self.model, self.config.data.max_len, special.start)
         how = replace(decode, strategy="greedy") if greedy else decode
         seeds = row_seeds(self.config.seed, range(len(sources)))
         return run_search(form, sources, how, ending, default="beam", seeds=seeds)
@@ -195,14 +201,15 @@ class Translate(Task):
         """The text beside `target`, or beside the model's own translation."""
         check_not_empty(text)
         max_len = self.config.data.max_len
-        source, notes = seen_part(self.source.encode(text), max_len, "text")
+        source, notes = seen_part(self.source.encode(text), max_len, "text", self.source.special)
         written = self.target.encode(target) if target else self._decode([source], greedy=False)[0]
         output = target or self.target.decode(written)
-        read, wrote = self.source.pieces(source), self.target.pieces([BOS, *written, EOS])
+        start = self.target.special.start
+        read, wrote = self.source.pieces(source), self.target.pieces([start, *written, self.target.special.blank])
         # one place is taken by the begin token
         written, more = seen_part(written, max_len - 1, "target")
         n = len(written) + 1
-        inputs = ([source], [[BOS, *written]])
+        inputs = ([source], [[start, *written]])
         return Look(
             inputs=tuple(torch.tensor(tokens, device=self.device) for tokens in inputs),
             pieces={"encoder": (read, read), "decoder": (wrote[:n], wrote[:n]), "cross": (wrote[1 : n + 1], read)},
@@ -251,9 +258,11 @@ def split_pairs(config: Config, *, held: bool) -> Iterator[Pair]:
 
 
 def _saved(config: Config, folder: Path) -> tuple[Tokenizer, Tokenizer]:
-    names = ("", "") if config.tokenizer.shared else (".source", ".target")
-    source, target = (load_tokenizer(folder / f"tokenizer{name}.json") for name in names)
-    return source, target
+    if config.tokenizer.shared and not (folder / "tokenizer.source.json").exists():
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        return tokenizer, tokenizer
+    # two, though one vocabulary may be all they have: each language can have pieces of its own in it
+    return load_tokenizer(folder / "tokenizer.source.json"), load_tokenizer(folder / "tokenizer.target.json")
 
 
 def _whole(pair: Pair) -> bool:
@@ -275,12 +284,12 @@ def survey(config: Config) -> list[int]:
 def _trained(
     config: Config, pairs: Callable[[], Iterator[Pair]], cache: TokenCache, what: object, sizes: Sequence[int]
 ) -> tuple[Tokenizer, Tokenizer]:
-    def learn(side: str, texts: Iterator[str], size: int) -> Tokenizer:
-        return learned_tokenizer(cache, config.tokenizer, [side, what], texts, size, side)
+    def learn(name: str, texts: Iterator[str], size: int, side: Side = "source") -> Tokenizer:
+        return learned_tokenizer(cache, config.tokenizer, [name, what], texts, size, side)
 
     sources = (pair.source for pair in pairs())  # read when asked for
     targets = (pair.target for pair in pairs())
     if config.tokenizer.shared:
         tokenizer = learn("shared", chain(sources, targets), sum(sizes))
         return tokenizer, tokenizer
-    return learn("source", sources, sizes[0]), learn("target", targets, sizes[1])
+    return learn("source", sources, sizes[0]), learn("target", targets, sizes[1], "target")

@@ -1,15 +1,18 @@
-"""Text in and out of the model: three kinds of tokenizer behind one protocol. No torch here."""
+"""Text in and out of the model: tokenizers of our own and of others behind one protocol. No torch here."""
 
-from triform.text.base import BOS, EOS, PAD, SPECIALS, UNK, Rows, Tokenizer
+from triform.text.base import BOS, EOS, OWN, PAD, SPECIALS, UNK, Rows, Special, Tokenizer
 from triform.text.bpe import SAMPLE, BpeTokenizer
 from triform.text.char import CharTokenizer
+from triform.text.foreign import read_tokenizer
 from triform.text.stream import encode_stream
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
 from triform.text.word import WordTokenizer
+from triform.text.written import write_tokenizer
 
 __all__ = [
     "BOS",
     "EOS",
+    "OWN",
     "PAD",
     "SAMPLE",
     "SPECIALS",
@@ -18,9 +21,12 @@ __all__ = [
     "BpeTokenizer",
     "CharTokenizer",
     "Rows",
+    "Special",
     "Tokenizer",
     "WordTokenizer",
     "encode_stream",
     "load_tokenizer",
+    "read_tokenizer",
     "train_tokenizer",
+    "write_tokenizer",
 ]

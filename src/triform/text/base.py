@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,14 @@ from tokenizers import normalizers
 from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
 
-SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")
+SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # of every vocabulary that is learned here
 PAD, UNK, BOS, EOS = range(4)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 FORMAT = 1  # of the saved file; a higher number in a file means it is newer than this code
 
-# A line break before anything but whitespace ends a token in every kind: long text may be cut there.
-_SAFE_CUT = re.compile(r"\n(?=\S)")
+# A line break before anything but whitespace ends a token in every kind that is learned here: long text may be cut
+# there.
+SAFE_CUT = re.compile(r"\n(?=\S)")
 _PART = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
 _AT_ONCE = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
 
@@ -42,36 +43,155 @@ class Rows(NamedTuple):
         ends = np.cumsum(self.lengths)[where]
         return Rows(np.insert(self.tokens, ends, token), self.lengths + where) if len(ends) else self
 
+    def framed(self, before: Sequence[int], after: Sequence[int]) -> Rows:
+        """With the same tokens before and after each row."""
+        ends = np.cumsum(self.lengths)[:, None]
+        starts = ends - self.lengths[:, None]
+        places = np.hstack([starts.repeat(len(before), 1), ends.repeat(len(after), 1)])
+        tokens = np.tile(np.array([*before, *after], self.tokens.dtype), len(places))
+        return Rows(np.insert(self.tokens, places.ravel(), tokens), self.lengths + places.shape[1])
+
+
+class Special(NamedTuple):
+    """The tokens that no text gives; None for one that a vocabulary lacks."""
+
+    pad: int | None = PAD
+    unk: int | None = UNK
+    bos: int | None = BOS
+    eos: int | None = EOS
+    before: tuple[int, ...] = ()  # what a model expects around a text that it reads as a whole
+    after: tuple[int, ...] = ()
+
+    @property
+    def filling(self) -> int:
+        """Stands where there is no text; it is masked, so any token will do."""
+        return 0 if self.pad is None else self.pad
+
+    @property
+    def end(self) -> int | None:
+        """Ends a text or, where only a beginning is known, stands between texts."""
+        return self.bos if self.eos is None else self.eos
+
+    @property
+    def blank(self) -> int:
+        """Stands for a text of nothing."""
+        return next((token for token in (self.end, self.unk) if token is not None), self.filling)
+
+    @property
+    def start(self) -> int:
+        """What a decoder that writes from nothing begins with."""
+        return self.blank if self.bos is None else self.bos
+
+    @property
+    def nothing(self) -> int:
+        """Says as little as a token can: the unknown one or, where everything is known, filling."""
+        return next((token for token in (self.unk, self.pad) if token is not None), self.blank)
+
+    def framed(self, rows: Rows) -> Rows:
+        """Texts as a model reads them; none is empty."""
+        if self.before or self.after:
+            return rows.framed(self.before, self.after)
+        return rows.followed_by(self.blank, rows.lengths == 0)
+
+    def cut(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
+        """A row that has its frame, shortened to a length; what belongs after it stays."""
+        if len(row) <= max_len or not self.after:
+            return row[:max_len]
+        return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
+
+    def whole(self, tokens: Sequence[int], max_len: int = 0) -> list[int]:
+        """One text in its frame; with a length it is cut to fit."""
+        text = tokens[: max(0, max_len - len(self.before) - len(self.after))] if max_len else tokens
+        return [*self.before, *text, *self.after] or [self.blank]
+
+
+OWN = Special()
+
 
 class Tokenizer(ABC):
-    """Text to tokens and back. Ids 0 to 3 are <pad> <unk> <bos> <eos> in every kind.
-
-    The specials are entries of the vocabulary that no text can reach: they are not "added tokens" of the
-    library, so a literal "<eos>" inside a text is five ordinary characters.
-    """
+    """Text to tokens and back. Special tokens are never found in a text: a literal "<eos>" is five characters."""
 
     kind: ClassVar[str]
-    lossless: ClassVar[bool] = True  # whether decoding gives back the text, spaces and all
+    lossless: bool = True  # whether decoding gives back the text, spaces and all
     one_core: ClassVar[bool] = False  # whether encoding keeps one core busy, however many there are
 
-    def __init__(self, core: Core) -> None:
-        ids = core.get_vocab(with_added_tokens=False)
-        self._core = core
-        self._pieces: list[str] = sorted(ids, key=ids.__getitem__)
-        if tuple(self._pieces[:4]) != SPECIALS or sorted(ids.values()) != list(range(len(ids))):
-            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIALS)}")
-
-    @classmethod
-    @abstractmethod
-    def train(cls, config: TokenizerConfig, texts: TextStream) -> Self:
-        """Learn a vocabulary from texts that are read once."""
+    def __init__(self, pieces: list[str], special: Special = OWN) -> None:
+        self._pieces, self.special = pieces, special
+        self.pad, self.unk, self.bos, self.eos = special[:4]
 
     @property
     def vocab_size(self) -> int:
         return len(self._pieces)
 
+    @property
+    def never_written(self) -> tuple[int, ...]:
+        """Tokens that a model must not choose."""
+        return tuple(token for token in (self.pad, self.unk, self.bos) if token not in (None, self.eos))
+
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Tokens of one text; no special token is added."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, the same as one by one."""
+
+    def encode_rows(self, texts: Sequence[str]) -> Rows:
+        """The same as arrays, for much text at a time."""
+        rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
+        return Rows(tokens, lengths)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest unsigned integers that can hold any token."""
+        return token_type(self.vocab_size)
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of the tokens: special ones are left out, the unknown one is a replacement character."""
+
+    def piece(self, token: int) -> str:
+        """One token as a person would read it."""
+        return self._pieces[token]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as a person would read it among the others."""
+        return [self.piece(token) for token in tokens]
+
+    @abstractmethod
+    def unknown(self, text: str) -> list[str]:
+        """What the vocabulary lacks of this text, each once, in order of appearance."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Everything that `load_tokenizer` needs."""
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file."""
+        aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            aside.write_text(self.to_json(), encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+class CoreTokenizer(Tokenizer):
+    """One whose vocabulary and rules are held by the library."""
+
+    def __init__(self, core: Core, special: Special = OWN) -> None:
+        ids = core.get_vocab()
+        super().__init__(sorted(ids, key=ids.__getitem__), special)
+        self._core = core
+        if (special is OWN and tuple(self._pieces[:4]) != SPECIALS) or sorted(ids.values()) != list(
+            range(len(ids))
+        ):
+            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIALS)}")
+
+    def encode(self, text: str) -> list[int]:
         parts = list(cut(text, _PART))
         if len(parts) > 1:
             return [token for part in self.encode_batch(parts) for token in part]
@@ -94,51 +214,19 @@ class Tokenizer(ABC):
                 batch, held = [], 0
         return encoded
 
-    def encode_rows(self, texts: Sequence[str]) -> Rows:
-        """The same as arrays, for much text at a time."""
-        rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
-        return Rows(tokens, lengths)
-
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest unsigned integers that can hold any token."""
-        return token_type(self.vocab_size)
+    def core(self) -> Core:
+        """The library's own object, without what Triform adds to it."""
+        return self._core
 
-    @abstractmethod
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens: pad, bos and eos are left out, <unk> is a replacement character."""
-
-    def piece(self, token: int) -> str:
-        """One token as a person would read it."""
-        return self._pieces[token]
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Each token as a person would read it among the others."""
-        return [self.piece(token) for token in tokens]
-
-    @abstractmethod
-    def unknown(self, text: str) -> list[str]:
-        """What the vocabulary lacks of this text, each once, in order of appearance."""
+    def header(self) -> dict[str, Any]:
+        """What the library's format has no place for."""
+        return {"format": FORMAT, "kind": self.kind}
 
     def to_json(self) -> str:
         """Our kind, and the library's own format inside."""
-        content = {
-            "triform": {"format": FORMAT, "kind": self.kind},
-            "tokenizer": json.loads(self._core.to_str()),
-        }
+        content = {"triform": self.header(), "tokenizer": json.loads(self._core.to_str())}
         return json.dumps(content, ensure_ascii=False)
-
-    def save(self, path: Path) -> None:
-        """Write one JSON file."""
-        aside = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            aside.write_text(self.to_json(), encoding="utf-8")
-            aside.replace(path)
-        except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
 
     def _normalised(self, text: str) -> str:
         check_text(text)
@@ -176,10 +264,10 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def cut(text: str, length: int) -> Iterator[str]:
+def cut(text: str, length: int, where: re.Pattern[str] = SAFE_CUT) -> Iterator[str]:
     """Parts of at least `length` characters that encode to the same tokens as the whole."""
     start = 0
-    while found := _SAFE_CUT.search(text, start + length):
+    while found := where.search(text, start + length):
         yield text[start : found.end()]
         start = found.end()
     yield text[start:]

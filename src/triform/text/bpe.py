@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -15,12 +15,14 @@ from tokenizers import Tokenizer as Core
 
 from triform.config import TokenizerConfig
 from triform.text.base import (
+    OWN,
     PAD,
     REPLACEMENT,
     SPECIALS,
+    CoreTokenizer,
     Rows,
+    Special,
     TextStream,
-    Tokenizer,
     check_allowed,
     check_text,
     check_vocab_size,
@@ -28,7 +30,7 @@ from triform.text.base import (
     lowercaser,
     quiet_fork,
 )
-from triform.text.split import BETWEEN, GPT4_PATTERN, splitter
+from triform.text.split import BETWEEN, GPT4_PATTERN, SPLITS, splitter
 
 BASE_SIZE = len(SPECIALS) + 256  # before the first merge
 CHARACTERS_A_PIECE = 200  # a size left open: one piece for so many characters of text, between the two bounds
@@ -45,14 +47,15 @@ _STRAY_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" shows a byt
 class Words(dict[str, bytes]):
     """The tokens of words, as the bytes of an array. A word is put together when it is first met."""
 
-    def __init__(self, core: Core, code: str) -> None:
+    def __init__(self, core: Core, code: str, between: int = PAD) -> None:
         super().__init__()
         self._model, self._code = core.model, code
-        self._shown = dict(enumerate(_byte_characters()))
+        self.between = between  # which no text can give
+        self._shown = dict(enumerate(byte_characters()))
 
     def __missing__(self, word: str) -> bytes:
         if word == BETWEEN:
-            return array(self._code, [PAD]).tobytes()  # which no text can give
+            return array(self._code, [self.between]).tobytes()
         spelled = word.encode().decode("latin-1").translate(self._shown)
         found = self.tokens(spelled).tobytes()
         if len(word) <= LONGEST:
@@ -70,7 +73,7 @@ class Words(dict[str, bytes]):
         return b"".join(map(self.__getitem__, words))
 
 
-class BpeTokenizer(Tokenizer):
+class BpeTokenizer(CoreTokenizer):
     """Lossless on every text, seen or not (unless lowercase is set: case is then gone before encoding).
 
     The same words come again and again, so each is split into tokens once and remembered. That is several times
@@ -80,14 +83,22 @@ class BpeTokenizer(Tokenizer):
     kind: ClassVar[str] = "bpe"
     one_core: ClassVar[bool] = True
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._lower = core.normalizer
-        self._words = Words(core, self.dtype.char)
-        byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
-        learned = self._pieces[len(SPECIALS) :]
-        spelled = [bytes(byte_of[character] for character in piece) for piece in learned]
-        self._bytes = [b"", REPLACEMENT.encode(), b"", b"", *spelled]
+    def __init__(self, core: Core, special: Special = OWN, pattern: str = GPT4_PATTERN) -> None:
+        super().__init__(core, special)
+        self._lower, self._pattern = core.normalizer, pattern
+        self._names = self._unreachable()
+        self._words = Words(core, self.dtype.char, min(self._names, default=self.vocab_size))
+        self._byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        self._bytes = [b"" if token in self._names else self._spelled(token) for token in range(len(self._pieces))]
+        if special.unk is not None:
+            self._bytes[special.unk] = REPLACEMENT.encode()
+
+    def _unreachable(self) -> dict[int, str]:
+        """The special tokens with their names."""
+        return dict(enumerate(SPECIALS))
+
+    def _spelled(self, token: int) -> bytes:
+        return bytes(self._byte_of[character] for character in self._pieces[token])
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: TextStream) -> Self:
@@ -118,7 +129,7 @@ class BpeTokenizer(Tokenizer):
         final.decoder = decoders.ByteLevel()
         return cls(final)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Core]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._core,)
 
     def encode(self, text: str) -> list[int]:
@@ -141,22 +152,23 @@ class BpeTokenizer(Tokenizer):
         for text in texts:
             check_text(text)
         joined = self._lowered(BETWEEN.join(texts))
-        pattern = splitter(joined)
+        pattern = splitter(joined, self._pattern)
         if pattern is None or joined.count(BETWEEN) >= len(texts):
             rows = [self._encoded(self._lowered(text)) for text in texts]
             lengths = np.fromiter(map(len, rows), np.int64, len(rows)) // self.dtype.itemsize
             return Rows(np.frombuffer(b"".join(rows), self.dtype), lengths)
         tokens = np.frombuffer(self._words.join(_found(pattern, joined)), self.dtype)
-        between = tokens == PAD
+        between = tokens == self._words.between
         ends = np.concatenate(([-1], np.flatnonzero(between), [len(tokens)]))
         return Rows(tokens[~between], np.diff(ends) - 1)
 
     def _encoded(self, text: str) -> bytes:
         """The tokens of one text, lowered where that is asked for."""
-        pattern = None if BETWEEN in text else splitter(text)
+        pattern = None if BETWEEN in text else splitter(text, self._pattern)
         if pattern is not None:
             return self._words.join(_found(pattern, text))
-        if len(lines := list(cut(text, 1))) > 1:  # only some of them need the library
+        known = SPLITS.get(self._pattern)
+        if known and len(lines := list(cut(text, 1, known.safe_cut))) > 1:  # only some of them need the library
             return b"".join(map(self._encoded, lines))
         return array(self.dtype.char, self._core.encode(text, add_special_tokens=False).ids).tobytes()
 
@@ -167,16 +179,16 @@ class BpeTokenizer(Tokenizer):
         return b"".join([self._bytes[token] for token in tokens]).decode("utf-8", errors="replace")
 
     def piece(self, token: int) -> str:
-        if token < len(SPECIALS):
-            return SPECIALS[token]
+        if token in self._names:
+            return self._names[token]
         text = self._bytes[token].decode("utf-8", errors="surrogateescape")
         return _STRAY_BYTE.sub(_hexadecimal, text)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """As `piece`, but a character whose bytes lie in several tokens is shown in each, with its part of it."""
-        spelled = [b"" if token < len(SPECIALS) else self._bytes[token] for token in tokens]
+        spelled = [b"" if token in self._names else self._bytes[token] for token in tokens]
         owners = [place for place, part in enumerate(spelled) for _ in part]
-        shown = [self.piece(token) if token < len(SPECIALS) else "" for token in tokens]
+        shown = [self._names.get(token, "") for token in tokens]
         start = 0
         for character in b"".join(spelled).decode("utf-8", errors="surrogateescape"):
             width = len(character.encode("utf-8", errors="surrogateescape"))
@@ -189,6 +201,16 @@ class BpeTokenizer(Tokenizer):
 
     def unknown(self, text: str) -> list[str]:
         return []
+
+    @property
+    def pattern(self) -> str:
+        """What cuts words, where it is one that is known here."""
+        return self._pattern
+
+    def ranks(self) -> tuple[dict[bytes, int], dict[str, int]]:
+        """The pieces as bytes with their ids, and the special tokens with theirs."""
+        pieces = {spelled: token for token, spelled in enumerate(self._bytes) if token not in self._names}
+        return pieces, {name: token for token, name in self._names.items()}
 
     def merges(self) -> list[tuple[bytes, bytes]]:
         """The pairs that were joined, first learned first."""
@@ -229,7 +251,7 @@ def _first_pieces(core: Core, size: int) -> models.BPE:
     return models.BPE({piece: token for piece, token in ids.items() if token < size}, merges)
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The visible character that byte-level BPE writes for each byte (the GPT-2 table)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]

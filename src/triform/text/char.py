@@ -14,15 +14,15 @@ from triform.text.base import (
     REPLACEMENT,
     SPECIALS,
     UNK,
+    CoreTokenizer,
     TextStream,
-    Tokenizer,
     check_allowed,
     check_vocab_size,
     lowercaser,
 )
 
 
-class CharTokenizer(Tokenizer):
+class CharTokenizer(CoreTokenizer):
     """Lossless on any text whose characters were all seen in training.
 
     A dictionary does the encoding: for single characters it is about six times faster than the library's

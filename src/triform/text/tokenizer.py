@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Core
 
 from triform.config import TokenizerConfig
-from triform.errors import CheckpointError
+from triform.errors import CheckpointError, ConfigError, TriformError
 from triform.text.base import FORMAT, TextStream, Tokenizer
 from triform.text.bpe import BpeTokenizer
 from triform.text.char import CharTokenizer
+from triform.text.imported import KIND, import_core, special_from
+from triform.text.spm import SentencePieces, from_saved
 from triform.text.word import WordTokenizer
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {"char": CharTokenizer, "word": WordTokenizer, "bpe": BpeTokenizer}
+TOKENIZERS: dict[str, type[BpeTokenizer | CharTokenizer | WordTokenizer]] = {
+    "char": CharTokenizer,
+    "word": WordTokenizer,
+    "bpe": BpeTokenizer,
+}
 
 
 def train_tokenizer(
@@ -25,6 +32,8 @@ def train_tokenizer(
 
     Where it is known how long they are, BPE is content with a part of a very long text.
     """
+    if config.kind == KIND:
+        raise ConfigError(f"tokenizer.kind={KIND} is not learned from texts: name its file in tokenizer.file")
     assert config.kind in TOKENIZERS, f"tokenizer.kind={config.kind} must be chosen before training"
     return TOKENIZERS[config.kind].train(config, TextStream(texts, name, n_characters))
 
@@ -43,9 +52,22 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise CheckpointError(f"{path}: not a Triform tokenizer, or a damaged one") from None
     if version > FORMAT:
         raise CheckpointError(f"{path}: format {version} is newer than this Triform reads ({FORMAT})")
-    if kind not in TOKENIZERS:
-        raise CheckpointError(f"{path}: unknown tokenizer kind '{kind}'; known are {', '.join(TOKENIZERS)}")
+    if kind not in (*TOKENIZERS, KIND):
+        raise CheckpointError(
+            f"{path}: unknown tokenizer kind '{kind}'; known are {', '.join((*TOKENIZERS, KIND))}"
+        )
     try:
-        return TOKENIZERS[kind](Core.from_str(json.dumps(body)))
+        return _imported(header, body) if kind == KIND else TOKENIZERS[kind](Core.from_str(json.dumps(body)))
+    except TriformError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(f"{path}: a damaged tokenizer ({error})") from None
+
+
+def _imported(header: dict[str, Any], body: dict[str, Any]) -> Tokenizer:
+    """One from elsewhere, as it was saved."""
+    if header["model"] == "sentencepiece":
+        model, ids = from_saved(body)
+        return SentencePieces(model, special_from(header["special"], 1 << 31), ids)
+    core = Core.from_str(json.dumps(body))
+    return import_core(core, special_from(header["special"], core.get_vocab_size()))

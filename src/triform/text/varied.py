@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from itertools import pairwise
 from random import Random
-from typing import Self
+from typing import Any
 from zlib import crc32
 
 from tokenizers import Tokenizer as Core
@@ -51,7 +51,7 @@ class VariedBpe(BpeTokenizer):
         self.dropout, self.version = dropout, version
         self._words = VariedWords(core, self.dtype.char, dropout, version)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Core, float, int]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._core, self.dropout, self.version)
 
 

@@ -15,8 +15,8 @@ from triform.text.base import (
     REPLACEMENT,
     SPECIALS,
     UNK,
+    CoreTokenizer,
     TextStream,
-    Tokenizer,
     check_allowed,
     check_vocab_size,
     lowercaser,
@@ -34,11 +34,11 @@ _OPENING = frozenset("$£#@")
 _CLOSING = frozenset(".,;:!?%…")
 
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(CoreTokenizer):
     """Words by frequency, then alphabet. Decoding is readable but not exact: the spacing is guessed."""
 
     kind: ClassVar[str] = "word"
-    lossless: ClassVar[bool] = False
+    lossless: bool = False
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
