@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,7 +22,7 @@ from triform.errors import CheckpointError, ConfigError, DataError, InterruptedR
 from triform.launch import Options, claim, train
 from triform.report import write_report
 from triform.run import Run, load
-from triform.settings import Settings, Value, build, chosen, flatten, typed
+from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
 from triform.sklearn.given import InputError
 from triform.training.folder import OWN, RunFolder
 
@@ -42,6 +41,9 @@ SETTINGS = {
     "validation_fraction": "data.valid_fraction",
 }
 GIVEN = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
+UNSAVED: Settings = {
+    "train.checkpoint_every": 1_000_000_000
+}  # what dies with its process need not be saved on the way
 KEPT = tuple(name for name in OWN if name not in ("checkpoints", "tokens", "report.html"))
 
 
@@ -49,6 +51,8 @@ class TextEstimator(BaseEstimator):
     """Abstract: an estimator of one task. A parameter that is None is left to the preset, or to Triform."""
 
     task: ClassVar[TaskName]
+    _run: Run | None
+    _files: dict[str, bytes]
 
     def __init__(
         self,
@@ -96,13 +100,14 @@ class TextEstimator(BaseEstimator):
         config = folder.read_config()
         if config.task != cls.task:
             raise CheckpointError(f"{path}: is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
-        have = {name: value for name, value in flatten(config).items() if value or name == "model.dropout"}
-        named = {name: have.get(dotted) for name, dotted in SETTINGS.items()}
-        named["validation_fraction"] = config.data.valid_fraction
+        have = flatten(config)
+        named: dict[str, Any] = {
+            name: have[dotted] if have[dotted] or dotted not in OPEN else None for name, dotted in SETTINGS.items()
+        }
         others = {
             name: value
             for name, value in chosen(have).items()
-            if name not in (*SETTINGS.values(), "task", "seed") and not _is_of_files(name)
+            if name not in (*SETTINGS.values(), *UNSAVED, "task", "seed") and not _is_of_files(name)
         }
         estimator = cls(**named, settings=others or None, random_state=config.seed, device=device)
         estimator._keep(load(folder.path, device=device), run_files(folder.path))
@@ -123,7 +128,8 @@ class TextEstimator(BaseEstimator):
             folder, data = Path(name), Path(name) / GIVEN
             with data.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            asked = self._settings() | more | {"seed": self._seed(), "data.train": str(data)}
+            given: Settings = {"seed": self._seed(), "data.train": str(data)}
+            asked: dict[str, Any] = UNSAVED | self._settings() | more | given
             options = Options(out=name, device=self.device, quiet=not self.verbose)
             try:
                 run = train(self.task, preset=self.preset or "", options=options, **asked)
@@ -131,7 +137,8 @@ class TextEstimator(BaseEstimator):
                 raise InputError(str(error).replace(str(data), "X")) from None
             except InterruptedRun:  # there is nothing to go on with: the folder goes
                 raise KeyboardInterrupt from None
-            RunFolder(folder).write_config(build({"data.train": GIVEN}, run.config))
+            run.task.config = build({"data.train": GIVEN}, run.config)
+            RunFolder(folder).write_config(run.config)
             self._keep(run, run_files(folder, hiding=data))
 
     def _settings(self) -> Settings:
@@ -140,7 +147,9 @@ class TextEstimator(BaseEstimator):
         asked = {name: value for name, value in asked.items() if value is not None}
         for name, value in (self.settings or {}).items():
             if _is_of_files(name) or name in ("task", "seed"):
-                raise ConfigError(f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed")
+                raise ConfigError(
+                    f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
+                )
             asked[name] = value
         return {
             name: typed(name, value.item() if isinstance(value, np.generic) else value)
@@ -149,7 +158,7 @@ class TextEstimator(BaseEstimator):
 
     def _seed(self) -> int:
         """A whole number is the seed itself, so that `triform train` with the same seed learns the same."""
-        if isinstance(self.random_state, Integral):
+        if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 

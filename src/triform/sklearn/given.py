@@ -92,7 +92,9 @@ def _check_length(name: str, length: int, n_texts: int) -> None:
 
 def _is_missing(value: object) -> bool:
     """None, NaN, and what pandas writes for them: not equal to itself, or not saying."""
-    return value is None or (isinstance(value, float) and not np.isfinite(value)) or type(value).__name__ == "NAType"
+    return (
+        value is None or (isinstance(value, float) and not np.isfinite(value)) or type(value).__name__ == "NAType"
+    )
 
 
 def _described(value: object) -> str:

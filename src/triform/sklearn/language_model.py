@@ -31,7 +31,9 @@ class LanguageModel(TextEstimator):
         """What a byte of text costs: comparable whatever the tokens, if they keep all of the text."""
         scores = self._scores(X)
         if "bits_per_byte" not in scores:
-            raise InputError("words leave out spaces, so bits per byte cannot be told; use tokenizer='char' or 'bpe'")
+            raise InputError(
+                "words leave out spaces, so bits per byte cannot be told; use tokenizer='char' or 'bpe'"
+            )
         return scores["bits_per_byte"]
 
     def _scores(self, X: object) -> dict[str, float]:

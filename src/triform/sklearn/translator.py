@@ -18,9 +18,7 @@ class Translator(TextEstimator):
         """Learn from pairs; those that lack a side are left out."""
         sources = check_texts(X)
         targets = check_targets(y, len(sources), self)
-        self._train(
-            {"source": source, "target": target} for source, target in zip(sources, targets, strict=True)
-        )
+        self._train({"source": source, "target": target} for source, target in zip(sources, targets, strict=True))
         return self
 
     def predict(self, X: object) -> Array:

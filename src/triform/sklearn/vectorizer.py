@@ -17,7 +17,7 @@ from triform.data.store import TokenStore
 from triform.nn.rows import pack, pad, rows_of
 from triform.run import Run
 from triform.sklearn.classifier import fit_to_classes
-from triform.sklearn.estimator import TextEstimator, run_files
+from triform.sklearn.estimator import TextEstimator
 from triform.sklearn.given import Array, check_texts
 from triform.tasks.classify import Classify
 from triform.tasks.labelled import encoded_rows
