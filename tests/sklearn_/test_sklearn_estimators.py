@@ -199,13 +199,8 @@ def test_a_run_opened_keeps_its_settings_when_it_is_fitted_again(tmp_path: Path)
 
 
 def test_a_grid_may_be_searched_by_several_processes() -> None:
-    search = GridSearchCV(
-        TextClassifier(**TINY),
-        {"d_model": np.array([8, 16]), "settings": [None, {"model.d_ff": 8}]},
-        cv=2,
-        n_jobs=2,
-    ).fit(X, Y)
-    assert len(search.cv_results_["mean_test_score"]) == 4
+    grid = {"d_model": np.array([8, 16]), "settings": [{"model.d_ff": 8}]}
+    search = GridSearchCV(TextClassifier(**TINY), grid, cv=2, n_jobs=2).fit(X, Y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_estimator_.predict(X[:2]).shape == (2,)
 
@@ -351,3 +346,10 @@ def test_a_damaged_pickle_is_found_when_it_is_opened(classifier: TextClassifier)
     again._files["model.safetensors"] = again._files["model.safetensors"][:-8]
     with pytest.raises(CheckpointError, match="is damaged"):
         again.predict(X)
+
+
+def test_a_pickle_from_another_machine_is_opened_on_a_device_of_this_one(classifier: TextClassifier) -> None:
+    again = pickle.loads(pickle.dumps(classifier)).set_params(device="abacus")
+    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
+        again.predict(X)
+    assert np.array_equal(again.set_params(device="cpu").predict(X), classifier.predict(X))
