@@ -23,8 +23,9 @@ from sklearn.pipeline import make_pipeline
 
 import triform
 from triform.data import cache
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, InterruptedRun
 from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVectorizer, Translator
+from triform.sklearn import estimator as estimator_module
 
 GOOD, BAD = ("fine", "lovely", "great", "superb"), ("dull", "awful", "grim", "sad")
 X = [f"the {thing} was {word}" for thing in ("soup", "room", "film") for word in GOOD + BAD]
@@ -200,9 +201,10 @@ def test_a_run_opened_keeps_its_settings_when_it_is_fitted_again(tmp_path: Path)
 
 def test_a_grid_may_be_searched_by_several_processes() -> None:
     grid = {"d_model": np.array([8, 16]), "settings": [{"model.d_ff": 8}]}
-    search = GridSearchCV(TextClassifier(**TINY), grid, cv=2, n_jobs=2).fit(X, Y)
-    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    assert search.best_estimator_.predict(X[:2]).shape == (2,)
+    two, one = (GridSearchCV(TextClassifier(**TINY), grid, cv=2, n_jobs=n).fit(X, Y) for n in (2, 1))
+    assert np.isfinite(two.cv_results_["mean_test_score"]).all()
+    assert np.array_equal(two.cv_results_["mean_test_score"], one.cv_results_["mean_test_score"])
+    assert two.best_estimator_.predict(X[:2]).shape == (2,)
 
 
 def test_a_pipeline_reads_features_off_texts() -> None:
@@ -247,6 +249,20 @@ def test_fitting_says_nothing_and_leaves_nothing(
     assert capfd.readouterr() == ("", "")
     fitted(TextClassifier, verbose=True)
     assert "2 steps" in capfd.readouterr().err
+
+
+def test_a_fit_that_was_stopped_is_an_interrupt_and_leaves_the_estimator_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(*arguments: object, **settings: object) -> None:
+        raise InterruptedRun("stopped at step 1, everything is saved; go on with: triform train")
+
+    monkeypatch.setattr(estimator_module, "train", stopped)
+    model = TextClassifier(**TINY)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
 
 
 def test_scikit_learn_is_imported_only_when_it_is_asked_for() -> None:
