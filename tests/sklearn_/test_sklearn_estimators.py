@@ -237,6 +237,7 @@ def test_parameters_become_settings_and_a_preset_lies_under_them() -> None:
 def test_fitting_says_nothing_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    fitted(TextClassifier)  # the first time, torch makes a folder of its own among temporary files
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cache, "SMALL", 1)  # even where the data is large
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
