@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -626,3 +627,15 @@ def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) ->
     assert all(not result.failure for result in made[0].results)
     assert [result.scores for result in made[0].results] == [result.scores for result in made[1].results]
     assert made[0].comparisons[0].difference.pairs == 3
+
+
+def test_an_estimator_answers_on_a_card_as_on_a_cpu() -> None:
+    pytest.importorskip("sklearn")
+    from triform.sklearn import TextVectorizer
+
+    texts = [f"row {n} is {'good' if n % 2 else 'bad'}" + " indeed" * (n % 5) for n in range(40)]
+    vectorizer = TextVectorizer(d_model=32, n_layers=2, n_heads=2, max_steps=5, device="cuda", random_state=0)
+    here = vectorizer.fit(texts, [n % 2 for n in range(40)]).transform(texts)
+    there = pickle.loads(pickle.dumps(vectorizer)).set_params(device="cpu").transform(texts)
+    assert here.shape == there.shape == (40, 32)
+    assert np.abs(here - there).max() < 0.1  # answers on a card are in bf16

@@ -52,6 +52,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
         *("training", "charts", "pages", "run", "launch", "seeds"),
     ),
+    "sklearn": (
+        *("errors", "config", "settings", "text", "nn", "data", "metrics", "tasks", "training", "report"),
+        *("run", "launch"),
+    ),
 }
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
@@ -192,7 +196,7 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["triform", "triform.cli.main"])
 def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) -> None:
-    heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib"}
+    heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib", "sklearn"}
     loaded = loaded_by(f"import {module}")
     assert "triform" in loaded
     assert not loaded & heavy

@@ -61,7 +61,8 @@ def _kept_by_the_system() -> Path:
 class TokenCache:
     """What is made of these files: in the cache where they are large, else in the run's own folder.
 
-    What the user should know is added to `notices`.
+    A file that lies in the run's own folder is gone with it, and what is made of it too. What the user should
+    know is added to `notices`.
     """
 
     def __init__(self, files: Sequence[str], own: Path, notices: list[str]) -> None:
@@ -70,7 +71,8 @@ class TokenCache:
     @property
     def large(self) -> bool:
         """Whether there is so much text that work on it is worth keeping."""
-        return sum(map(size_of, self.files)) >= SMALL
+        outside = [name for name in self.files if Path(name).parent != self.own.parent]
+        return sum(map(size_of, outside)) >= SMALL
 
     def recall(self, what: object, find: Callable[[], Fact]) -> Fact:
         """What `find` finds in the files, of plain values (no tuples); looked for once where they are large."""

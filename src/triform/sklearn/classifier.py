@@ -1,0 +1,53 @@
+"""A classifier of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+
+from triform.sklearn.estimator import TextEstimator
+from triform.sklearn.given import Array, check_labels, check_texts, label_names
+
+
+class TextClassifier(ClassifierMixin, TextEstimator):
+    """An encoder that names a text's class. After `fit`: `classes_`, and `settings_` as they were settled."""
+
+    task = "classify"
+
+    def fit(self, X: object, y: object = None) -> Self:
+        """Learn from texts and their classes, which may be of any kind that scikit-learn knows."""
+        fit_to_classes(self, X, y)
+        return self
+
+    @classmethod
+    def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """A fitted classifier from a run folder. A run knows its labels as text, so `classes_` are text."""
+        estimator = super().from_run(path, device=device)
+        estimator.classes_ = np.array(estimator._model.config.data.labels)
+        return estimator
+
+    def predict_proba(self, X: object) -> Array:
+        """The probability of every class, (n, classes), in the order of `classes_`."""
+        model = self._model
+        rows = [list((found.probabilities or {}).values()) for found in model.predict(check_texts(X))]
+        shares: Array = np.array(rows, dtype=np.float64)
+        return shares / shares.sum(axis=1, keepdims=True)  # float32 sums to one less exactly
+
+    def predict(self, X: object) -> Array:
+        """The likeliest class of every text."""
+        best = self.predict_proba(X).argmax(axis=1)
+        found: Array = self.classes_[best]
+        return found
+
+
+def fit_to_classes(estimator: TextEstimator, X: object, y: object) -> None:
+    """Train a classifier, and let the estimator know its classes."""
+    texts = check_texts(X)
+    classes, numbers = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
+    names = label_names(classes)
+    rows = ({"text": text, "label": names[number]} for text, number in zip(texts, numbers, strict=True))
+    estimator._train(rows, **{"data.labels": names})
+    estimator.classes_ = classes

@@ -1,0 +1,206 @@
+"""What the estimators share: parameters that become settings, and a run that lives in memory.
+
+Fitting is `triform.train` in a temporary folder. What the folder held (the run's own files, as bytes) is what an
+estimator keeps, pickles and saves; nothing else is needed to open the model again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from triform.config import TaskName
+from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from triform.launch import Options, claim, train
+from triform.report import write_report
+from triform.run import Run, load
+from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
+from triform.sklearn.given import InputError
+from triform.training.folder import OWN, RunFolder
+
+SETTINGS = {
+    "d_model": "model.d_model",
+    "n_layers": "model.n_layers",
+    "n_heads": "model.n_heads",
+    "dropout": "model.dropout",
+    "tokenizer": "tokenizer.kind",
+    "vocab_size": "tokenizer.vocab_size",
+    "max_len": "data.max_len",
+    "epochs": "train.epochs",
+    "max_steps": "train.max_steps",
+    "batch_size": "train.batch_size",
+    "learning_rate": "train.lr",
+    "validation_fraction": "data.valid_fraction",
+}
+GIVEN = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
+UNSAVED: Settings = {
+    "train.checkpoint_every": 1_000_000_000
+}  # what dies with its process need not be saved on the way
+KEPT = tuple(name for name in OWN if name not in ("checkpoints", "tokens", "report.html"))
+
+
+class TextEstimator(BaseEstimator):
+    """Abstract: an estimator of one task. A parameter that is None is left to the preset, or to Triform."""
+
+    task: ClassVar[TaskName]
+    _run: Run | None
+    _files: dict[str, bytes]
+
+    def __init__(
+        self,
+        *,
+        preset: str | None = None,
+        d_model: int | None = None,
+        n_layers: int | None = None,
+        n_heads: int | None = None,
+        dropout: float | None = None,
+        tokenizer: str | None = None,
+        vocab_size: int | None = None,
+        max_len: int | None = None,
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        validation_fraction: float = 0.0,
+        settings: Mapping[str, object] | None = None,
+        device: str = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.preset = preset
+        self.d_model = d_model
+        self.n_layers = n_layers
+        self.n_heads = n_heads
+        self.dropout = dropout
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.max_len = max_len
+        self.epochs = epochs
+        self.max_steps = max_steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.validation_fraction = validation_fraction
+        self.settings = settings
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @classmethod
+    def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
+        """A fitted estimator from a run folder, with the run's settings as its parameters."""
+        folder = RunFolder(Path(path))
+        config = folder.read_config()
+        if config.task != cls.task:
+            raise CheckpointError(f"{path}: is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
+        have = flatten(config)
+        named: dict[str, Any] = {
+            name: have[dotted] if have[dotted] or dotted not in OPEN else None for name, dotted in SETTINGS.items()
+        }
+        others = {
+            name: value
+            for name, value in chosen(have).items()
+            if name not in (*SETTINGS.values(), *UNSAVED, "task", "seed") and not _is_of_files(name)
+        }
+        estimator = cls(**named, settings=others or None, random_state=config.seed, device=device)
+        estimator._keep(load(folder.path, device=device), run_files(folder.path))
+        return estimator
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a run folder, which `triform.load` and every command open."""
+        check_is_fitted(self)
+        folder = RunFolder(Path(path))
+        claim(folder, {}, Options(overwrite=overwrite))
+        folder.clear()
+        self._write(folder.path)
+        return write_report(folder.path).parent
+
+    def _train(self, rows: Iterable[Mapping[str, str]], **more: Value) -> None:
+        """Train on rows of texts, in a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="triform-") as name:
+            folder, data = Path(name), Path(name) / GIVEN
+            with data.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            given: Settings = {"seed": self._seed(), "data.train": str(data)}
+            asked: dict[str, Any] = UNSAVED | self._settings() | more | given
+            options = Options(out=name, device=self.device, quiet=not self.verbose)
+            try:
+                run = train(self.task, preset=self.preset or "", options=options, **asked)
+            except DataError as error:
+                raise InputError(str(error).replace(str(data), "X")) from None
+            except InterruptedRun:  # there is nothing to go on with: the folder goes
+                raise KeyboardInterrupt from None
+            run.task.config = build({"data.train": GIVEN}, run.config)
+            RunFolder(folder).write_config(run.config)
+            self._keep(run, run_files(folder, hiding=data))
+
+    def _settings(self) -> Settings:
+        """The parameters that say something, under Triform's names."""
+        asked = {dotted: getattr(self, name) for name, dotted in SETTINGS.items()}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        for name, value in (self.settings or {}).items():
+            if _is_of_files(name) or name in ("task", "seed"):
+                raise ConfigError(
+                    f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
+                )
+            asked[name] = value
+        return {
+            name: typed(name, value.item() if isinstance(value, np.generic) else value)
+            for name, value in asked.items()
+        }
+
+    def _seed(self) -> int:
+        """A whole number is the seed itself, so that `triform train` with the same seed learns the same."""
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _keep(self, run: Run, files: dict[str, bytes]) -> None:
+        self._run, self._files = run, files
+        self.settings_ = flatten(run.config)
+
+    @property
+    def _model(self) -> Run:
+        """The fitted model; after unpickling it is opened when it is first needed, on the device asked for."""
+        check_is_fitted(self)
+        if self._run is None:
+            with tempfile.TemporaryDirectory(prefix="triform-") as name:
+                self._write(Path(name))
+                self._run = load(name, device=self.device)
+        return self._run
+
+    def _write(self, folder: Path) -> None:
+        for name, content in self._files.items():
+            (folder / name).write_bytes(content)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        return state | {"_run": None} if "_run" in state else state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        tags.no_validation = True  # texts are looked at by `check_texts`: an array of numbers has no place here
+        return tags
+
+
+def _is_of_files(name: str) -> bool:
+    """Whether a setting says where data lies: for an estimator that is `fit`'s affair."""
+    return name.startswith("data.") and name not in SETTINGS.values()
+
+
+def run_files(folder: Path, hiding: Path | None = None) -> dict[str, bytes]:
+    """What makes a run folder a run, as bytes; the path of what lay in memory is no one's business."""
+    found = {path.name: path.read_bytes() for pattern in KEPT for path in sorted(folder.glob(pattern))}
+    if hiding is not None and "metrics.jsonl" in found:
+        written = json.dumps(str(hiding), ensure_ascii=False)[1:-1].encode()
+        found["metrics.jsonl"] = found["metrics.jsonl"].replace(written, GIVEN.encode())
+    return found

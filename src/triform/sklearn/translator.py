@@ -1,0 +1,37 @@
+"""A translator of sentences."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from triform.metrics import translation_scores
+from triform.sklearn.estimator import TextEstimator
+from triform.sklearn.given import Array, check_targets, check_texts, text_array
+
+
+class Translator(TextEstimator):
+    """An encoder-decoder: X are sentences, y their translations."""
+
+    task = "translate"
+
+    def fit(self, X: object, y: object = None) -> Self:
+        """Learn from pairs; those that lack a side are left out."""
+        sources = check_texts(X)
+        targets = check_targets(y, len(sources), self)
+        self._train({"source": source, "target": target} for source, target in zip(sources, targets, strict=True))
+        return self
+
+    def predict(self, X: object) -> Array:
+        """A translation of every sentence, decoded as the settings say (a beam of 4 unless set)."""
+        model = self._model
+        return text_array([found.output for found in model.predict(check_texts(X))])
+
+    def score(self, X: object, y: object) -> float:
+        """Corpus BLEU as sacreBLEU computes it, as a share: 1.0 where every translation is the given one."""
+        written = self.predict(X)
+        return translation_scores(written.tolist(), check_targets(y, len(written), self))["bleu"] / 100
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
