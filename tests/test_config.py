@@ -87,8 +87,13 @@ WRONG = [
     *(("data.valid_fraction", value) for value in (-0.1, 0.6)),
     ("tokenizer.vocab_size", -1),
     ("tokenizer.min_count", 0),
+    *(("tokenizer.dropout", value) for value in (-0.1, 0.6)),
+    ("train.consistency", -0.1),
+    *(("train.average", value) for value in (-0.1, 1.0)),
     *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "n_kv_heads", "head_hidden")),
-    ("model.max_distance", -1),
+    *((f"model.{name}", -1) for name in ("max_distance", "pair_rows", "segments")),
+    ("model.norm_eps", -1e-5),
+    *(("model.rotary_scaling", value) for value in ((0.0,), (2.0, 1.0), (8.0, 4.0, 1.0, 64.0), (2.0,))),
     ("model.n_buckets", 3),
     *(("model.rotary_base", value) for value in (1.0, 0.0, -5.0)),
     *(("model.window", value) for value in (-2, 0)),
@@ -139,8 +144,9 @@ def test_a_width_that_heads_do_not_divide_is_refused_with_two_that_they_do() -> 
 
 
 def test_sinusoids_need_an_even_width() -> None:
-    with pytest.raises(ConfigError, match=r"model\.positions=sinusoidal needs an even model\.d_model, not 15"):
-        ModelConfig(d_model=15, positions="sinusoidal")
+    for kind in ("sinusoidal", "sinusoidal_halves"):
+        with pytest.raises(ConfigError, match=rf"model\.positions={kind} needs an even model\.d_model, not 15"):
+            ModelConfig(d_model=15, positions=kind)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "alibi", "relative", "t5", "none"])
