@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ with warnings.catch_warnings():
     from transformers.utils import logging
 
 from triform.config import TaskName
+from triform.nn.positions import Rotary
 from triform.pretrained import Imported, open_folder
 from triform.pretrained.families import FAMILIES
 from triform.pretrained.names import fill, sames
@@ -62,6 +64,65 @@ CONFIGS = {"GPT2": "GPT2Config", "Llama": "LlamaConfig", "Bert": "BertConfig", "
 CONFIGS |= {"DistilBert": "DistilBertConfig", "MarianMTModel": "MarianConfig"}
 UNTIED = {"tie_word_embeddings": False}
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": LONGEST, "n_embd": 16, "n_layer": 3, "n_head": 4}
+TIED = {"tie_word_embeddings": True}
+LLAMA = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 50.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
+]
+BERT = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_labels": 3,
+}
+DISTILBERT = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST,
+    "dim": 16,
+    "hidden_dim": 24,
+    "n_layers": 3,
+    "n_heads": 4,
+    "num_labels": 3,
+}
+MARIAN = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST,
+    "d_model": 16,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 1,
+    "eos_token_id": 0,
+    "forced_eos_token_id": None,
+}
+TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 71}
 EVERY_MODEL: dict[str, Published] = {
     "gpt2": Published("generate", "GPT2LMHeadModel", GPT2),
     "gpt2 relu": Published(
@@ -70,6 +131,28 @@ EVERY_MODEL: dict[str, Published] = {
         GPT2
         | {"activation_function": "relu", "n_inner": 40, "layer_norm_epsilon": 0.1, "tie_word_embeddings": False},
     ),
+}
+EVERY_MODEL |= {
+    "llama": Published("generate", "LlamaForCausalLM", LLAMA),
+    "llama tied": Published("generate", "LlamaForCausalLM", LLAMA | TIED | {"rms_norm_eps": 0.1}),
+    "llama biased": Published("generate", "LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "llama half biased": Published("generate", "LlamaForCausalLM", LLAMA | {"attention_bias": True}),
+    **{
+        f"llama {scaling['rope_type']}": Published(
+            "generate", "LlamaForCausalLM", LLAMA | {"rope_parameters": scaling}
+        )
+        for scaling in SCALINGS
+    },
+    "bert": Published("classify", "BertForSequenceClassification", BERT),
+    "bert relu": Published(
+        "classify", "BertForSequenceClassification", BERT | {"hidden_act": "relu", "layer_norm_eps": 0.1}
+    ),
+    "distilbert": Published("classify", "DistilBertForSequenceClassification", DISTILBERT),
+    "marian": Published("translate", "MarianMTModel", MARIAN),
+    "marian relu": Published(
+        "translate", "MarianMTModel", MARIAN | {"activation_function": "relu", "scale_embedding": False}
+    ),
+    "marian of two vocabularies": Published("translate", "MarianMTModel", MARIAN | TWO_VOCABULARIES),
 }
 
 
@@ -87,9 +170,40 @@ def both(name: str, folder: Path, *, double: bool = False) -> tuple[Any, Importe
     ours = open_folder(saved(theirs, folder), case.task)
     ours.model.eval()
     if double:
-        theirs.double()
-        ours.model.double()
+        in_double(theirs)
+        turned_alike(ours.model.double(), theirs)
     return theirs, ours
+
+
+def in_double(model: Any) -> None:
+    """Llama's norms and angles are float32 whatever they are given: here they get to be float64, too."""
+    model.double()
+    for module in model.modules():
+        if type(module).__name__ == "LlamaRMSNorm":
+            module.forward = partial(_rms, module)
+        if type(module).__name__ == "LlamaRotaryEmbedding":
+            module.forward = partial(_turned, module)
+
+
+def _rms(module: Any, x: Tensor) -> Tensor:
+    return module.weight * x * (x.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+
+
+def _turned(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    angle = position_ids[..., None].double() * module.inv_freq.double()
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos() * module.attention_scaling, angle.sin() * module.attention_scaling
+
+
+def turned_alike(ours: nn.Module, theirs: Any) -> None:
+    """Llama's frequencies are rounded to float32, ours are not: they agree so far, and here ours become theirs."""
+    for module in ours.modules():
+        if isinstance(module, Rotary):
+            angle = torch.arange(len(module.cos))[:, None].double() * theirs.model.rotary_emb.inv_freq.double()
+            for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
+                table = table.repeat(1, 2)
+                assert (getattr(module, name) - table).abs().max() < 1e-5
+                setattr(module, name, table)
 
 
 def tokens(rows: int = 2, length: int = 11, first: int = 3, seed: int = 5) -> Tensor:

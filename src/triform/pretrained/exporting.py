@@ -22,7 +22,8 @@ def to_hf(
     model: nn.Module, config: Config, special: Mapping[str, int] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and tensors of the family that fits; `special` are the numbers of special tokens."""
-    family, sizes = fitting(config), sizes_of(model, config)
+    sizes = sizes_of(model, config)
+    family = fitting(config, sizes)
     told = family.config(config, sizes)
     numbers = OUR_TOKENS if special is None else special
     if config.task != "translate":
@@ -31,10 +32,10 @@ def to_hf(
     return {**told, **numbers}, tensors
 
 
-def fitting(config: Config) -> Family:
+def fitting(config: Config, sizes: Sizes) -> Family:
     """The family whose models have these settings; where none has, the settings that stand in the way."""
     able = [family for family in FAMILIES if family.write and family.task == config.task]
-    trouble = {family.name: family.misfits(config.model) for family in able}
+    trouble = {family.name: family.misfits(config, sizes) for family in able}
     for family in able:
         if not trouble[family.name]:
             return family

@@ -46,6 +46,7 @@ class Shape:
     target_vocab_size: int = 0
     labels: tuple[str, ...] = ()
     fresh: bool = False  # classify: the folder has no scores of labels
+    unused: tuple[str, ...] = ()  # patterns of its tensors that have no part in this
     notices: tuple[str, ...] = ()
 
 
@@ -62,8 +63,10 @@ class Family:
     pairs: tuple[Pair, ...]
     read: Callable[[Foreign, Settings], Shape]
     write: Callable[[Config, Sizes], dict[str, Any]] | None = None  # None: not a format that others read
+    unfit: Callable[[Config, Sizes], list[str]] = lambda config, sizes: []  # what else a model must not have
     only: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value
     free: tuple[str, ...] = ()  # settings that change nothing in this form
+    aliases: Mapping[str, str] = field(default_factory=dict)  # a tensor's other name, and the one it has here
     ignored: tuple[str, ...] = ()  # tensors that nobody needs
     scores: str = ""  # classify: their module that scores labels
     others: tuple[str, ...] = ()  # tensors of heads for what Triform does not do
@@ -71,7 +74,7 @@ class Family:
 
     def settings(self, foreign: Foreign) -> Settings:
         """What the words of a config.json say, each of our own type."""
-        config, place = foreign.config, foreign.place / "config.json"
+        config, place = foreign.config, foreign.where
         if config.get("quantization_config"):
             raise ConfigError(f"{place}: the weights are quantized, which is not read; take the original model")
         for key, value in self.only.items():
@@ -80,20 +83,30 @@ class Family:
         said = {word.setting: ours(word, config.get(word.key), place) for word in self.words}
         return {**PLAIN, **self.fixed, **said}
 
-    def misfits(self, model: ModelConfig) -> list[str]:
+    def misfits(self, config: Config, sizes: Sizes) -> list[str]:
         """The settings that this family cannot have, each with what it would have to be."""
-        wanted = PLAIN | self.fixed
-        return [
-            f"model.{name}={getattr(model, name)} ({self.name} has {value})"
-            for name, value in wanted.items()
-            if getattr(model, name) != value
-        ]
+        model, wanted = config.model, PLAIN | self.fixed
+        wrong = [name for name, value in wanted.items() if _closed(name, getattr(model, name), model) != value]
+        told = [f"model.{name}={getattr(model, name)} ({self.name} has {wanted[name]})" for name in wrong]
+        if (
+            any(word.setting == "activation" for word in self.words)
+            and model.activation not in ACTIVATIONS.values()
+        ):
+            told.append(f"model.activation={model.activation} ({self.name} has one of {', '.join(ACTIVATIONS)})")
+        return told + self.unfit(config, sizes)
 
     def config(self, config: Config, sizes: Sizes) -> dict[str, Any]:
         """The config.json of a model with these settings."""
         assert self.write is not None
         said = {word.key: theirs(word.setting, config.model) for word in self.words}
         return {"model_type": self.kinds[0], "dtype": "float32", **said, **self.write(config, sizes)}
+
+
+def _closed(name: str, value: Value, model: ModelConfig) -> Value:
+    """A setting that has more than one way to say one thing, said in one of them."""
+    if name == "n_kv_heads":
+        return 0 if value == model.n_heads else value
+    return 0.0 if name == "norm_eps" and value == USUAL_EPS[model.norm] else value
 
 
 def ours(word: Word, value: Any, place: object) -> Value:
@@ -123,5 +136,5 @@ def whole(foreign: Foreign, key: str, usual: int = 0) -> int:
     value = foreign.config.get(key)
     value = usual if value is None else value
     if type(value) is not int or value < 1:
-        raise ConfigError(f"{foreign.place / 'config.json'}: {key}={value!r} must be a whole number above 0")
+        raise ConfigError(f"{foreign.where}: {key}={value!r} must be a whole number above 0")
     return value

@@ -51,10 +51,10 @@ def open_folder(path: str | Path, task: TaskName, *, labels: Sequence[str] = (),
     foreign = replace(found, tensors=_named(family, found.tensors))
     shape = family.read(foreign, family.settings(foreign))
     shape = _shortened(_with_labels(shape, labels), max_len, foreign.place)
-    config, sizes = _settled(shape, task, foreign.place)
+    config, sizes = _settled(shape, task, foreign.where)
     model = FORMS[task](config.model, sizes)
     pairs = [pair for pair in family.pairs if not (shape.fresh and pair.theirs == (family.scores,))]
-    ignored = [*family.ignored, *family.others, *([f"{family.scores}.*"] if shape.fresh else [])]
+    ignored = [*family.ignored, *family.others, *shape.unused, *([f"{family.scores}.*"] if shape.fresh else [])]
     tensors = _cut(family, foreign.tensors, sizes.max_len) if max_len else foreign.tensors
     fill(model, sames(pairs, config.model.n_layers), tensors, place=foreign.place, ignored=ignored)
     notices = (*shape.notices, *_notices(family, shape, foreign.tensors))
@@ -63,9 +63,10 @@ def open_folder(path: str | Path, task: TaskName, *, labels: Sequence[str] = (),
 
 def _named(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names that they have in a model with a head."""
-    if any(name.startswith(family.prefix) for name in tensors):
-        return tensors
-    return {family.prefix + name: tensor for name, tensor in tensors.items()}
+    bare = not any(name.startswith(family.prefix) for name in tensors)
+    named = {family.prefix * bare + name: tensor for name, tensor in tensors.items()}
+    other = {name: alias for name, alias in family.aliases.items() if name in named and alias not in named}
+    return {other.get(name, name): tensor for name, tensor in named.items()}
 
 
 def _with_labels(shape: Shape, labels: Sequence[str]) -> Shape:
@@ -81,12 +82,12 @@ def _shortened(shape: Shape, max_len: int, place: Path) -> Shape:
     return replace(shape, max_len=max_len or shape.max_len)
 
 
-def _settled(shape: Shape, task: TaskName, place: Path) -> tuple[Config, Sizes]:
+def _settled(shape: Shape, task: TaskName, where: Path) -> tuple[Config, Sizes]:
     model: Settings = {f"model.{name}": value for name, value in shape.model.items()}
     try:
         config = build({**model, "task": task, "data.max_len": shape.max_len, "data.labels": shape.labels})
     except ConfigError as error:
-        raise ConfigError(f"{place / 'config.json'}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     return config, Sizes(
         vocab_size=shape.vocab_size,
         max_len=shape.max_len,
@@ -102,9 +103,10 @@ def _cut(family: Family, tensors: dict[str, Tensor], max_len: int) -> dict[str, 
 
 
 def _notices(family: Family, shape: Shape, tensors: dict[str, Tensor]) -> Iterator[str]:
-    others = [name for name in tensors if any(fnmatch(name, pattern) for pattern in family.others)]
+    patterns = (*family.others, *shape.unused)
+    others = [name for name in tensors if any(fnmatch(name, pattern) for pattern in patterns)]
     if others:
-        yield f"left out, for they are for other tasks: {', '.join(others)}"
+        yield f"left out, for nothing here reads them: {', '.join(others)}"
     if shape.fresh:
         yield "the scores of labels are new: they know nothing before they are trained"
 

@@ -108,15 +108,14 @@ def fill(
 @torch.no_grad()
 def gather(model: nn.Module, table: Iterable[Same], *, zeros: bool) -> dict[str, Tensor]:
     """A model's tensors under their names; with `zeros`, biases that it does not have are written as such."""
-    own = dict(model.named_parameters())
+    own, known = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
     told: dict[str, Tensor] = {}
     for same in table:
         if set(same.ours) <= own.keys():
             told |= zip(same.theirs, same.to_theirs([own[name].detach() for name in same.ours]), strict=True)
-        elif zeros and same.ours[0].endswith(".bias"):
-            weights = [own[name.removesuffix(".bias") + ".weight"] for name in same.ours]
-            none = [weight.new_zeros(len(weight)) for weight in weights]
-            told |= zip(same.theirs, same.to_theirs(none), strict=True)
+        elif zeros and set(weights := [name.replace(".bias", ".weight") for name in same.ours]) <= known.keys():
+            none = [known[name].new_zeros(len(known[name])) for name in weights if name not in same.ours]
+            told |= zip(same.theirs, same.to_theirs(none), strict=True) if none else ()
     return told
 
 

@@ -30,6 +30,11 @@ class Foreign:
     place: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor] = field(repr=False)
+    source: str = "config.json"  # the file that says what model it is
+
+    @property
+    def where(self) -> Path:
+        return self.place / self.source
 
     @property
     def kind(self) -> str:
@@ -126,7 +131,7 @@ def _read_nanogpt(path: Path) -> Foreign:
     if not isinstance(found, dict) or not {"model", "model_args"} <= found.keys():
         raise CheckpointError(f"{path}: is no checkpoint of nanoGPT: it lacks model or model_args")
     tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in found["model"].items()}
-    return Foreign(path.parent, {**found["model_args"], "model_type": "nanogpt"}, tensors)
+    return Foreign(path.parent, {**found["model_args"], "model_type": "nanogpt"}, tensors, path.name)
 
 
 def _renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
