@@ -23,6 +23,7 @@ from triform.config import TaskName
 from triform.nn.positions import Rotary
 from triform.pretrained import Imported, open_folder
 from triform.pretrained.families import FAMILIES
+from triform.pretrained.importing import named
 from triform.pretrained.names import fill, sames
 
 logging.set_verbosity_error()
@@ -54,10 +55,10 @@ def stir(model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 middle = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
-                parameter.copy_(middle + 0.3 * torch.randn_like(parameter))
+                parameter.copy_(middle + 0.4 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
-                buffer.copy_(torch.randn_like(buffer))
+                buffer.copy_(0.2 * torch.randn_like(buffer))
 
 
 CONFIGS = {"GPT2": "GPT2Config", "Llama": "LlamaConfig", "Bert": "BertConfig", "BertModel": "BertConfig"}
@@ -239,7 +240,7 @@ def gradients(theirs: Any, ours: Imported) -> dict[str, Tensor]:
     }
     holder = copy.deepcopy(ours.model)
     table = sames(family.pairs, ours.config.model.n_layers)
-    fill(holder, table, found, place="gradients", ignored=family.ignored)
+    fill(holder, table, named(family, found), place="gradients", ignored=family.ignored)
     return dict(holder.named_parameters())
 
 

@@ -48,7 +48,7 @@ def open_folder(path: str | Path, task: TaskName, *, labels: Sequence[str] = (),
     """
     found = read_folder(on_disk(path))
     family = family_of(found, task)
-    foreign = replace(found, tensors=_named(family, found.tensors))
+    foreign = replace(found, tensors=named(family, found.tensors))
     shape = family.read(foreign, family.settings(foreign))
     shape = _shortened(_with_labels(shape, labels), max_len, foreign.place)
     config, sizes = _settled(shape, task, foreign.where)
@@ -61,12 +61,12 @@ def open_folder(path: str | Path, task: TaskName, *, labels: Sequence[str] = (),
     return Imported(config, sizes, model, family.name, _special(foreign), notices)
 
 
-def _named(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def named(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names that they have in a model with a head."""
     bare = not any(name.startswith(family.prefix) for name in tensors)
-    named = {family.prefix * bare + name: tensor for name, tensor in tensors.items()}
-    other = {name: alias for name, alias in family.aliases.items() if name in named and alias not in named}
-    return {other.get(name, name): tensor for name, tensor in named.items()}
+    full = {family.prefix * bare + name: tensor for name, tensor in tensors.items()}
+    other = {name: alias for name, alias in family.aliases.items() if name in full and alias not in full}
+    return {other.get(name, name): tensor for name, tensor in full.items()}
 
 
 def _with_labels(shape: Shape, labels: Sequence[str]) -> Shape:

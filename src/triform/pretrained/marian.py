@@ -1,4 +1,4 @@
-"""Marian's translators (OPUS-MT): fixed positions, norms after each sublayer, one table of tokens, a head's bias."""
+"""Marian's translators (OPUS-MT): fixed positions, norms after each sublayer, one table of tokens for all."""
 
 from __future__ import annotations
 
