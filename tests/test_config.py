@@ -303,7 +303,10 @@ def test_lists_are_read_from_text_with_commas() -> None:
     assert parse_assignments(["train.betas=0.9, 0.95"]) == {"train.betas": (0.9, 0.95)}
     assert parse_assignments(["data.labels=no, maybe,yes"]) == {"data.labels": ("no", "maybe", "yes")}
     assert parse_assignments(["model.layer_windows=8, -1"]) == {"model.layer_windows": (8, -1)}
-    assert of_kind(tuple) == ["data.labels", "model.layer_windows", "train.betas"]
+    assert parse_assignments(["model.rotary_scaling=8,1,4,8192"]) == {
+        "model.rotary_scaling": (8.0, 1.0, 4.0, 8192.0)
+    }
+    assert of_kind(tuple) == ["data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas"]
     with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
         parse_assignments(["model.layer_windows=8,1.5"])
     with pytest.raises(ConfigError, match=r"train\.betas='x' must be a number"):
@@ -389,6 +392,11 @@ def settings(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.batch_tokens": st.just(0),
         "train.epochs": st.just(0.0),
         "train.label_smoothing": between(0, 0.9),
+        "train.average": between(0, 0.999999),
+        # these ask for other settings beside them
+        **{name: st.just(0.0) for name in ("tokenizer.dropout", "train.consistency")},
+        "model.pair_rows": st.just(0),
+        "model.rotary_scaling": st.just(()),
         "decode.temperature": between(1e-300, 1e300),
         "decode.top_p": between(1e-9, 1),
         "decode.beam_size": st.integers(1),
