@@ -1,4 +1,4 @@
-"""Folders as people have them: in parts, in half precision, as torch files, with or without a head, with old names."""
+"""Folders as people have them: in parts, in half precision, as torch files, with and without heads, of old."""
 
 from __future__ import annotations
 
