@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 with warnings.catch_warnings():
@@ -20,6 +22,8 @@ with warnings.catch_warnings():
     from transformers.utils import logging
 
 from triform.config import TaskName
+from triform.decode.forms import DecoderForm, Seq2SeqForm
+from triform.decode.stepper import Cached
 from triform.nn.positions import Rotary
 from triform.pretrained import Imported, open_folder
 from triform.pretrained.families import FAMILIES
@@ -244,4 +248,33 @@ def gradients(theirs: Any, ours: Imported) -> dict[str, Tensor]:
     return dict(holder.named_parameters())
 
 
-Call = Callable[[Any], Tensor]
+def greedy(ours: Imported, prompts: list[list[int]], steps: int, start: int | None = None) -> list[list[int]]:
+    """The best token each time, with keys and values kept; a translator takes none twice: it would repeat one."""
+    form: Any = (
+        DecoderForm(ours.model, ours.sizes.max_len)
+        if start is None
+        else Seq2SeqForm(ours.model, ours.sizes.max_len, bos=start)
+    )
+    stepper, written = Cached(form, prompts), torch.full((len(prompts), 0 if start is None else 1), start or 0)
+    with torch.no_grad():
+        scores = stepper.start()
+        for _ in range(steps):
+            barred = scores if start is None else scores.scatter(1, written, float("-inf"))
+            written = torch.cat([written, barred.argmax(-1, keepdim=True)], dim=1)
+            scores = stepper.step(written[:, -1])
+    return written[:, -steps:].tolist()
+
+
+def rewritten(folder: Path, change: Any) -> Path:
+    """The folder with its tensors changed."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    return folder
+
+
+def told(folder: Path, **more: Any) -> Path:
+    """The folder with its config.json changed; None takes a key away."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | more
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return folder

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from published import EVERY_MODEL, saved
+from published import EVERY_MODEL, rewritten, saved, told
 from safetensors.torch import load_file
-from test_pretrained_files import rewritten, told
 
 from triform.errors import CheckpointError, ConfigError, TriformError
 from triform.pretrained import open_folder

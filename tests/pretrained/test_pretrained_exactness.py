@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from published import EVERY_MODEL, apart, both, gradients, tokens, watched
+from published import EVERY_MODEL, apart, both, gradients, greedy, tokens, watched
 from torch import Tensor
 
-from triform.decode.forms import DecoderForm, Seq2SeqForm
-from triform.decode.stepper import Cached
 from triform.pretrained import Imported
 
 PRECISION = pytest.mark.parametrize(("double", "most"), [(False, 1e-4), (True, 1e-9)], ids=["float32", "float64"])
@@ -87,23 +85,6 @@ def states(theirs: Any, encoder: bool) -> list[Tensor]:
             return list(found.encoder_hidden_states if encoder else found.decoder_hidden_states)
         more = {} if theirs.config.model_type in ("gpt2", "llama") else {"attention_mask": KEEP.long()}
         return list(theirs(input_ids=tokens(), output_hidden_states=True, **more).hidden_states)
-
-
-def greedy(ours: Imported, prompts: list[list[int]], steps: int, start: int | None = None) -> list[list[int]]:
-    """The best token each time, with keys and values kept; a translator takes none twice: it would repeat one."""
-    form: Any = (
-        DecoderForm(ours.model, ours.sizes.max_len)
-        if start is None
-        else Seq2SeqForm(ours.model, ours.sizes.max_len, bos=start)
-    )
-    stepper, written = Cached(form, prompts), torch.full((len(prompts), 0 if start is None else 1), start or 0)
-    with torch.no_grad():
-        scores = stepper.start()
-        for _ in range(steps):
-            barred = scores if start is None else scores.scatter(1, written, float("-inf"))
-            written = torch.cat([written, barred.argmax(-1, keepdim=True)], dim=1)
-            scores = stepper.step(written[:, -1])
-    return written[:, -steps:].tolist()
 
 
 @pytest.mark.parametrize("name", [name for name, case in EVERY_MODEL.items() if case.task != "classify"])
