@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,19 @@ def test_nanogpts_checkpoint_equals_the_model_it_was_saved_from(bias: bool, comp
 # ------------------------------------------------------------------------------------------ the real shape
 
 
-def test_gpt2s_own_shape_is_read_and_writes_the_same_64_tokens(tmp_path: Path) -> None:
+def learned(scores: Callable[[], Tensor], model: nn.Module, text: Tensor) -> list[float]:
+    """The loss before and after one step."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    for _ in range(2):
+        loss = nn.functional.cross_entropy(scores().flatten(0, 1), text[:, 1:].flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+def test_gpt2s_own_shape_is_read_writes_the_same_64_tokens_and_learns_alike(tmp_path: Path) -> None:
     """124,439,808 parameters; the published weights are not here, random ones stand in for them."""
     with torch.device("meta"):
         empty = transformers.GPT2LMHeadModel(transformers.GPT2Config())
@@ -315,3 +328,8 @@ def test_gpt2s_own_shape_is_read_and_writes_the_same_64_tokens(tmp_path: Path) -
     got = greedy(ours, prompt.tolist(), 64)
     assert got == wanted[:, 4:].tolist()
     assert len(set(got[0])) > 20
+    text = wanted[:, :9]
+    mine = learned(lambda: ours.model(text[:, :-1]), ours.model, text)
+    other = learned(lambda: theirs(text[:, :-1]).logits, theirs, text)
+    assert mine == pytest.approx(other, rel=1e-4)
+    assert mine[1] < mine[0]

@@ -78,7 +78,7 @@ class Family:
         if config.get("quantization_config"):
             raise ConfigError(f"{place}: the weights are quantized, which is not read; take the original model")
         for key, value in self.only.items():
-            if config.get(key, value) != value:
+            if config.get(key) not in (None, value):
                 raise ConfigError(f"{place}: {key}={config[key]!r} is not done here, only {value!r}")
         said = {word.setting: ours(word, config.get(word.key), place) for word in self.words}
         return {**PLAIN, **self.fixed, **said}
