@@ -87,6 +87,27 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("asked", [{"lora_rank": 4}, {"freeze": 1, "layer_decay": 0.5}], ids=["lora", "layers"])
+def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
+    asked: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
+    short = {"max_len": 32, "train": "builtin:topics"}
+    pace = {"max_steps": 12, "batch_size": 8, "eval_every": 12, "lr": 0.1, "optimizer": "sgd", "precision": "fp32"}
+    still = {**MODEL, "dropout": 0.0}
+    base = train("generate", data=short, model=still, train=pace, out=tmp_path / "base", quiet=True).path
+    before, found = load_file(base / "model.safetensors"), []
+    for device, kind in (("cpu", "fp32"), ("cuda", precision)):
+        how = {**pace, **asked, "precision": kind}
+        made = train("generate", data=short, base=base, train=how, out=tmp_path / device, device=device, quiet=True)
+        found.append(load_file(made.path / "model.safetensors"))
+    for name, wanted in found[0].items():
+        moved, other = wanted - before[name], found[1][name] - before[name]
+        assert moved.any() == other.any(), name
+        if precision == "fp32":
+            torch.testing.assert_close(other, moved, rtol=1e-2, atol=1e-5, msg=name)
+
+
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

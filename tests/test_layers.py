@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "reproduce": (
         *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
-        *("training", "charts", "run", "launch", "seeds"),
+        *("training", "charts", "pages", "run", "launch", "seeds"),
     ),
 }
 ROOMS = (*MAY_IMPORT, "cli")

@@ -26,6 +26,7 @@ HeadActivation = Literal["relu", "tanh"]
 OptimizerKind = Literal["adam", "adamw", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 Precision = Literal["auto", "fp32", "bf16"]
+LoraLayers = Literal["all", "attention"]
 Strategy = Literal["auto", "greedy", "sample", "beam"]
 Answer = Literal["auto", "yes", "no"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
@@ -278,6 +279,13 @@ class TrainConfig:
     label_smoothing: float = 0.0
     consistency: float = 0.0  # how much two readings of a batch, which dropout makes differ, must agree (R-Drop)
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept; 0: none
+    base: str = ""  # a run folder whose weights and vocabulary training begins with: `--from`
+    freeze: int = -1  # embeddings and so many layers, counted from the input, that do not learn; -1: all learn
+    layer_decay: float = 1.0  # of the rate, from the head down: times this for every layer below it
+    lora_rank: int = 0  # of the adapters that learn instead of the base's matrices; 0: none
+    lora_alpha: float = 0.0  # adapters count alpha / rank times; 0: twice the rank
+    lora_dropout: float = 0.0  # of what adapters read
+    lora_layers: LoraLayers = "all"  # which matrices of a layer have one: all, or those of attention
     precision: Precision = "auto"
     eval_every: int = 0
     checkpoint_every: int = 0
@@ -297,6 +305,19 @@ class TrainConfig:
         _between("train", 0.0, 0.999999, average=self.average)
         _between("train", 0.0, 1.0, final_lr_ratio=self.final_lr_ratio, momentum=self.momentum)
         _between("train", 0.01, 0.99, plateau_factor=self.plateau_factor)
+        _between("train", 0.01, 1.0, layer_decay=self.layer_decay)
+        _between("train", 0.0, 0.95, lora_dropout=self.lora_dropout)
+        _at_least("train", -1, freeze=self.freeze)
+        _at_least("train", 0, lora_rank=self.lora_rank, lora_alpha=self.lora_alpha)
+        _require(
+            bool(self.base) or not self.lora_rank,
+            f"train.lora_rank={self.lora_rank}: adapters change a model that has learned already; "
+            "say which with --from RUN (train.base)",
+        )
+        _require(
+            not self.lora_rank or self.freeze < 0,
+            f"train.lora_rank={self.lora_rank} freezes the whole base: leave out train.freeze={self.freeze}",
+        )
         _require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"train.betas={list(self.betas)} must be two numbers from 0 up to, not including, 1",

@@ -39,7 +39,8 @@ from triform.settings import (
 from triform.tasks import TASKS, Prepared
 from triform.tasks.defaults import settle_steps
 from triform.tasks.task import ByLength
-from triform.training.folder import OWN, RunFolder, load_weights, read_tensors
+from triform.training.base import begin, with_base
+from triform.training.folder import OWN, RunFolder
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
 
@@ -50,6 +51,7 @@ SHORT = {
     "source": "data.source",
     "target": "data.target",
     "seed": "seed",
+    "base": "train.base",
 }
 
 
@@ -80,8 +82,8 @@ def train(
     """Train a model and open its run.
 
     Settings are given by section, `train("classify", data="reviews.csv", model={"d_model": 64})`, with
-    `data`, `valid`, `source`, `target` and `seed` as short names, and `out`, `resume`, `overwrite`, `device`
-    and `quiet` saying how to run.
+    `data`, `valid`, `source`, `target`, `base` and `seed` as short names, and `out`, `resume`, `overwrite`,
+    `device` and `quiet` saying how to run.
     """
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
@@ -90,7 +92,8 @@ def train(
     stored = claim(folder, asked, options)
     if stored is None or not folder.complete():
         try:
-            trainer, notices = set_up(stored or build(asked), folder, options, resume=stored is not None)
+            config = stored or build(with_base(asked))
+            trainer, notices = set_up(config, folder, options, resume=stored is not None)
         except (ConfigError, DataError):
             folder.discard_if_unused()
             raise
@@ -134,7 +137,8 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
     build(asked)
-    return asked | {name: _absolute(str(asked[name])) for name in (*FILES, "tokenizer.file") if asked.get(name)}
+    paths = (*FILES, "tokenizer.file", "train.base")
+    return asked | {name: _absolute(str(asked[name])) for name in paths if asked.get(name)}
 
 
 def _absolute(path: str) -> str:
@@ -183,6 +187,8 @@ def default_out(asked: Settings) -> str:
 
 def claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None:
     """Make sure the folder may be used; the stored config when an earlier run is to go on."""
+    if str(asked.get("train.base", "")) == str(folder.path.absolute()):
+        raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
     if options.resume and not folder.path.is_dir():
         raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
     if options.resume and folder.config_file.exists():
@@ -214,6 +220,7 @@ def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool)
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
     if not resume:
         prepared = divide(prepared, device)
     prepared.task.model.to(device)
@@ -276,10 +283,12 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         return
     task, out = trainer.task, options.progress
     parameters = sum(p.numel() for p in task.model.parameters())
+    learning = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    some = f", {learning:,} of which learn," if learning < parameters else ""
     if not options.quiet:
         for line in (
             *notices,
-            f"{task.name}: {parameters:,} parameters on {task.device}, {trainer.max_steps} steps",
+            f"{task.name}: {parameters:,} parameters{some} on {task.device}, {trainer.max_steps} steps",
         ):
             print(line, file=out or sys.stderr)
     if trainer.progress.step:
@@ -292,6 +301,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
         "parameters": parameters,
+        "learning": learning,
         "device": str(task.device),
         "precision": trainer.learner.number_format,
         "unit": task.unit,
@@ -338,7 +348,7 @@ def close(trainer: Trainer, *, samples: bool = True) -> None:
     """Samples from the best weights, and the report."""
     task, folder = trainer.task, trainer.folder
     if trainer.progress.finished:
-        load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+        trainer.take_best()
         task.model.eval()
         file = MetricsFile(folder.metrics_file)
         for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():

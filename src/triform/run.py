@@ -18,6 +18,10 @@ from triform.metrics import Scores
 from triform.nn.precision import Precision, cast_model, settle
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
+from triform.tasks.generate import Stream
+from triform.tasks.task import Dataset
+from triform.training.adapter import Adapter, read_adapter
+from triform.training.base import take
 from triform.training.folder import RunFolder, load_weights, read_tensors
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ class Run:
     path: Path
     task: Task
     precision: Precision = "fp32"
+    adapter: Path | None = None
 
     @property
     def config(self) -> Config:
@@ -53,15 +58,18 @@ class Run:
         with self._decoding(decode, seed):
             return self.task.predict(texts)
 
-    def evaluate(self, data: str | Path = "", *, lines: Container[int] | None = None, **decode: object) -> Scores:
+    def evaluate(
+        self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
+    ) -> Scores:
         """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data.
 
-        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others.
+        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others. With
+        `stride`, text is read in windows that begin so many tokens apart, not side by side.
         """
-        return self.evaluate_with_notices(str(data), decode, lines)[0]
+        return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
 
     def evaluate_with_notices(
-        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None
+        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
     ) -> tuple[Scores, list[str]]:
         notices: list[str] = []
         name = data or self.test_set()
@@ -69,7 +77,7 @@ class Run:
             found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
             if found is None:
                 raise ConfigError("nothing was held out of this run's training data; say which file to score")
-            return self.task.evaluate(found), notices
+            return self.task.evaluate(_strided(found, stride) if stride else found), notices
 
     def baselines(self, data: str | Path = "") -> Table:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
@@ -89,7 +97,7 @@ class Run:
 
         run = self
         if self.precision != "fp32":
-            run = load(self.path, device=self.task.device.type, precision="fp32")
+            run = load(self.path, device=self.task.device.type, precision="fp32", adapter=self.adapter or "")
         return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
@@ -117,19 +125,41 @@ class Run:
             self.task.config = kept
 
 
-def load(path: str | Path, *, device: str = "auto", precision: str = "auto") -> Run:
-    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only)."""
+def _strided(data: Dataset, stride: int) -> Dataset:
+    if not isinstance(data, Stream):
+        raise ConfigError("a stride is for decoders, which read running text in windows")
+    return data.strided(stride)
+
+
+def load(path: str | Path, *, device: str = "auto", precision: str = "auto", adapter: str | Path = "") -> Run:
+    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only).
+
+    `adapter` is the adapter.safetensors of a LoRA run that began with this one.
+    """
     place = pick_device(device)
     settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
+    found = read_adapter(Path(adapter)) if adapter else None
     with torch.random.fork_rng(devices=[]):  # weights drawn only to be replaced cost the caller nothing
-        task = TASKS[config.task].load(config, folder.path)
-    load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+        task = TASKS[config.task].load(config, folder.path) if found is None else adapted(folder.path, found)
+    if found is None:
+        load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
     cast_model(task.model.to(place).eval(), settled)
-    return Run(path=folder.path, task=task, precision=settled)
+    return Run(path=folder.path, task=task, precision=settled, adapter=found.path if found else None)
+
+
+def adapted(base: Path, adapter: Adapter) -> Task:
+    """What a LoRA run came to, from its base and its adapter."""
+    try:
+        task = TASKS[adapter.config.task].load(adapter.config, base)
+        take(task, base)
+        adapter.put_on(task.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
+    return task
 
 
 def pick_device(name: str) -> torch.device:

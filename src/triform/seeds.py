@@ -32,6 +32,7 @@ from triform.run import Run, load, pick_device
 from triform.settings import Settings, build
 from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
+from triform.training.base import begin, with_base
 from triform.training.chorus import Chorus
 from triform.training.folder import RunFolder
 from triform.training.listeners import MetricsFile, ProgressLine
@@ -99,7 +100,8 @@ def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Optio
     places = _claim(out, asked, seeds, options)
     todo = [place for place in places if place.stored is None or not place.folder.complete()]
     if todo:
-        _train(todo, next((place.stored for place in places if place.stored), None) or build(asked), options, again)
+        stored = next((place.stored for place in places if place.stored), None)
+        _train(todo, stored or build(with_base(asked)), options, again)
     for place in places:
         place.folder.drop_tokens()
     return places
@@ -127,6 +129,8 @@ def _train(places: Sequence[Place], common: Config, options: Options, again: str
     config = lead.stored or replace(common, seed=lead.seed)
     try:
         prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
+        told = begin(prepared.task, lead.folder, resume=bool(lead.stored))
+        prepared = replace(prepared, notices=(*prepared.notices, *told))
         if not lead.stored:
             prepared = divide(prepared, device)
         prepared.task.model.to(device)
@@ -203,6 +207,7 @@ class Crew:
         torch.manual_seed(place.seed)
         config = place.stored or replace(self.config, seed=place.seed)
         task = TASKS[config.task].load(config, self.lead.folder.path)
+        begin(task, place.folder, resume=bool(place.stored))
         task.model.to(self.prepared.task.device)
         return replace(self.prepared, task=task)
 

@@ -422,11 +422,11 @@ def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     run, save = tmp_path / "run", folder.save_file
     asked = ("classify", "--data", files.csv, "--out", run)
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(tensors: Any, path: Path, about: Any = None) -> None:
         if path.parent.name == ".part" and (run / "checkpoints" / "step-000000002").exists():
             path.write_bytes(b"half of")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(tensors, path)
+        save(tensors, path, about)
 
     with monkeypatch.context() as patch:
         patch.setattr(folder, "save_file", full)

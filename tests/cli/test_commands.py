@@ -405,3 +405,38 @@ def test_an_interruption_before_training_begins_is_no_traceback(
 
     monkeypatch.setattr("triform.launch.set_up", interrupted)
     assert triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run").code == 130
+
+
+def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
+    triform: Command, tmp_path: Path, files: Files, classifier: Path, writer: Path
+) -> None:
+    run = tmp_path / "run"
+    pace = ("--set", "train.max_steps=4", "--set", "train.lora_rank=2", "--set", "train.lr=0.1")
+    asked = ("train", "classify", "--data", files.csv, "--from", classifier, *pace, "--device", "cpu")
+    answer = triform(*asked, "--out", run)
+    assert answer.code == 0, answer.err
+    assert (
+        f"{classifier}: 20 tensors taken: encoder.embedding 2, encoder.blocks 14, encoder.norm 2, head 2"
+        in answer.err
+    )
+    assert "of which learn, on cpu" in answer.err
+    for command in (("predict", "the soup", "--json"), ("evaluate", "--json")):
+        whole = triform(command[0], run, *command[1:]).json
+        parts = triform(command[0], classifier, *command[1:], "--adapter", run / "adapter.safetensors").json
+        assert whole[0] == parts[0] if command[0] == "predict" else whole["sets"] == parts["sets"]
+    assert triform("check", run).code == 0
+    refusal = triform("predict", writer, "x", "--adapter", run / "adapter.safetensors").refusal
+    assert refusal.startswith(f"{run / 'adapter.safetensors'}: is an adapter for another base")
+    refusal = triform(*asked, "--out", tmp_path / "none", "--set", "model.d_model=32").refusal
+    assert "leave out model.d_model: 32 (the run has 16)" in refusal
+
+
+def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: Path, classifier: Path) -> None:
+    asked = ("evaluate", writer, "--data", files.txt)
+    assert triform(*asked, "--json").json["stride"] == 16
+    strided = triform(*asked, "--stride", 4, "--json").json
+    assert strided["stride"] == 4
+    assert strided["sets"]["story.txt"]["tokens"] == triform(*asked, "--json").json["sets"]["story.txt"]["tokens"]
+    assert "windows of 16 tokens, 4 apart" in triform(*asked, "--stride", 4).out
+    assert "give 1 to 16" in triform(*asked, "--stride", 17).refusal
+    assert "a stride is for decoders" in triform("evaluate", classifier, "--stride", 4).refusal

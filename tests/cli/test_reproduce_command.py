@@ -18,6 +18,11 @@ def test_an_unknown_system_is_refused(triform: Command) -> None:
     assert "did you mean 'imdb-encoder'?" in triform("reproduce", "imdb-encode").refusal
 
 
+def test_no_seeds_are_refused(triform: Command) -> None:
+    for seeds in (0, -1):
+        assert f"--seeds {seeds}: give how many" in triform("reproduce", "speeches-lm", "--seeds", seeds).refusal
+
+
 def test_a_system_without_its_data_names_the_file_and_the_command(triform: Command, tmp_path: Path) -> None:
     refused = triform("reproduce", "speeches-lm", "--data", tmp_path).refusal
     assert refused.startswith(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triform.config import Config, DataConfig, ModelConfig, Sizes
-from triform.errors import ConfigError
+from triform.errors import CheckpointError, ConfigError
 from triform.pretrained import open_folder, to_hf
 from triform.pretrained.exporting import fitting
 from triform.pretrained.families import FAMILIES
@@ -164,6 +164,13 @@ def test_where_nothing_fits_the_setting_in_the_way_is_named(
     assert said.startswith("no family of published models has these settings: ")
     assert stands_in_the_way in said
     assert "\n" not in said
+
+
+def test_a_parameter_without_a_place_is_not_lost_silently(tmp_path: Path) -> None:
+    got = open_folder(saved(EVERY_MODEL["gpt2"].make(), tmp_path), "generate")
+    got.model.blocks[0].attention.query.register_parameter("down", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attention\.query\.down has no place in this family"):
+        to_hf(got.model, got.config)
 
 
 def test_two_vocabularies_stand_in_the_way() -> None:

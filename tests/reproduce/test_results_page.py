@@ -71,7 +71,7 @@ def test_a_section_has_reported_and_own_figures_baselines_and_circumstances() ->
     page = section(SYSTEMS["speeches-lm"], found)
     assert "| *reported, as-reported* | 375.02 | 476.34 | 414.64 | 162.97 |" in page
     assert "| **as-reported** | 381.00 ± 12.71 | 481.00 ± 12.71 | 421.00 ± 12.71 | 160.00 ± 0.00 |" in page
-    assert "| 855,890 | 2 | 83.4 s |" in page
+    assert "| 855,890 | 2 | 1 m 23 s |" in page
     assert "| **best** | not run |" in page
     assert "| baseline: ngram | 240.50 |" in page
     assert "| baseline: other | not fitted: too little text |" in page
@@ -120,10 +120,26 @@ def test_paired_seeds_end_in_a_verdict() -> None:
     assert len(said) == 3, "the other pairing was not run"
 
 
-def test_seeds_that_are_not_the_same_are_not_paired() -> None:
-    runs = [perplexities(370.0, 470.0, 410.0)] * 3
-    found = outcome("speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", runs[:2]))
+def test_seeds_that_only_one_of_two_has_are_left_out() -> None:
+    runs = [perplexities(370.0 + n, 470.0, 410.0) for n in range(9)]
+    other = [perplexities(360.0 + n, 471.0, 410.0) for n in range(8)]
+    found = outcome("speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", other))
+    assert "window-8 better by 10 ± 0" in pairing_verdicts(SYSTEMS["speeches-window"], found)[0]
+    found = outcome(
+        "speeches-window", made("full", "as-reported", runs), made("window-8", "as-reported", other[:1])
+    )
     assert pairing_verdicts(SYSTEMS["speeches-window"], found) == []
+
+
+def test_verdicts_are_corrected_for_all_that_were_looked_at() -> None:
+    runs = [perplexities(370.0 + n, 470.0, 410.0) for n in range(8)]
+    better = [perplexities(360.0 + n, 470.0, 410.0) for n in range(8)]
+    names = ("full", "window-8", "full-converged", "window-8-converged")
+    made_all = [made(name, "best", some) for name, some in zip(names, (runs, better, runs, better), strict=True)]
+    one, both = (outcome("speeches-window", *some) for some in (made_all[:2], made_all))
+    said = [pairing_verdicts(SYSTEMS["speeches-window"], each)[0] for each in (one, both)]
+    assert "p = 0.023" in said[0], "3 times 2 / 2^8"
+    assert "p = 0.047" in said[1], "6 times"
 
 
 def test_one_seed_and_leaks_are_told() -> None:
@@ -187,3 +203,21 @@ def test_committed_outcomes_are_whole_and_finite() -> None:
         for variant in found["variants"]:
             for run in variant["runs"]:
                 assert all(math.isfinite(value) for scores in run["scores"].values() for value in scores.values())
+
+
+def test_attention_is_drawn_from_what_the_outcome_holds(tmp_path: Path) -> None:
+    seen = {
+        "stack": "decoder",
+        "heads": "each",
+        "queries": ["a", "<b>"],
+        "keys": ["a", "<b>"],
+        "weights": [[[[1.0, 0.0], [0.25, 0.75]]], [[[1.0, 0.0], [0.5, 0.5]]]],
+    }
+    found = outcome("speeches-lm", made("best", "best", [perplexities(300.0, 381.0, 332.0)]) | {"map": seen})
+    write(tmp_path / "results", found)
+    page = write_page(tmp_path / "results", tmp_path / "docs" / "results.md")
+    assert "](pictures/speeches-lm-best-attention.svg)" in page.read_text()
+    drawn = (tmp_path / "docs" / "pictures" / "speeches-lm-best-attention.svg").read_text()
+    assert (drawn.count('class="cell"'), drawn.count('class="none"')) == (6, 2), "what is not read has its own tint"
+    assert drawn.count("&lt;b&gt;") == 3
+    assert "layer 2, head 1" in drawn

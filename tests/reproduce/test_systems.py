@@ -15,7 +15,7 @@ from triform.errors import ConfigError, DataError, DivergedError, InterruptedRun
 from triform.models.decoder import Decoder
 from triform.presets import REPORTED_SIZES
 from triform.reproduce import runner
-from triform.reproduce.outcome import Outcome, read
+from triform.reproduce.outcome import Outcome, blank, read, write
 from triform.reproduce.runner import Asked, reproduce
 from triform.reproduce.system import System
 from triform.reproduce.systems import SYSTEMS, system_of
@@ -79,7 +79,7 @@ def quickly(system: System, data: Path, folder: Path, **more: object) -> Outcome
 @EVERY
 def test_a_system_runs_from_data_to_outcome(system: System, data: Path, tmp_path: Path) -> None:
     outcome = quickly(system, data, tmp_path, seeds=1)
-    assert read(tmp_path / "results", system.name) == json.loads(json.dumps(outcome))
+    assert read(tmp_path / "results" / "quick", system.name) == json.loads(json.dumps(outcome))
     assert [each["name"] for each in outcome["variants"]] == [each.name for each in system.variants]
     for found in outcome["variants"]:
         for column in system.columns:
@@ -93,6 +93,13 @@ def test_a_system_runs_from_data_to_outcome(system: System, data: Path, tmp_path
     assert outcome["baselines"].keys() | outcome["unfit"].keys() == expected[system.task]
     page = section(system, outcome)
     assert all(f"| **{variant.name}** |" in page for variant in system.variants)
+
+
+def test_a_quick_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
+    write(tmp_path / "results", blank("speeches-lm", quick=False))
+    before = (tmp_path / "results" / "speeches-lm.json").read_bytes()
+    quickly(LM, data, tmp_path, setting="as-reported", seeds=1)
+    assert (tmp_path / "results" / "speeches-lm.json").read_bytes() == before
 
 
 def test_rows_that_leak_are_told_and_scored_apart(
@@ -174,7 +181,5 @@ def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path
 def test_bad_questions_are_refused() -> None:
     with pytest.raises(ConfigError, match="--setting worst is not known; choose from as-reported, best, both"):
         Asked(setting="worst")
-    with pytest.raises(ConfigError, match="--seeds -1"):
-        Asked(seeds=-1)
     with pytest.raises(ConfigError, match=r"unknown system 'speeches-ml'; did you mean 'speeches-lm'\?"):
         system_of("speeches-ml")

@@ -106,6 +106,13 @@ def test_perplexities_of_different_vocabularies_are_not_compared(place: Path, tr
     assert read_study(tree | {"metric": "bits_per_byte"}).metric == "bits_per_byte"
 
 
+def test_merges_left_out_in_training_make_no_other_vocabulary(place: Path, tree: Tree) -> None:
+    tree |= {"task": "translate", "metric": "loss"}
+    tree["common"] |= {"data.train": "a.en,a.fr", "tokenizer.kind": "bpe"}
+    tree["variants"] = {"plain": {}, "varied": {"tokenizer.dropout": 0.1}}
+    assert read_study(tree).metric == "loss"
+
+
 def test_with_test_files_alone_variants_may_learn_from_different_files(place: Path, tree: Tree) -> None:
     tree["common"]["data.valid_fraction"] = 0.0
     tree["variants"]["narrow"] = {"data.train": "more.tsv"}

@@ -18,10 +18,10 @@ from triform.errors import CheckpointError, ConfigError, DivergedError, Interrup
 from triform.run import load
 from triform.seeds import train_seeds
 from triform.settings import build
-from triform.stats import bootstrap_bleu, paired
+from triform.stats import Difference, bootstrap_bleu, paired, show_p
 from triform.study import runner
 from triform.study.plan import METRICS, read_study
-from triform.study.results import Outcome
+from triform.study.results import Outcome, _only_these
 from triform.study.tables import as_text, markdown
 from triform.tasks import TASKS
 from triform.training import population
@@ -178,7 +178,8 @@ def test_a_failed_variant_is_reported_and_the_rest_goes_on(
     assert [bool(each.failure) for each in outcome.results] == [True, True, False, False, False, False]
     assert [(each.first, each.second) for each in outcome.comparisons] == [("plain", "narrow")]
     said = as_text(outcome)
-    assert "wild, seed 0: failed: the loss is not finite" in said
+    assert "wild, seeds 0, 1: failed: the loss is not finite" in said
+    assert "where there is none, not at all" in said
     assert "validation  wild     0" in said
     page = (place / "out" / "study.html").read_text(encoding="utf-8")
     assert "2 failed" in page
@@ -225,6 +226,14 @@ def test_what_was_cut_of_a_test_file_is_said_once(place: Path, tree: Tree, study
     assert cut[0] in as_text(outcome)
 
 
+def test_validation_rows_that_leak_are_said_once(place: Path, tree: Tree, study: Run) -> None:
+    tree["common"]["data.valid"] = "more.tsv"
+    outcome = study(tree, out="out", seeds=2)
+    (leak,) = [note for note in outcome.notes if "what they score is memory" in note]
+    assert "more.tsv: 15 of 15 rows (100.0 %) are in the training data too" in leak
+    assert leak in as_text(outcome)
+
+
 def test_one_seed_runs_and_says_that_there_is_no_interval(place: Path, tree: Tree, study: Run) -> None:
     said = as_text(study(tree, out="out", seeds=1))
     assert "note: one seed each: there is no interval" in said
@@ -261,6 +270,18 @@ def test_bleu_is_compared_over_sentences(place: Path, tree: Tree, study: Run) ->
     assert found.over_seeds is not None
     assert found.over_seeds.pairs == 2
     assert "paired bootstrap over 60 sentences" in markdown(outcome)
+    assert f"; over seeds {show_p(found.over_seeds.p)}" in found.verdict
+
+
+def test_a_difference_over_sentences_is_not_said_of_other_seeds() -> None:
+    """Two seeds whose spread is as large as the difference, which so many sentences make clear."""
+    sentences = Difference(2, -1.2, -2.3, -0.1, 0.01, 1e-4, "paired bootstrap over 500 sentences")
+    seeds = paired([12.9, 11.9], [10.2, 12.2])
+    assert _only_these(sentences, seeds, 0.01) == "; over seeds p = 1: other seeds may turn it round"
+    assert _only_these(sentences, paired([1.0] * 6, [2.0] * 6), 0.01) == "; over seeds p = 0.031"
+    assert _only_these(sentences, seeds, 0.3) == "; over seeds p = 1"
+    assert _only_these(sentences, None, 0.01) == ", of these two trained models"
+    assert _only_these(seeds, None, 0.01) == ""
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])

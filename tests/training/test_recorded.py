@@ -22,6 +22,7 @@ from triform.settings import build
 from triform.tasks import TASKS, Prepared
 from triform.training import replay
 from triform.training.compiled import compiled, pays
+from triform.training.layers import limit_learning
 from triform.training.learner import Learner
 from triform.training.recorded import Recorded
 from triform.training.trainer import resident_of
@@ -81,6 +82,9 @@ def pair(name: TaskName, tmp_path: Path, **asked: Any) -> tuple[Prepared, Learne
     for folder in folders:
         folder.mkdir()
     first, second = (prepared(name, folder, **asked) for folder in folders)
+    for each in (first, second):
+        torch.manual_seed(1)
+        limit_learning(each.task.model, each.task.config)
     resident = second.train.on(torch.device("cpu"), second.task.config.train)
     assert resident is not None
     replayed = Recorded(second.task, second.train, resident, 50)
@@ -110,6 +114,8 @@ def learn_alike(first: Prepared, plain: Learner, replayed: Recorded, steps: int 
         {"train.optimizer": "sgd", "train.clip_norm": 0.0},
         {"train.accumulate": 2, "model.window": 3},
         {"model.positions": "alibi", "train.optimizer": "adam"},
+        {"train.freeze": 1, "train.layer_decay": 0.5},
+        {"train.base": "a run", "train.lora_rank": 2, "train.layer_decay": 0.8},
     ],
     ids=lambda asked: "-".join(f"{name}={value}" for name, value in asked.items()) or "plain",
 )

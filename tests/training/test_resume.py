@@ -38,7 +38,10 @@ FILES = {
 KILLED = -signal.SIGKILL
 
 
-def attempt(task: str, data: str, out: str, fault: str) -> None:
+LORA = {"train.lora_rank": "2", "train.lora_dropout": "0.1", "train.layer_decay": "0.9"}
+
+
+def attempt(task: str, data: str, out: str, fault: str, base: str) -> None:
     """In a process of its own: begin, or go on with, the run in `out`."""
     import torch
 
@@ -47,6 +50,9 @@ def attempt(task: str, data: str, out: str, fault: str) -> None:
     torch.set_num_threads(1)
     exec(fault, {})
     settings = dict(setting.split("=") for setting in TINY)
+    if base:  # what it decides is left to it
+        settings = {name: value for name, value in settings.items() if name.startswith("train.")}
+        settings |= {"train.base": base, **LORA}
     train(task, data=data, out=out, seed=3, device="cpu", quiet=True, resume=Path(out).exists(), **settings)
 
 
@@ -58,10 +64,10 @@ class Runner:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["triform.launch"])
 
-    def run(self, task: str, out: Path, *, fault: str = "", kill_after: float | None = None) -> int:
+    def run(self, task: str, out: Path, *, fault: str = "", kill_after: float | None = None, base: str = "") -> int:
         """The exit code of an attempt that ends by itself or is killed after so many seconds."""
         data = self.folder / FILES[task][0]
-        process = self.context.Process(target=attempt, args=(task, str(data), str(out), fault))
+        process = self.context.Process(target=attempt, args=(task, str(data), str(out), fault, base))
         process.start()
         process.join(kill_after)
         process.kill()
@@ -147,6 +153,20 @@ def test_killed_while_a_checkpoint_is_written_a_run_still_ends_with_the_same_bit
     assert kills >= 4
     assert runner.run(task, out) == 0
     same_run(unbroken[task][0], out)
+
+
+def test_killed_adapters_still_end_with_the_same_bits(
+    tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
+) -> None:
+    base, straight, out, kills = str(unbroken["classify"][0]), tmp_path / "straight", tmp_path / "run", 0
+    assert runner.run("classify", straight, base=base) == 0
+    for seed in range(3):
+        for fault in (DURING_SYNC, DURING_CLEANING):
+            kills += runner.run("classify", out, fault=fault.format(seed=seed), base=base) == KILLED
+    assert kills >= 4
+    assert runner.run("classify", out, base=base) == 0
+    same_run(straight, out)
+    assert (straight / "adapter.safetensors").read_bytes() == (out / "adapter.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("task", FILES)

@@ -209,7 +209,7 @@ def _scores(opened: Run, found: Audit, asked: Asked, decode: Mapping[str, object
             whole = name == "all" and file != asked.files["train"]  # else it is what was held out of that file
             lines = None if whole else {rows.line(int(row)) for row in chosen.nonzero()[0]}
             try:
-                scores[f"{overlap.name}: {name}"] = opened.evaluate(file, lines=lines, **decode)
+                scores[f"{overlap.name}: {name}"] = opened.evaluate_with_notices(file, decode, lines)[0]
             except DataError as error:
                 if name == "all":
                     raise

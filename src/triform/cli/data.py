@@ -45,9 +45,7 @@ def get(name: Annotated[str, typer.Argument(metavar="NAME", help="A set, see lis
 
     known = catalogue.known_set(name)
     catalogue.get(known, data, say=lambda line: typer.echo(line, err=True))
-    typer.echo(
-        f"{known.name}: {len(known.files)} files in {catalogue.folder_of(known, data)}, all as they should be"
-    )
+    typer.echo(f"{known.name}: in {catalogue.folder_of(known, data)}, every file as it should be")
 
 
 @data.command()
@@ -63,7 +61,8 @@ def check(
     names = [catalogue.known_set(name)] if name else every
     if not names:
         place = catalogue.folder_of(catalogue.SPEECHES, data).parent
-        raise DataError("holds no known set; get one with: triform data get NAME", path=place)
+        where = f" --data {data}" if data else ""
+        raise DataError(f"holds no known set; get one with: triform data get NAME{where}", path=place)
     for known in names:
         catalogue.checked(known, data)
-        typer.echo(f"{known.name}: {len(known.files)} files, all as they should be")
+        typer.echo(f"{known.name}: every file as it should be")

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json, print_scores
+from triform.cli.options import (
+    Adapter,
+    Device,
+    Json,
+    Precision,
+    RunPath,
+    Set,
+    decode_settings,
+    print_json,
+    print_scores,
+)
 
 if TYPE_CHECKING:
     from triform.baselines import Table
@@ -25,10 +35,14 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside them what needs no Transformer, fitted on the run's data.")
     ] = False,
+    stride: Annotated[
+        int, typer.Option(metavar="N", min=0, help="generate: windows N tokens apart, so that they overlap.")
+    ] = 0,
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
+    adapter: Adapter = "",
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
     from triform.errors import ConfigError
@@ -38,14 +52,14 @@ def evaluate(
         raise ConfigError("--source and --target go together: give both or neither")
     sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = decode_settings(set_)
-    opened = load(run, device=device, precision=precision)
+    opened = load(run, device=device, precision=precision, adapter=adapter)
     if source and opened.config.task != "translate":
         raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
     sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})
     found = {}
     beside: dict[str, Table] = {}
     for name, path in sets.items():
-        found[name], notices = opened.evaluate_with_notices(path, decode)
+        found[name], notices = opened.evaluate_with_notices(path, decode, stride=stride)
         for notice in notices:
             typer.echo(f"note: {notice}", err=True)
         if baselines:
@@ -55,10 +69,13 @@ def evaluate(
             {"baselines": {name: told(table) for name, table in beside.items()}} if beside else {}
         )
         extra |= {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
-        how = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        how: dict[str, object] = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
+        how |= {"stride": stride or opened.config.data.max_len} if opened.config.task == "generate" else {}
         print_json({**how, "sets": found, **extra})
         return
     print_scores(found, beside)
+    if stride:
+        typer.echo(f"windows of {opened.config.data.max_len} tokens, {stride} apart")
     if opened.config.task == "translate":
         typer.echo(f"bleu: {_signature()}")
 

@@ -17,6 +17,9 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, or int8: faster on a CPU, scores move a little.")]
+Adapter = Annotated[
+    str, typer.Option(metavar="F", help="The adapter.safetensors of a LoRA run that began with RUN.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."),

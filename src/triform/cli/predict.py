@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, Precision, RunPath, Set, decode_settings, print_json
+from triform.cli.options import Adapter, Device, Json, Precision, RunPath, Set, decode_settings, print_json
 
 
 def predict(
@@ -21,6 +21,7 @@ def predict(
     json_: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
+    adapter: Adapter = "",
 ) -> None:
     """Ask a trained run: text in, answer out."""
     from triform.run import load
@@ -31,7 +32,7 @@ def predict(
 
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
     decode = decode_settings(set_)
-    opened = load(run, device=device, precision=precision)
+    opened = load(run, device=device, precision=precision, adapter=adapter)
     made = opened.predict(given, seed=seed, **decode)
     if cut := sum(one.cut for one in made):
         read = f"only the first {opened.config.data.max_len} tokens were read"

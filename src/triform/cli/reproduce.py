@@ -14,7 +14,9 @@ def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A system; or list, or tables.")],
     data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, see `triform data`.")] = "",
     setting: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds a variant; default: its own number.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Seeds a variant; default: its own number.")
+    ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Run folders; for tables: the page to write.")] = "",
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json goes.")] = Path("results"),
     device: Device = "auto",
@@ -33,20 +35,25 @@ def reproduce(
 
         typer.echo(f"page: {write_page(results, Path(out or 'docs/results.md'))}")
         return
+    from triform.errors import ConfigError
     from triform.reproduce.runner import Asked
     from triform.reproduce.runner import reproduce as run
     from triform.reproduce.systems import system_of
     from triform.reproduce.tables import section
 
     system = system_of(name)
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
     place = Path(out or "runs/reproduce")
-    asked = Asked(data=data, setting=setting, seeds=seeds, out=place, results=results, device=device, quick=quick)
+    asked = Asked(
+        data=data, setting=setting, seeds=seeds or 0, out=place, results=results, device=device, quick=quick
+    )
     outcome = run(system, asked)
     if json_:
         print_json(outcome)
         return
     typer.echo(section(system, outcome))
-    typer.echo(f"results: {results / f'{name}.json'}")
+    typer.echo(f"results: {asked.kept / f'{name}.json'}")
 
 
 def _list(*, as_json: bool) -> None:

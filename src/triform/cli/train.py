@@ -23,6 +23,9 @@ def train(
     preset: Annotated[str, typer.Option(help="Named settings, e.g. small or speeches-lm.")] = "",
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     set_: Set = None,
+    from_: Annotated[
+        str, typer.Option("--from", metavar="RUN", help="Begin with this run's weights and vocabulary.")
+    ] = "",
     out: Annotated[str, typer.Option(metavar="RUN", help="The run folder; default runs/TASK-DATA.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
@@ -48,6 +51,7 @@ def train(
         raise ConfigError("--resume needs --out RUN: which run is to go on?")
     asked: Settings = parse_assignments(set_ or [])
     given = {"data.train": data, "data.source": source, "data.target": target, "data.valid": valid}
+    given["train.base"] = from_
     asked |= {name: value for name, value in given.items() if value}
     if seed is not None:
         asked["seed"] = seed

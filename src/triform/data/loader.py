@@ -44,12 +44,19 @@ class Bucketed:
     POOL = 50  # batches sorted together: large enough for little padding, small enough to stay random
 
     def __init__(
-        self, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0, seed: int, versions: int = 1
+        self,
+        lengths: Indices,
+        *,
+        batch_size: int = 0,
+        batch_tokens: int = 0,
+        seed: int,
+        versions: int = 1,
+        longest: int = sys.maxsize,
     ) -> None:
-        """With several versions of all examples, one after another, epochs take them in turn."""
+        """No example is wider than `longest`. With several versions of all of them, epochs take these in turn."""
         self.lengths, self.batch_size, self.batch_tokens, self.seed = lengths, batch_size, batch_tokens, seed
         self.versions = versions
-        self.widths = np.array([rung(length) for length in range(int(lengths.max(initial=0)) + 1)])[lengths]
+        self.widths = np.array([rung(n, longest) for n in range(int(lengths.max(initial=0)) + 1)])[lengths]
         self.epoch, self.position = 0, 0
         self._plan = self._order(0)
         self.steps_per_epoch = len(self._plan)

@@ -79,7 +79,6 @@ class _Half(torch.autograd.Function):
         ones: Tensor,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight, ones)
-        ctx.has_bias = bias is not None
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -87,6 +86,6 @@ class _Half(torch.autograd.Function):
         x, weight, ones = ctx.saved_tensors
         d_y = grads[0].flatten(0, -2)  # (N, out)
         d_x = (d_y @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        d_weight = wide_product(d_y.T, x.flatten(0, -2))
-        d_bias = wide_product(ones, d_y)[0] if ctx.has_bias else None
+        d_weight = wide_product(d_y.T, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        d_bias = wide_product(ones, d_y)[0] if ctx.needs_input_grad[2] else None
         return d_x, d_weight, d_bias, None, None, None

@@ -86,27 +86,27 @@ class _InParts(torch.autograd.Function):
         wide = torch.float64 if kind == torch.float64 else torch.float32
         b = None if bias is None else F.pad(bias.to(wide), (0, filling))
         loss = states.new_zeros((), dtype=wide)
-        d_states, d_weight = [], None
-        d_bias = None if b is None else torch.zeros_like(b)
+        d_states, d_weight = [], None  # of what is frozen there is none
+        d_bias = torch.zeros_like(b) if b is not None and ctx.needs_input_grad[2] else None
         judge = _compiled_judge() if states.is_cuda and _compiles() else judged
         parts = (each.split(rows) for each in (states.to(kind), targets))  # type: ignore[no-untyped-call]
         for x, wanted in zip(*parts, strict=True):
             part, d_scores = judge(x @ w.T, b, wanted, n, smoothing)
             loss += part
             d_states.append(d_scores @ w)
-            d_part = wide_product(d_scores.T, x, wide)
-            d_weight = d_part if d_weight is None else d_weight.add_(d_part)
+            if ctx.needs_input_grad[1]:
+                d_part = wide_product(d_scores.T, x, wide)
+                d_weight = d_part if d_weight is None else d_weight.add_(d_part)
             if d_bias is not None:
                 d_bias += d_scores.sum(dim=0, dtype=wide)
-        assert d_weight is not None, "there is at least one part"
-        kept = torch.cat(d_states).to(states.dtype), d_weight[:n].to(weight.dtype)
-        ctx.save_for_backward(*kept, *(() if d_bias is None or bias is None else (d_bias[:n].to(bias.dtype),)))
+        learned = (None if each is None else each[:n].to(weight.dtype) for each in (d_weight, d_bias))
+        ctx.save_for_backward(torch.cat(d_states).to(states.dtype), *learned)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_states, d_weight, *d_bias = (each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
-        return d_states, d_weight, d_bias[0] if d_bias else None, None, None, None, None
+        found = (None if each is None else each * grads[0].to(each.dtype) for each in ctx.saved_tensors)
+        return *found, None, None, None, None
 
 
 def judged(

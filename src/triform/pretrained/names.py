@@ -110,12 +110,18 @@ def gather(model: nn.Module, table: Iterable[Same], *, zeros: bool) -> dict[str,
     """A model's tensors under their names; with `zeros`, biases that it does not have are written as such."""
     own, known = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
     told: dict[str, Tensor] = {}
+    left = set(own)
     for same in table:
+        left -= set(same.ours)
         if set(same.ours) <= own.keys():
             told |= zip(same.theirs, same.to_theirs([own[name].detach() for name in same.ours]), strict=True)
         elif zeros and set(weights := [name.replace(".bias", ".weight") for name in same.ours]) <= known.keys():
             none = [known[name].new_zeros(len(known[name])) for name in weights if name not in same.ours]
             told |= zip(same.theirs, same.to_theirs(none), strict=True) if none else ()
+    if left:
+        raise CheckpointError(
+            f"{min(left)} has no place in this family; adapters are merged before a model is written"
+        )
     return told
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triform.reproduce.system import Column, System, Target, Variant, reported
+from triform.reproduce.system import Column, Pairing, System, Target, Variant, reported
 from triform.settings import Settings
 
 BEST: Settings = {
@@ -31,6 +31,7 @@ IMDB_ENCODER = System(
     known="imdb",
     files={"data.train": "train.jsonl", "data.valid": "valid.jsonl"},
     tests={"valid": "valid.jsonl", "test": "test.jsonl"},
+    look="The plot is thin, but the actors are a joy to watch.",
     columns=(
         Column(set="test", score="accuracy", title="test accuracy", kind="percent"),
         Column(set="test", score="f1", title="test F1", kind="percent"),
@@ -41,15 +42,23 @@ IMDB_ENCODER = System(
             name="as-reported",
             setting="as-reported",
             settings=reported("imdb-encoder"),
-            seeds=3,
+            seeds=6,
             reported={"test.accuracy": 0.6238},
             about="4 post-norm layers, 12 heads, 768 wide, one epoch of Adam 5e-5",
         ),
-        Variant(name="best", setting="best", settings=BEST, seeds=5, about="small, strong dropout"),
+        Variant(name="best", setting="best", settings=BEST, seeds=6, about="small, strong dropout"),
     ),
     targets=(
         Target(
             variant="best", column="test.accuracy", low=0.90, about="with the same 15,000 reviews and no other data"
+        ),
+    ),
+    pairings=(
+        Pairing(
+            first="as-reported",
+            second="best",
+            columns=("test.accuracy",),
+            question="Is the best setting better?",
         ),
     ),
     notes=(

@@ -9,20 +9,22 @@ from triform.settings import Settings
 BEST: Settings = {
     "data.max_len": 128,
     "tokenizer.kind": "bpe",
-    "tokenizer.vocab_size": 8_000,
+    "tokenizer.vocab_size": 6_000,
+    "tokenizer.dropout": 0.1,
     "model.d_model": 256,
-    "model.d_ff": 512,
+    "model.d_ff": 1024,
     "model.n_layers": 4,
     "model.n_heads": 4,
     "model.dropout": 0.3,
-    "model.scale_embeddings": True,
-    "model.positions": "sinusoidal",
-    "train.lr": 2e-3,
-    "train.schedule": "noam",
-    "train.warmup_steps": 2_000,
-    "train.batch_tokens": 4_096,
-    "train.max_steps": 12_000,
+    "model.positions": "rotary",
+    "train.lr": 1.5e-3,
+    "train.warmup_steps": 500,
+    "train.batch_tokens": 8_192,
+    "train.epochs": 60.0,
     "train.label_smoothing": 0.1,
+    "train.consistency": 2.0,
+    "train.average": 0.998,
+    "train.weight_decay": 0.05,
     "train.eval_every": 500,
 }
 
@@ -38,6 +40,7 @@ MULTI30K_EN_DE = System(
         "data.valid_source": "val.en",
         "data.valid_target": "val.de",
     },
+    look="Two young men are playing football in the snow.",
     tests={
         "train": "train.en,train.de",
         "valid": "val.en,val.de",
@@ -56,7 +59,13 @@ MULTI30K_EN_DE = System(
             reported={"test beam 5.tokenised_bleu": 41.02},
             about="Transformer-tiny: 4 layers, 4 heads, 128 wide, dropout 0.3",
         ),
-        Variant(name="best", setting="best", settings=BEST, seeds=3, about="8,000 shared pieces, dropout 0.3"),
+        Variant(
+            name="best",
+            setting="best",
+            settings=BEST,
+            seeds=3,
+            about="6,000 shared pieces split at random, readings that agree, averaged weights",
+        ),
     ),
     targets=(Target(variant="best", column="test beam 5.tokenised_bleu", low=41.0, about="test 2016"),),
     notes=(
@@ -65,8 +74,8 @@ MULTI30K_EN_DE = System(
             "tokens with case folded. sacreBLEU itself, case and all, stands beside it."
         ),
         (
-            "The sizes of Transformer-tiny are known; its published figure also averages checkpoints, which ours "
-            "does not."
+            "The published figure is of a model called Transformer-tiny. Our as-reported settings are what we "
+            "recall of its sizes, not what we could read in a source."
         ),
     ),
 )

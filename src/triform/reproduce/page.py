@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triform.errors import CheckpointError
+from triform.reproduce.maps import drawn as drawn_map
 from triform.reproduce.outcome import read
 from triform.reproduce.pictures import picture
 from triform.reproduce.systems import SYSTEMS
@@ -30,6 +31,12 @@ def pages(results: Path) -> dict[str, str]:
         if outcome and (drawn := picture(outcome)):
             found[f"{PICTURES}/{name}.svg"] = drawn
             parts.append(f"![Loss over steps: {name}]({PICTURES}/{name}.svg)")
+        for variant in outcome["variants"] if outcome else ():
+            if seen := variant.get("map"):
+                title = f"Where {variant['name']} looks: {system.look}"
+                place = f"{PICTURES}/{name}-{variant['name']}-attention.svg"
+                found[place] = drawn_map(seen, title)
+                parts.append(f"![{title}]({place})")
     return {"": "\n\n".join(parts) + "\n", **found}
 
 

@@ -18,6 +18,7 @@ from triform.launch import Options
 from triform.metrics import bleu_signature
 from triform.reproduce import outcome as outcomes
 from triform.reproduce.beside import baselines
+from triform.reproduce.maps import looked
 from triform.reproduce.material import Material
 from triform.reproduce.outcome import Outcome
 from triform.reproduce.score import score
@@ -38,15 +39,18 @@ class Asked:
     setting: str = "both"
     seeds: int = 0  # 0: as many as each variant asks for
     out: Path = Path("runs/reproduce")
-    results: Path = Path("results")
+    results: Path = Path("results")  # of quick runs: `quick` in it
     device: str = "auto"
     quick: bool = False
 
     def __post_init__(self) -> None:
         if self.setting not in ("as-reported", "best", "both"):
             raise ConfigError(f"--setting {self.setting} is not known; choose from as-reported, best, both")
-        if self.seeds < 0:
-            raise ConfigError(f"--seeds {self.seeds}: give how many seeds to train, 1 or more")
+
+    @property
+    def kept(self) -> Path:
+        """Where outcomes go: those of quick runs apart, so that none replaces a result."""
+        return self.results / "quick" if self.quick else self.results
 
     def command(self, system: System, *, whole: bool = False) -> str:
         """What repeats this; where things are is said only when the `whole` is asked for."""
@@ -78,15 +82,15 @@ def reproduce(system: System, asked: Asked) -> Outcome:
         else:
             found["made"] = outcomes.circumstances(device, asked.command(system))
             outcomes.put(outcome, found, [each.name for each in system.variants])
-        outcomes.write(asked.results, outcome)
+        outcomes.write(asked.kept, outcome)
     return outcome
 
 
 def _begun(system: System, asked: Asked, material: Material) -> Outcome:
     """What earlier calls left, if it was of the same data; leaks and baselines are looked at once."""
     sums = {name: digest(str(path)) for name, path in material.files.items()}
-    outcome = outcomes.read(asked.results, system.name)
-    if outcome is None or outcome["data"] != sums or outcome["quick"] != asked.quick:
+    outcome = outcomes.read(asked.kept, system.name)
+    if outcome is None or outcome["data"] != sums:
         outcome = outcomes.blank(system.name, quick=asked.quick)
         outcome["data"] = sums
         outcome["leaks"] = material.leaks()
@@ -122,6 +126,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
     samples = written(made.folders[0], system.prompts, asked)
+    seen = looked(load(made.folders[0], device=asked.device), system.look) if system.look else None
     heard = outcomes.events(RunFolder(made.folders[0]).metrics_file)
     return {
         "name": variant.name,
@@ -136,6 +141,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         "held_out": _held_out(made),
         "curves": outcomes.curves(heard),
         "samples": samples,
+        "map": seen,
         "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
     }
 

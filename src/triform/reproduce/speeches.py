@@ -69,6 +69,7 @@ SPEECHES_CLASSIFIER = System(
     tests={"test": "test_CLS.tsv", "train": "train_CLS.tsv"},
     apart=True,
     headline=2,
+    look="We will not tire, we will not falter, and we will not fail.",
     columns=(
         Column(set="test", score="accuracy", title="all test rows", kind="percent"),
         Column(set="test, unseen", score="accuracy", title="unseen rows", kind="percent"),
@@ -80,16 +81,24 @@ SPEECHES_CLASSIFIER = System(
             name="as-reported",
             setting="as-reported",
             settings=reported("speeches-classifier"),
-            seeds=5,
+            seeds=8,
             reported={"test.accuracy": 0.8760, "train.accuracy": 0.9924},
             vocabulary=VOCABULARY,
             about="576,467 parameters, 15 epochs; reported is the best epoch by the test set, ours the last one",
         ),
-        Variant(name="best", setting="best", settings=CLASSIFIER_BEST, seeds=5, about="strong dropout, more decay"),
+        Variant(name="best", setting="best", settings=CLASSIFIER_BEST, seeds=8, about="strong dropout, more decay"),
     ),
     targets=(
-        Target(variant="best", column="test.accuracy", low=0.897, about="TF-IDF logistic regression"),
-        Target(variant="best", column="test, unseen.accuracy", low=0.613, about="TF-IDF logistic regression"),
+        Target(variant="best", column="test.accuracy", low=0.8974, about="above TF-IDF"),
+        Target(variant="best", column="test, unseen.accuracy", low=0.6131, about="above TF-IDF"),
+    ),
+    pairings=(
+        Pairing(
+            first="as-reported",
+            second="best",
+            columns=("test.accuracy", "test, unseen.accuracy"),
+            question="Is the best setting better?",
+        ),
     ),
     notes=(
         (
@@ -112,6 +121,7 @@ def _lm(name: str, title: str, **more: object) -> System:
         tests=LM_TESTS,
         columns=LM_COLUMNS,
         headline=3,
+        look="We will not tire, we will not falter, and we will not fail.",
         **more,  # type: ignore[arg-type]
     )
 
@@ -131,7 +141,7 @@ SPEECHES_LM = _lm(
             name="as-reported",
             setting="as-reported",
             settings=reported("speeches-lm"),
-            seeds=5,
+            seeds=8,
             reported=FULL,
             vocabulary=VOCABULARY,
             about="863,243 parameters with the reported vocabulary, 500 steps",
@@ -140,7 +150,7 @@ SPEECHES_LM = _lm(
             name="best",
             setting="best",
             settings=LM_BEST,
-            seeds=5,
+            seeds=8,
             vocabulary=VOCABULARY,
             about="500 steps, tied embeddings, dropout",
         ),
@@ -164,6 +174,14 @@ SPEECHES_LM = _lm(
                 about="20 % below the reported figure",
             )
             for column in LM_COLUMNS[:3]
+        ),
+    ),
+    pairings=(
+        Pairing(
+            first="as-reported",
+            second="best",
+            columns=tuple(column.key for column in LM_COLUMNS[:3]),
+            question="Is the best setting better?",
         ),
     ),
     notes=("The model is trained on train_LM alone.", ABOUT_VOCABULARY),

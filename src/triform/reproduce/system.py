@@ -82,6 +82,7 @@ class System:
     reported_instead: str = ""  # the column of what was reported, where that is none of these
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
     prompts: tuple[tuple[str, int], ...] = ()  # to be gone on with, each by so many tokens
+    look: str = ""  # a text whose attention is drawn
     targets: tuple[Target, ...] = ()
     pairings: tuple[Pairing, ...] = ()
     notes: tuple[str, ...] = ()

@@ -22,7 +22,5 @@ SYSTEMS: dict[str, System] = {
 
 def system_of(name: str) -> System:
     if name not in SYSTEMS:
-        raise ConfigError(
-            f"unknown system {name!r}; {nearest(name, SYSTEMS)}; triform reproduce list names them all"
-        )
+        raise ConfigError(f"unknown system {name!r}; {nearest(name, SYSTEMS)}")
     return SYSTEMS[name]

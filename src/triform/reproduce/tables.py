@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from triform.pages import duration
 from triform.reproduce.outcome import Outcome
 from triform.reproduce.system import Column, System, Target, Variant
 from triform.stats import holm, paired, spread, verdict
 
 NOT_RUN = "not run"
+
+FEWEST_PAIRS = 2  # seeds that both of two variants have
 
 
 def section(system: System, outcome: Outcome | None) -> str:
@@ -38,10 +41,11 @@ def made_of(outcome: Outcome, name: str) -> dict[str, Any] | None:
     return next((each for each in outcome["variants"] if each["name"] == name), None)
 
 
-def values(found: Mapping[str, Any], column: str) -> list[float]:
-    """The figure of each seed; empty where it was not measured."""
+def values(found: Mapping[str, Any], column: str, seeds: Container[int] | None = None) -> list[float]:
+    """The figure of each seed, or of these; empty where it was not measured."""
     name, _, score = column.rpartition(".")
-    return [run["scores"][name][score] for run in found["runs"] if score in run["scores"].get(name, {})]
+    runs = [run for run in found["runs"] if seeds is None or run["seed"] in seeds]
+    return [run["scores"][name][score] for run in runs if score in run["scores"].get(name, {})]
 
 
 def shown(column: Column, numbers: Sequence[float]) -> str:
@@ -113,12 +117,6 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _remarks(system: System, outcome: Outcome) -> list[str]:
     found = []
     if any(len(each["runs"]) > 1 for each in outcome["variants"]):
@@ -173,23 +171,26 @@ def _single_figure(column: Column, value: float) -> str:
 
 
 def pairing_verdicts(system: System, outcome: Outcome) -> list[str]:
-    """Whether paired variants differ, in words, corrected for the number of columns that were looked at."""
-    found = []
+    """Whether paired variants differ, in words, over the seeds that both have, corrected for all looks together."""
+    looked = []
     for pairing in system.pairings:
         first, second = (made_of(outcome, name) for name in (pairing.first, pairing.second))
-        if (
-            first is None
-            or second is None
-            or [run["seed"] for run in first["runs"]] != [run["seed"] for run in second["runs"]]
-        ):
+        if first is None or second is None:
             continue
-        differences = [paired(values(first, column), values(second, column)) for column in pairing.columns]
-        corrected = holm([each.p for each in differences])
-        for column, difference, p in zip(pairing.columns, differences, corrected, strict=True):
-            title = next(each.title for each in system.columns if each.key == column)
-            score, many = column.rpartition(".")[2], len(pairing.columns)
-            said = verdict(pairing.first, pairing.second, difference, score, corrected=p, comparisons=many)
-            found.append(f"{pairing.question} {title}: {said}")
+        both = {run["seed"] for run in first["runs"]} & {run["seed"] for run in second["runs"]}
+        if len(both) < FEWEST_PAIRS:
+            continue
+        looked += [
+            (pairing, column, paired(values(first, column, both), values(second, column, both)))
+            for column in pairing.columns
+        ]
+    corrected = holm([difference.p for _, _, difference in looked])
+    found = []
+    for (pairing, column, difference), p in zip(looked, corrected, strict=True):
+        title = next(each.title for each in system.columns if each.key == column)
+        score, many = column.rpartition(".")[2], len(looked)
+        said = verdict(pairing.first, pairing.second, difference, score, corrected=p, comparisons=many)
+        found.append(f"{pairing.question} {title}: {said}")
     return found
 
 

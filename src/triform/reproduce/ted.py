@@ -6,24 +6,25 @@ from triform.reproduce.system import Column, System, Target, Variant, reported
 from triform.settings import Settings
 
 BEST: Settings = {
-    "data.max_len": 160,
+    "data.max_len": 128,
     "tokenizer.kind": "bpe",
-    "tokenizer.vocab_size": 8_000,
+    "tokenizer.vocab_size": 6_000,
+    "tokenizer.dropout": 0.1,
     "model.d_model": 512,
     "model.d_ff": 1024,
     "model.n_layers": 5,
     "model.n_heads": 8,
     "model.dropout": 0.3,
-    "model.scale_embeddings": True,
-    "model.positions": "sinusoidal",
+    "model.positions": "rotary",
     "train.lr": 1e-3,
-    "train.schedule": "noam",
-    "train.warmup_steps": 4_000,
-    "train.batch_tokens": 4_096,
+    "train.warmup_steps": 1_000,
+    "train.batch_tokens": 8_192,
     "train.epochs": 60.0,
     "train.label_smoothing": 0.1,
-    "train.eval_every": 500,
-    "train.weight_decay": 0.01,
+    "train.consistency": 4.0,
+    "train.average": 0.998,
+    "train.weight_decay": 0.05,
+    "train.eval_every": 1_000,
 }
 
 # layers, heads and width are in the presets; what the report's table gives for epoch 10, set by set
@@ -82,6 +83,7 @@ TED_EN_FR = System(
     },
     tests={"train": "train.en,train.fr", "valid": "dev.en,dev.fr", "test": "test.en,test.fr"},
     columns=TRANSLATION_COLUMNS,
+    look="I do not know where this story begins.",
     reported_instead="test greedy.sentence_bleu",
     variants=(
         *(_set(*row) for row in TABLE),
@@ -90,7 +92,7 @@ TED_EN_FR = System(
             setting="best",
             settings=BEST,
             seeds=1,
-            about="8,000 shared pieces, dropout 0.3, long training",
+            about="6,000 shared pieces split at random, dropout 0.3, readings that agree, averaged weights",
         ),
     ),
     targets=(

@@ -184,9 +184,9 @@ def _judged_on(asked: Settings) -> tuple[object, ...]:
 
 
 def _vocabulary(asked: Settings) -> tuple[object, ...]:
-    """What decides how text is cut into tokens."""
+    """What decides how text is cut into tokens; merges are left out of training text alone."""
     have = flatten(build_config(asked))
-    cut = [value for key, value in have.items() if key.startswith("tokenizer.")]
+    cut = [value for key, value in have.items() if key.startswith("tokenizer.") and key != "tokenizer.dropout"]
     return (*cut, *(have[f"data.{key}"] for key in ("train", "source", "target")))
 
 

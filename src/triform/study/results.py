@@ -15,9 +15,22 @@ import numpy as np
 from triform.errors import DivergedError
 from triform.report import History, read_history
 from triform.seeds import TRAINING_LOSS
-from triform.stats import Difference, Numbers, Spread, bootstrap_bleu, holm, measure, paired, spread, verdict
+from triform.stats import (
+    LEVEL,
+    Difference,
+    Numbers,
+    Spread,
+    bootstrap_bleu,
+    holm,
+    measure,
+    paired,
+    show_p,
+    spread,
+    verdict,
+)
 from triform.study.kept import Kept, TestScores
 from triform.study.plan import TRAINING, VALIDATION, Study
+from triform.tasks.leaks import MEMORY
 from triform.training.folder import RunFolder
 
 
@@ -31,7 +44,7 @@ class Result:
     failure: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
     sentences: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
-    notices: tuple[str, ...] = ()  # what was cut or skipped of the test files
+    notices: tuple[str, ...] = ()  # validation rows that leak, and what was cut or skipped of the test files
     parameters: int = 0
     steps: int = 0
     best_step: int = 0
@@ -137,13 +150,14 @@ def _read(study: Study, variant: str, seed: int, folder: RunFolder) -> Result:
     latest = folder.latest_checkpoint()
     progress = folder.read_state(latest)["progress"] if latest else {}
     scores, sentences, notices = _scores(study, folder, history, progress.get("best"))
+    leaks = [text for event in history.events["notice"] if MEMORY in (text := str(event.get("text", "")))]
     wrong = [name for name, value in scores.items() if not math.isfinite(value)]
     return replace(
         begun,
         failure=f"its {study.metric} on {', '.join(wrong)} is not finite" if wrong else "",
         scores={name: value for name, value in scores.items() if name not in wrong},
         sentences=sentences,
-        notices=tuple(notices),
+        notices=(*leaks, *notices),
         best_step=int(progress.get("best_step", 0)),
         seconds=float(progress.get("seconds", 0.0)),
     )
@@ -201,7 +215,8 @@ def _compared(study: Study, sets: Sequence[str], results: Sequence[Result], metr
             difference=difference,
             corrected=p,
             over_seeds=over_seeds,
-            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(found)),
+            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(found))
+            + _only_these(difference, over_seeds, p),
         )
         for (name, first, second, difference, over_seeds), p in zip(found, corrected, strict=True)
     ]
@@ -217,12 +232,30 @@ def _difference(name: str, pairs: Sequence[tuple[Result, Result]]) -> tuple[Diff
     return bootstrap_bleu(*shares), over_seeds if len(pairs) > 1 else None
 
 
+def _only_these(difference: Difference, over_seeds: Difference | None, corrected: float) -> str:
+    """What the seeds say of a difference that was found over sentences: would other models show it too?"""
+    found = corrected <= LEVEL
+    if over_seeds is None:
+        return ", of these two trained models" if found and "bootstrap" in difference.test else ""
+    beside = f"; over seeds {show_p(over_seeds.p)}"
+    return f"{beside}: other seeds may turn it round" if found and over_seeds.p > LEVEL else beside
+
+
 def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
-    notes = [f"{each.variant}, seed {each.seed}: failed: {each.failure}" for each in results if each.failure]
+    failures: dict[tuple[str, str], list[str]] = {}
+    for each in results:
+        if each.failure:
+            failures.setdefault((each.variant, each.failure), []).append(str(each.seed))
+    notes = [
+        f"{variant}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: failed: {failure}"
+        for (variant, failure), seeds in failures.items()
+    ]
     if notes:
-        notes.append("a pair is compared over the seeds that both have")
+        notes.append("a pair is compared over the seeds that both have; where there is none, not at all")
     if len(study.seeds) == 1:
-        notes.append("one seed each: there is no interval, and a difference may be chance; give seeds = 6 or more")
+        notes.append(
+            "one seed each: there is no interval over seeds, and a difference may be chance; give seeds = 6 or more"
+        )
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
     return [*notes, *dict.fromkeys(notice for each in results for notice in each.notices)]

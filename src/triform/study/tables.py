@@ -92,18 +92,17 @@ def bare(p: float) -> str:
 
 
 def verdicts(outcome: Outcome) -> list[str]:
-    """A line a pair; the set is named where there are several, and what the seeds say beside a bootstrap."""
+    """A line a pair; the set is named where there are several."""
     lines = []
     for each in outcome.comparisons:
         where = f" on {each.set}" if len(outcome.sets) > 1 else ""
-        seeds = f"; over seeds {show_p(each.over_seeds.p)}" if each.over_seeds else ""
-        lines.append(f"{each.first} and {each.second}{where}: {each.verdict}{seeds}")
+        lines.append(f"{each.first} and {each.second}{where}: {each.verdict}")
     return lines
 
 
 def method(outcome: Outcome) -> list[str]:
     """How the figures were made, to be quoted with them."""
-    lines = ["± and intervals: 95 %, Student's t over seeds."]
+    lines = ["± and intervals: 95 %, Student's t over seeds, each by itself."]
     if outcome.study.tests and VALIDATION in outcome.sets:
         lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
     tests = list(dict.fromkeys(each.difference.test for each in outcome.comparisons))

@@ -15,10 +15,10 @@ MILLION = 1_000_000
 
 def with_tokenizer(config: Config, n_characters: int) -> Config:
     """Whole words for small labelled sets, characters for a very short text to imitate, else byte BPE."""
-    if config.tokenizer.file:
-        return build({"tokenizer.kind": given_tokenizer(config.tokenizer).kind}, config)
     if config.tokenizer.kind != "auto":
         return config
+    if config.tokenizer.file:
+        return build({"tokenizer.kind": given_tokenizer(config.tokenizer).kind}, config)
     kind = "bpe"
     if config.task == "classify" and n_characters < 3 * MILLION:
         kind = "word"
@@ -78,7 +78,9 @@ def feedforward_width(model: ModelConfig) -> int:
 def _pace(config: Config, n_tokens: int) -> Settings:
     """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
     train, width = config.train, config.model.d_model
-    pace: Settings = {"train.lr": 2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4}
+    rate = 2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4
+    gently = bool(train.base) and not train.lora_rank  # weights that have learned are easily lost
+    pace: Settings = {"train.lr": rate / 10 if gently else rate, "train.lora_alpha": 2.0 * train.lora_rank}
     tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
         if config.task == "generate":  # windows are all of one length

@@ -24,10 +24,10 @@ from triform.decode.beam import Ending
 from triform.decode.choose import row_seeds
 from triform.decode.forms import DecoderForm
 from triform.decode.search import run_search
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.decoder import Decoder
-from triform.nn.vocabulary import learning_loss
+from triform.nn.vocabulary import IGNORE, learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.leaks import leak_notices, same_text_notices
@@ -62,8 +62,9 @@ class Windows(Batch):
 class Stream:
     """One long row of tokens. Training draws windows anywhere in it; evaluation goes through it once."""
 
-    def __init__(self, store: TokenStore, n_bytes: int, max_len: int) -> None:
-        self.store, self.n_bytes, self.max_len = store, n_bytes, max_len
+    def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
+        """Evaluation windows begin `stride` tokens apart; 0: side by side."""
+        self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
 
     def __len__(self) -> int:
         """Predictions: every token but the first."""
@@ -85,13 +86,29 @@ class Stream:
     def on(self, device: torch.device, train: TrainConfig) -> ResidentStream | None:
         return ResidentStream(self, device) if fits(self.store) else None
 
+    def strided(self, stride: int) -> Stream:
+        """The same text in windows that overlap: every token is scored once, most after more context."""
+        if not 1 <= stride <= self.max_len:
+            raise ConfigError(f"a stride of {stride}: give 1 to {self.max_len}, the tokens that the model reads")
+        return Stream(self.store, self.n_bytes, self.max_len, stride)
+
     def batches(self) -> Iterator[Windows]:
-        """Windows side by side; the last, shorter one by itself."""
-        starts = np.arange(0, len(self) - self.max_len + 1, self.max_len)
+        """Windows a stride apart; the last, shorter one by itself."""
+        starts = np.arange(0, len(self) - self.max_len + 1, self.stride)
         for chunk in chunks(starts, max(1, EVAL_TOKENS // self.max_len)):
-            yield self._windows(np.array(chunk), self.max_len)
-        if rest := len(self) % self.max_len:
-            yield self._windows(np.array([len(self) - rest]), rest)
+            yield self._new(self._windows(np.array(chunk), self.max_len), chunk[0] == 0)
+        done = int(starts[-1]) + self.max_len if len(starts) else 0
+        if done < len(self):
+            start = len(starts) * self.stride
+            yield self._new(self._windows(np.array([start]), len(self) - start), start == 0)
+
+    def _new(self, windows: Windows, first: bool) -> Windows:
+        """Of each window only what the one before it has not scored; of the first, where it is here, all."""
+        if self.stride == self.max_len:
+            return windows
+        targets = windows.targets.clone()
+        targets[int(first) :, : self.max_len - self.stride] = IGNORE
+        return replace(windows, targets=targets, weight=int((targets != IGNORE).sum()))
 
 
 class ResidentStream:

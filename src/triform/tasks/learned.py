@@ -28,14 +28,18 @@ def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
     return varied.versions(tokenizer, config.dropout)
 
 
-def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for."""
-    if not config.shared:
+def given_tokenizer(config: TokenizerConfig, side: str = "source") -> Tokenizer:
+    """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for.
+
+    Where there are two, it is a folder that holds them, as runs do.
+    """
+    path = Path(config.file)
+    if not config.shared and not path.is_dir():
         raise ConfigError(
             "tokenizer.file is one vocabulary and tokenizer.shared=false asks for two: drop one of them"
         )
     try:
-        found = load_tokenizer(Path(config.file))
+        found = load_tokenizer(path if config.shared else path / f"tokenizer.{side}.json")
     except CheckpointError as error:
         raise ConfigError(f"tokenizer.file={error}") from None
     if config.kind not in ("auto", found.kind):
@@ -46,11 +50,12 @@ def given_tokenizer(config: TokenizerConfig) -> Tokenizer:
 
 
 def learned_tokenizer(
-    cache: TokenCache, config: TokenizerConfig, what: object, texts: Iterable[str], n_characters: int
-) -> Tokenizer:
+    cache: TokenCache, config: TokenizerConfig, what: object, texts: Iterable[str], n_characters: int,
+    side: str = "source",
+) -> Tokenizer:  # fmt: skip
     """A tokenizer learned from texts, which `what` tells apart from others of the same files; or one given."""
     if config.file:
-        return given_tokenizer(config)
+        return given_tokenizer(config, side)
     name = ",".join(cache.files)
     if config.kind == "bpe" and n_characters > SAMPLE:
         millions = f"{SAMPLE // 1_000_000} of {n_characters // 1_000_000} million characters"

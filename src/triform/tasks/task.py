@@ -71,6 +71,7 @@ class ByLength(ABC):
 
     EVAL_TOKENS = 8_192  # a batch of evaluation; nothing depends on it but speed
     lengths: Indices
+    max_len: int
     versions = 1  # of every example, one after another; see `ways`
 
     def __len__(self) -> int:
@@ -81,8 +82,14 @@ class ByLength(ABC):
         """These examples as tensors."""
 
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        size, tokens = train.batch_size, train.batch_tokens
-        return Bucketed(self.lengths, batch_size=size, batch_tokens=tokens, seed=seed, versions=self.versions)
+        return Bucketed(
+            self.lengths,
+            batch_size=train.batch_size,
+            batch_tokens=train.batch_tokens,
+            seed=seed,
+            versions=self.versions,
+            longest=self.max_len,
+        )
 
     def batches(self) -> Iterator[Any]:
         return map(self.batch, in_order_of_length(self.lengths, batch_tokens=self.EVAL_TOKENS))

@@ -276,7 +276,7 @@ def _trained(
     config: Config, pairs: Callable[[], Iterator[Pair]], cache: TokenCache, what: object, sizes: Sequence[int]
 ) -> tuple[Tokenizer, Tokenizer]:
     def learn(side: str, texts: Iterator[str], size: int) -> Tokenizer:
-        return learned_tokenizer(cache, config.tokenizer, [side, what], texts, size)
+        return learned_tokenizer(cache, config.tokenizer, [side, what], texts, size, side)
 
     sources = (pair.source for pair in pairs())  # read when asked for
     targets = (pair.target for pair in pairs())

@@ -33,13 +33,14 @@ def compiled(model: nn.Module) -> Iterator[None]:
     for block in blocks:
         run = _block if isinstance(block, Block) else _cross_block
         object.__setattr__(block, "forward", partial(_in_product_kind, run(), block))
-        object.__setattr__(block.attention, "projected", block.attention.projected_together)
+        if isinstance(block.attention.query, nn.Linear) and isinstance(block.attention.key_value, nn.Linear):
+            object.__setattr__(block.attention, "projected", block.attention.projected_together)
     try:
         yield
     finally:
         for block in blocks:
             object.__delattr__(block, "forward")
-            object.__delattr__(block.attention, "projected")
+            vars(block.attention).pop("projected", None)  # adapted layers have no one weight to join
 
 
 def _in_product_kind(run: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *rest: Any) -> Tensor:

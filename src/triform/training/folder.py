@@ -25,11 +25,13 @@ from triform.errors import CheckpointError, ConfigError
 from triform.settings import build, load_toml, settings_of, to_toml
 
 FORMAT = 1
+LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
 SMALL = 1 << 20  # numbers of a tensor that is copied together with others
 OWN = (
     "config.toml",
     "tokenizer*.json",
     "model.safetensors",
+    "adapter.safetensors",
     "metrics.jsonl",
     "report.html",
     "checkpoints",
@@ -72,10 +74,10 @@ def write_text(path: Path, text: str) -> None:
         aside.replace(path)
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
     with writing(path):
         aside = path.with_name(f".{path.name}.part")
-        save_file(on_host(tensors), aside)
+        save_file(on_host(tensors), aside, about)
         aside.chmod(0o644)  # the library writes for the owner alone
         _sync(aside)
         aside.replace(path)
@@ -131,6 +133,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.model_file = path / "model.safetensors"
+        self.adapter_file = path / "adapter.safetensors"
         self.metrics_file = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tokens = path / "tokens"
@@ -171,7 +174,10 @@ class RunFolder:
                 raise CheckpointError(
                     f"{self.path}: was made by Triform {made_by}; this is {triform.__version__}: upgrade to open it"
                 )
-            return build(settings_of(tree, self.config_file))
+            settings = settings_of(tree, self.config_file)
+            if LAST not in settings or not self.config_file.read_bytes().endswith(b"\n"):
+                raise damaged(self.path, "config.toml lacks its end")
+            return build(settings)
         except (ConfigError, TypeError, ValueError) as error:
             raise damaged(self.path, error) from None
 

@@ -46,7 +46,7 @@ class Learner:
         self.norm = weight.new_zeros(())  # of the last gradient, before clipping
         self.notices: list[str] = []  # what a user may want to know of how it went
         self.number_format = number_format(task.config, self.device)
-        self.weights = [p.detach() for p in task.model.parameters()]
+        self.weights = [p.detach() for p in task.model.parameters() if p.requires_grad]
         self.sums = [torch.zeros_like(p) for p in self.weights] if self.config.average else []
 
     def step(self, drawn: Sequence[Indices], rate: float) -> Counts:
@@ -59,7 +59,7 @@ class Learner:
     def learn(self, batches: Sequence[Batch], weight: int | Tensor, rate: float | Tensor) -> None:
         """Sums over micro-batches, divided once by the number of predictions in all of them."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate if group["scale"] == 1 else rate * group["scale"]
         total = torch.zeros_like(self.norm)
         for batch in batches:
             with self.precision():

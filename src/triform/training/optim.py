@@ -8,23 +8,33 @@ import torch
 from torch import nn
 
 from triform.config import TrainConfig
+from triform.training.layers import depths
 
 State = dict[str, float]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; biases and norms do not."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups: list[dict[str, object]] = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, object]]:
+    """Matrices decay; biases and norms do not. What is frozen has no place here, and so no state.
+
+    With `layer_decay` a group has a depth too, and its `scale` is what its rate is multiplied by.
+    """
+    depth = depths(model) if layer_decay < 1 else {name: 0 for name, _ in model.named_parameters()}
+    highest = max(depth.values())
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for layer in range(highest, -1, -1):
+        groups |= {(layer, is_matrix): [] for is_matrix in (True, False)}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[depth[name], parameter.ndim >= 2].append(parameter)
+    return [
+        {"params": found, "weight_decay": weight_decay * is_matrix, "scale": layer_decay ** (highest - layer)}
+        for (layer, is_matrix), found in groups.items()
+        if found
     ]
-    return [group for group in groups if group["params"]]
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     beta1, beta2 = config.betas
     if config.optimizer == "sgd":

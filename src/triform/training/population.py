@@ -73,7 +73,8 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
 
 def single(config: TrainConfig) -> bool:
     """Whether a run asks for what a stack does not do."""
-    return bool(config.average or config.consistency)
+    some_learn_less = config.freeze >= 0 or config.layer_decay < 1 or config.lora_rank
+    return bool(config.average or config.consistency or some_learn_less)
 
 
 class Member(Trainer):

@@ -15,9 +15,11 @@ from torch import Tensor
 from triform.data.loader import Indices
 from triform.errors import DivergedError
 from triform.metrics import Scores
+from triform.nn.lora import merge, merged_weights
 from triform.tasks.resident import Resident
 from triform.tasks.task import Dataset, Prepared, Task
-from triform.training.folder import RunFolder, damaged, load_weights, weights_of, write_tensors
+from triform.training.adapter import AdapterFile
+from triform.training.folder import RunFolder, damaged, load_weights, read_tensors, weights_of, write_tensors
 from triform.training.learner import Counts, Learner
 from triform.training.optim import make_schedule
 from triform.training.recorded import Recorded
@@ -69,6 +71,8 @@ class Trainer:
             self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
         )
         self.learner = self.make_learner(prepared)
+        lora = self.config.lora_rank > 0
+        self.adapter = AdapterFile(folder.adapter_file, self.task.model, self.task.config) if lora else None
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = Meter(self.task.device, operations)
@@ -198,12 +202,23 @@ class Trainer:
         self.schedule.observe(scores["loss"])
         if self.task.better(scores, self.progress.best):
             self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
-            write_tensors(self.folder.model_file, weights_of(self.task.model))
+            self._keep_weights()
             self._tell("best", metric=self.task.metric, value=scores[self.task.metric])
         else:
             self.progress.stale += 1
             if self.config.patience and self.progress.stale >= self.config.patience:
                 self.progress.finished = "patience"
+
+    def _keep_weights(self) -> None:
+        """As a model like any other; adapters also by themselves."""
+        write_tensors(self.folder.model_file, merged_weights(self.task.model))
+        if self.adapter:
+            self.adapter.write()
+
+    def take_best(self) -> None:
+        """The weights that were kept, in a model like any other: training is over."""
+        merge(self.task.model)
+        load_weights(self.task.model, read_tensors(self.folder.model_file), self.folder.model_file)
 
     def judge(self, data: Dataset) -> Scores:
         with self.learner.precision():
@@ -212,7 +227,7 @@ class Trainer:
     def _finish(self) -> None:
         if self.valid_data is None:
             with self.learner.averaged(self.progress.step):
-                write_tensors(self.folder.model_file, weights_of(self.task.model))
+                self._keep_weights()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._tell("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
         self.save()
