@@ -88,7 +88,9 @@ WRONG = [
     ("tokenizer.vocab_size", -1),
     ("tokenizer.min_count", 0),
     *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "n_kv_heads", "head_hidden")),
-    *((f"model.{name}", -1) for name in ("max_distance", "pair_rows")),
+    *((f"model.{name}", -1) for name in ("max_distance", "pair_rows", "segments")),
+    ("model.norm_eps", -1e-5),
+    *(("model.rotary_scaling", value) for value in ((0.0,), (2.0, 1.0), (8.0, 4.0, 1.0, 64.0), (2.0,))),
     ("model.n_buckets", 3),
     *(("model.rotary_base", value) for value in (1.0, 0.0, -5.0)),
     *(("model.window", value) for value in (-2, 0)),
@@ -147,8 +149,9 @@ def test_a_width_that_heads_do_not_divide_is_refused_with_two_that_they_do() -> 
 
 
 def test_sinusoids_need_an_even_width() -> None:
-    with pytest.raises(ConfigError, match=r"model\.positions=sinusoidal needs an even model\.d_model, not 15"):
-        ModelConfig(d_model=15, positions="sinusoidal")
+    for kind in ("sinusoidal", "sinusoidal_halves"):
+        with pytest.raises(ConfigError, match=rf"model\.positions={kind} needs an even model\.d_model, not 15"):
+            ModelConfig(d_model=15, positions=kind)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "alibi", "relative", "t5", "none"])
@@ -307,7 +310,10 @@ def test_lists_are_read_from_text_with_commas() -> None:
     assert parse_assignments(["train.betas=0.9, 0.95"]) == {"train.betas": (0.9, 0.95)}
     assert parse_assignments(["data.labels=no, maybe,yes"]) == {"data.labels": ("no", "maybe", "yes")}
     assert parse_assignments(["model.layer_windows=8, -1"]) == {"model.layer_windows": (8, -1)}
-    assert of_kind(tuple) == ["data.labels", "model.layer_windows", "train.betas"]
+    assert parse_assignments(["model.rotary_scaling=8,1,4,8192"]) == {
+        "model.rotary_scaling": (8.0, 1.0, 4.0, 8192.0)
+    }
+    assert of_kind(tuple) == ["data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas"]
     with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
         parse_assignments(["model.layer_windows=8,1.5"])
     with pytest.raises(ConfigError, match=r"train\.betas='x' must be a number"):
@@ -401,6 +407,7 @@ def settings(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.freeze": st.integers(-1),
         "train.lora_rank": st.just(0),
         "train.lora_dropout": between(0, 0.95),
+        "model.rotary_scaling": st.just(()),
         "decode.temperature": between(1e-300, 1e300),
         "decode.top_p": between(1e-9, 1),
         "decode.beam_size": st.integers(1),

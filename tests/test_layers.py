@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
     "training": ("errors", "config", "settings", "nn", "data", "metrics", "stats", "tasks"),
+    "pretrained": ("errors", "config", "settings", "text", "nn", "models", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "pages": (),

@@ -15,18 +15,20 @@ from triform.errors import ConfigError
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
 ModelKind = Literal["transformer"]
-PositionKind = Literal["learned", "sinusoidal", "rotary", "alibi", "relative", "t5", "none"]
+PositionKind = Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
 Reach = Literal["auto", "full", "causal"]
 NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
-ActivationKind = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
+PoolingKind = Literal["mean", "first"]
+HeadActivation = Literal["relu", "tanh"]
 OptimizerKind = Literal["adam", "adamw", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 Precision = Literal["auto", "fp32", "bf16"]
 LoraLayers = Literal["all", "attention"]
 Strategy = Literal["auto", "greedy", "sample", "beam"]
-Header = Literal["auto", "yes", "no"]
+Answer = Literal["auto", "yes", "no"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 
@@ -59,7 +61,7 @@ class DataConfig:
     label_column: str = ""
     source_column: str = ""
     target_column: str = ""
-    header: Header = "auto"
+    header: Answer = "auto"
     labels: tuple[str, ...] = ()  # empty: those of the training data, sorted
     valid_fraction: float = 0.1
     max_len: int = 0  # tokens a model reads at once
@@ -107,6 +109,7 @@ class ModelConfig:
     attention_dropout: float = 0.0  # of attention weights; costs speed, fused kernels are faster without
     positions: PositionKind = "learned"
     rotary_base: float = 10_000.0
+    rotary_scaling: tuple[float, ...] = ()  # [factor]: linear; [factor, low, high, original length]: Llama 3's
     max_distance: int = 0  # relative, t5: farther is all alike; 0: 16 and 128, as published
     n_buckets: int = 32  # t5
     score: ScoreKind = "scaled_dot"
@@ -115,20 +118,27 @@ class ModelConfig:
     layer_windows: tuple[int, ...] = ()  # instead of window: one a layer, repeated, e.g. [8, -1]
     norm: NormKind = "layer"
     norm_position: NormPosition = "pre"
+    norm_eps: float = 0.0  # what keeps a norm from dividing by zero; 0: 1e-5 for layer, 1e-6 for rms
     final_norm: bool = True
+    embedding_norm: bool = False  # a norm after the embeddings, as BERT has it
+    segments: int = 0  # kinds of text that have an embedding of their own, as BERT's two; 0: none
     activation: ActivationKind = "gelu"
     bias: bool = True  # in output projections, feedforward and norms
     qkv_bias: bool = True
+    out_bias: Answer = "auto"  # of attention's output projections alone; auto: as bias
     tie_embeddings: bool = True
     scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
     pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
+    pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states or the first
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
+    head_activation: HeadActivation = "relu"  # of that layer
     head_bias: bool = True
 
     def __post_init__(self) -> None:
         _at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
         _at_least("model", 0, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_hidden=self.head_hidden)
         _at_least("model", 0, max_distance=self.max_distance, pair_rows=self.pair_rows)
+        _at_least("model", 0, norm_eps=self.norm_eps, segments=self.segments)
         _at_least("model", 4, n_buckets=self.n_buckets)
         _between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
@@ -153,8 +163,8 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         _require(
-            not (self.positions == "sinusoidal" and self.d_model % 2),
-            f"model.positions=sinusoidal needs an even model.d_model, not {self.d_model}",
+            not (self.positions in ("sinusoidal", "sinusoidal_halves") and self.d_model % 2),
+            f"model.positions={self.positions} needs an even model.d_model, not {self.d_model}",
         )
         if self.positions == "rotary" and self.n_heads and self.head_dim % 2:
             raise ConfigError(
@@ -162,6 +172,7 @@ class ModelConfig:
                 f"= {self.head_dim}, must be even"
             )
         _require(self.rotary_base > 1, f"model.rotary_base={self.rotary_base} must be above 1")
+        self._check_scaling()
         _require(self.n_buckets % 2 == 0, f"model.n_buckets={self.n_buckets} must be even: half for each side")
         nearest = self.max_distance_or_published
         _require(
@@ -174,6 +185,22 @@ class ModelConfig:
                 f"model.positions={self.positions} changes the dot product of query and key, and "
                 "model.score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
             )
+
+    def _check_scaling(self) -> None:
+        scaling = self.rotary_scaling
+        _require(
+            len(scaling) in (0, 1, 4) and all(number > 0 for number in scaling),
+            f"model.rotary_scaling={list(scaling)} must be empty, [factor], or [factor, low, high, original "
+            "length], all above 0",
+        )
+        _require(
+            len(scaling) < 4 or scaling[1] < scaling[2],
+            f"model.rotary_scaling={list(scaling)}: its second number, low, must be below its third, high",
+        )
+        _require(
+            not scaling or self.positions == "rotary",
+            f"model.rotary_scaling={list(scaling)} is for model.positions=rotary, not {self.positions}",
+        )
 
     def _check_windows(self) -> None:
         for name, shown, widths in (
@@ -207,6 +234,10 @@ class ModelConfig:
     def kv_heads(self) -> int:
         """Heads of keys and values: as many as of queries, unless said."""
         return self.n_kv_heads or self.n_heads
+
+    @property
+    def has_out_bias(self) -> bool:
+        return self.bias if self.out_bias == "auto" else self.out_bias == "yes"
 
     @property
     def max_distance_or_published(self) -> int:

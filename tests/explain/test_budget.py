@@ -85,16 +85,20 @@ def configs(draw: Callable[[Any], Any]) -> tuple[Config, Sizes]:
         "n_layers": [1, 2, 4],
         "n_heads": [1, 2, 4],
         "n_kv_heads": [0, 1, 2, 4],
-        "positions": ["learned", "sinusoidal", "rotary", "alibi", "relative", "t5", "none"],
+        "positions": ["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"],
         "max_distance": [0, 3, 40],
         "n_buckets": [4, 8, 32],
         "score": ["scaled_dot", "dot", "cosine", "additive"],
         "reach": ["auto", "causal"],
         "norm": ["layer", "rms"],
         "norm_position": ["pre", "post"],
-        "activation": ["relu", "gelu", "gelu_tanh", "swiglu"],
+        "activation": ["relu", "gelu", "gelu_tanh", "silu", "swiglu"],
         "head_hidden": [0, 7],
         "pair_rows": [0, 0, 0, 9],
+        "pooling": ["mean", "first"],
+        "segments": [0, 2],
+        "out_bias": ["auto", "yes", "no"],
+        "embedding_norm": [True, False],
         **{name: [True, False] for name in ("final_norm", "bias", "qkv_bias", "tie_embeddings", "head_bias")},
     }
     drawn = {name: draw(st.sampled_from(options)) for name, options in choose.items()}
@@ -252,6 +256,9 @@ SHAPES: list[tuple[dict[str, Any], int, int]] = [
     ({"window": 8}, 4, 48),
     ({"window": 16}, 2, 256),
     ({"head_hidden": 32}, 16, 8),
+    ({"head_hidden": 32, "head_activation": "tanh", "pooling": "first", "segments": 2}, 16, 8),
+    ({"embedding_norm": True, "activation": "silu", "d_ff": 64}, 4, 48),
+    ({"embedding_norm": True, "norm": "rms", "n_layers": 1}, 4, 48),
 ]
 
 

@@ -344,8 +344,8 @@ def softmax_over_queries(patch: Patch, model: Any) -> None:
 def encoder_reads_padding(patch: Patch, model: Any) -> None:
     right = Encoder.forward
 
-    def blind(self: Encoder, tokens: Tensor, keep: Any = None) -> Tensor:
-        return right(self, tokens, keep if isinstance(keep, Packed) else None)
+    def blind(self: Encoder, tokens: Tensor, keep: Any = None, segments: Tensor | None = None) -> Tensor:
+        return right(self, tokens, keep if isinstance(keep, Packed) else None, segments)
 
     patch.setattr(Encoder, "forward", blind)
 

@@ -323,7 +323,7 @@ def test_layers_that_reach_alike_share_one_rule() -> None:
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "swiglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "swiglu"])
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation: str, norm_position: str) -> None:
     more = {"norm": norm, "activation": activation, "norm_position": norm_position}

@@ -22,8 +22,8 @@ with warnings.catch_warnings():
     from transformers.models.t5.modeling_t5 import T5Attention
 
 from triform.config import ModelConfig
-from triform.nn.block import NORMS
 from triform.nn.feedforward import ACTIVATIONS, FeedForward
+from triform.nn.norm import NORMS
 from triform.nn.positions import Alibi, Buckets, Rotary, slopes
 
 D, HEADS, FAR = 24, 4, 300

@@ -6,10 +6,21 @@ from typing import Any, get_args
 
 import pytest
 
-from triform.config import ActivationKind, NormKind, NormPosition, PositionKind, ScoreKind
-from triform.nn.block import NORMS, RESIDUALS
+from triform.config import (
+    ActivationKind,
+    HeadActivation,
+    NormKind,
+    NormPosition,
+    PoolingKind,
+    PositionKind,
+    ScoreKind,
+)
+from triform.models.encoder import HEAD_ACTIVATIONS
+from triform.nn.block import RESIDUALS
 from triform.nn.feedforward import ACTIVATIONS
+from triform.nn.norm import NORMS
 from triform.nn.positions import POSITIONS
+from triform.nn.rows import POOLINGS
 from triform.nn.scores import SCORES
 
 
@@ -21,8 +32,10 @@ from triform.nn.scores import SCORES
         (NormKind, NORMS),
         (NormPosition, RESIDUALS),
         (ActivationKind, ACTIVATIONS),
+        (PoolingKind, POOLINGS),
+        (HeadActivation, HEAD_ACTIVATIONS),
     ],
-    ids=["positions", "scores", "norms", "residuals", "activations"],
+    ids=["positions", "scores", "norms", "residuals", "activations", "poolings", "head activations"],
 )
 def test_every_kind_a_config_may_name_is_registered_and_no_other(kind: Any, registry: dict[str, Any]) -> None:
     assert sorted(get_args(kind)) == sorted(registry)

@@ -158,6 +158,7 @@ class _Counter:
             Letter(sign="N", meaning="max_len, tokens read at once", value=sizes.max_len),
             Letter(sign="k", meaning="max_distance", value=model.max_distance_or_published),
             Letter(sign="n", meaning="n_buckets", value=model.n_buckets),
+            Letter(sign="s", meaning="segments, kinds of text", value=model.segments),
             Letter(sign="h", meaning="head_hidden", value=model.head_hidden),
             Letter(sign="C", meaning="labels", value=sizes.n_labels),
         )
@@ -210,6 +211,10 @@ class _Counter:
         kind = self.model.positions
         trained = kind == "learned"
         yield self._line(f"positions, {kind}", "positions", "N·d" * trained, note=POSITION_NOTES[kind])
+        if self.model.segments:
+            yield self._line("segments", "tokens", "s·d", note="a vector for each kind of text")
+        if self.model.embedding_norm:
+            yield from self._norm("norm")
 
     def _stack(self, name: str, *, cross: bool) -> Part:
         lines = [*self._attention("self-attention", "attention"), *self._inside_attention()]
@@ -223,7 +228,7 @@ class _Counter:
         keys, asked = self.keys, self.qkv_bias
         yield self._line(f"{name}: query", role, "d·d", "d" * asked)
         yield self._line(f"{name}: key, value", role, f"2·d·{keys}", f"2·{keys}" * asked)
-        yield self._line(f"{name}: output", role, "d·d", self.bias)
+        yield self._line(f"{name}: output", role, "d·d", "d" * self.model.has_out_bias)
         if self.model.score == "cosine":
             yield self._line(f"{name}: temperature", "score", "H", note="one a head")
         if self.model.score == "additive":
@@ -295,6 +300,7 @@ class _Counter:
 POSITION_NOTES = {
     "learned": "",
     "sinusoidal": "computed, not trained",
+    "sinusoidal_halves": "computed, not trained",
     "rotary": "computed, not trained",
     "alibi": "computed, not trained",
     "relative": "in self-attention",

@@ -174,6 +174,7 @@ class _Book:
         self.half = use.precision == "bf16"
         self.width = 2 if self.half else 4  # bytes of what matrix products read
         self.mask = 1 if use.gpu else self.width
+        self.norm_keeps = 1 if self.model.norm == "layer" or use.gpu else 2  # on a CPU rms keeps input and result
 
     # -- memory
 
@@ -212,11 +213,13 @@ class _Book:
         yield self._item(f"{name}: token numbers", f"B·{t}", 8)
         if self.model.dropout:
             yield self._item(f"{name}: dropout", f"B·{t}·d", 1 if self.use.gpu else 4)
+        if self.model.embedding_norm:
+            yield self._item(f"{name}: norm", f"{self.norm_keeps}·B·{t}·d + 2·B·{t}", 4)
 
     def _stack(self, name: str, t: str, *, causal: bool, cross: bool = False) -> Iterator[Item]:
         """All layers of a side: a norm keeps its input, a product what it reads, dropout what it let pass."""
         model, rows, sublayers = self.model, f"L·B·{t}", 3 if cross else 2
-        kept = 1 if model.norm == "layer" or self.use.gpu else 2  # on a CPU rms keeps input and result
+        kept = self.norm_keeps
         final = f" + {kept}·B·{t}·d" if model.final_norm else ""
         yield self._item(f"{name}: norms", f"{kept * sublayers}·{rows}·d{final} + {2 * sublayers}·{rows}", 4)
         keys = self._keys(t, causal=causal)
@@ -226,7 +229,7 @@ class _Book:
         if cross:
             yield from self._attention(f"{name}: cross-attention", rows, "L·B·S")
             yield from self._written_out(f"{name}: cross-attention", t, "S", relative=False)
-        inner = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "swiglu": 4}[model.activation]
+        inner = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "silu": 2, "swiglu": 4}[model.activation]
         yield self._item(f"{name}: feedforward", f"{rows}·d + {inner}·{rows}·f", self.width)
         if model.dropout:
             yield self._item(f"{name}: dropout", f"{sublayers}·{rows}·d", self.mask)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
 from triform.nn.attention import Attention
-from triform.nn.block import NORMS, Block, Here
+from triform.nn.block import Block, Here
 from triform.nn.cache import NO_CACHE, Cache, Rings
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
 from triform.nn.masks import Rule, reaches
+from triform.nn.norm import NORMS
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, Rows, rows_of
 

@@ -1,4 +1,4 @@
-"""The encoder: every token reads every token; its states, averaged, decide on a label."""
+"""The encoder: every token reads every token; one vector made of its states decides on a label."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig, Sizes
 from triform.nn.attention import Attention
-from triform.nn.block import NORMS, Block, Here
+from triform.nn.block import Block, Here
 from triform.nn.cache import NO_CACHE
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
 from triform.nn.masks import reaches
+from triform.nn.norm import NORMS
 from triform.nn.positions import relation
-from triform.nn.rows import Keep, rows_of
+from triform.nn.rows import POOLINGS, Keep, rows_of
 
 
 class Encoder(nn.Module):
@@ -29,10 +30,11 @@ class Encoder(nn.Module):
         )
         self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
 
-    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, T, D)
+    def forward(self, tokens: Tensor, keep: Keep = None, segments: Tensor | None = None) -> Tensor:
+        """States of tokens, (B, T) -> (B, T, D); `segments` (B, T), where the model knows some: else the first."""
         rows = rows_of(keep)
         positions = rows.positions(0, tokens.shape[1], tokens.device)
-        x = self.embedding(tokens, positions)
+        x = self.embedding(tokens, positions, segments)
         for block, rule in zip(self.blocks, rows.rules(self.reaches), strict=True):
             x = block(x, Here(rule, positions, NO_CACHE))
         return self.norm(x)
@@ -45,22 +47,27 @@ def _label_head(config: ModelConfig, n_labels: int) -> nn.Module:
     if not config.head_hidden:
         return nn.Linear(config.d_model, n_labels, bias=config.head_bias)
     hidden = nn.Linear(config.d_model, config.head_hidden)
-    return nn.Sequential(hidden, nn.ReLU(), nn.Linear(config.head_hidden, n_labels, bias=config.head_bias))
+    labels = nn.Linear(config.head_hidden, n_labels, bias=config.head_bias)
+    return nn.Sequential(hidden, HEAD_ACTIVATIONS[config.head_activation](), labels)
+
+
+HEAD_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class Classifier(nn.Module):
-    """Encoder, mean over real tokens, label scores."""
+    """Encoder, the mean of the states of real tokens (or the first of them), label scores."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
         self.encoder = Encoder(config, sizes)
+        self.pool = POOLINGS[config.pooling]
         self.dropout = nn.Dropout(config.dropout)
         self.head = _label_head(config, sizes.n_labels)
         initialise(self, config.n_layers)
 
-    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
+    def forward(self, tokens: Tensor, keep: Keep = None, segments: Tensor | None = None) -> Tensor:
         rows = rows_of(keep)
-        return self.head(self.dropout(rows.mean(self.encoder(tokens, rows))))
+        return self.head(self.dropout(self.pool(rows, self.encoder(tokens, rows, segments))))  # (B, labels)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
         return self.encoder.attention_stacks()

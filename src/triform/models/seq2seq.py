@@ -10,11 +10,12 @@ from triform.config import ModelConfig, Sizes
 from triform.models.decoder import vocabulary_head, whereabouts
 from triform.models.encoder import Encoder
 from triform.nn.attention import Attention
-from triform.nn.block import NORMS, CrossBlock
+from triform.nn.block import CrossBlock
 from triform.nn.cache import Cache, Rings
 from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
 from triform.nn.masks import reaches
+from triform.nn.norm import NORMS
 from triform.nn.positions import relation
 from triform.nn.rows import Keep, rows_of
 

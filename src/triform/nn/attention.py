@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.key_value = Inward(config.d_model, shared, parts=2, bias=config.qkv_bias)
-        self.out = Outward(config.d_model, config.d_model, bias=config.bias)
+        self.out = Outward(config.d_model, config.d_model, bias=config.has_out_bias)
         self.matching = Matching(SCORES[config.score](config), relation)
         self.dropout = config.attention_dropout
         self.kernel = kernel

@@ -12,27 +12,10 @@ from triform.nn.attention import Attention
 from triform.nn.cache import LayerCache
 from triform.nn.feedforward import FeedForward
 from triform.nn.masks import Rule
+from triform.nn.norm import NORMS
 from triform.nn.positions import Relation
 
 Sublayer = Callable[[Tensor], Tensor]
-
-
-def layer_norm(config: ModelConfig) -> nn.Module:
-    return nn.LayerNorm(config.d_model, bias=config.bias)
-
-
-class RMSNorm(nn.RMSNorm):
-    """In the precision of its weights, as autocast has it for LayerNorm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-def rms_norm(config: ModelConfig) -> nn.Module:
-    return RMSNorm(config.d_model, eps=1e-6)
-
-
-NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}
 
 
 class Here(NamedTuple):

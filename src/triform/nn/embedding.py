@@ -9,9 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
+from triform.nn.norm import NORMS
 from triform.nn.positions import POSITIONS
 
 MIX = 1_000_003  # a prime, so that pairs spread over all rows
+
+
+class NoSegments(nn.Module):
+    """All text is of one kind."""
+
+    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        return x
+
+
+class Segments(NoSegments):
+    """A trained vector for each kind of text; what is not said is of the first."""
+
+    def __init__(self, number: int, d_model: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(number, d_model)
+
+    def forward(self, x: Tensor, segments: Tensor | None) -> Tensor:  # (B, T, D), (B, T) -> (B, T, D)
+        return x + (self.table.weight[0] if segments is None else self.table(segments))
 
 
 class Embedding(nn.Module):
@@ -22,11 +41,16 @@ class Embedding(nn.Module):
         if config.pair_rows:
             self.pairs = nn.Embedding(config.pair_rows, config.d_model)
         self.n_pairs = config.pair_rows
+        self.segments = Segments(config.segments, config.d_model) if config.segments else NoSegments()
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+        self.norm = NORMS[config.norm](config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
-        return self.dropout(self.positions(self.vectors(tokens, positions) * self.scale, positions))
+    def forward(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor | None = None
+    ) -> Tensor:  # (B, T), (T) or (B, T) -> (B, T, D)
+        x = self.positions(self.vectors(tokens, positions) * self.scale, positions)
+        return self.dropout(self.norm(self.segments(x, segments)))
 
     def vectors(self, tokens: Tensor, positions: Tensor) -> Tensor:  # -> (B, T, D)
         """What the tokens are, wherever they stand."""

@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": Activation(nn.ReLU),
     "gelu": Activation(nn.GELU),
     "gelu_tanh": Activation(partial(nn.GELU, approximate="tanh")),
+    "silu": Activation(nn.SiLU),
     "swiglu": Activation(SwiGLU, inputs=2),
 }
 

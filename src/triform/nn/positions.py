@@ -49,18 +49,42 @@ class Sinusoidal(Absolute):
         return x + self.table[positions]
 
 
+class SinusoidalHalves(Sinusoidal):
+    """The same numbers in Marian's order: all sines, then all cosines."""
+
+    def __init__(self, max_len: int, d_model: int) -> None:
+        super().__init__(max_len, d_model)
+        self.table = torch.cat([self.table[:, 0::2], self.table[:, 1::2]], dim=1)
+
+
 def sinusoids(max_len: int, d_model: int) -> Tensor:
     """The table of fixed positions, computed in float64 so that far positions stay exact."""
-    angle = angles(max_len, d_model, 10_000.0)  # (T, D/2)
+    angle = angles(max_len, frequencies(d_model, 10_000.0))  # (T, D/2)
     table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (T, D)
     return table.to(torch.get_default_dtype())
 
 
-def angles(max_len: int, width: int, base: float) -> Tensor:
-    """p · base^(-k/width) for each position p and each even k: (max_len, width / 2) in float64."""
-    p = torch.arange(max_len, dtype=torch.float64)[:, None]
-    k = torch.arange(0, width, 2, dtype=torch.float64)
-    return p * base ** (-k / width)
+def frequencies(width: int, base: float) -> Tensor:
+    """base^(-k/width) for each even k, in float64."""
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
+def scaled(turns: Tensor, scaling: tuple[float, ...]) -> Tensor:
+    """Frequencies for longer texts than those learned from: all slower, or only the slow ones, as Llama 3 has it.
+
+    What turns fewer than `low` times in the original length goes `factor` times slower, what turns more than
+    `high` times stays, and between them one goes over into the other.
+    """
+    if len(scaling) < 4:
+        return turns / (scaling[0] if scaling else 1.0)
+    factor, low, high, original = scaling
+    stays = ((original * turns / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return stays * turns + (1 - stays) * turns / factor
+
+
+def angles(max_len: int, turns: Tensor) -> Tensor:
+    """Position times frequency: (max_len, width / 2) in float64."""
+    return torch.arange(max_len, dtype=torch.float64)[:, None] * turns
 
 
 class Relation(nn.Module):
@@ -110,7 +134,8 @@ class Rotary(Relation):
 
     def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
         super().__init__(config, max_len, causal=causal)
-        angle = angles(max_len, config.head_dim, config.rotary_base).repeat(1, 2)  # (max_len, Dh)
+        turns = scaled(frequencies(config.head_dim, config.rotary_base), config.rotary_scaling)
+        angle = angles(max_len, turns).repeat(1, 2)  # (max_len, Dh)
         kind = torch.get_default_dtype()
         self.register_buffer("cos", angle.cos().to(kind), persistent=False)
         self.register_buffer("sin", angle.sin().to(kind), persistent=False)
@@ -217,6 +242,7 @@ class Scheme(NamedTuple):
 POSITIONS: dict[str, Scheme] = {
     "learned": Scheme(absolute=Learned),
     "sinusoidal": Scheme(absolute=Sinusoidal),
+    "sinusoidal_halves": Scheme(absolute=SinusoidalHalves),
     "rotary": Scheme(relation=Rotary),
     "alibi": Scheme(relation=Alibi),
     "relative": Scheme(relation=Relative),

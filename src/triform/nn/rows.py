@@ -5,7 +5,8 @@ A model asks the rows where their tokens stand, what hides one row from another,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,9 @@ class Rows(Protocol):
 
     def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The mean over the real tokens of each row."""
+
+    def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+        """The first token of each row."""
 
 
 class Padded:
@@ -50,6 +54,9 @@ class Padded:
         share = self.keep[:, :, None].to(x.dtype)
         return (x * share).sum(dim=1) / share.sum(dim=1).clamp(min=1)
 
+    def first(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
 
 class Packed:
     """All rows end to end in the tensor's only row (1, N)."""
@@ -58,6 +65,7 @@ class Packed:
         self.lengths = tuple(lengths)
         self.rule = Together(self.lengths, self.lengths)
         self._sizes: Tensor | None = None
+        self._starts: Tensor | None = None
 
     def rules(self, reaches: Sequence[Rule]) -> list[Rule]:
         return within(reaches, self.rule)
@@ -77,6 +85,11 @@ class Packed:
         wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
         sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
         return (sums / self._sizes.to(wide)).to(x.dtype)
+
+    def first(self, x: Tensor) -> Tensor:
+        if self._starts is None or self._starts.device != x.device:
+            self._starts = torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device)
+        return x[0].index_select(0, self._starts)
 
 
 class Hypotheses:
@@ -102,6 +115,14 @@ class Hypotheses:
     def mean(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written has no mean")
 
+    def first(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written is read as a whole")
+
+
+POOLINGS: dict[str, Callable[[Rows, Tensor], Tensor]] = {  # (B, T, D) -> (rows, D)
+    "mean": lambda rows, x: rows.mean(x),
+    "first": lambda rows, x: rows.first(x),
+}
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.
 Keep = Tensor | Padded | Packed | Hypotheses | None

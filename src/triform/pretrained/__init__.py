@@ -1,0 +1,6 @@
+"""Published models in and out: families of them are settings of the one core, and tables of names."""
+
+from triform.pretrained.exporting import to_hf
+from triform.pretrained.importing import Imported, open_folder
+
+__all__ = ["Imported", "open_folder", "to_hf"]

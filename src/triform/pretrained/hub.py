@@ -1,0 +1,30 @@
+"""Downloading a model's folder, when that is asked for and `huggingface_hub` is there to do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triform.errors import CheckpointError
+
+HUB = "hub:"
+WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytorch_model*.bin")
+
+
+def on_disk(name: str | Path) -> Path:
+    """The folder itself, or where the one that `hub:OWNER/NAME` stands for was put."""
+    if not str(name).startswith(HUB):
+        return Path(name).expanduser()
+    wanted = str(name).removeprefix(HUB)
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise CheckpointError(
+            f"{name}: downloading needs the package huggingface_hub; install it, or give a folder"
+        ) from None
+    try:
+        return Path(snapshot_download(wanted, allow_patterns=list(WANTED)))
+    except Exception as error:  # whatever a network, a server or a disk can come up with
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{name}: cannot be downloaded ({reason}); without a network, give a folder that holds the model"
+        ) from None

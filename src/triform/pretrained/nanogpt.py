@@ -1,0 +1,43 @@
+"""nanoGPT's ckpt.pt: GPT-2's names, matrices as they are, exact GELU, biases or none. It is read, not written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triform.pretrained.family import Family, Shape, Word, whole
+from triform.pretrained.gpt2 import FIXED, GPT2
+from triform.pretrained.read import Foreign
+from triform.settings import Settings
+
+
+def _read(foreign: Foreign, said: Settings) -> Shape:
+    return Shape(
+        model={
+            **said,
+            "bias": said["qkv_bias"],
+            "attention_dropout": said["dropout"],
+            "d_ff": 4 * int(str(said["d_model"])),
+        },
+        vocab_size=whole(foreign, "vocab_size"),
+        max_len=whole(foreign, "block_size"),
+    )
+
+
+NANOGPT = Family(
+    name="nanogpt",
+    kinds=("nanogpt",),
+    task="generate",
+    prefix="transformer.",
+    words=(
+        Word("n_embd", "d_model", 768),
+        Word("n_layer", "n_layers", 12),
+        Word("n_head", "n_heads", 12),
+        Word("dropout", "dropout", 0.0),
+        Word("bias", "qkv_bias", True),
+    ),
+    fixed={**FIXED, "activation": "gelu", "tie_embeddings": True, "norm_eps": 1e-5},
+    pairs=tuple(replace(pair, layout="plain") for pair in GPT2.pairs),
+    read=_read,
+    free=(*GPT2.free, "attention_dropout", "d_ff"),
+    ignored=GPT2.ignored,
+)

@@ -1,0 +1,232 @@
+"""What is wrong with a folder is said in one line: what, where, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from published import EVERY_MODEL, rewritten, saved, told
+from safetensors.torch import load_file
+
+from triform.errors import CheckpointError, ConfigError, TriformError
+from triform.pretrained import open_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(EVERY_MODEL["gpt2"].make(), tmp_path / "model")
+
+
+def trouble(folder: Path | str, task: Any = "generate", kind: type[TriformError] = CheckpointError) -> str:
+    with pytest.raises(kind) as caught:
+        open_folder(folder, task)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    said = trouble(tmp_path / "nowhere")
+    assert said.startswith(f"{tmp_path / 'nowhere'}: no such folder")
+    assert "hub:OWNER/NAME" in said
+
+
+def test_a_folder_without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    assert "has no config.json" in trouble(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    assert f"{folder / 'config.json'}: " in trouble(folder)
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "has no weights: neither model.safetensors nor pytorch_model.bin" in trouble(folder)
+
+
+def test_an_unknown_architecture_is_named_and_the_known_are_listed(folder: Path) -> None:
+    told(folder, model_type="mamba", architectures=["MambaForCausalLM"])
+    said = trouble(folder, kind=ConfigError)
+    assert "the architecture mamba (MambaForCausalLM) is not known" in said
+    assert said.endswith("known are gpt2, llama, bert, distilbert, marian, nanogpt")
+    told(folder, model_type=None, architectures=None)
+    assert "that config.json does not name" in trouble(folder, kind=ConfigError)
+
+
+@pytest.mark.parametrize(("name", "task"), [("gpt2", "classify"), ("bert", "generate"), ("marian", "generate")])
+def test_a_family_is_used_for_what_it_does(name: str, task: Any, tmp_path: Path) -> None:
+    case = EVERY_MODEL[name]
+    said = trouble(saved(case.make(), tmp_path), task, ConfigError)
+    assert f"use it to {case.task}, not {task}" in said
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    rewritten(folder, lambda tensors: {key: value for key, value in tensors.items() if key != name})
+    assert trouble(folder) == f"{folder}: {name} is missing: expected 16 × 64, found nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("transformer.h.2.attn.c_attn.weight", (16, 47), "16 × 48"),
+        ("transformer.h.0.ln_1.bias", (17,), "16"),
+        ("transformer.wte.weight", (60, 16), "61 × 16"),
+        ("transformer.wpe.weight", (23, 16), "24 × 16"),
+        ("transformer.ln_f.weight", (), "16"),
+    ],
+)
+def test_a_misshapen_tensor(folder: Path, name: str, shape: tuple[int, ...], expected: str) -> None:
+    rewritten(folder, lambda tensors: tensors | {name: torch.zeros(shape)})
+    found = " × ".join(map(str, shape)) or "one number"
+    assert trouble(folder) == f"{folder}: {name} has the wrong shape: expected {expected}, found {found}"
+
+
+def test_unexpected_tensors(folder: Path) -> None:
+    rewritten(folder, lambda tensors: tensors | {"transformer.gate.weight": torch.zeros(2), "zz": torch.zeros(1)})
+    said = trouble(folder)
+    assert said == f"{folder}: holds transformer.gate.weight and 1 more, for which this model has no place"
+    rewritten(folder, lambda tensors: {key: value for key, value in tensors.items() if key != "zz"})
+    assert "holds transformer.gate.weight, for which" in trouble(folder)
+
+
+def test_more_layers_than_config_says_are_unexpected(folder: Path) -> None:
+    told(folder, n_layer=2)
+    assert "holds transformer.h.2." in trouble(folder)
+    told(folder, n_layer=4)
+    assert "transformer.h.3.ln_1.weight is missing" in trouble(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_truncated_safetensors(folder: Path, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    said = trouble(folder)
+    assert said.startswith(f"{path}: is cut off or no safetensors file")
+
+
+def test_a_missing_or_cut_part(folder: Path, tmp_path: Path) -> None:
+    parts = saved(EVERY_MODEL["gpt2"].make(), tmp_path / "parts", max_shard_size="8KB")
+    index = parts / "model.safetensors.index.json"
+    second = sorted(parts.glob("model-*.safetensors"))[1]
+    kept = second.read_bytes()
+    second.unlink()
+    assert trouble(parts) == f"{index}: names {second.name}, which is not there: the folder is not complete"
+    second.write_bytes(kept[:-3])
+    assert "is cut off" in trouble(parts)
+    second.write_bytes(kept)
+    listed = json.loads(index.read_text())
+    listed["weight_map"]["transformer.new"] = second.name
+    index.write_text(json.dumps(listed))
+    assert f"{second.name} should hold transformer.new and does not" in trouble(parts)
+    index.write_text("{}")
+    assert "has no weight_map" in trouble(parts)
+
+
+class Wicked:
+    """A pickle that would make a folder."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.mark,)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_pickle_that_is_not_plain_weights_is_refused(folder: Path, plain: bool) -> None:
+    path, wicked = folder / "pytorch_model.bin", Wicked(folder / "mark")
+    tensors: dict[str, Any] = dict(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    if plain:
+        path.write_bytes(pickle.dumps({"a": wicked}))
+    else:
+        torch.save(tensors | {"more": wicked}, path)
+    said = trouble(folder)
+    assert "more than plain weights; reading it could run code, so it is refused" in said
+    assert not (folder / "mark").exists()
+
+
+def test_a_torch_file_of_something_else(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"epoch": 3}, folder / "pytorch_model.bin")
+    assert "holds more than named tensors" in trouble(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut")
+    assert str(folder / "pytorch_model.bin") in trouble(folder)
+    torch.save({"epoch": 3}, folder / "ckpt.pt")
+    (folder / "config.json").unlink()
+    assert "is no checkpoint of nanoGPT: it lacks model or model_args" in trouble(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "problem"),
+    [
+        ("gpt2", "activation_function", "mish", "activation_function='mish' is not known"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True is not done"),
+        ("gpt2", "n_embd", "wide", "n_embd is model.d_model='wide' must be a whole number"),
+        ("gpt2", "n_head", 3, "model.d_model=16 is not divisible by model.n_heads=3"),
+        ("gpt2", "vocab_size", -1, "vocab_size=-1 must be a whole number above 0"),
+        ("gpt2", "quantization_config", {"bits": 4}, "the weights are quantized"),
+        ("llama", "hidden_act", "gelu", "hidden_act='gelu' is not done here, only 'silu'"),
+        ("llama", "head_dim", 16, "head_dim=16 is not done"),
+        (
+            "llama",
+            "rope_parameters",
+            {"rope_type": "yarn", "factor": 2.0},
+            "rotary scaling of the kind 'yarn'",
+        ),
+        ("llama", "rope_parameters", {"rope_type": "linear"}, "'linear' lacks 'factor'"),
+        ("bert", "is_decoder", True, "is_decoder=True is not done"),
+        ("bert", "position_embedding_type", "relative_key", "position_embedding_type='relative_key' is not done"),
+        ("marian", "decoder_layers", 2, "encoder_layers=3 and decoder_layers=2"),
+        ("marian", "normalize_before", True, "normalize_before=True is not done"),
+    ],
+)
+def test_a_config_that_is_not_done_here_is_refused_by_its_key(
+    name: str, key: str, value: Any, problem: str, tmp_path: Path
+) -> None:
+    case = EVERY_MODEL[name]
+    folder = told(saved(case.make(), tmp_path), **{key: value})
+    said = trouble(folder, case.task, ConfigError)
+    assert said.startswith(f"{folder / 'config.json'}: ")
+    assert problem in said
+
+
+# ------------------------------------------------------------------------------------------ the hub
+
+
+def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route to host\nmore of it")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    said = trouble("hub:openai-community/gpt2")
+    assert said.startswith("hub:openai-community/gpt2: cannot be downloaded (no route to host); without a network")
+
+
+def test_a_hub_name_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "needs the package huggingface_hub" in trouble("hub:openai-community/gpt2")
+
+
+def test_a_hub_name_is_downloaded_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **more: asked.append((name, more)) or str(folder)
+    )
+    assert open_folder("hub:someone/tiny", "generate").family == "gpt2"
+    assert asked[0][0] == "someone/tiny"
+    assert "*.safetensors" in asked[0][1]["allow_patterns"]
