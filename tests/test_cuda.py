@@ -87,7 +87,6 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
         assert made.evaluate()["loss"] > 0
 
 
-@pytest.mark.parametrize("when", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("asked", [{"lora_rank": 4}, {"freeze": 1, "layer_decay": 0.5}], ids=["lora", "layers"])
 def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
@@ -109,6 +108,7 @@ def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
             torch.testing.assert_close(other, moved, rtol=1e-2, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("when", [1, 2])
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
