@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
     "training": ("errors", "config", "settings", "nn", "data", "metrics", "stats", "tasks"),
-    "pretrained": ("errors", "config", "settings", "text", "nn", "models", "training"),
+    "pretrained": ("errors", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "pages": (),
@@ -41,8 +41,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
-        *("errors", "config", "settings", "presets", "data", "tasks", "training", "explain", "report", "run"),
-        "memory",
+        *("errors", "config", "settings", "presets", "data", "tasks", "training", "pretrained", "explain"),
+        *("report", "run", "memory"),
     ),
     "seeds": ("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "launch"),
     "study": (

@@ -137,6 +137,10 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")
     asked["task"] = task
     build(asked)
+    if base := asked.get("train.base"):
+        from triform.pretrained.runs import as_base  # only here: most runs begin with nothing
+
+        asked["train.base"] = as_base(str(base), task)
     paths = (*FILES, "tokenizer.file", "train.base")
     return asked | {name: _absolute(str(asked[name])) for name in paths if asked.get(name)}
 

@@ -17,6 +17,7 @@ from triform import __version__
 from triform.cli.audit import audit
 from triform.cli.check import check
 from triform.cli.compare import compare
+from triform.cli.convert import convert
 from triform.cli.data import data
 from triform.cli.demo import demo
 from triform.cli.doctor import doctor
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 for command in (demo, train, predict, evaluate, compare, explain, check, audit, params, reproduce, doctor):
     app.command()(command)
-for name, group in (("data", data),):
+for name, group in (("data", data), ("convert", convert)):
     app.add_typer(group, name=name)
 
 

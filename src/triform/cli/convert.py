@@ -1,0 +1,35 @@
+"""`triform convert`: published models to run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+convert = typer.Typer(help="Published models in: Hugging Face folders become run folders.", rich_markup_mode=None)
+
+
+@convert.callback()
+def _group() -> None:
+    """Published models in: Hugging Face folders become run folders."""
+
+
+@convert.command("import")
+def import_(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or hub:OWNER/NAME.")],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder to write.")],
+    labels: Annotated[
+        str, typer.Option(metavar="A,B", help="Labels of a classifier; its scores are new then.")
+    ] = "",
+    max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Read less at once than the model can.")] = 0,
+) -> None:
+    """Make a run folder of a published model: GPT-2, Llama, BERT, DistilBERT, Marian or nanoGPT."""
+    from triform.pretrained.runs import import_run
+
+    asked = tuple(label.strip() for label in labels.split(",") if label.strip())
+    run, found = import_run(folder, out, labels=asked, max_len=max_len)
+    for notice in found.notices:
+        typer.echo(notice, err=True)
+    parameters = sum(p.numel() for p in found.model.parameters())
+    typer.echo(f"{found.family}: {parameters:,} parameters, to {found.config.task}: {run.path}")

@@ -1,0 +1,85 @@
+"""A published model as a run folder: from there on it is a run like any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from triform.config import TaskName
+from triform.data.cache import cache_folder
+from triform.errors import CheckpointError, ConfigError
+from triform.pretrained.families import BY_KIND, family_of
+from triform.pretrained.hub import HUB, on_disk
+from triform.pretrained.importing import Imported, open_folder
+from triform.pretrained.read import read_folder
+from triform.settings import Settings, build
+from triform.tasks import TASKS
+from triform.text import Tokenizer, read_tokenizer
+from triform.text.written import Side
+from triform.training.folder import RunFolder, load_weights, weights_of, write_tensors
+
+NO_LABELS = ("0", "1")  # of an encoder that was published without any
+
+
+def task_of(path: str | Path) -> TaskName:
+    """What the family of a folder does."""
+    found = read_folder(on_disk(path))
+    return BY_KIND[found.kind].task if found.kind in BY_KIND else family_of(found, "generate").task
+
+
+def import_run(
+    path: str | Path, out: Path, *, task: TaskName | None = None, labels: Sequence[str] = (), max_len: int = 0
+) -> tuple[RunFolder, Imported]:
+    """Write the model and its tokenizer as a run folder."""
+    folder = RunFolder(out)
+    if folder.config_file.exists():
+        raise CheckpointError(f"{out}: holds a run already; choose another --out")
+    task = task or task_of(path)
+    found = open_folder(path, task, labels=labels, max_len=max_len)
+    if task == "classify" and not found.config.data.labels:
+        found = open_folder(path, task, labels=NO_LABELS, max_len=max_len)
+    tokenizers = _tokenizers(on_disk(path), found)
+    shared = task != "translate" or not found.sizes.target_vocab_size
+    size = found.sizes.vocab_size if shared else 0
+    told: Settings = {
+        "tokenizer.kind": tokenizers[0].kind,
+        "tokenizer.vocab_size": size,
+        "tokenizer.shared": shared,
+    }
+    config = build(told, found.config)
+    made = TASKS[task](config, *tokenizers)
+    load_weights(made.model, weights_of(found.model), Path(str(path)))
+    folder.create()
+    made.save(folder.path)
+    write_tensors(folder.model_file, weights_of(made.model))
+    folder.write_config(config)
+    return folder, found
+
+
+def as_base(path: str, task: TaskName) -> str:
+    """A run folder to begin with: the one that is named, or one made of the published model that is."""
+    if not path.startswith(HUB) and ((Path(path) / "config.toml").exists() or not Path(path).is_dir()):
+        return path
+    place = on_disk(path)
+    files = sorted(file for file in place.iterdir() if file.is_file())
+    marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    mark = hashlib.sha256(repr((str(place.resolve()), task, marks)).encode()).hexdigest()[:16]
+    out = cache_folder() / "imported" / mark
+    if not (out / "config.toml").exists():
+        import_run(path, out, task=task)
+    return str(out)
+
+
+def _tokenizers(place: Path, found: Imported) -> list[Tokenizer]:
+    """One, or one a language, each as large as the table that it is for."""
+    sides: list[Side] = ["source", "target"] if found.config.task == "translate" else ["source"]
+    sizes = {"source": found.sizes.vocab_size, "target": found.sizes.target_vocab_size or found.sizes.vocab_size}
+    tokenizers = [read_tokenizer(place, side=side) for side in sides]
+    for side, tokenizer in zip(sides, tokenizers, strict=True):
+        if tokenizer.vocab_size != sizes[side]:
+            raise ConfigError(
+                f"{place}: its tokenizer has {tokenizer.vocab_size} tokens and its embedding {sizes[side]} rows: "
+                "they do not belong together"
+            )
+    return tokenizers

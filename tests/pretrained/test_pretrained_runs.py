@@ -1,0 +1,103 @@
+"""Published folders become run folders, and runs begin with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Core
+from tokenizers import models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import PreTrainedTokenizerFast as Fast
+from typer.testing import CliRunner
+
+import triform
+from triform.cli.main import app
+from triform.errors import ConfigError
+from triform.pretrained.runs import import_run
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "the", "was", "a", "very", "not"]
+SHAPE: dict[str, Any] = {"vocab_size": len(WORDS)}
+TEXTS = ["the film was very good", "a bad film", "not good"]
+
+
+def tokenizer() -> Fast:
+    core = Core(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return Fast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    config = BertConfig(
+        **SHAPE, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=32, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1},
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    tokenizer().save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_a_published_classifier_answers_as_it_did(bert: Path, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
+    assert answer.exit_code == 0, answer.output
+    assert "to classify" in answer.output
+    theirs = BertForSequenceClassification.from_pretrained(bert).eval()
+    given = tokenizer()(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted = theirs(given["input_ids"], attention_mask=given["attention_mask"]).logits.softmax(-1)
+    found = triform.load(tmp_path / "run", device="cpu").predict(TEXTS)
+    for row, prediction in zip(wanted, found, strict=True):
+        assert prediction.probabilities is not None
+        assert list(prediction.probabilities) == ["no", "yes"]
+        torch.testing.assert_close(torch.tensor(list(prediction.probabilities.values())), row, rtol=1e-4, atol=1e-5)
+
+
+def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("".join(f"the film was {'very good' if n % 2 else 'not good'}\t{n % 2}\n" for n in range(40)))
+    made = triform.train(
+        "classify", data=str(rows), base=str(bert), out=tmp_path / "run", device="cpu", quiet=True,
+        train={"max_steps": 2},
+    )  # fmt: skip
+    told = (made.path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "tensors taken" in told
+    assert made.predict(["a film"])[0].output in ("0", "1")
+    again = list((tmp_path / "cache" / "imported").iterdir())
+    assert len(again) == 1, "a folder is read once"
+
+
+def test_a_published_decoder_writes_on(tmp_path: Path) -> None:
+    config = GPT2Config(**SHAPE, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=3, eos_token_id=3)
+    theirs = GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path / "gpt2")
+    spoken = tokenizer()
+    spoken.save_pretrained(tmp_path / "gpt2")
+    folder, found = import_run(tmp_path / "gpt2", tmp_path / "run")
+    assert found.config.task == "generate"
+    run = triform.load(folder.path, device="cpu")
+    tokens = torch.tensor([[4, 6, 8]])
+    with torch.no_grad():
+        torch.testing.assert_close(run.task.model(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+    assert run.predict(["the film"], strategy="greedy", max_new_tokens=3)[0].output
+
+
+def test_a_tokenizer_of_another_size_is_refused(bert: Path, tmp_path: Path) -> None:
+    spoken = tokenizer()
+    spoken.add_tokens(["more"])
+    spoken.save_pretrained(bert)
+    with pytest.raises(ConfigError, match=r"tokenizer has 13 tokens and its embedding 12 rows"):
+        import_run(bert, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:
+    import_run(bert, tmp_path / "run")
+    answer = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
+    assert answer.exit_code != 0
