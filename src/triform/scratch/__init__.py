@@ -3,3 +3,8 @@
 No torch and no automatic differentiation. The parameters have the names of the torch models, so weights move both
 ways; `docs/scratch.md` walks through it.
 """
+
+from triform.scratch.folder import load
+from triform.scratch.learners import LanguageModel, TextClassifier, Translator
+
+__all__ = ["LanguageModel", "TextClassifier", "Translator", "load"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from triform.config import Config, ModelConfig, TrainConfig
@@ -55,3 +56,21 @@ def _refuse(section: str, name: str, value: object, known: tuple[Any, ...]) -> N
         f"{section}.{name}={list(value) if isinstance(value, tuple) else value} is not known to triform.scratch "
         f"(only {shown}); the torch models have it"
     )
+
+
+def settled(config: Config) -> Config:
+    """Settings left open, chosen: a small model, as the torch side has it for little data."""
+    model, train, tokenizer = config.model, config.train, config.tokenizer
+    width = model.d_model or 128
+    heads = model.n_heads or next(heads for heads in (4, 3, 2, 1) if width % heads == 0)
+    model = replace(
+        model, d_model=width, n_heads=heads, n_layers=model.n_layers or 2, d_ff=model.d_ff or 4 * width
+    )
+    if not train.batch_size and not train.batch_tokens:
+        train = replace(train, batch_tokens=1_024)
+    if not train.max_steps and not train.epochs:
+        train = replace(train, epochs={"classify": 8.0, "generate": 15.0, "translate": 10.0}[config.task])
+    train = replace(train, lr=train.lr or (2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4))
+    if tokenizer.kind == "auto":
+        tokenizer = replace(tokenizer, kind="word" if config.task == "classify" else "bpe")
+    return replace(config, model=model, train=train, tokenizer=tokenizer)
