@@ -22,7 +22,7 @@ Scores = Callable[[Array, list[list[int]]], Array]
 
 
 class Search(NamedTuple):
-    """What is written for: how to score, what each text begins with, how much may be written, and whose luck it is."""
+    """How to score, what each text begins with, how much may be written, and the seed of its luck."""
 
     scores: Scores
     begun: Sequence[Sequence[int]]
@@ -123,7 +123,8 @@ def beam(work: Search, config: DecodeConfig) -> list[list[int]]:
     An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends, or at
     its limit, where what is unfinished competes only when nothing has ended.
     """
-    size, found = config.beam_size, [[] for _ in work.begun]
+    size = config.beam_size
+    found: list[list[int]] = [[] for _ in work.begun]
     going = [Hypotheses(row, list(begun), size) for row, begun in enumerate(work.begun)]
     length = 0
     while going:
@@ -155,7 +156,8 @@ class Hypotheses:
     def advance(self, steps: Array, penalty: float) -> None:  # (hypotheses, V)
         totals = (self.totals[:, None] + steps).ravel()
         leading = np.argsort(-totals, kind="stable")[: 2 * self.size]
-        texts, kept = [], []
+        texts: list[list[int]] = []
+        kept: list[float] = []
         for rank, place in enumerate(leading.tolist()):
             parent, token = divmod(place, steps.shape[-1])
             if totals[place] == NEVER:

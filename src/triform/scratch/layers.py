@@ -24,8 +24,8 @@ class Linear(Part):
         y = rows @ self.weight.value.T  # (N, out)
 
         def back(dy: Array) -> Array:
-            # y_nj = Σ_i x_ni W_ji, so a change of W_ji moves every y_nj by x_ni, and one of x_ni every y_nj by W_ji:
-            # dW = dyᵀ x and dx = dy W.
+            # y_nj = Σ_i x_ni W_ji: a change of W_ji moves every y_nj by x_ni, and one of x_ni every y_nj by W_ji.
+            # So dW_ji = Σ_n dy_nj x_ni and dx_ni = Σ_j dy_nj W_ji, or dW = dyᵀ x and dx = dy W.
             dy = dy.reshape(-1, n_out)
             self.weight.grad += dy.T @ rows
             return (dy @ self.weight.value).reshape(x.shape)

@@ -10,19 +10,19 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+import triform
 from triform.config import Config, DecodeConfig, Sizes, TaskName
 from triform.errors import DataError
 from triform.scratch import decode, weights
 from triform.scratch.attention import padding, softmax
 from triform.scratch.batches import by_length, pad
-from triform.scratch.layers import Chance
-from triform.scratch.learning import Judged, Lesson, learn, rows_again_and_again, windows
+from triform.scratch.learning import Batch, Lesson, learn, rows_again_and_again, windows
 from triform.scratch.loss import IGNORE
 from triform.scratch.models import Classifier, Decoder, Seq2Seq
 from triform.scratch.part import Array, Source, Weights
 from triform.scratch.supported import check_model, check_training, settled
 from triform.settings import to_toml
-from triform.text import BOS, EOS, SPECIALS, Tokenizer, train_tokenizer
+from triform.text import BOS, EOS, Tokenizer, train_tokenizer
 
 AT_ONCE = 8_192  # tokens read together when nothing is learned
 FORMAT = 1  # of a run folder
@@ -48,9 +48,11 @@ class Learner:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if not self.tokenizers:
-            raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
         return next(iter(self.tokenizers.values()))
+
+    def check_fitted(self) -> None:
+        if "weights" not in vars(self):
+            raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
 
     def build(self, dtype: Any = np.float32) -> None:
         """The model for these settings and vocabularies, with random weights."""
@@ -58,12 +60,9 @@ class Learner:
         self.weights = Weights(self.model, dtype)
         weights.initialise(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
-    def train_tokenizer(self, texts: Sequence[str]) -> Tokenizer:
-        tokenizer = train_tokenizer(self.config.tokenizer, texts)
-        if tokenizer.vocab_size <= len(SPECIALS):
-            raise DataError("the vocabulary is empty: these texts hold nothing that tokenizer.kind="
-                            f"{self.config.tokenizer.kind} makes a token of")  # fmt: skip
-        return tokenizer
+    def learn(self, lesson: Lesson) -> Self:
+        self.losses = learn(self.model, self.weights, lesson, self.config)
+        return self
 
     def with_length(self, longest: int, most: int) -> None:
         """Room for every text, up to a limit, unless the settings say how much."""
@@ -72,8 +71,7 @@ class Learner:
 
     def save(self, folder: str | Path) -> None:
         """A run folder, which `triform.load` and the commands open as well."""
-        import triform
-
+        self.check_fitted()
         vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
         config = replace(
             self.config,
@@ -101,31 +99,33 @@ class TextClassifier(Learner):
         return self.config.data.labels
 
     def fit(self, texts: Sequence[str], labels: Sequence[str]) -> Self:
+        """Learn which label belongs to which text."""
+        return self.learn(self.lesson(texts, labels))
+
+    def lesson(self, texts: Sequence[str], labels: Sequence[str]) -> Lesson:
         check_training(self.config)
         check_alike(texts, labels, "texts", "labels")
         names = tuple(sorted(set(labels)))
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
-        self.tokenizers = {"tokenizer.json": self.train_tokenizer(texts)}
+        self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
         numbers = np.array([names.index(label) for label in labels])
         rows = self.rows(texts)
         self.with_length(max(map(len, rows)), 512)
         rows = [row[: self.config.data.max_len] for row in rows]
         self.build()
 
-        def judge(batch: Array, chance: Chance) -> Judged:
-            tokens, keep = pad([rows[row] for row in batch.tolist()])
-            smoothing = self.config.train.label_smoothing
-            return Judged(self.model.loss(tokens, numbers[batch], keep, smoothing, chance), len(batch))
+        def batch(drawn: Array) -> Batch:
+            tokens, keep = pad([rows[row] for row in drawn.tolist()])
+            return Batch({"tokens": tokens, "labels": numbers[drawn], "keep": keep}, len(drawn))
 
-        drawn = rows_again_and_again(np.array([len(row) for row in rows]), self.config)
-        self.losses = learn(self.weights, Lesson(*drawn, judge), self.config)
-        return self
+        return Lesson(*rows_again_and_again(np.array([len(row) for row in rows]), self.config), batch)
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
         return [row or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
 
     def predict_proba(self, texts: Sequence[str]) -> Array:  # -> (texts, labels)
         """How likely each label is, in the order of `labels`."""
+        self.check_fitted()
         rows = [row[: self.config.data.max_len] for row in self.rows(texts)]
         found = np.zeros((len(rows), len(self.labels)))
         for batch in by_length([len(row) for row in rows], AT_ONCE):
@@ -144,9 +144,12 @@ class LanguageModel(Learner):
 
     def fit(self, texts: str | Sequence[str]) -> Self:
         """Learn to go on with a text, or with any of several documents."""
+        return self.learn(self.lesson(texts))
+
+    def lesson(self, texts: str | Sequence[str]) -> Lesson:
         check_training(self.config)
         documents = [texts] if isinstance(texts, str) else check_texts(texts)
-        self.tokenizers = {"tokenizer.json": self.train_tokenizer(documents)}
+        self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
         encoded = self.tokenizer.encode_batch(documents)
         ends = [] if isinstance(texts, str) else [EOS]
         stream = np.array([token for row in encoded for token in chain(row, ends)], np.int64)
@@ -157,20 +160,17 @@ class LanguageModel(Learner):
         self.config = with_rows(self.config, width)
         self.build()
 
-        def judge(starts: Array, chance: Chance) -> Judged:
+        def batch(starts: Array) -> Batch:
             table = stream[starts[:, None] + np.arange(width + 1)]  # (B, T + 1)
-            smoothing = self.config.train.label_smoothing
-            return Judged(self.model.loss(table[:, :-1], table[:, 1:], smoothing, chance), table[:, 1:].size)
+            return Batch({"tokens": table[:, :-1], "expected": table[:, 1:]}, len(starts) * width)
 
-        self.losses = learn(
-            self.weights, Lesson(*windows(len(stream) - width, width, self.config), judge), self.config
-        )
-        return self
+        return Lesson(*windows(len(stream) - width, width, self.config), batch)
 
     def generate(
         self, prompts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """What follows each prompt."""
+        self.check_fitted()
         how, tokenizer, max_len = how or self.config.decode, self.tokenizer, self.config.data.max_len
         begun = [self.prompt(text) for text in check_texts(prompts)]
 
@@ -202,23 +202,26 @@ class Translator(Learner):
     form = Seq2Seq
 
     def sizes(self) -> Sizes:
-        return replace(
-            super().sizes(), target_vocab_size=self.target.vocab_size if len(self.tokenizers) > 1 else 0
-        )
+        return replace(super().sizes(), target_vocab_size=self.target.vocab_size if len(self.tokenizers) > 1 else 0)
 
     @property
     def target(self) -> Tokenizer:
         return list(self.tokenizers.values())[-1]
 
     def fit(self, sources: Sequence[str], targets: Sequence[str]) -> Self:
+        """Learn to write the target of each source."""
+        return self.learn(self.lesson(sources, targets))
+
+    def lesson(self, sources: Sequence[str], targets: Sequence[str]) -> Lesson:
         check_training(self.config)
         check_alike(sources, targets, "sources", "targets")
         if self.config.tokenizer.shared:
-            self.tokenizers = {"tokenizer.json": self.train_tokenizer([*sources, *targets])}
+            self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}
         else:
             sides = {"source": sources, "target": targets}
             self.tokenizers = {
-                f"tokenizer.{side}.json": self.train_tokenizer(texts) for side, texts in sides.items()
+                f"tokenizer.{side}.json": train_tokenizer(self.config.tokenizer, texts)
+                for side, texts in sides.items()
             }
         read = [row or [EOS] for row in self.tokenizer.encode_batch(sources)]
         wrote = [[BOS, *row, EOS] for row in self.target.encode_batch(targets)]
@@ -228,21 +231,21 @@ class Translator(Learner):
         read, wrote = [row[:max_len] for row in read], [row[: max_len + 1] for row in wrote]
         self.build()
 
-        def judge(batch: Array, chance: Chance) -> Judged:
-            source, keep = pad([read[row] for row in batch.tolist()])
-            target, _ = pad([wrote[row][:-1] for row in batch.tolist()])
-            expected, _ = pad([wrote[row][1:] for row in batch.tolist()], fill=IGNORE)
-            smoothing, weight = self.config.train.label_smoothing, int((expected != IGNORE).sum())
-            return Judged(self.model.loss(source, target, expected, keep, smoothing, chance), weight)
+        def batch(drawn: Array) -> Batch:
+            source, keep = pad([read[row] for row in drawn.tolist()])
+            target, _ = pad([wrote[row][:-1] for row in drawn.tolist()])
+            expected, _ = pad([wrote[row][1:] for row in drawn.tolist()], fill=IGNORE)
+            inputs = {"source": source, "target": target, "expected": expected, "source_keep": keep}
+            return Batch(inputs, int((expected != IGNORE).sum()))
 
         lengths = np.array([max(len(one), len(other) - 1) for one, other in zip(read, wrote, strict=True)])
-        self.losses = learn(self.weights, Lesson(*rows_again_and_again(lengths, self.config), judge), self.config)
-        return self
+        return Lesson(*rows_again_and_again(lengths, self.config), batch)
 
     def translate(
         self, texts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """A translation of each text."""
+        self.check_fitted()
         how, max_len = how or self.config.decode, self.config.data.max_len
         rows = [row[:max_len] or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
         seeds = seeds_of(self.config, seed, len(rows))
@@ -273,7 +276,7 @@ class Translator(Learner):
 
 
 def readable(text: list[int], max_len: int) -> list[int]:
-    """What is read of a text: one that grew beyond the model's length goes on from its newer half, again and again."""
+    """What is read of a text: one that grew beyond the model's length goes on from its newer half, and so on."""
     half = max_len // 2
     beyond = len(text) - max_len - 1
     return text if beyond < 0 else text[-(half + 1 + beyond % (max_len - half)) :]

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from triform.config import Config
 from triform.errors import DivergedError
 from triform.scratch.batches import epoch
-from triform.scratch.layers import Chance
-from triform.scratch.models import Loss
 from triform.scratch.optim import OPTIMIZERS, clip, rate
 from triform.scratch.part import Array, Weights
 
 
-class Judged(NamedTuple):
-    """A batch's summed loss, the way back, and over how many predictions it was summed."""
+class Batch(NamedTuple):
+    """What the model's `loss` is given, and over how many predictions it is summed."""
 
-    loss: Loss
+    inputs: dict[str, Array | None]
     weight: int
 
 
 class Lesson(NamedTuple):
-    """What is learned from: batches without end, how many make an epoch, and what the model makes of one."""
+    """What is learned from: batches without end, how many make an epoch, and what is in one."""
 
-    batches: Iterator[Array]
+    drawn: Iterator[Array]
     steps_per_epoch: int
-    judge: Callable[[Array, Chance], Judged]
+    batch: Callable[[Array], Batch]
 
 
 def rows_again_and_again(lengths: Array, config: Config) -> tuple[Iterator[Array], int]:
@@ -58,19 +57,19 @@ def windows(n_starts: int, width: int, config: Config) -> tuple[Iterator[Array],
     return batches(), max(1, round((n_starts + width) / (width * config.train.batch_size)))
 
 
-def learn(weights: Weights, lesson: Lesson, config: Config) -> list[float]:
+def learn(model: Any, weights: Weights, lesson: Lesson, config: Config) -> list[float]:
     """The loss of every step, a mean over its predictions."""
-    train = config.train
-    n_steps = train.max_steps or max(1, math.ceil(train.epochs * lesson.steps_per_epoch))
-    if train.warmup_steps < 0:
-        train = with_warmup(config, n_steps).train
+    n_steps = config.train.max_steps or max(1, math.ceil(config.train.epochs * lesson.steps_per_epoch))
+    warmup = config.train.warmup_steps if config.train.warmup_steps >= 0 else min(1_000, n_steps // 20)
+    train = replace(config.train, warmup_steps=warmup)
     optimizer = OPTIMIZERS[train.optimizer](weights, train)
     chance = np.random.Generator(np.random.SFC64([config.seed, 1]))
     losses: list[float] = []
     for step in range(1, n_steps + 1):
+        inputs, weight = lesson.batch(next(lesson.drawn))
         weights.grad.fill(0)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told below
-            (loss, back), weight = lesson.judge(next(lesson.batches), chance)
+            loss, back = model.loss(**inputs, smoothing=train.label_smoothing, chance=chance)
             back(1 / weight)
             norm = clip(weights.grad, train.clip_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -79,9 +78,3 @@ def learn(weights: Weights, lesson: Lesson, config: Config) -> list[float]:
         optimizer.step(rate(train, step, n_steps))
         losses.append(loss / weight)
     return losses
-
-
-def with_warmup(config: Config, n_steps: int) -> Config:
-    from dataclasses import replace
-
-    return replace(config, train=replace(config.train, warmup_steps=min(1_000, n_steps // 20)))

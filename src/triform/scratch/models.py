@@ -1,7 +1,7 @@
-"""The three forms: encoder with a label head, decoder, encoder-decoder. Parameters are named as in the torch models.
+"""The three forms: encoder with a label head, decoder, encoder-decoder.
 
-A call gives scores and the way back. `loss` is what training needs: the summed loss, and a way back that takes the
-share which each prediction has in the step.
+Parameters are named as in the torch models. A call gives scores and the way back. `loss` is what training needs:
+the summed loss, and a way back that takes the share which each prediction has in the step.
 """
 
 from __future__ import annotations
@@ -269,7 +269,9 @@ def check_sizes(sizes: Sizes) -> None:
 
 def check_targets(targets: Array, shape: tuple[int, ...], n: int) -> None:
     if targets.shape != shape:
-        raise DataError(f"targets have the shape {targets.shape}, and what predicts them {shape}: they must be alike")
+        raise DataError(
+            f"targets have the shape {targets.shape}, and what predicts them {shape}: they must be alike"
+        )
     counted = targets[targets != IGNORE]
     if counted.size and (counted.min() < 0 or counted.max() >= n):
         raise DataError(f"targets must be from 0 to {n - 1}; they are from {counted.min()} to {counted.max()}")

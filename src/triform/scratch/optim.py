@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,11 +41,12 @@ class Adam:
         whole = self.weights.value, self.weights.grad, self.mean, self.square
         cut = self.weights.n_decaying  # matrices decay; biases and norms do not
         edges = [*range(0, cut, BLOCK), *range(cut, len(self.weights.value), BLOCK), len(self.weights.value)]
-        for start, end in zip(edges, edges[1:], strict=False):
-            self.move(*(each[start:end] for each in whole), rate, self.decay if start < cut else 0.0)
+        for start, end in pairwise(edges):
+            w, g, m, v = (each[start:end] for each in whole)
+            self.shrink(w, g, rate, self.decay if start < cut else 0.0)
+            self.move(w, g, m, v, rate)
 
-    def move(self, w: Array, g: Array, m: Array, v: Array, rate: float, decay: float) -> None:
-        self.shrink(w, g, rate, decay)
+    def move(self, w: Array, g: Array, m: Array, v: Array, rate: float) -> None:
         m *= self.beta1
         m += (1 - self.beta1) * g
         v *= self.beta2

@@ -22,7 +22,7 @@ Back = Callable[[Array], Array]  # gradient by a result -> gradient by the input
 
 
 class Parameter:
-    """Numbers to be learned and, once something went back, the gradient of the loss by each. `Weights` owns both."""
+    """Numbers to be learned and, once something went back, the loss's gradient by each. `Weights` owns both."""
 
     value: Array
     grad: Array

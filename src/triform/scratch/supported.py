@@ -63,9 +63,7 @@ def settled(config: Config) -> Config:
     model, train, tokenizer = config.model, config.train, config.tokenizer
     width = model.d_model or 128
     heads = model.n_heads or next(heads for heads in (4, 3, 2, 1) if width % heads == 0)
-    model = replace(
-        model, d_model=width, n_heads=heads, n_layers=model.n_layers or 2, d_ff=model.d_ff or 4 * width
-    )
+    model = replace(model, d_model=width, n_heads=heads, n_layers=model.n_layers or 2, d_ff=model.d_ff or 4 * width)
     if not train.batch_size and not train.batch_tokens:
         train = replace(train, batch_tokens=1_024)
     if not train.max_steps and not train.epochs:

@@ -26,10 +26,10 @@ def initialise(model: Part, depth: int, rng: np.random.Generator) -> None:
         weight[...] = rng.standard_normal(weight.shape) * spread
 
     parts = list(model.parts())
-    matrices = [part for part in parts if isinstance(part, Linear)]
-    for part in matrices:
-        draw(part.weight.value, math.sqrt(2 / sum(part.weight.shape)))
-    outputs = {id(part.weight) for part in matrices}
+    matrices = [part.weight for part in parts if isinstance(part, Linear)]
+    for weight in matrices:
+        draw(weight.value, math.sqrt(2 / sum(weight.shape)))
+    outputs = {id(weight) for weight in matrices}
     for part in parts:
         if isinstance(part, LayerNorm):
             part.weight.value[...] = 1
@@ -41,7 +41,9 @@ def initialise(model: Part, depth: int, rng: np.random.Generator) -> None:
             part.out.weight.value /= math.sqrt(2 * depth)
         elif isinstance(part, FeedForward):
             part.down.weight.value /= math.sqrt(2 * depth)
-    for part in parts:  # scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself
+    for (
+        part
+    ) in parts:  # scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself
         if isinstance(part, Embedding) and part.scale != 1 and id(part.tokens.weight) in outputs:
             draw(part.tokens.weight.value, SMALL)
 
