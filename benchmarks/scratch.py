@@ -1,15 +1,15 @@
 """Training in NumPy alone beside torch, on the built-in sets.
 
-All contestants have the same sizes (width 128, 2 layers, 4 heads) and about 1,024 tokens a batch: `triform scratch`
-is the NumPy model, `triform` the trainer with its run folder, `torch.nn eager` plain PyTorch on the very batches that
-the NumPy model gets. On a CPU only; NumPy's products run on as many threads as torch's.
+All contestants have the same sizes (width 128, 2 layers, 4 heads) and about 1,024 tokens a batch. `triform scratch`
+is the NumPy model; `triform` is the trainer with the same settings, which on a CPU is eager torch; `torch.nn eager`
+is plain PyTorch on the very batches that the NumPy model gets. On a CPU only, whatever the device; NumPy's products
+run on as many threads as torch's.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from benchmarks.training import ours, theirs, trainer_of
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from triform.data import sets
-from triform.scratch.learning import Lesson, learn
+from triform.scratch.learning import Lesson
 
 WIDTH, LAYERS, HEADS = 128, 2, 4
 MODEL = ModelConfig(d_model=WIDTH, d_ff=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS)
 KINDS: dict[str, Any] = {"classify": "word", "generate": "char", "translate": "word"}
-Inputs = Callable[[], tuple[tuple[Any, ...], Tensor]]
+SETS = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
 
 
 class PlainClassifier(nn.Module):
@@ -47,13 +47,13 @@ class PlainClassifier(nn.Module):
         return self.head((x * share).sum(dim=1) / share.sum(dim=1))
 
 
-def learner_of(task: str) -> tuple[Any, Lesson]:
+def learner_of(task: str, steps: int) -> tuple[Any, Lesson]:
     """The NumPy model of a task, and what it learns from."""
     config = Config(
         model=MODEL,
         tokenizer=TokenizerConfig(kind=KINDS[task]),
         data=DataConfig(max_len=64 if task == "generate" else 0),
-        train=TrainConfig(batch_tokens=1_024, warmup_steps=0, schedule="constant", lr=1e-3),
+        train=TrainConfig(max_steps=steps, batch_tokens=1_024, schedule="constant", lr=1e-3),
     )
     if task == "generate":
         writer = scratch.LanguageModel(config)
@@ -63,15 +63,12 @@ def learner_of(task: str) -> tuple[Any, Lesson]:
     return learner, learner.lesson(one, other)
 
 
-SETS = {"classify": "reviews", "translate": "numbers", "generate": "topics"}
-
-
 def plain_of(task: str, learner: Any, lesson: Lesson) -> Callable[[], Tensor]:
     """A step of plain PyTorch over the same batches."""
     n, length = learner.tokenizer.vocab_size, learner.config.data.max_len
     model = {
         "classify": lambda: PlainClassifier(n, len(learner.config.data.labels), length),
-        "generate": lambda: PlainLM(n, WIDTH, HEADS, LAYERS, 4 * WIDTH, length),
+        "generate": lambda: PlainLM(n, WIDTH, LAYERS, HEADS, 4 * WIDTH, length),
         "translate": lambda: PlainTranslator(n, WIDTH, LAYERS, HEADS, 0.1),
     }[task]()
 
@@ -88,16 +85,15 @@ def plain_of(task: str, learner: Any, lesson: Lesson) -> Callable[[], Tensor]:
 
 
 def compare(board: Board, folder: Path, task: str) -> None:
-    learner, lesson = learner_of(task)
-    steps = 2 if board.quick else 20
-    few = replace(learner.config, train=replace(learner.config.train, max_steps=steps))
+    steps = 2 if board.quick else 10
+    learner, lesson = learner_of(task, steps)
     settings: dict[str, Any] = {
         f"model.{name}": getattr(MODEL, name) for name in ("d_model", "n_layers", "n_heads")
     }
     settings |= {"tokenizer.kind": KINDS[task], "data.max_len": learner.config.data.max_len}
     with trainer_of(board, folder, task, "", **settings) as trainer:
         who = {
-            "triform scratch": lambda: learn(learner.model, learner.weights, lesson, few),
+            "triform scratch": lambda: learner.learn(lesson),
             "triform": ours(trainer, steps),
             "torch.nn eager": theirs(plain_of(task, learner, lesson), steps),
         }
