@@ -118,6 +118,9 @@ def test_data_that_does_not_fit_is_told() -> None:
         classifier.fit(["a", 3], ["x", "y"])
     with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
         classifier.fit(["a", "b"], ["x", "x"])
+    known = replace(QUICK, data=DataConfig(labels=("x", "y")))
+    with pytest.raises(DataError, match=r"label 'z' is not among data\.labels: x, y"):
+        scratch.TextClassifier(known).fit(["a", "b"], ["x", "z"])
     with pytest.raises(DataError, match=r"only 3 tokens to learn from; data\.max_len=9 needs more"):
         scratch.LanguageModel(replace(QUICK, data=DataConfig(max_len=9))).fit("a b c")
     for learner in (classifier, writer, translator):

@@ -124,6 +124,15 @@ def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:
     assert other.fit(WORDS, LABELS).losses != losses[0]
 
 
+def test_learning_again_forgets_what_earlier_data_decided() -> None:
+    learner = quick("classify").fit(WORDS, LABELS)
+    learner.fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
+    assert learner.labels == ("bad", "good", "new")
+    assert learner.config.data.max_len == 10
+    fresh = quick("classify").fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
+    assert learner.losses == fresh.losses
+
+
 def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, Any], tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

@@ -37,7 +37,7 @@ class Learner:
     weights: Weights
 
     def __init__(self, config: Config | None = None) -> None:
-        self.config = settled(replace(config or Config(), task=self.task))
+        self.asked = self.config = settled(replace(config or Config(), task=self.task))
         check_model(self.config.model)
         self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
         self.losses: list[float] = []  # of each step
@@ -59,6 +59,11 @@ class Learner:
         self.model = self.form(self.config.model, self.sizes())
         self.weights = Weights(self.model, dtype)
         weights.initialise(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
+
+    def begin(self) -> None:
+        """Forget what earlier data decided."""
+        check_training(self.asked)
+        self.config = self.asked
 
     def learn(self, lesson: Lesson) -> Self:
         self.losses = learn(self.model, self.weights, lesson, self.config)
@@ -103,9 +108,11 @@ class TextClassifier(Learner):
         return self.learn(self.lesson(texts, labels))
 
     def lesson(self, texts: Sequence[str], labels: Sequence[str]) -> Lesson:
-        check_training(self.config)
+        self.begin()
         check_alike(texts, labels, "texts", "labels")
-        names = tuple(sorted(set(labels)))
+        names = self.asked.data.labels or tuple(sorted(set(labels)))
+        if odd := set(labels) - set(names):
+            raise DataError(f"label {min(odd)!r} is not among data.labels: {', '.join(names)}")
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
         numbers = np.array([names.index(label) for label in labels])
@@ -147,7 +154,7 @@ class LanguageModel(Learner):
         return self.learn(self.lesson(texts))
 
     def lesson(self, texts: str | Sequence[str]) -> Lesson:
-        check_training(self.config)
+        self.begin()
         documents = [texts] if isinstance(texts, str) else check_texts(texts)
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
         encoded = self.tokenizer.encode_batch(documents)
@@ -213,7 +220,7 @@ class Translator(Learner):
         return self.learn(self.lesson(sources, targets))
 
     def lesson(self, sources: Sequence[str], targets: Sequence[str]) -> Lesson:
-        check_training(self.config)
+        self.begin()
         check_alike(sources, targets, "sources", "targets")
         if self.config.tokenizer.shared:
             self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}

@@ -57,6 +57,7 @@ def windows(n_starts: int, width: int, config: Config) -> tuple[Iterator[Array],
     return batches(), max(1, round((n_starts + width) / (width * config.train.batch_size)))
 
 
+@np.errstate(all="ignore")  # what is not finite is told in one line
 def learn(model: Any, weights: Weights, lesson: Lesson, config: Config) -> list[float]:
     """The loss of every step, a mean over its predictions."""
     n_steps = config.train.max_steps or max(1, math.ceil(config.train.epochs * lesson.steps_per_epoch))
@@ -68,10 +69,9 @@ def learn(model: Any, weights: Weights, lesson: Lesson, config: Config) -> list[
     for step in range(1, n_steps + 1):
         inputs, weight = lesson.batch(next(lesson.drawn))
         weights.grad.fill(0)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told below
-            loss, back = model.loss(**inputs, smoothing=train.label_smoothing, chance=chance)
-            back(1 / weight)
-            norm = clip(weights.grad, train.clip_norm)
+        loss, back = model.loss(**inputs, smoothing=train.label_smoothing, chance=chance)
+        back(1 / weight)
+        norm = clip(weights.grad, train.clip_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             what = "the gradient" if math.isfinite(loss) else "the loss"
             raise DivergedError(f"{what} stopped being a finite number at step {step}; lower train.lr")
