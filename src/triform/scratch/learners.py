@@ -54,10 +54,10 @@ class Learner:
         if "weights" not in vars(self):
             raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
 
-    def build(self, dtype: Any = np.float32) -> None:
+    def build(self) -> None:
         """The model for these settings and vocabularies, with random weights."""
         self.model = self.form(self.config.model, self.sizes())
-        self.weights = Weights(self.model, dtype)
+        self.weights = Weights(self.model)
         weights.initialise(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
     def begin(self) -> None:

@@ -32,7 +32,7 @@ from triform.scratch.loss import IGNORE, cross_entropy
 from triform.scratch.part import Array, Back, Part, Source
 from triform.scratch.supported import check_model
 
-Loss = tuple[float, Callable[[float], None]]
+Loss = tuple[float, Callable[[float], object]]
 
 
 class Embedding(Part):
@@ -148,7 +148,7 @@ class Classifier(Part):
         scores, back = self(tokens, keep, chance)
         check_targets(labels, scores.shape[:-1], scores.shape[-1])
         loss, d_scores = cross_entropy(scores, labels, smoothing)
-        return loss, lambda share: _drop(back(d_scores * d_scores.dtype.type(share)))
+        return loss, lambda share: back(d_scores * d_scores.dtype.type(share))
 
 
 class Decoder(Part):
@@ -275,7 +275,3 @@ def check_targets(targets: Array, shape: tuple[int, ...], n: int) -> None:
     counted = targets[targets != IGNORE]
     if counted.size and (counted.min() < 0 or counted.max() >= n):
         raise DataError(f"targets must be from 0 to {n - 1}; they are from {counted.min()} to {counted.max()}")
-
-
-def _drop(gradient: Array) -> None:
-    """What comes out at the far end belongs to no one."""
