@@ -25,6 +25,7 @@ WHO = {  # who takes part in each, with the packages that must be there
     "classify": ([*OWN, "nn, padded to the batch's longest", "scikit-learn, TF-IDF, for scale"], ["sklearn"]),
     "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
+    "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
     "start": (["triform predict", "python, import torch"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
 }

@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "settings": ("errors", "config"),
     "presets": ("errors", "config", "settings"),
     "text": ("errors", "config"),
+    "scratch": ("errors", "config", "settings", "text"),
     "nn": ("errors", "config"),
     "data": ("errors", "config", "text"),
     "models": ("errors", "config", "nn"),
@@ -61,8 +62,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
-    *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "charts"),
-    *("pages", "report"),
+    *("errors", "config", "settings", "presets", "text", "scratch", "data", "metrics", "stats", "baselines"),
+    *("charts", "pages", "report"),
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")

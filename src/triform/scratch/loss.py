@@ -1,0 +1,29 @@
+"""Cross entropy with label smoothing: what learning makes small."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from triform.scratch.part import Array
+
+IGNORE = -100  # a target that is not a prediction
+
+
+def cross_entropy(scores: Array, targets: Array, smoothing: float) -> tuple[float, Array]:  # (N, V), (N)
+    """The summed loss, and its gradient by the scores, (N, V).
+
+    With p = softmax(s), the loss of a row is -Σ_j y_j log p_j = log Σ_k exp(s_k) - Σ_j y_j s_j, where
+    y = 1 - ε + ε/V at the target and ε/V elsewhere. Since the slope of log Σ_k exp(s_k) by s_j is p_j, the gradient
+    is as simple as can be: ds = p - y.
+    """
+    rows, n = np.arange(len(targets)), scores.shape[-1]
+    shifted = scores - scores.max(axis=-1, keepdims=True)
+    right = shifted[rows, targets]
+    mean = shifted.sum(axis=-1) / n if smoothing else 0.0
+    p = np.exp(shifted, out=shifted)
+    sums = p.sum(axis=-1, keepdims=True)
+    losses = np.log(sums[:, 0]) - (1 - smoothing) * right - smoothing * mean
+    p /= sums
+    p -= smoothing / n
+    p[rows, targets] -= 1 - smoothing
+    return float(losses.sum(dtype=np.float64)), p

@@ -1,0 +1,104 @@
+"""How weights move: Adam and AdamW, clipping, and the rate over the steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from triform.config import TrainConfig
+from triform.scratch.part import Array, Weights
+
+EPSILON = 1e-8
+BLOCK = 1 << 14  # numbers moved at a time: what lies between two steps stays in the processor's cache
+
+
+def clip(grad: Array, limit: float) -> float:
+    """Shorten the gradient of all weights to `limit` where it is longer (0: never), and tell how long it was."""
+    norm = math.sqrt(float(grad @ grad))
+    if limit and norm > limit:
+        grad *= grad.dtype.type(limit / (norm + 1e-6))
+    return norm
+
+
+class Adam:
+    """Each weight moves by its mean gradient over the root of its mean squared gradient.
+
+    m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g² forget slowly; they began at zero, so after k steps they are
+    divided by 1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - rate · m / (√v + ε). Decay is part of the gradient: g + λ w.
+    """
+
+    def __init__(self, weights: Weights, config: TrainConfig) -> None:
+        self.weights, self.decay = weights, config.weight_decay
+        self.beta1, self.beta2 = config.betas
+        self.mean, self.square = np.zeros_like(weights.value), np.zeros_like(weights.value)
+        self.steps = 0
+
+    def step(self, rate: float) -> None:
+        self.steps += 1
+        whole = self.weights.value, self.weights.grad, self.mean, self.square
+        cut = self.weights.n_decaying  # matrices decay; biases and norms do not
+        edges = [*range(0, cut, BLOCK), *range(cut, len(self.weights.value), BLOCK), len(self.weights.value)]
+        for start, end in pairwise(edges):
+            w, g, m, v = (each[start:end] for each in whole)
+            self.shrink(w, g, rate, self.decay if start < cut else 0.0)
+            self.move(w, g, m, v, rate)
+
+    def move(self, w: Array, g: Array, m: Array, v: Array, rate: float) -> None:
+        m *= self.beta1
+        m += (1 - self.beta1) * g
+        v *= self.beta2
+        np.multiply(g, g, out=g)
+        g *= 1 - self.beta2
+        v += g
+        root = np.sqrt(v, out=g)  # the gradient is needed no more
+        root *= 1 / math.sqrt(1 - self.beta2**self.steps)
+        root += EPSILON
+        np.divide(m, root, out=root)
+        root *= rate / (1 - self.beta1**self.steps)
+        w -= root
+
+    def shrink(self, w: Array, g: Array, rate: float, decay: float) -> None:
+        if decay:
+            g += decay * w
+
+
+class AdamW(Adam):
+    """The same, but decay stands beside the gradient: w ← (1 - rate · λ) w, however large the gradients are."""
+
+    def shrink(self, w: Array, g: Array, rate: float, decay: float) -> None:
+        w *= 1 - rate * decay
+
+
+OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
+
+
+def cosine(config: TrainConfig, progress: float, step: int) -> float:
+    return config.final_lr_ratio + (1 - config.final_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def linear(config: TrainConfig, progress: float, step: int) -> float:
+    return 1 - (1 - config.final_lr_ratio) * progress
+
+
+def noam(config: TrainConfig, progress: float, step: int) -> float:
+    warmup = max(1, config.warmup_steps)
+    return math.sqrt(warmup / max(step, warmup))
+
+
+SHAPES: dict[str, Callable[[TrainConfig, float, int], float]] = {
+    "constant": lambda config, progress, step: 1.0,
+    "cosine": cosine,
+    "linear": linear,
+    "noam": noam,
+}
+
+
+def rate(config: TrainConfig, step: int, n_steps: int) -> float:
+    """The learning rate of the step numbered from 1: up in a straight line, then down as the schedule has it."""
+    warmup = max(0, config.warmup_steps)
+    rise = min(1.0, step / warmup) if warmup else 1.0
+    progress = min(1.0, max(0.0, (step - warmup) / max(1, n_steps - warmup)))
+    return config.lr * rise * SHAPES[config.schedule](config, progress, step)

@@ -1,0 +1,74 @@
+"""Which settings the NumPy models know. Any other is refused by name: nothing is silently left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from triform.config import Config, ModelConfig, TrainConfig
+from triform.errors import ConfigError
+
+MODEL: dict[str, tuple[Any, ...]] = {
+    "kind": ("transformer",),
+    "positions": ("learned", "sinusoidal", "none"),
+    "score": ("scaled_dot", "dot"),
+    "norm": ("layer",),
+    "activation": ("relu", "gelu", "gelu_tanh"),
+    "window": (-1,),
+    "layer_windows": ((),),
+    "pair_rows": (0,),
+}
+TRAIN: dict[str, tuple[Any, ...]] = {
+    "optimizer": ("adam", "adamw"),
+    "schedule": ("constant", "cosine", "linear", "noam"),
+    "precision": ("auto", "fp32"),
+    "accumulate": (1,),
+    "consistency": (0.0,),
+    "average": (0.0,),
+    "patience": (0,),
+}
+
+
+def check_model(config: ModelConfig) -> None:
+    """A ConfigError unless the settings are known here, and chosen."""
+    _check("model", config, MODEL)
+    if config.n_kv_heads not in (0, config.n_heads):
+        _refuse("model", "n_kv_heads", config.n_kv_heads, (0, config.n_heads))
+    for name in ("d_model", "d_ff", "n_layers", "n_heads"):
+        if not getattr(config, name):
+            raise ConfigError(f"model.{name}=0 is left open: a NumPy model is built from sizes that are chosen")
+
+
+def check_training(config: Config) -> None:
+    _check("train", config.train, TRAIN)
+    _check("tokenizer", config.tokenizer, {"dropout": (0.0,), "file": ("",)})
+
+
+def _check(section: str, config: ModelConfig | TrainConfig | Any, known: dict[str, tuple[Any, ...]]) -> None:
+    for name, values in known.items():
+        if getattr(config, name) not in values:
+            _refuse(section, name, getattr(config, name), values)
+
+
+def _refuse(section: str, name: str, value: object, known: tuple[Any, ...]) -> None:
+    shown = ", ".join(str(list(each) if isinstance(each, tuple) else each) for each in known)
+    raise ConfigError(
+        f"{section}.{name}={list(value) if isinstance(value, tuple) else value} is not known to triform.scratch "
+        f"(only {shown}); the torch models have it"
+    )
+
+
+def settled(config: Config) -> Config:
+    """Settings left open, chosen: a small model, as the torch side has it for little data."""
+    model, train, tokenizer = config.model, config.train, config.tokenizer
+    width = model.d_model or 128
+    heads = model.n_heads or next(heads for heads in (4, 3, 2, 1) if width % heads == 0)
+    model = replace(model, d_model=width, n_heads=heads, n_layers=model.n_layers or 2, d_ff=model.d_ff or 4 * width)
+    if not train.batch_size and not train.batch_tokens:
+        train = replace(train, batch_tokens=1_024)
+    if not train.max_steps and not train.epochs:
+        train = replace(train, epochs={"classify": 8.0, "generate": 15.0, "translate": 10.0}[config.task])
+    train = replace(train, lr=train.lr or (2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4))
+    if tokenizer.kind == "auto":
+        tokenizer = replace(tokenizer, kind="word" if config.task == "classify" else "bpe")
+    return replace(config, model=model, train=train, tokenizer=tokenizer)

@@ -1,0 +1,146 @@
+"""What cannot be used is refused in one line that names it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scratch_twins import FORMS, MAX_LEN, Twins
+
+from triform import scratch
+from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
+from triform.errors import ConfigError, DataError, DivergedError
+from triform.scratch import models
+from triform.scratch.supported import MODEL, TRAIN
+
+SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
+QUICK = Config(model=SMALL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word"))
+OTHERS: dict[str, Any] = {
+    "positions": "rotary",
+    "score": "cosine",
+    "norm": "rms",
+    "activation": "swiglu",
+    "window": 4,
+    "layer_windows": (4,),
+    "pair_rows": 9,
+    "n_kv_heads": 1,
+}
+OTHER_TRAINING: dict[str, Any] = {
+    "optimizer": "sgd",
+    "schedule": "plateau",
+    "precision": "bf16",
+    "accumulate": 2,
+    "consistency": 1.0,
+    "average": 0.9,
+    "patience": 3,
+}
+
+
+def shown(value: Any) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_setting_of_the_model_that_is_not_known_is_named(name: str) -> None:
+    config = replace(SMALL, **{name: OTHERS[name]})
+    with pytest.raises(ConfigError, match=re.escape(f"model.{name}={shown(OTHERS[name])} is not known")):
+        models.Decoder(config, Sizes(vocab_size=5, max_len=4))
+    assert {*MODEL, "n_kv_heads"} == {*OTHERS, "kind"}
+
+
+@pytest.mark.parametrize("name", OTHER_TRAINING)
+def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
+    train = replace(QUICK.train, **{name: OTHER_TRAINING[name]})
+    with pytest.raises(ConfigError, match=re.escape(f"train.{name}={OTHER_TRAINING[name]} is not known")):
+        scratch.TextClassifier(replace(QUICK, train=train)).fit(["a", "b"], ["x", "y"])
+    assert OTHER_TRAINING.keys() == TRAIN.keys()
+
+
+def test_sizes_left_open_and_vocabularies_that_are_empty_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.n_layers=0 is left open"):
+        models.Decoder(replace(SMALL, n_layers=0), Sizes(vocab_size=5, max_len=4))
+    with pytest.raises(ConfigError, match="the vocabulary is empty"):
+        models.Decoder(SMALL, Sizes(vocab_size=0, max_len=4))
+    with pytest.raises(ConfigError, match="max_len=0 leaves nothing to read"):
+        models.Decoder(SMALL, Sizes(vocab_size=5, max_len=0))
+    with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
+        models.Classifier(SMALL, Sizes(vocab_size=5, max_len=4, n_labels=1))
+    with pytest.raises(DataError, match="no word is seen 1 times or more"):
+        scratch.TextClassifier(QUICK).fit([" ", "  "], ["x", "y"])
+    with pytest.raises(DataError, match="there is no text to make a vocabulary from"):
+        scratch.Translator(QUICK).fit(["", ""], ["", ""])
+
+
+@pytest.mark.parametrize("form", ["encoder", "decoder"])
+def test_tokens_that_do_not_fit_are_told_with_their_shape(form: str) -> None:
+    twins = Twins(form, {})
+    good = twins.inputs["tokens"]
+    for bad, message in (
+        (good[0], rf"these are int64 of shape \({good.shape[1]},\)"),
+        (good * 1.0, "these are float64"),
+        (good[:, :0], r"none of them 0 long"),
+        (np.repeat(good, 3, axis=1), rf"longer than data\.max_len={MAX_LEN}"),
+        (good + 11, r"token \d+ is not in the vocabulary, which has 0 to 10"),
+        (good - 11, r"token -\d+ is not in the vocabulary"),
+    ):
+        with pytest.raises(DataError, match=message):
+            twins.ours(bad)
+
+
+def test_masks_and_targets_that_do_not_fit_are_told_with_their_shapes() -> None:
+    encoder, decoder, seq2seq = (Twins(form, {}) for form in FORMS)
+    with pytest.raises(DataError, match=r"keep has the shape \(3, 5\), and its tokens \(3, 6\)"):
+        encoder.ours(encoder.inputs["tokens"], encoder.inputs["keep"][:, :5])
+    with pytest.raises(DataError, match=r"targets have the shape \(2,\), and what predicts them \(3,\)"):
+        encoder.ours.loss(encoder.inputs["tokens"], np.array([0, 1]))
+    with pytest.raises(DataError, match="targets must be from 0 to 2; they are from 0 to 3"):
+        encoder.ours.loss(encoder.inputs["tokens"], np.array([0, 1, 3]))
+    with pytest.raises(DataError, match=r"targets have the shape \(3, 4\), and what predicts them \(3, 5\)"):
+        decoder.ours.loss(decoder.inputs["tokens"], decoder.targets["expected"][:, :4])
+    with pytest.raises(DataError, match=r"sources \(3, 6\) and targets \(2, 5\) must be as many"):
+        seq2seq.ours(seq2seq.inputs["source"], seq2seq.inputs["target"][:2])
+
+
+def test_data_that_does_not_fit_is_told() -> None:
+    classifier, writer, translator = (
+        kind(QUICK) for kind in (scratch.TextClassifier, scratch.LanguageModel, scratch.Translator)
+    )
+    with pytest.raises(DataError, match="there are 2 texts and 1 labels: they must be as many"):
+        classifier.fit(["a", "b"], ["x"])
+    with pytest.raises(DataError, match="there are no sources to learn from"):
+        translator.fit([], [])
+    with pytest.raises(DataError, match="give a list of texts, not one text by itself"):
+        classifier.fit("abc", "abc")
+    with pytest.raises(DataError, match="texts are needed; 3 is int"):
+        classifier.fit(["a", 3], ["x", "y"])
+    with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
+        classifier.fit(["a", "b"], ["x", "x"])
+    known = replace(QUICK, data=DataConfig(labels=("x", "y")))
+    with pytest.raises(DataError, match=r"label 'z' is not among data\.labels: x, y"):
+        scratch.TextClassifier(known).fit(["a", "b"], ["x", "z"])
+    with pytest.raises(DataError, match=r"only 3 tokens to learn from; data\.max_len=9 needs more"):
+        scratch.LanguageModel(replace(QUICK, data=DataConfig(max_len=9))).fit("a b c")
+    for learner in (classifier, writer, translator):
+        fresh = type(learner)(QUICK)
+        with pytest.raises(DataError, match="this model has learned nothing yet: call fit first"):
+            fresh.predict(["a"])
+        with pytest.raises(DataError, match="this model has learned nothing yet"):
+            fresh.save("nowhere")
+
+
+def test_a_prompt_with_unknown_words_is_refused_and_no_texts_give_no_answers() -> None:
+    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    with pytest.raises(DataError, match="the prompt has what the model never saw in training: 'wings'"):
+        writer.generate(["a wings"])
+    assert writer.generate([]) == []
+    assert scratch.TextClassifier(QUICK).fit(["a", "b"], ["x", "y"]).predict([]) == []
+    assert scratch.Translator(QUICK).fit(["a", "b"], ["x", "y"]).translate([]) == []
+
+
+def test_a_loss_that_is_no_number_stops_the_learning() -> None:
+    wild = replace(QUICK, train=replace(QUICK.train, lr=1e30, max_steps=50, warmup_steps=0, clip_norm=0.0))
+    with pytest.raises(DivergedError, match=r"stopped being a finite number at step \d+; lower train\.lr"):
+        scratch.TextClassifier(wild).fit(["a b", "b c"] * 4, ["x", "y"] * 4)

@@ -1,0 +1,170 @@
+"""Run folders go both ways: NumPy opens what torch trained, torch what NumPy trained, and both say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import triform
+from triform import scratch
+from triform.config import Config, DataConfig, DecodeConfig, ModelConfig, TokenizerConfig, TrainConfig
+from triform.errors import CheckpointError
+
+MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
+WORDS = ["the soup was cold", "a warm and good meal", "good good good", "cold, cold and bad", "a bad day"]
+LABELS = ["bad", "good", "good", "bad", "bad"]
+OURS: dict[str, Any] = {
+    "classify": scratch.TextClassifier,
+    "generate": scratch.LanguageModel,
+    "translate": scratch.Translator,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run of each task that the torch side trained a little."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "rows.tsv").write_text(
+        "".join(f"{label}\t{text} {n}\n" for n in range(9) for label, text in zip(LABELS, WORDS, strict=True))
+    )
+    (folder / "text.txt").write_text("".join(f"{text} {n}.\n" for n in range(30) for text in WORDS))
+    (folder / "pairs.tsv").write_text(
+        "".join(f"{text} {n}\t{n} {text.upper()}!\n" for n in range(9) for text in WORDS)
+    )
+    made = {"classify": "rows.tsv", "generate": "text.txt", "translate": "pairs.tsv"}
+    apart = {"translate": {"kind": "word", "shared": False}, "generate": {"kind": "char"}}
+    return {
+        task: triform.train(
+            task,
+            out=folder / task,
+            data={"train": str(folder / name), "header": "no", "max_len": 24},
+            tokenizer=apart.get(task, {}),
+            model=MODEL,
+            train={"max_steps": 30, "batch_size": 8},
+            device="cpu",
+            quiet=True,
+        )
+        for task, name in made.items()
+    }
+
+
+TEXTS = [*WORDS, "good", "", "an unknown and cold word " * 9]
+
+
+def test_a_classifier_gives_the_labels_and_probabilities_of_torch(runs: dict[str, Any]) -> None:
+    model = scratch.load(runs["classify"].path)
+    wanted = runs["classify"].predict(TEXTS)
+    assert model.predict(TEXTS) == [each.output for each in wanted]
+    probabilities = [[each.probabilities[label] for label in model.labels] for each in wanted]
+    np.testing.assert_allclose(model.predict_proba(TEXTS), probabilities, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"strategy": "greedy"}, {"top_k": 5}, {"top_p": 0.7, "temperature": 1.3}, {"beam_size": 3}],
+    ids=str,
+)
+def test_a_language_model_writes_what_torch_writes_even_by_chance(
+    runs: dict[str, Any], how: dict[str, Any]
+) -> None:
+    model = scratch.load(runs["generate"].path)
+    strategy = {"beam_size": "beam", "top_k": "sample", "top_p": "sample"}
+    named = {"strategy": next((strategy[name] for name in how if name in strategy), "auto")} | how
+    prompts = ["the soup", "", "a warm and good meal 12.\na ba"]  # the last fills the context, and goes on
+    wanted = runs["generate"].predict(prompts, seed=5, max_new_tokens=40, **how)
+    found = model.generate(prompts, DecodeConfig(**named, max_new_tokens=40), seed=5)
+    assert found == [each.output for each in wanted]
+
+
+@pytest.mark.parametrize("how", [{}, {"strategy": "greedy"}, {"beam_size": 2, "length_penalty": 0.0}], ids=str)
+def test_a_translator_with_two_vocabularies_writes_what_torch_writes(
+    runs: dict[str, Any], how: dict[str, Any]
+) -> None:
+    model = scratch.load(runs["translate"].path)
+    assert model.target.vocab_size != model.tokenizer.vocab_size
+    wanted = runs["translate"].predict(TEXTS, **how)
+    assert model.translate(TEXTS, DecodeConfig(**how)) == [each.output for each in wanted]
+
+
+def quick(task: str, **tokenizer: Any) -> Any:
+    model, train = ModelConfig(**MODEL), TrainConfig(max_steps=20, batch_size=4)
+    return OURS[task](
+        Config(
+            model=model,
+            train=train,
+            tokenizer=TokenizerConfig(**{"kind": "word"} | tokenizer),
+            data=DataConfig(max_len=0 if task != "generate" else 8),
+        )
+    )
+
+
+def test_torch_opens_what_was_learned_without_it(tmp_path: Path) -> None:
+    classifier = quick("classify").fit(WORDS, LABELS)
+    classifier.save(tmp_path / "c")
+    assert [each.output for each in triform.load(tmp_path / "c").predict(TEXTS)] == classifier.predict(TEXTS)
+    writer = quick("generate", kind="char").fit(WORDS * 3)
+    writer.save(tmp_path / "g")
+    written = triform.load(tmp_path / "g").predict(["a", "the"], max_new_tokens=20, seed=3)
+    assert [each.output for each in written] == writer.generate(["a", "the"], DecodeConfig(max_new_tokens=20), 3)
+    for shared in (True, False):
+        translator = quick("translate", shared=shared).fit(WORDS, LABELS)
+        translator.save(tmp_path / f"t{shared}")
+        answers = triform.load(tmp_path / f"t{shared}").predict(TEXTS)
+        assert [each.output for each in answers] == translator.translate(TEXTS)
+        assert scratch.load(tmp_path / f"t{shared}").translate(TEXTS) == translator.translate(TEXTS)
+
+
+def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:
+    losses = [quick("classify").fit(WORDS, LABELS).losses for _ in range(2)]
+    assert losses[0] == losses[1]
+    other = scratch.TextClassifier(Config(seed=1, model=ModelConfig(**MODEL), train=TrainConfig(max_steps=20)))
+    assert other.fit(WORDS, LABELS).losses != losses[0]
+
+
+def test_learning_again_forgets_what_earlier_data_decided() -> None:
+    learner = quick("classify").fit(WORDS, LABELS)
+    learner.fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
+    assert learner.labels == ("bad", "good", "new")
+    assert learner.config.data.max_len == 10
+    fresh = quick("classify").fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
+    assert learner.losses == fresh.losses
+
+
+def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, Any], tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    with pytest.raises(CheckpointError, match=r"is not a run folder: it has no config\.toml"):
+        scratch.load(tmp_path)
+    for file in runs["classify"].path.glob("*.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "model.safetensors"
+    good = load_file(path)
+    name = "encoder.blocks.0.attention.query.weight"
+
+    def refused(tensors: dict[str, Any], message: str) -> None:
+        save_file(tensors, path)
+        with pytest.raises(CheckpointError, match=message):
+            scratch.load(tmp_path)
+
+    refused({**good, name: good[name][:3]}, r"attention.query.weight is \(3, 16\), wanted \(16, 16\)")
+    refused({**good, name: good[name] * np.float32("nan")}, f"{name} holds what is no finite number")
+    refused({**good, "wings": good[name]}, "do not fit the settings: wings is missing or unknown")
+    path.write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="is damaged, or not a safetensors file"):
+        scratch.load(tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="no such file"):
+        scratch.load(tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace('positions = "learned"', 'positions = "rotary"'))
+    with pytest.raises(triform.ConfigError, match=r"model.positions=rotary is not known to triform\.scratch"):
+        scratch.load(tmp_path)
+    config.write_text(config.read_text().replace("format = 1", "format = 9"))
+    with pytest.raises(CheckpointError, match="newer Triform"):
+        scratch.load(tmp_path)
+    config.write_text("[model]\nwings = 2\n")
+    with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
+        scratch.load(tmp_path)
