@@ -70,7 +70,7 @@ def test_the_list_names_every_benchmark_with_one_line_each() -> None:
 
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert front_door(["wings"]) == 2
-    assert "no benchmark 'wings'; known are attention, classify" in capsys.readouterr().err
+    assert "no benchmark 'wings'; known are attention, audit, classify" in capsys.readouterr().err
 
 
 def test_all_runs_each_in_its_own_process_and_says_which_failed(
