@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
 from triform.errors import ConfigError, DataError, DivergedError
 from triform.scratch import models
-from triform.scratch.supported import MODEL, TRAIN
+from triform.scratch.supported import MODEL, MODEL_FREE, TRAIN, TRAIN_FREE
 
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
 QUICK = Config(model=SMALL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word"))
@@ -27,6 +27,15 @@ OTHERS: dict[str, Any] = {
     "layer_windows": (4,),
     "pair_rows": 9,
     "n_kv_heads": 1,
+    "norm_eps": 1e-3,
+    "embedding_norm": True,
+    "segments": 2,
+    "out_bias": "no",
+    "pooling": "first",
+    "head_activation": "tanh",
+    "rotary_base": 500.0,
+    "max_distance": 9,
+    "n_buckets": 8,
 }
 OTHER_TRAINING: dict[str, Any] = {
     "optimizer": "sgd",
@@ -36,6 +45,9 @@ OTHER_TRAINING: dict[str, Any] = {
     "consistency": 1.0,
     "average": 0.9,
     "patience": 3,
+    "layer_decay": 0.5,
+    "freeze": 1,
+    "auto_batch": True,
 }
 
 
@@ -48,7 +60,10 @@ def test_a_setting_of_the_model_that_is_not_known_is_named(name: str) -> None:
     config = replace(SMALL, **{name: OTHERS[name]})
     with pytest.raises(ConfigError, match=re.escape(f"model.{name}={shown(OTHERS[name])} is not known")):
         models.Decoder(config, Sizes(vocab_size=5, max_len=4))
-    assert {*MODEL, "n_kv_heads"} == {*OTHERS, "kind"}
+    assert MODEL.keys() <= {*OTHERS, "kind"}
+    assert {each.name for each in fields(ModelConfig)} == {*MODEL_FREE, *OTHERS, "kind"}, (
+        "none is left out in silence"
+    )
 
 
 @pytest.mark.parametrize("name", OTHER_TRAINING)
@@ -56,7 +71,9 @@ def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
     train = replace(QUICK.train, **{name: OTHER_TRAINING[name]})
     with pytest.raises(ConfigError, match=re.escape(f"train.{name}={OTHER_TRAINING[name]} is not known")):
         scratch.TextClassifier(replace(QUICK, train=train)).fit(["a", "b"], ["x", "y"])
-    assert OTHER_TRAINING.keys() == TRAIN.keys()
+    assert TRAIN.keys() <= OTHER_TRAINING.keys()
+    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *OTHER_TRAINING}
+    assert all(name in ("base", "momentum") or name.startswith("lora") for name in others), others
 
 
 def test_sizes_left_open_and_vocabularies_that_are_empty_are_named() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from triform.config import Config, ModelConfig, TrainConfig
+from triform.config import Config, ModelConfig
 from triform.errors import ConfigError
 
 MODEL: dict[str, tuple[Any, ...]] = {
@@ -16,22 +16,28 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "activation": ("relu", "gelu", "gelu_tanh"),
     "window": (-1,),
     "layer_windows": ((),),
-    "pair_rows": (0,),
 }
+# Followed whatever they are; a setting that is in neither table must be as it is by default.
+MODEL_FREE = (
+    *("d_model", "d_ff", "n_layers", "n_heads", "n_kv_heads", "dropout", "attention_dropout", "reach"),
+    *("norm_position", "final_norm", "bias", "qkv_bias", "tie_embeddings", "scale_embeddings"),
+    *("head_hidden", "head_bias"),
+)
 TRAIN: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adam", "adamw"),
     "schedule": ("constant", "cosine", "linear", "noam"),
     "precision": ("auto", "fp32"),
-    "accumulate": (1,),
-    "consistency": (0.0,),
-    "average": (0.0,),
-    "patience": (0,),
 }
+TRAIN_FREE = (
+    *("lr", "betas", "momentum", "weight_decay", "warmup_steps", "final_lr_ratio", "plateau_factor"),
+    *("plateau_patience", "batch_size", "batch_tokens", "max_steps", "epochs", "clip_norm", "label_smoothing"),
+    *("eval_every", "checkpoint_every", "log_every"),
+)
 
 
 def check_model(config: ModelConfig) -> None:
     """A ConfigError unless the settings are known here, and chosen."""
-    _check("model", config, MODEL)
+    _check("model", config, MODEL, MODEL_FREE)
     if config.n_kv_heads not in (0, config.n_heads):
         _refuse("model", "n_kv_heads", config.n_kv_heads, (0, config.n_heads))
     for name in ("d_model", "d_ff", "n_layers", "n_heads"):
@@ -40,14 +46,15 @@ def check_model(config: ModelConfig) -> None:
 
 
 def check_training(config: Config) -> None:
-    _check("train", config.train, TRAIN)
-    _check("tokenizer", config.tokenizer, {"dropout": (0.0,), "file": ("",)})
+    _check("train", config.train, TRAIN, TRAIN_FREE)
+    _check("tokenizer", config.tokenizer, {}, ("kind", "vocab_size", "min_count", "lowercase", "shared"))
 
 
-def _check(section: str, config: ModelConfig | TrainConfig | Any, known: dict[str, tuple[Any, ...]]) -> None:
-    for name, values in known.items():
-        if getattr(config, name) not in values:
-            _refuse(section, name, getattr(config, name), values)
+def _check(section: str, config: Any, known: dict[str, tuple[Any, ...]], free: tuple[str, ...]) -> None:
+    for each in fields(config):
+        values = known.get(each.name, (each.default,))
+        if each.name not in free and getattr(config, each.name) not in values:
+            _refuse(section, each.name, getattr(config, each.name), values)
 
 
 def _refuse(section: str, name: str, value: object, known: tuple[Any, ...]) -> None:
