@@ -101,3 +101,16 @@ def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:
     import_run(bert, tmp_path / "run")
     answer = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
     assert answer.exit_code != 0
+
+
+def test_a_folder_of_seeds_is_no_published_model(tmp_path: Path) -> None:
+    (tmp_path / "many" / "seed-0").mkdir(parents=True)
+    (tmp_path / "many" / "seed-0" / "config.toml").touch()
+    with pytest.raises(ConfigError, match="holds several seeds"):
+        triform.train("classify", base=str(tmp_path / "many"), out=tmp_path / "run", device="cpu", quiet=True)
+
+
+def test_an_unknown_architecture_is_named(bert: Path, tmp_path: Path) -> None:
+    (bert / "config.json").write_text('{"model_type": "mamba"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="the architecture mamba is not known"):
+        import_run(bert, tmp_path / "run")

@@ -9,7 +9,7 @@ from pathlib import Path
 from triform.config import TaskName
 from triform.data.cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
-from triform.pretrained.families import BY_KIND, family_of
+from triform.pretrained.families import BY_KIND
 from triform.pretrained.hub import HUB, on_disk
 from triform.pretrained.importing import Imported, open_folder
 from triform.pretrained.read import read_folder
@@ -23,9 +23,9 @@ NO_LABELS = ("0", "1")  # of an encoder that was published without any
 
 
 def task_of(path: str | Path) -> TaskName:
-    """What the family of a folder does."""
+    """What the family of a folder does; one that is not known is told as where it is read."""
     found = read_folder(on_disk(path))
-    return BY_KIND[found.kind].task if found.kind in BY_KIND else family_of(found, "generate").task
+    return BY_KIND[found.kind].task if found.kind in BY_KIND else "generate"
 
 
 def import_run(
@@ -59,7 +59,8 @@ def import_run(
 
 def as_base(path: str, task: TaskName) -> str:
     """A run folder to begin with: the one that is named, or one made of the published model that is."""
-    if not path.startswith(HUB) and ((Path(path) / "config.toml").exists() or not Path(path).is_dir()):
+    own = [*Path(path).glob("config.toml"), *Path(path).glob("seed-*/config.toml")]
+    if not path.startswith(HUB) and (own or not Path(path).is_dir()):
         return path
     place = on_disk(path)
     files = sorted(file for file in place.iterdir() if file.is_file())
