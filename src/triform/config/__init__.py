@@ -1,0 +1,170 @@
+"""Every setting, as frozen dataclasses that check themselves.
+
+A zero (or "auto", or -1 where zero means something) is a setting left open. Most are chosen from the size of
+the data when training starts, and the chosen value is what the run folder's config.toml holds; how to decode
+and at what precision stay open until they are needed, since they depend on the call and the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from triform.config.checks import Answer, at_least, between, require
+from triform.config.model import (
+    ActivationKind,
+    HeadActivation,
+    ModelConfig,
+    ModelKind,
+    NormKind,
+    NormPosition,
+    PoolingKind,
+    PositionKind,
+    Reach,
+    ScoreKind,
+)
+from triform.config.train import LoraLayers, OptimizerKind, Precision, ScheduleKind, TrainConfig
+from triform.errors import ConfigError
+
+__all__ = [
+    "TASKS",
+    "ActivationKind",
+    "Answer",
+    "Config",
+    "DataConfig",
+    "DecodeConfig",
+    "HeadActivation",
+    "LoraLayers",
+    "ModelConfig",
+    "ModelKind",
+    "NormKind",
+    "NormPosition",
+    "OptimizerKind",
+    "PoolingKind",
+    "PositionKind",
+    "Precision",
+    "Reach",
+    "ScheduleKind",
+    "ScoreKind",
+    "Sizes",
+    "Strategy",
+    "TaskName",
+    "TokenizerConfig",
+    "TokenizerKind",
+    "TrainConfig",
+]
+
+TaskName = Literal["classify", "generate", "translate"]
+TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
+Strategy = Literal["auto", "greedy", "sample", "beam"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the text is and how its files are laid out."""
+
+    train: str = ""  # a file, or builtin:NAME
+    valid: str = ""  # empty: held out from train
+    source: str = ""  # aligned files, one sentence a line
+    target: str = ""
+    valid_source: str = ""
+    valid_target: str = ""
+    text_column: str = ""  # a name, or a number counted from 1; empty: found by looking
+    label_column: str = ""
+    source_column: str = ""
+    target_column: str = ""
+    header: Answer = "auto"
+    labels: tuple[str, ...] = ()  # empty: those of the training data, sorted
+    valid_fraction: float = 0.1
+    max_len: int = 0  # tokens a model reads at once
+
+    def __post_init__(self) -> None:
+        between("data", 0.0, 0.5, valid_fraction=self.valid_fraction)
+        at_least("data", 0, max_len=self.max_len)
+        require(self.max_len != 1, "data.max_len=1 leaves nothing to read: it must be at least 2")
+        for first, second in (("source", "target"), ("valid_source", "valid_target")):
+            require(
+                bool(getattr(self, first)) == bool(getattr(self, second)),
+                f"data.{first} and data.{second} go together: give both or neither",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    kind: TokenizerKind = "auto"
+    vocab_size: int = 0
+    min_count: int = 1  # word: rarer ones become <unk>
+    lowercase: bool = False
+    shared: bool = True  # translate: one vocabulary for both languages
+    dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
+    file: str = ""  # a tokenizer of Triform or another library, to take its vocabulary instead of learning one
+
+    def __post_init__(self) -> None:
+        at_least("tokenizer", 0, vocab_size=self.vocab_size)
+        at_least("tokenizer", 1, min_count=self.min_count)
+        between("tokenizer", 0.0, 0.5, dropout=self.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How tokens are chosen when the model writes."""
+
+    strategy: Strategy = "auto"  # sample for generate, beam for translate
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    max_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self.temperature > 0,
+            f"decode.temperature={self.temperature} must be above 0; decode.strategy=greedy takes the best token",
+        )
+        require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
+        at_least("decode", 0, top_k=self.top_k, max_new_tokens=self.max_new_tokens)
+        at_least("decode", 0, length_penalty=self.length_penalty)
+        at_least("decode", 1, beam_size=self.beam_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, whole."""
+
+    task: TaskName = "classify"
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
+        if self.task != "translate" and self.data.source:
+            raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+        if self.model.pair_rows and self.task != "classify":
+            raise ConfigError(f"model.pair_rows is for classify; {self.task} reads one new token at a time")
+        if self.tokenizer.dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
+            raise ConfigError("tokenizer.dropout leaves out merges of bpe, and is for classify and translate")
+        if self.train.consistency and not (self.model.dropout or self.model.attention_dropout):
+            raise ConfigError("train.consistency compares readings that dropout makes differ: set model.dropout")
+        if self.model.reach == "full" and self.task != "classify":
+            raise ConfigError(
+                "model.reach=full lets a decoder read the very token it should predict: "
+                f"{self.task} needs auto or causal"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a model must know of its data: how many tokens there are, and how many labels."""
+
+    vocab_size: int
+    max_len: int
+    n_labels: int = 0
+    target_vocab_size: int = 0  # 0: the same vocabulary on both sides

@@ -1,0 +1,179 @@
+"""The settings of a model: its kind and its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triform.config.checks import Answer, at_least, between, require
+from triform.errors import ConfigError
+
+ModelKind = Literal["transformer"]
+PositionKind = Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"]
+ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
+Reach = Literal["auto", "full", "causal"]
+NormKind = Literal["layer", "rms"]
+NormPosition = Literal["pre", "post"]
+ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
+PoolingKind = Literal["mean", "first"]
+HeadActivation = Literal["relu", "tanh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The Transformer's shape. Sizes are named as in the paper."""
+
+    kind: ModelKind = "transformer"
+    d_model: int = 0
+    d_ff: int = 0  # 0: four times d_model; for swiglu 8/3 of it, which costs the same
+    n_layers: int = 0  # of the encoder and of the decoder, where a model has both
+    n_heads: int = 0
+    n_kv_heads: int = 0  # heads of keys and values, shared by groups of query heads; 0: as many as n_heads
+    dropout: float = 0.1  # of embeddings and of what each sublayer adds
+    attention_dropout: float = 0.0  # of attention weights; costs speed, fused kernels are faster without
+    positions: PositionKind = "learned"
+    rotary_base: float = 10_000.0
+    rotary_scaling: tuple[float, ...] = ()  # [factor]: linear; [factor, low, high, original length]: Llama 3's
+    max_distance: int = 0  # relative, t5: farther is all alike; 0: 16 and 128, as published
+    n_buckets: int = 32  # t5
+    score: ScoreKind = "scaled_dot"
+    reach: Reach = "auto"  # auto: encoders read both ways, decoders only back
+    window: int = -1  # keys a position reads, itself included, on each side it may look; -1: all
+    layer_windows: tuple[int, ...] = ()  # instead of window: one a layer, repeated, e.g. [8, -1]
+    norm: NormKind = "layer"
+    norm_position: NormPosition = "pre"
+    norm_eps: float = 0.0  # what keeps a norm from dividing by zero; 0: 1e-5 for layer, 1e-6 for rms
+    final_norm: bool = True
+    embedding_norm: bool = False  # a norm after the embeddings, as BERT has it
+    segments: int = 0  # kinds of text that have an embedding of their own, as BERT's two; 0: none
+    activation: ActivationKind = "gelu"
+    bias: bool = True  # in output projections, feedforward and norms
+    qkv_bias: bool = True
+    out_bias: Answer = "auto"  # of attention's output projections alone; auto: as bias
+    tie_embeddings: bool = True
+    scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
+    pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
+    pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states or the first
+    head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
+    head_activation: HeadActivation = "relu"  # of that layer
+    head_bias: bool = True
+
+    def __post_init__(self) -> None:
+        at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
+        at_least("model", 0, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_hidden=self.head_hidden)
+        at_least("model", 0, max_distance=self.max_distance, pair_rows=self.pair_rows)
+        at_least("model", 0, norm_eps=self.norm_eps, segments=self.segments)
+        at_least("model", 4, n_buckets=self.n_buckets)
+        between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
+        if self.d_model and self.n_heads and self.d_model % self.n_heads:
+            down = self.d_model - self.d_model % self.n_heads
+            raise ConfigError(
+                f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}; "
+                f"try d_model={' or '.join(str(width) for width in (down, down + self.n_heads) if width)}"
+            )
+        self._check_heads()
+        self._check_positions()
+        self._check_windows()
+
+    def _check_heads(self) -> None:
+        heads, shared = self.n_heads, self.n_kv_heads
+        if not (heads and shared) or heads % shared == 0:
+            return
+        fitting = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise ConfigError(
+            f"model.n_heads={heads} is not divisible by model.n_kv_heads={shared}: every key/value head "
+            f"serves as many query heads; choose from {fitting}"
+        )
+
+    def _check_positions(self) -> None:
+        require(
+            not (self.positions in ("sinusoidal", "sinusoidal_halves") and self.d_model % 2),
+            f"model.positions={self.positions} needs an even model.d_model, not {self.d_model}",
+        )
+        if self.positions == "rotary" and self.n_heads and self.head_dim % 2:
+            raise ConfigError(
+                f"model.positions=rotary turns pairs of coordinates: the head size, model.d_model / model.n_heads "
+                f"= {self.head_dim}, must be even"
+            )
+        require(self.rotary_base > 1, f"model.rotary_base={self.rotary_base} must be above 1")
+        self._check_scaling()
+        require(self.n_buckets % 2 == 0, f"model.n_buckets={self.n_buckets} must be even: half for each side")
+        nearest = self.max_distance_or_published
+        require(
+            self.positions != "t5" or nearest > self.n_buckets // 2,
+            f"model.max_distance={nearest} is too small: with model.n_buckets={self.n_buckets} it must be above "
+            f"{self.n_buckets // 2}, or the buckets for far distances hold nothing",
+        )
+        if self.score == "additive" and self.positions in ("rotary", "relative"):
+            raise ConfigError(
+                f"model.positions={self.positions} changes the dot product of query and key, and "
+                "model.score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
+            )
+
+    def _check_scaling(self) -> None:
+        scaling = self.rotary_scaling
+        require(
+            len(scaling) in (0, 1, 4) and all(number > 0 for number in scaling),
+            f"model.rotary_scaling={list(scaling)} must be empty, [factor], or [factor, low, high, original "
+            "length], all above 0",
+        )
+        require(
+            len(scaling) < 4 or scaling[1] < scaling[2],
+            f"model.rotary_scaling={list(scaling)}: its second number, low, must be below its third, high",
+        )
+        require(
+            not scaling or self.positions == "rotary",
+            f"model.rotary_scaling={list(scaling)} is for model.positions=rotary, not {self.positions}",
+        )
+
+    def _check_windows(self) -> None:
+        for name, shown, widths in (
+            ("window", self.window, (self.window,)),
+            ("layer_windows", list(self.layer_windows), self.layer_windows),
+        ):
+            require(
+                all(width == -1 or width > 0 for width in widths),
+                f"model.{name}={shown} leaves a position nothing to read, not even itself: "
+                "a window must be at least 1, or -1 for no window",
+            )
+        if not self.layer_windows:
+            return
+        pattern = list(self.layer_windows)
+        require(
+            self.window == -1,
+            f"model.window={self.window} and model.layer_windows={pattern} are two ways to say one thing: "
+            "set only one of them",
+        )
+        require(
+            self.n_layers % len(pattern) == 0,
+            f"model.layer_windows={pattern} is a pattern of {len(pattern)} layers and does not fit "
+            f"model.n_layers={self.n_layers}: the number of layers must be a multiple of it",
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: as many as of queries, unless said."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def has_out_bias(self) -> bool:
+        return self.bias if self.out_bias == "auto" else self.out_bias == "yes"
+
+    @property
+    def max_distance_or_published(self) -> int:
+        return self.max_distance or (16 if self.positions == "relative" else 128)
+
+    def notes(self, max_len: int) -> list[str]:
+        """What is allowed but does less than it says."""
+        wide = sorted({width for width in self.windows if width >= max_len})
+        return [f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in wide]
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer; -1 where there is none."""
+        pattern = self.layer_windows or (self.window,)
+        return pattern * (self.n_layers // len(pattern))

@@ -1,0 +1,87 @@
+"""The settings of a training: what learns, from how much, and how often we look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triform.config.checks import at_least, between, require
+
+OptimizerKind = Literal["adam", "adamw", "sgd"]
+ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
+Precision = Literal["auto", "fp32", "bf16"]
+LoraLayers = Literal["all", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the model learns and how often we look."""
+
+    optimizer: OptimizerKind = "adamw"
+    lr: float = 0.0
+    betas: tuple[float, ...] = (0.9, 0.98)
+    momentum: float = 0.9  # sgd
+    weight_decay: float = 0.01
+    schedule: ScheduleKind = "cosine"
+    warmup_steps: int = -1
+    final_lr_ratio: float = 0.05  # where cosine and linear end, as a share of lr
+    plateau_factor: float = 0.5
+    plateau_patience: int = 5
+    batch_size: int = 0  # examples a batch; or:
+    batch_tokens: int = 0  # tokens a batch with its padding, of the longer side of a pair
+    accumulate: int = 1  # batches a step
+    auto_batch: bool = False  # where memory is short: more and smaller batches a step, learning from as much
+    max_steps: int = 0  # or:
+    epochs: float = 0.0
+    clip_norm: float = 1.0  # 0: off
+    label_smoothing: float = 0.0
+    consistency: float = 0.0  # how much two readings of a batch, which dropout makes differ, must agree (R-Drop)
+    average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept; 0: none
+    base: str = ""  # a run folder whose weights and vocabulary training begins with: `--from`
+    freeze: int = -1  # embeddings and so many layers, counted from the input, that do not learn; -1: all learn
+    layer_decay: float = 1.0  # of the rate, from the head down: times this for every layer below it
+    lora_rank: int = 0  # of the adapters that learn instead of the base's matrices; 0: none
+    lora_alpha: float = 0.0  # adapters count alpha / rank times; 0: twice the rank
+    lora_dropout: float = 0.0  # of what adapters read
+    lora_layers: LoraLayers = "all"  # which matrices of a layer have one: all, or those of attention
+    precision: Precision = "auto"
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    log_every: int = 0
+    patience: int = 0  # evaluations without a better score before stopping; 0: never stop early
+
+    def __post_init__(self) -> None:
+        at_least("train", 0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        at_least("train", 0, batch_size=self.batch_size, batch_tokens=self.batch_tokens)
+        at_least("train", 0, max_steps=self.max_steps, epochs=self.epochs, patience=self.patience)
+        at_least("train", 0, eval_every=self.eval_every, checkpoint_every=self.checkpoint_every)
+        at_least("train", 0, log_every=self.log_every, plateau_patience=self.plateau_patience)
+        at_least("train", 0, consistency=self.consistency)
+        at_least("train", 1, accumulate=self.accumulate)
+        at_least("train", -1, warmup_steps=self.warmup_steps)
+        between("train", 0.0, 0.9, label_smoothing=self.label_smoothing)
+        between("train", 0.0, 0.999999, average=self.average)
+        between("train", 0.0, 1.0, final_lr_ratio=self.final_lr_ratio, momentum=self.momentum)
+        between("train", 0.01, 0.99, plateau_factor=self.plateau_factor)
+        between("train", 0.01, 1.0, layer_decay=self.layer_decay)
+        between("train", 0.0, 0.95, lora_dropout=self.lora_dropout)
+        at_least("train", -1, freeze=self.freeze)
+        at_least("train", 0, lora_rank=self.lora_rank, lora_alpha=self.lora_alpha)
+        require(
+            bool(self.base) or not self.lora_rank,
+            f"train.lora_rank={self.lora_rank}: adapters change a model that has learned already; "
+            "say which with --from RUN (train.base)",
+        )
+        require(
+            not self.lora_rank or self.freeze < 0,
+            f"train.lora_rank={self.lora_rank} freezes the whole base: leave out train.freeze={self.freeze}",
+        )
+        require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"train.betas={list(self.betas)} must be two numbers from 0 up to, not including, 1",
+        )
+        for first, second in (("batch_size", "batch_tokens"), ("max_steps", "epochs")):
+            require(
+                not (getattr(self, first) and getattr(self, second)),
+                f"train.{first} and train.{second} are two ways to say one thing: set only one of them",
+            )
