@@ -85,12 +85,12 @@ def width_of(path: Path) -> int:
 
 
 def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int]:
-    """How many words and numbers the first line promises; GloVe's files have none, and begin with a word."""
+    """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         return int(parts[0]), int(parts[1])
     if headless and len(parts) > 2 and all(map(_is_number, parts[1:])):
-        return 0, len(parts) - 1
+        return -1, len(parts) - 1
     raise DataError("is not word vectors: its first line should be how many words, and how many numbers", path=path)
 
 
@@ -109,9 +109,10 @@ def _read_text(path: Path) -> Content:
         first = file.readline()
         n, width = _sizes(first, path, headless=True)
         _check_size(path, n * width * SHORTEST_NUMBER)
+        promised = n >= 0
         lines = enumerate(file, 2)
-        for number, line in lines if n else _before((1, first), lines):
-            if len(words) == n > 0:
+        for number, line in lines if promised else _before((1, first), lines):
+            if len(words) == n:
                 break
             word, _, numbers = line.rstrip().partition(b" ")
             try:
@@ -122,7 +123,7 @@ def _read_text(path: Path) -> Content:
             if len(row) != width:
                 raise DataError(f"has {len(row)} numbers instead of {width}", path=path, line=number)
             rows.append(row)
-    _check_whole(path, len(words), n or len(words))
+    _check_whole(path, len(words), n)
     return Content(words, np.stack(rows) if rows else np.empty((0, width), np.float32), {})
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import ConfigError, DataError
-from triform.vectors import files, learn
+from triform.vectors import files, word2vec
 
 LOOKED_AT = 50_000  # words, the most frequent ones, among which a misspelled one is looked for
 
@@ -33,9 +33,13 @@ class WordVectors:
             raise ConfigError("each word can have one vector only")
 
     @classmethod
-    def train(cls, *texts: str | Path, text_column: str = "", say: learn.Say = learn.silent, **how: Any) -> Self:
+    def train(
+        cls, *texts: str | Path, text_column: str = "", say: word2vec.Say = word2vec.silent, **how: Any
+    ) -> Self:
         """Learn vectors from files (or `builtin:NAME`); `how` are the fields of `Recipe`, such as size=200."""
-        made = learn.learn([str(path) for path in texts], learn.Recipe(**how), text_column=text_column, say=say)
+        made = word2vec.learn(
+            [str(path) for path in texts], word2vec.Recipe(**how), text_column=text_column, say=say
+        )
         say(str(made))
         return cls(made.words, made.matrix, made.about)
 

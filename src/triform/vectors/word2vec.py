@@ -24,7 +24,9 @@ from triform.text import split_words
 
 Kind = Literal["skipgram", "cbow"]
 LONGEST = 10_000  # words that gensim reads at once; what is longer is cut
+BETWEEN = 5.0  # seconds at least between two words of how far it is
 MARK = "_"  # between the words of a phrase
+JOINT = "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
 MOST_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
 Say = Callable[[str], None]
 
@@ -132,7 +134,7 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
 
 def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: Say = silent) -> Learned:
     """Vectors of the words of these files; `say` hears how far it is."""
-    word2vec = _gensim()
+    gensim = _gensim()
     if not files:
         raise ConfigError("give at least one file of text")
     texts = Texts(files, DataConfig(text_column=text_column), lowercase=recipe.lowercase)
@@ -149,7 +151,7 @@ def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: S
         texts.check()
         _check_counts(counts, recipe, files)
         say(f"{counts.total():,} words in {n_texts:,} texts, {len(counts):,} of them distinct")
-        model = word2vec.Word2Vec(
+        model = gensim.Word2Vec(
             vector_size=recipe.size, window=recipe.window, min_count=recipe.min_count, negative=recipe.negative,
             sample=recipe.sample, sg=int(recipe.kind == "skipgram"), alpha=recipe.lr, seed=recipe.seed,
             workers=recipe.workers, epochs=recipe.epochs,
@@ -182,12 +184,12 @@ def phrase_joiner(texts: Texts, min_count: int) -> Callable[[list[str]], list[st
 
     before = texts.join
     runs = (run for words in texts for is_word, run in _runs(words) if is_word)
-    pairs = Phrases(runs, min_count=min_count, delimiter=MARK, max_vocab_size=MOST_PAIRS).freeze()
+    pairs = Phrases(runs, min_count=min_count, delimiter=JOINT, max_vocab_size=MOST_PAIRS).freeze()
 
     def join(words: list[str]) -> list[str]:
         joined: list[str] = []
         for is_word, run in _runs(before(words)):
-            joined += pairs[run] if is_word else run
+            joined += [word.replace(JOINT, MARK) for word in pairs[run]] if is_word else run
         return joined
 
     return join
@@ -200,10 +202,10 @@ def _runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
 
 def _gensim() -> Any:
     try:
-        from gensim.models import word2vec
+        import gensim.models as gensim
     except ImportError as error:
         raise ConfigError(f"learning word vectors needs gensim ({error}); pip install 'triform[vectors]'") from None
-    return word2vec
+    return gensim
 
 
 def _teller(say: Say, epochs: int, start: float) -> Any:
@@ -211,11 +213,14 @@ def _teller(say: Say, epochs: int, start: float) -> Any:
     from gensim.models.callbacks import CallbackAny2Vec
 
     class Teller(CallbackAny2Vec):
-        done = 0
+        done, told = 0, start
 
         def on_epoch_end(self, model: Any) -> None:
             self.done += 1
-            say(f"epoch {self.done} of {epochs}, {time.perf_counter() - start:.1f} s")
+            now = time.perf_counter()
+            if now - self.told > BETWEEN:
+                self.told = now
+                say(f"epoch {self.done} of {epochs}, {now - start:.0f} s")
 
     return Teller()
 
