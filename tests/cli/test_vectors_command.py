@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+Command = Any  # `triform(...)` of conftest: it gives an Answer
 TEXT = "".join(
     f"the {'cat' if n % 2 else 'dog'} eats a {('bone', 'fish', 'rat')[n % 3]} in town.\n" for n in range(60)
 )
 
 
 @pytest.fixture(scope="module")
-def made(triform, tmp_path_factory: pytest.TempPathFactory) -> Path:  # type: ignore[no-untyped-def]
+def made(triform: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vectors")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     answer = triform("vectors", "train", folder / "text.txt", "--out", folder / "v.bin", "--size", 16, "--seed", 3)
@@ -21,7 +23,7 @@ def made(triform, tmp_path_factory: pytest.TempPathFactory) -> Path:  # type: ig
     return folder / "v.bin"
 
 
-def test_vectors_are_learned_looked_up_and_drawn(triform, made: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_vectors_are_learned_looked_up_and_drawn(triform: Command, made: Path, tmp_path: Path) -> None:
     near = triform("vectors", "nearest", made, "cat", "dog", "--top", 3, "--json").json
     assert [len(near[word]) for word in ("cat", "dog")] == [3, 3]
     shown = triform("vectors", "nearest", made, "cat", "--top", 1).out
@@ -31,7 +33,7 @@ def test_vectors_are_learned_looked_up_and_drawn(triform, made: Path, tmp_path: 
     assert (tmp_path / "map.png").stat().st_size > 5_000
 
 
-def test_vectors_are_judged_by_files_of_ones_own(triform, made: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_vectors_are_judged_by_files_of_ones_own(triform: Command, made: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(": pets\ncat fish dog bone\ncat fish dog bird\n", encoding="utf-8")
     (tmp_path / "p.tsv").write_text("cat\tdog\t9\ncat\ttown\t1\ncat\teats\t5\nbird\tdog\t2\n", encoding="utf-8")
     asked = ("vectors", "evaluate", made, "--analogies", tmp_path / "a.txt", "--pairs", tmp_path / "p.tsv")
@@ -44,7 +46,7 @@ def test_vectors_are_judged_by_files_of_ones_own(triform, made: Path, tmp_path: 
     assert "Spearman" in triform(*asked).out
 
 
-def test_a_model_begins_with_vectors(triform, train, made: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_begins_with_vectors(triform: Command, train: Command, made: Path, tmp_path: Path) -> None:
     answer = train("classify", "--data", rows(tmp_path), "--out", tmp_path / "run", "--embeddings", made)
     assert answer.code == 0, answer.err
     assert "3 of 10 pieces have a vector" in answer.err
@@ -70,6 +72,6 @@ def rows(folder: Path) -> Path:
         (("map", "VECTORS", "--out", "map.pdf"), "map.pdf: a map is a picture"),
     ],
 )
-def test_what_is_wrong_is_one_line(triform, made: Path, arguments: tuple[str, ...], told: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_wrong_is_one_line(triform: Command, made: Path, arguments: tuple[str, ...], told: str) -> None:
     answer = triform("vectors", *(made if each == "VECTORS" else each for each in arguments))
     assert told in answer.refusal

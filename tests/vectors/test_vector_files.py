@@ -119,6 +119,19 @@ def test_other_tensors_are_no_vectors(tmp_path: Path) -> None:
         WordVectors.load(tmp_path / "odd.safetensors")
 
 
+def test_text_that_is_called_binary_is_told(tmp_path: Path) -> None:
+    drawn(20, 4).save(tmp_path / "v.txt")
+    (tmp_path / "v.txt").rename(tmp_path / "v.bin")
+    with pytest.raises(DataError, match=r"should end in \.txt|is not finite|cut short"):
+        WordVectors.load(tmp_path / "v.bin")
+
+
+def test_numbers_of_any_finite_size_have_a_direction() -> None:
+    vectors = WordVectors(["huge", "zero", "tiny"], np.array([[3e38, 0], [0, 0], [1e-30, 1e-30]]))
+    assert vectors.similarity("huge", "tiny") == pytest.approx(0.5**0.5)
+    assert vectors.similarity("huge", "zero") == 0
+
+
 @ENDINGS
 def test_any_damage_is_an_error_of_ours_or_none(tmp_path: Path, ending: str) -> None:
     path, rng = tmp_path / f"v.{ending}", np.random.default_rng(0)

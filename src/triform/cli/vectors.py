@@ -19,7 +19,7 @@ Top = Annotated[int, typer.Option(help="How many words to show.")]
 
 @vectors.command()
 def train(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Text files, tables, builtin:NAME.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Text files, tables, builtin:NAME.")],
     out: Annotated[Path, typer.Option(help="Where the vectors go: .txt, .bin or .safetensors.")],
     kind: Annotated[str, typer.Option(help="skipgram, or cbow: faster, weaker on rare words.")] = "skipgram",
     size: Annotated[int, typer.Option(help="Numbers a vector.")] = 100,
@@ -62,7 +62,7 @@ def train(
 @vectors.command()
 def nearest(
     file: VectorsFile,
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to look up.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Words to look up.")],
     top: Top = 10,
     json_: Json = False,
 ) -> None:
@@ -154,7 +154,7 @@ def _row(judged: Judged) -> list[str]:
 def map_(
     file: VectorsFile,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words to show with their nearest.")
+        list[str] | None, typer.Argument(metavar="WORD", help="Words to show with their nearest.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture: .png or .svg.")] = Path("map.png"),
     most: Annotated[int, typer.Option(help="How many words in all.")] = 100,

@@ -100,9 +100,9 @@ def _put(matched: Matched, table: nn.Embedding, path: Path) -> None:
         return
     with torch.no_grad():
         rows = torch.from_numpy(matched.rows)
-        size = rows.pow(2).mean().sqrt()
+        size = rows.double().pow(2).mean().sqrt()
         if size:
-            rows = rows * (table.weight.pow(2).mean().sqrt().cpu() / size)
+            rows = rows * (table.weight.double().pow(2).mean().sqrt().cpu() / size)
         table.weight[torch.from_numpy(matched.places)] = rows.to(table.weight)
 
 

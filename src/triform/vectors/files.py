@@ -151,6 +151,10 @@ def _read_binary(path: Path) -> Content:
         rows.append(np.frombuffer(content, "<f4", width, space + 1))
         at = space + 1 + size
     _check_whole(path, len(words), n)
+    if rest := len(content[at:].strip()):
+        raise DataError(
+            f"{rest:,} bytes follow the last word: it is damaged, or text that should end in .txt", path=path
+        )
     return Content(words, np.stack(rows).astype(np.float32) if rows else np.empty((0, width), np.float32), {})
 
 

@@ -68,8 +68,9 @@ class WordVectors:
     @cached_property
     def unit(self) -> NDArray[np.float32]:
         """The vectors, each one long; one of nothing but zeros stays as it is."""
-        lengths = np.linalg.norm(self.matrix, axis=1, keepdims=True)
-        return np.divide(self.matrix, lengths, out=np.zeros_like(self.matrix), where=lengths > 0)
+        lengths = np.sqrt(np.einsum("wd,wd->w", self.matrix, self.matrix, dtype=np.float64))[:, None]
+        lengths[lengths == 0] = 1
+        return np.divide(self.matrix, lengths, out=np.empty_like(self.matrix), casting="same_kind")
 
     def place(self, word: str) -> int:
         """The row of a word; a DataError that offers similar ones where there is none."""
