@@ -107,6 +107,8 @@ def test_the_best_must_be_so_much_above_all_that_were_reported() -> None:
     said = [judgements(SYSTEMS["ted-en-fr"], each)[1] for each in (low, high)]
     assert said[0].endswith("wanted 5 above the best of set-1, set-2, set-3, set-4, 29.00: **not reached**")
     assert said[1].endswith(": reached")
+    some = outcome("ted-en-fr", *sets[1:], translated("best", "best", 40.0))
+    assert judgements(SYSTEMS["ted-en-fr"], some)[1].endswith(": open, since set-1 was not run")
 
 
 def test_paired_seeds_end_in_a_verdict() -> None:

@@ -147,8 +147,16 @@ def judgements(system: System, outcome: Outcome) -> list[str]:
         reached = bool(numbers) and low <= spread(numbers).mean <= high
         about = f" ({target.about})" if target.about else ""
         word = "reached" if reached else "**not reached**"
+        if lacking := _not_run(system, outcome, target):
+            word = f"open, since {', '.join(lacking)} {'was' if len(lacking) == 1 else 'were'} not run"
         found.append(f"{target.variant}, {column.title}: {shown(column, numbers)}; wanted {bar}{about}: {word}")
     return found
+
+
+def _not_run(system: System, outcome: Outcome, target: Target) -> list[str]:
+    """Variants that a target is measured by, and that have no figures yet."""
+    beside = [variant.name for variant in system.variants if variant.setting == target.above_all]
+    return [name for name in beside if made_of(outcome, name) is None]
 
 
 def _bounds(system: System, outcome: Outcome, target: Target, column: Column) -> tuple[float, float, str]:
@@ -160,7 +168,8 @@ def _bounds(system: System, outcome: Outcome, target: Target, column: Column) ->
             if (made := made_of(outcome, name)) and (numbers := values(made, target.column))
         ]
         low = max(means, default=math.nan) + target.by
-        return low, math.inf, f"{target.by:g} above the best of {', '.join(names)}, {_single_figure(column, low)}"
+        figure = f", {_single_figure(column, low)}" if means else ""
+        return low, math.inf, f"{target.by:g} above the best of {', '.join(names)}{figure}"
     ends = [_single_figure(column, end) for end in (target.low, target.high)]
     if math.isinf(target.high):
         return target.low, target.high, f"{ends[0]} or more"
