@@ -177,27 +177,26 @@ def _lay_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> No
 def _lay_feedforward(theirs: Any, block: Block | CrossBlock) -> None:
     up, down = block.feedforward.up, block.feedforward.down
     if hasattr(theirs, "linear_0_noact"):  # the half that decides comes first here
-        halves = zip((theirs.linear_0, theirs.linear_0_noact), *(_halves(x) for x in (up.weight, up.bias)), strict=True)
-        for linear, weight, bias in halves:
-            linear.weight = weight
-            if bias is not None:
-                linear.bias = bias
+        biases: tuple[Any, ...] = (None, None) if up.bias is None else up.bias.chunk(2)
+        _lay(theirs.linear_0, up.weight.chunk(2)[0], biases[0])
+        _lay(theirs.linear_0_noact, up.weight.chunk(2)[1], biases[1])
     else:
         _lay_linear(theirs.linear_0, up)
     _lay_linear(theirs.linear_1, down)
     _lay_norm(theirs.layer_norm, block.think.norm)
 
 
-def _halves(x: Tensor | None) -> tuple[Any, Any]:
-    return (None, None) if x is None else tuple(_host(half) for half in x.chunk(2))  # type: ignore[return-value]
-
-
-def _lay_linear(theirs: Any, *ours: nn.Module) -> None:
+def _lay_linear(theirs: Any, *ours: nn.Linear) -> None:
     """One layer of theirs from some of ours, one under the other."""
-    layers = [layer for layer in ours if isinstance(layer, nn.Linear)]
-    theirs.weight = _host(torch.cat([layer.weight for layer in layers]))
-    if layers[0].bias is not None:
-        theirs.bias = _host(torch.cat([layer.bias for layer in layers]))
+    weights: list[Tensor] = [layer.weight for layer in ours]
+    biases: list[Tensor] = [layer.bias for layer in ours if layer.bias is not None]
+    _lay(theirs, torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def _lay(theirs: Any, weight: Tensor, bias: Tensor | None) -> None:
+    theirs.weight = _host(weight)
+    if bias is not None:
+        theirs.bias = _host(bias)
 
 
 def _lay_norm(theirs: Any, ours: nn.Module) -> None:

@@ -11,7 +11,7 @@ from triform.data.cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
 from triform.pretrained.families import BY_KIND
 from triform.pretrained.hub import HUB, on_disk
-from triform.pretrained.importing import Imported, open_folder
+from triform.pretrained.importing import Imported, imported
 from triform.pretrained.read import read_folder
 from triform.settings import Settings, build
 from triform.tasks import TASKS
@@ -22,12 +22,6 @@ from triform.training.folder import RunFolder, load_weights, weights_of, write_t
 NO_LABELS = ("0", "1")  # of an encoder that was published without any
 
 
-def task_of(path: str | Path) -> TaskName:
-    """What the family of a folder does; one that is not known is told as where it is read."""
-    found = read_folder(on_disk(path))
-    return BY_KIND[found.kind].task if found.kind in BY_KIND else "generate"
-
-
 def import_run(
     path: str | Path, out: Path, *, task: TaskName | None = None, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, Imported]:
@@ -35,11 +29,12 @@ def import_run(
     folder = RunFolder(out)
     if folder.config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
-    task = task or task_of(path)
-    found = open_folder(path, task, labels=labels, max_len=max_len)
+    foreign = read_folder(on_disk(path))  # an architecture that is not known is told of below
+    task = task or (BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate")
+    found = imported(foreign, task, labels=labels, max_len=max_len)
     if task == "classify" and not found.config.data.labels:
-        found = open_folder(path, task, labels=NO_LABELS, max_len=max_len)
-    tokenizers = _tokenizers(on_disk(path), found)
+        found = imported(foreign, task, labels=NO_LABELS, max_len=max_len)
+    tokenizers = _tokenizers(foreign.place, found)
     shared = task != "translate" or not found.sizes.target_vocab_size
     size = found.sizes.vocab_size if shared else 0
     told: Settings = {

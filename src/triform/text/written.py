@@ -20,6 +20,7 @@ from triform.text.vocabularies import as_special
 
 Side = Literal["source", "target"]
 BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}  # names that programs ask for
+ROLES = ("pad_token", "unk_token", "bos_token", "eos_token")
 Like = Literal["huggingface", "tiktoken"]
 
 
@@ -61,12 +62,7 @@ def _library(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
 
 
 def _settings(tokenizer: CoreTokenizer) -> dict[str, Any]:
-    roles = ("pad_token", "unk_token", "bos_token", "eos_token")
-    named = {
-        role: tokenizer.piece(token)
-        for role, token in zip(roles, tokenizer.special[:4], strict=True)
-        if token is not None
-    }
+    named = {role: tokenizer.piece(token) for role, token in _roles(tokenizer).items()}
     bert = {role: name for role, name in BERT.items() if tokenizer.core.token_to_id(name) is not None}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -96,9 +92,19 @@ def _sentencepiece(tokenizer: SentencePieces, folder: Path, like: Like, side: Si
         raise CheckpointError("tiktoken reads byte BPE alone; this is a SentencePiece model")
     path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
     path.write_bytes(tokenizer.model)
+    named = {name: tokenizer.vocabulary[token] for name, token in _roles(tokenizer).items()}
     if tokenizer.ids is None:
-        return [path]
-    return [path, *_write(folder, {"vocab.json": _json(tokenizer.ids, by_number=True)})]
+        frame = {"add_bos_token": bool(tokenizer.special.before), "add_eos_token": bool(tokenizer.special.after)}
+        told = {"tokenizer_class": "LlamaTokenizer", **frame, **named}
+        return [path, *_write(folder, {"tokenizer_config.json": _json(told)})]
+    told = {"tokenizer_class": "MarianTokenizer", **{name: named[name] for name in named if name != "bos_token"}}
+    vocabulary = _json(tokenizer.ids, by_number=True)
+    return [path, *_write(folder, {"vocab.json": vocabulary, "tokenizer_config.json": _json(told)})]
+
+
+def _roles(tokenizer: Tokenizer) -> dict[str, int]:
+    found = zip(ROLES, tokenizer.special[:4], strict=True)
+    return {role: token for role, token in found if token is not None}
 
 
 def _json(content: Mapping[str, Any], *, by_number: bool = False) -> str:
