@@ -40,7 +40,7 @@ def fitting(config: Config, sizes: Sizes) -> Family:
         if not trouble[family.name]:
             return family
     nearest, *others = sorted(trouble, key=lambda name: len(trouble[name]))
-    farther = "".join(f"; {name} has {len(trouble[name])} of them otherwise" for name in others)
+    farther = "".join(f"; {name} differs in {len(trouble[name])} settings" for name in others)
     raise ConfigError(f"no family of published models has these settings: {'; '.join(trouble[nearest])}{farther}")
 
 
