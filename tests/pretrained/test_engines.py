@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import ctranslate2
 import numpy as np
 import onnxruntime
 import pytest
+import sentencepiece
 import torch
 from published import apart, stir
 
@@ -20,7 +22,7 @@ from triform.pretrained.for_ctranslate2 import ACTIVATIONS
 from triform.pretrained.for_onnx import write_onnx
 from triform.settings import HINTS, build
 from triform.tasks import TASKS, Task
-from triform.text import Tokenizer, train_tokenizer
+from triform.text import Tokenizer, read_tokenizer, train_tokenizer
 
 SHAPE = {"model.d_model": 32, "model.d_ff": 48, "model.n_layers": 2, "model.n_heads": 4, "data.max_len": 40}
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False}
@@ -221,3 +223,28 @@ def test_packages_that_are_not_installed_are_named_by_their_extra(
 
 
 LABELS = {"data.labels": ("a", "b")}
+
+
+def test_a_sentencepiece_model_goes_along_and_is_asked_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What transformers makes of such a file can give other ids."""
+    with (tmp_path / "tokenizer.model").open("wb") as out:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the cat sat on the mat"] * 9), model_writer=out, model_type="unigram",
+            hard_vocab_limit=False, minloglevel=2, vocab_size=30,
+        )  # fmt: skip
+    spoken = read_tokenizer(tmp_path / "tokenizer.model")
+    ours = made("generate", spoken, {"head_bias": False}, **{"tokenizer.kind": "imported"})
+    ours.config = build(
+        {"decode.strategy": "greedy", "decode.max_new_tokens": 40 - len(spoken.encode("the"))}, ours.config
+    )
+    wanted = ours.predict(["the"])[0]
+    for to, before in (("hf", "the"), ("ctranslate2", "")):
+        export(ours, to, tmp_path / to)
+        assert (tmp_path / to / "tokenizer.model").read_bytes() == (tmp_path / "tokenizer.model").read_bytes()
+        code = (tmp_path / to / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(code, {})
+        assert capsys.readouterr().out.strip() == (before + wanted.output).strip()

@@ -41,6 +41,27 @@ written = model.generate(**given, max_length={limit})
 print(tokenizer.decode(written[0], skip_special_tokens=True))
 """,
 }
+AUTO: dict[TaskName, str] = {
+    "generate": "AutoModelForCausalLM",
+    "classify": "AutoModelForSequenceClassification",
+    "translate": "AutoModelForSeq2SeqLM",
+}
+BY_NUMBERS = """\
+import torch
+{opening}
+from transformers import {auto}
+
+folder = {folder!r}
+{reading}
+model = {auto}.from_pretrained(folder)
+given = torch.tensor([{numbers}])
+{asking}
+"""
+WRITTEN = """\
+written = model.generate(given, max_length={limit})[0].tolist()
+print(target.decode([number for number in written if number < target.get_piece_size()]))"""
+NAMED = """\
+print(model.config.id2label[model(given).logits.argmax(-1).item()])"""
 CTRANSLATE2: dict[TaskName, str] = {
     "generate": """\
 import ctranslate2
@@ -99,21 +120,30 @@ TEXTS: dict[TaskName, str] = {
 
 def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
     """The text; its Python runs as it stands."""
-    form = {"hf": TRANSFORMERS.get(config.task, ""), "ctranslate2": CTRANSLATE2.get(config.task, ""), "onnx": ONNX}
-    pieces = _by_sentencepiece if isinstance(tokenizers[0], SentencePieces) else _by_tokenizers
-    words = pieces(tokenizers, TEXTS[config.task], config)
+    by_pieces = isinstance(tokenizers[0], SentencePieces)
+    words = (_by_sentencepiece if by_pieces else _by_tokenizers)(tokenizers, TEXTS[config.task], config)
     spelled = tokenizers[-1].vocabulary
-    code = form[to].format(
-        folder=str(out), text=TEXTS[config.task], limit=config.data.max_len,
+    asking = (NAMED if config.task == "classify" else WRITTEN).format(limit=config.data.max_len)
+    code = _form(to, config.task, tokenizers[0]).format(
+        folder=str(out), text=TEXTS[config.task], limit=config.data.max_len, auto=AUTO[config.task], asking=asking,
         never=[[spelled[token]] for token in tokenizers[-1].never_written], **words,
     )  # fmt: skip
-    needed = NEEDED[to] + (" sentencepiece" if isinstance(tokenizers[0], SentencePieces) else "")
+    needed = NEEDED[to].replace("tokenizers", "sentencepiece") if by_pieces else NEEDED[to]
+    needed += " sentencepiece" if by_pieces and to == "hf" else ""
     asks = {"classify": "names a label for", "generate": "goes on with", "translate": "translates"}
     return (
         f"# {out.name}\n\nA model that {asks[config.task]} a text, made with Triform and written for {to}. "
         f"It reads at most {config.data.max_len} tokens.\n\n"
         f"```sh\npip install {needed}\n```\n\n```python\n{code}```\n"
     )
+
+
+def _form(to: str, task: TaskName, tokenizer: Tokenizer) -> str:
+    """What transformers makes of a SentencePiece model is not always what it says: there it is asked itself."""
+    if to == "hf":
+        bare = isinstance(tokenizer, SentencePieces) and tokenizer.ids is None
+        return BY_NUMBERS if bare else TRANSFORMERS[task]
+    return ONNX if to == "onnx" else CTRANSLATE2[task]
 
 
 def _by_tokenizers(tokenizers: Sequence[Tokenizer], text: str, config: Config) -> dict[str, str]:
@@ -139,12 +169,13 @@ def _by_sentencepiece(tokenizers: Sequence[Tokenizer], text: str, config: Config
     alike = len(tokenizers) == 1 or first.vocabulary == tokenizers[1].vocabulary
     target = name if len(tokenizers) == 1 else "target.spm" if alike else "target/target.spm"
     before = [first.vocabulary[token] for token in first.special.before]
-    after = [first.vocabulary[token] for token in first.special.after] if config.task != "generate" else []
+    ends = list(first.special.after) if config.task != "generate" else []
+    after = [first.vocabulary[token] for token in ends]
     return {
         "opening": "from sentencepiece import SentencePieceProcessor",
         "reading": f'source = SentencePieceProcessor(model_file=folder + "/{name}")\n'
         f'target = SentencePieceProcessor(model_file=folder + "/{target}")',
         "source": f"[*{before!r}, *source.encode({text!r}, out_type=str), *{after!r}]",
-        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r}), *{list(first.special.after)!r}]",
+        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r}), *{ends!r}]",
         "decoded": "target.decode_pieces(written)",
     }

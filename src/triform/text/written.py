@@ -92,12 +92,10 @@ def _sentencepiece(tokenizer: SentencePieces, folder: Path, like: Like, side: Si
         raise CheckpointError("tiktoken reads byte BPE alone; this is a SentencePiece model")
     path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
     path.write_bytes(tokenizer.model)
-    named = {name: tokenizer.vocabulary[token] for name, token in _roles(tokenizer).items()}
     if tokenizer.ids is None:
-        frame = {"add_bos_token": bool(tokenizer.special.before), "add_eos_token": bool(tokenizer.special.after)}
-        told = {"tokenizer_class": "LlamaTokenizer", **frame, **named}
-        return [path, *_write(folder, {"tokenizer_config.json": _json(told)})]
-    told = {"tokenizer_class": "MarianTokenizer", **{name: named[name] for name in named if name != "bos_token"}}
+        return [path]
+    named = {name: tokenizer.vocabulary[token] for name, token in _roles(tokenizer).items() if name != "bos_token"}
+    told = {"tokenizer_class": "MarianTokenizer", **named}
     vocabulary = _json(tokenizer.ids, by_number=True)
     return [path, *_write(folder, {"vocab.json": vocabulary, "tokenizer_config.json": _json(told)})]
 
