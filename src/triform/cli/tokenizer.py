@@ -95,10 +95,13 @@ def import_(
     side: OneSide = "source",
     encoding: Encoding = "",
     pattern: Annotated[str, typer.Option(help="Of a tiktoken file without a known name: what cuts words.")] = "",
+    special: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=N", help="With a pattern: a special token; repeatable.")
+    ] = None,
 ) -> None:
     """Keep another library's vocabulary as a tokenizer.json of Triform's: same ids."""
     free_place(out)
-    saved(opened(path, side, encoding, pattern), out)
+    saved(opened(path, side, encoding, pattern, named_numbers(special or [])), out)
 
 
 @tokenizer.command()
@@ -121,10 +124,24 @@ def export(
         typer.echo(str(path))
 
 
-def opened(path: Path, side: str, encoding: str, pattern: str = "") -> Tokenizer:
+def opened(
+    path: Path, side: str, encoding: str, pattern: str = "", special: dict[str, int] | None = None
+) -> Tokenizer:
     from triform.text import read_tokenizer
 
-    return read_tokenizer(path, side=_side(side), encoding=encoding, pattern=pattern)
+    return read_tokenizer(path, side=_side(side), encoding=encoding, pattern=pattern, special=special)
+
+
+def named_numbers(assignments: list[str]) -> dict[str, int]:
+    from triform.errors import ConfigError
+
+    found: dict[str, int] = {}
+    for assignment in assignments:
+        name, _, number = assignment.rpartition("=")
+        if not name or not (number.isascii() and number.isdigit()):
+            raise ConfigError(f"--special {assignment}: a name, = and its number are expected")
+        found[name] = int(number)
+    return found
 
 
 def _side(name: str) -> Side:
