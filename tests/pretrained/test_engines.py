@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 import torch
 from published import apart, stir
+from transformers import AutoTokenizer
 
 from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError
@@ -223,6 +224,34 @@ def test_packages_that_are_not_installed_are_named_by_their_extra(
 
 
 LABELS = {"data.labels": ("a", "b")}
+
+
+HARD = ["a  b   c ", "\tx\r\n\r\n", "I'll THEY'RE 12345", "🙂👩‍👩‍👧 猫が עברית", "<pad> <eos>", "e\u0301 ﬁ ß", " a"]
+FITTING: dict[str, dict[str, Any]] = {
+    "generate": LIKE_LLAMA,
+    "classify": {
+        "norm_position": "post", "final_norm": False, "embedding_norm": True, "pooling": "first",
+        "head_hidden": 32, "norm_eps": 1e-12,
+    },
+    "translate": VARIANTS["as marian"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", ["char", "word", "bpe"])
+@pytest.mark.parametrize("task", FITTING)
+def test_a_tokenizer_of_ours_gives_the_same_ids_beside_any_model(
+    task: str, kind: Any, lowercase: bool, tmp_path: Path
+) -> None:
+    spoken = train_tokenizer(TokenizerConfig(kind=kind, lowercase=lowercase), [*HARD[:5], "the cat sat on the mat"])
+    labels = LABELS if task == "classify" else {}
+    export(made(task, spoken, FITTING[task], **{"tokenizer.kind": kind, **labels}), "hf", tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in HARD:
+        given = theirs(text)
+        assert given["input_ids"] == spoken.encode(text), ascii(text)
+        assert set(given) == {"input_ids", "attention_mask"}
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.model_max_length) == (0, 3, 40)
 
 
 def test_a_sentencepiece_model_goes_along_and_is_asked_itself(

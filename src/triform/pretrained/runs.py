@@ -29,8 +29,9 @@ def import_run(
     folder = RunFolder(out)
     if folder.config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
-    foreign = read_folder(on_disk(path))  # an architecture that is not known is told of below
-    task = task or (BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate")
+    foreign = read_folder(on_disk(path))
+    if task is None:  # an architecture that is not known is told of where it is read
+        task = BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate"
     found = imported(foreign, task, labels=labels, max_len=max_len)
     if task == "classify" and not found.config.data.labels:
         found = imported(foreign, task, labels=NO_LABELS, max_len=max_len)
@@ -55,10 +56,10 @@ def import_run(
 def as_base(path: str, task: TaskName) -> str:
     """A run folder to begin with: the one that is named, or one made of the published model that is."""
     own = [*Path(path).glob("config.toml"), *Path(path).glob("seed-*/config.toml")]
-    if not path.startswith(HUB) and (own or not Path(path).is_dir()):
+    if not path.startswith(HUB) and (own or not Path(path).exists()):
         return path
     place = on_disk(path)
-    files = sorted(file for file in place.iterdir() if file.is_file())
+    files = sorted(file for file in (place if place.is_dir() else place.parent).iterdir() if file.is_file())
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     mark = hashlib.sha256(repr((str(place.resolve()), task, marks)).encode()).hexdigest()[:16]
     out = cache_folder() / "imported" / mark
