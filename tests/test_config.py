@@ -247,6 +247,7 @@ def test_t5_buckets_are_even_and_reach_beyond_the_exact_ones() -> None:
         ({"data.valid_source": "a"}, ("data.valid_source", "data.valid_target")),
         ({"data.source": "a", "data.target": "b"}, ("data.source", "data.target")),
         ({"train.lora_rank": 4}, ("train.lora_rank", "train.base")),
+        ({"train.embeddings": "v.bin", "train.base": "a"}, ("--embeddings", "--from")),
         ({"train.lora_rank": 4, "train.base": "a", "train.freeze": 1}, ("train.lora_rank", "train.freeze")),
     ],
 )
@@ -406,6 +407,7 @@ def settings(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.layer_decay": between(0.01, 1),
         "train.freeze": st.integers(-1),
         "train.lora_rank": st.just(0),
+        "train.embeddings": st.just(""),
         "train.lora_dropout": between(0, 0.95),
         "model.rotary_scaling": st.just(()),
         "decode.temperature": between(1e-300, 1e300),

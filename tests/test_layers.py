@@ -27,13 +27,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "scratch": ("errors", "config", "settings", "text"),
     "nn": ("errors", "config"),
     "data": ("errors", "config", "text"),
+    "vectors": ("errors", "config", "text", "data"),
     "models": ("errors", "config", "nn"),
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
     "stats": ("errors",),
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
-    "training": ("errors", "config", "settings", "nn", "data", "metrics", "stats", "tasks"),
+    "training": (*("errors", "config", "settings", "text", "nn", "data", "vectors", "metrics", "stats", "tasks"),),
     "pretrained": ("errors", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
@@ -51,8 +52,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("report", "run", "launch", "seeds"),
     ),
     "reproduce": (
-        *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
-        *("training", "charts", "pages", "run", "launch", "seeds"),
+        *("errors", "config", "settings", "presets", "text", "data", "vectors", "metrics", "stats", "baselines"),
+        *("tasks", "training", "charts", "pages", "run", "launch", "seeds"),
     ),
     "sklearn": (
         *("errors", "config", "settings", "text", "nn", "data", "metrics", "tasks", "training", "report"),
@@ -62,8 +63,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
-    *("errors", "config", "settings", "presets", "text", "scratch", "data", "metrics", "stats", "baselines"),
-    *("charts", "pages", "report"),
+    *("errors", "config", "settings", "presets", "text", "scratch", "data", "vectors", "metrics", "stats"),
+    *("baselines", "charts", "pages", "report"),
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")
@@ -198,7 +199,7 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["triform", "triform.cli.main"])
 def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) -> None:
-    heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib", "sklearn"}
+    heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib", "sklearn", "gensim"}
     loaded = loaded_by(f"import {module}")
     assert "triform" in loaded
     assert not loaded & heavy

@@ -52,6 +52,7 @@ SHORT = {
     "target": "data.target",
     "seed": "seed",
     "base": "train.base",
+    "embeddings": "train.embeddings",
 }
 
 
@@ -82,8 +83,8 @@ def train(
     """Train a model and open its run.
 
     Settings are given by section, `train("classify", data="reviews.csv", model={"d_model": 64})`, with
-    `data`, `valid`, `source`, `target`, `base` and `seed` as short names, and `out`, `resume`, `overwrite`,
-    `device` and `quiet` saying how to run.
+    `data`, `valid`, `source`, `target`, `base`, `embeddings` and `seed` as short names, and `out`, `resume`,
+    `overwrite`, `device` and `quiet` saying how to run.
     """
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
@@ -141,7 +142,7 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
         from triform.pretrained.runs import as_base  # only here: most runs begin with nothing
 
         asked["train.base"] = as_base(str(base), task)
-    paths = (*FILES, "tokenizer.file", "train.base")
+    paths = (*FILES, "tokenizer.file", "train.base", "train.embeddings")
     return asked | {name: _absolute(str(asked[name])) for name in paths if asked.get(name)}
 
 

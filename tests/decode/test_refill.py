@@ -53,6 +53,14 @@ def replayed(form: Form, strategy: str, patch: pytest.MonkeyPatch, at_once: int)
     return replay(form, ROWS, CONFIG, ENDING, strategy=strategy, seeds=SEEDS)
 
 
+def test_as_many_rows_are_written_at_once_as_a_tenth_of_the_memory_holds() -> None:
+    plenty = float("inf")
+    assert [replaying.most_rows(size, 1, plenty) for size in (1, 5, 1000)] == [512, 128, 1]
+    assert replaying.most_rows(5, 1_000, 10 * 64_000) == 64
+    assert replaying.most_rows(5, 1_000, 10 * 63_999) == 32
+    assert replaying.most_rows(5, 1_000, 10) == 1  # one row is always tried
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 4, 16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("form", FORMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from published import apart, stir
 from transformers import AutoTokenizer
 
-from triform.config import TokenizerConfig
+from triform.config import ModelConfig, TokenizerConfig
 from triform.errors import CheckpointError, ConfigError
 from triform.pretrained import export
 from triform.pretrained.for_ctranslate2 import ACTIVATIONS
@@ -129,7 +130,7 @@ EVERYTHING = {"positions": "relative", "max_distance": 3, "reach": "causal", "pa
     "settings",
     [
         {**EVERYTHING, "score": "cosine", "pooling": "first", "head_hidden": 8, "embedding_norm": True},
-        {**LLAMA, "positions": "t5", "window": 3, "n_kv_heads": 2},
+        {**LLAMA, "positions": "t5", "window": 3, "n_kv_heads": 2, "pooling": "root"},
     ],
     ids=["relative", "t5"],
 )
@@ -170,6 +171,40 @@ def test_what_ctranslate2_cannot_have_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^ctranslate2 cannot have these settings: {words}"):
         export(made(task, letters, settings), "ctranslate2", tmp_path / "out")
+
+
+# What is written as it is, refused by name, or a classifier's own; learning's dropout is none of an engine's business.
+WRITTEN = {
+    *(
+        "d_model",
+        "d_ff",
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "rotary_base",
+        "max_distance",
+        "norm",
+        "norm_position",
+    ),
+    *("norm_eps", "final_norm", "embedding_norm", "activation", "bias", "qkv_bias", "out_bias", "tie_embeddings"),
+    *("scale_embeddings", "head_bias"),
+}
+JUDGED = {"score", "positions", "window", "layer_windows", "segments", "reach", "rotary_scaling"}
+APART = {
+    "kind",
+    "dropout",
+    "attention_dropout",
+    "n_buckets",
+    "pair_rows",
+    "pooling",
+    "head_hidden",
+    "head_activation",
+}
+
+
+def test_every_setting_of_a_model_is_written_for_ctranslate2_or_judged() -> None:
+    """A new setting is put into one of these, or a model that has it would be written as one that does not."""
+    assert {field.name for field in fields(ModelConfig)} == WRITTEN | JUDGED | APART
 
 
 def test_a_window_as_long_as_the_text_is_none_for_ctranslate2(letters: Tokenizer, tmp_path: Path) -> None:

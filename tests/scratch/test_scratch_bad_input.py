@@ -48,6 +48,7 @@ OTHER_TRAINING: dict[str, Any] = {
     "layer_decay": 0.5,
     "freeze": 1,
     "auto_batch": True,
+    "embeddings": "vectors.bin",
 }
 
 

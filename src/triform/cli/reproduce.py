@@ -11,7 +11,9 @@ from triform.cli.options import Device, Json, print_json
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A system; or list, or tables.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A system, or how several begin; or list, or tables.")
+    ],
     data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, see `triform data`.")] = "",
     setting: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
     seeds: Annotated[
@@ -38,22 +40,24 @@ def reproduce(
     from triform.errors import ConfigError
     from triform.reproduce.runner import Asked
     from triform.reproduce.runner import reproduce as run
-    from triform.reproduce.systems import system_of
+    from triform.reproduce.systems import systems_of
     from triform.reproduce.tables import section
 
-    system = system_of(name)
+    systems = systems_of(name)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
     place = Path(out or "runs/reproduce")
     asked = Asked(
         data=data, setting=setting, seeds=seeds or 0, out=place, results=results, device=device, quick=quick
     )
-    outcome = run(system, asked)
+    outcomes = []
+    for system in systems:
+        outcomes.append(run(system, asked))
+        if not json_:
+            typer.echo(section(system, outcomes[-1]))
+            typer.echo(f"results: {asked.kept / f'{system.name}.json'}")
     if json_:
-        print_json(outcome)
-        return
-    typer.echo(section(system, outcome))
-    typer.echo(f"results: {asked.kept / f'{name}.json'}")
+        print_json(outcomes if len(outcomes) > 1 else outcomes[0])
 
 
 def _list(*, as_json: bool) -> None:

@@ -26,6 +26,9 @@ def train(
     from_: Annotated[
         str, typer.Option("--from", metavar="RUN", help="Begin with this run's weights and vocabulary.")
     ] = "",
+    embeddings: Annotated[
+        str, typer.Option(metavar="FILE", help="Begin with these word vectors, see `triform vectors`.")
+    ] = "",
     out: Annotated[str, typer.Option(metavar="RUN", help="The run folder; default runs/TASK-DATA.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
@@ -51,7 +54,7 @@ def train(
         raise ConfigError("--resume needs --out RUN: which run is to go on?")
     asked: Settings = parse_assignments(set_ or [])
     given = {"data.train": data, "data.source": source, "data.target": target, "data.valid": valid}
-    given["train.base"] = from_
+    given |= {"train.base": from_, "train.embeddings": embeddings}
     asked |= {name: value for name, value in given.items() if value}
     if seed is not None:
         asked["seed"] = seed

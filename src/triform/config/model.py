@@ -15,7 +15,7 @@ Reach = Literal["auto", "full", "causal"]
 NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
 ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
-PoolingKind = Literal["mean", "first"]
+PoolingKind = Literal["mean", "first", "root"]
 HeadActivation = Literal["relu", "tanh"]
 
 
@@ -53,7 +53,9 @@ class ModelConfig:
     tie_embeddings: bool = True
     scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
     pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
-    pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states or the first
+    # classify: what stands for a text: the mean of its states, the first, or their sum over the root of their
+    # number, so that a long text may be surer of itself
+    pooling: PoolingKind = "mean"
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
     head_activation: HeadActivation = "relu"  # of that layer
     head_bias: bool = True

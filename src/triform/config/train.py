@@ -38,6 +38,7 @@ class TrainConfig:
     consistency: float = 0.0  # how much two readings of a batch, which dropout makes differ, must agree (R-Drop)
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept; 0: none
     base: str = ""  # a run folder whose weights and vocabulary training begins with: `--from`
+    embeddings: str = ""  # a file of word vectors that the embedding begins with, where it has a piece's word
     freeze: int = -1  # embeddings and so many layers, counted from the input, that do not learn; -1: all learn
     layer_decay: float = 1.0  # of the rate, from the head down: times this for every layer below it
     lora_rank: int = 0  # of the adapters that learn instead of the base's matrices; 0: none
@@ -71,6 +72,10 @@ class TrainConfig:
             bool(self.base) or not self.lora_rank,
             f"train.lora_rank={self.lora_rank}: adapters change a model that has learned already; "
             "say which with --from RUN (train.base)",
+        )
+        require(
+            not (self.base and self.embeddings),
+            "train.embeddings: what begins with another run has its embedding; leave out --embeddings or --from",
         )
         require(
             not self.lora_rank or self.freeze < 0,

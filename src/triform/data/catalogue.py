@@ -133,7 +133,20 @@ MULTI30K = KnownSet(
         ending=".gz",
     ),
 )
-SETS: dict[str, KnownSet] = {known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K)}
+WORD_EVAL = KnownSet(
+    name="word_eval",
+    about="questions for word vectors: 19,544 analogies, SimLex-999, WordSim-353",
+    licence="gensim's repository LGPL-2.1; none stated for the data",
+    files=_files(
+        f"{RAW}/piskvorky/gensim/4.4.0/gensim/test/test_data",
+        ("questions-words.txt", 603955, "8c29b3332afc46f3fb8be04cb5297bf96f39aa7131272dff57869b4485b22a36"),
+        ("simlex999.txt", 18126, "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d"),
+        ("wordsim353.tsv", 7186, "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d"),
+    ),
+)
+SETS: dict[str, KnownSet] = {
+    known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K, WORD_EVAL)
+}
 
 
 def known_set(name: str) -> KnownSet:

@@ -19,7 +19,8 @@ from triform.decode.choose import Sample
 from triform.decode.forms import Form, Tokens
 from triform.decode.slots import STEPS, Ahead, Best, Draw, Lead, Pick, Shape, Slots
 
-MOST_ROWS = 320  # hypotheses that are written at once
+MOST_ROWS = 640  # hypotheses that are written at once
+MOST_MEMORY = 0.1  # of a card's memory, for what is remembered of them
 READ_AT_ONCE = 1 << 14  # tokens that are read ahead of their turn, and at most so many rows:
 MOST_READ = 256
 MOST_KEPT = 8  # sets of slots that a model keeps
@@ -30,6 +31,17 @@ _KEPT: WeakKeyDictionary[nn.Module, OrderedDict[object, Slots]] = WeakKeyDiction
 def bucket(n: int, least: int = 1) -> int:
     """The next power of two: few sizes, so that few graphs are recorded."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes that a card has; elsewhere there is no need to count."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+
+
+def most_rows(size: int, bytes_a_row: int, memory: float) -> int:
+    """How many rows of `size` hypotheses are written at once: a power of two, of little memory."""
+    fitting = min(MOST_ROWS // size, MOST_MEMORY * memory // bytes_a_row)
+    return 1 << (max(1, int(fitting)).bit_length() - 1)
 
 
 @dataclass
@@ -101,10 +113,12 @@ class Replay:
         lengths = [len(self.form.begin(row)) for row in self.rows]
         limit = max(self.ending.limits)
         longest = min(self.form.max_len, max(map(sum, zip(lengths, self.ending.limits, strict=True))))
-        most = 1 << ((MOST_ROWS // self.size) or 1).bit_length() - 1
-        sources = 0 if ahead.source is None else bucket(max(map(len, self.rows)), least=16)
-        shape = Shape(min(most, bucket(len(self.rows))), self.size, bucket(longest, least=64), sources)
         model, device = self.form.model, ahead.scores.device
+        sources = 0 if ahead.source is None else bucket(max(map(len, self.rows)), least=16)
+        columns = bucket(longest, least=64)
+        a_token = ahead.past[:, :, 0, :, 0].numel() * ahead.past.element_size()
+        most = most_rows(self.size, a_token * (columns * self.size + sources), memory_of(device))
+        shape = Shape(min(most, bucket(len(self.rows))), self.size, columns, sources)
         weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
         how: tuple[object, ...] = (self.ending.eos, self.ending.banned)
         if self.strategy == "sample":

@@ -55,7 +55,7 @@ HEAD_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh
 
 
 class Classifier(nn.Module):
-    """Encoder, the mean of the states of real tokens (or the first of them), label scores."""
+    """Encoder, one vector made of the states of real tokens (`model.pooling`), label scores."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()

@@ -29,6 +29,9 @@ class Rows(Protocol):
     def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The mean over the real tokens of each row."""
 
+    def sizes(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, 1)
+        """How many real tokens each row has, one at least."""
+
     def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The first token of each row."""
 
@@ -51,8 +54,12 @@ class Padded:
     def mean(self, x: Tensor) -> Tensor:
         if self.keep is None:
             return x.mean(dim=1)
-        share = self.keep[:, :, None].to(x.dtype)
-        return (x * share).sum(dim=1) / share.sum(dim=1).clamp(min=1)
+        return (x * self.keep[:, :, None].to(x.dtype)).sum(dim=1) / self.sizes(x)
+
+    def sizes(self, x: Tensor) -> Tensor:
+        if self.keep is None:
+            return x.new_full((len(x), 1), x.shape[1])
+        return self.keep.to(x.dtype).sum(dim=1, keepdim=True).clamp(min=1)
 
     def first(self, x: Tensor) -> Tensor:
         return x[:, 0]
@@ -79,12 +86,15 @@ class Packed:
         return Together(queries.lengths, self.lengths)
 
     def mean(self, x: Tensor) -> Tensor:
-        if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
-            self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
         owners, _ = self.rule.owners(x.device)
         wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
         sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
-        return (sums / self._sizes.to(wide)).to(x.dtype)
+        return (sums / self.sizes(sums)).to(x.dtype)
+
+    def sizes(self, x: Tensor) -> Tensor:
+        if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
+            self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
+        return self._sizes.to(x.dtype)
 
     def first(self, x: Tensor) -> Tensor:
         if self._starts is None or self._starts.device != x.device:
@@ -115,6 +125,9 @@ class Hypotheses:
     def mean(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written has no mean")
 
+    def sizes(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written has no size yet")
+
     def first(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written is read as a whole")
 
@@ -122,6 +135,7 @@ class Hypotheses:
 POOLINGS: dict[str, Callable[[Rows, Tensor], Tensor]] = {  # (B, T, D) -> (rows, D)
     "mean": lambda rows, x: rows.mean(x),
     "first": lambda rows, x: rows.first(x),
+    "root": lambda rows, x: rows.mean(x) * rows.sizes(x).sqrt(),
 }
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.

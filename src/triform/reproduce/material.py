@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from triform.config import DataConfig, TokenizerConfig
 from triform.data.audit import seen
-from triform.data.catalogue import checked, known_set
+from triform.data.catalogue import checked, folder_of, known_set
 from triform.data.files import decoded_lines
-from triform.data.readers import read_lines, read_rows
-from triform.errors import CheckpointError
+from triform.data.readers import fingerprint, read_lines, read_rows
+from triform.errors import CheckpointError, DataError
 from triform.reproduce.system import System, Variant
 from triform.settings import Settings
 from triform.text import train_tokenizer
+from triform.vectors import Recipe, WordVectors, learn
 
 QUICK_ROWS = {True: 400, False: 16}  # lines of training files, and of others
 
@@ -27,6 +31,8 @@ class Material:
     system: System
     files: Mapping[str, Path]
     folder: Path
+    given: str = ""  # the folder of sets, where word vectors may lie too; empty: the user's cache
+    quick: bool = False
 
     @classmethod
     def gather(cls, system: System, data: str, folder: Path, *, quick: bool) -> Material:
@@ -35,7 +41,7 @@ class Material:
         _make(folder)
         if quick:
             files = {name: _beginning(path, folder / name) for name, path in files.items()}
-        return cls(system=system, files=files, folder=folder)
+        return cls(system=system, files=files, folder=folder, given=data, quick=quick)
 
     def path(self, names: str) -> str:
         """The file, or the two aligned files `source,target`, as `Run.evaluate` takes them."""
@@ -46,7 +52,24 @@ class Material:
         found: Settings = {setting: self.path(name) for setting, name in self.system.files.items()}
         if variant.vocabulary:
             found["tokenizer.file"] = str(self.vocabulary(variant.vocabulary))
+        if variant.vectors:
+            found["train.embeddings"] = str(self.vectors().absolute())
         return found
+
+    def vectors(self) -> Path:
+        """Word vectors of the training file: those that lie beside the sets, or else learned here, once."""
+        beside, own = beside_sets(self.system, self.given), self.folder / "vectors.safetensors"
+        recipe, train = Recipe(**self.system.vectors), self.path(self.system.files["data.train"])
+        wanted = asdict(recipe) | {"texts": [fingerprint(train)]}
+        if beside.exists():
+            if not self.quick and _made_of(beside) != wanted:
+                raise DataError(f"is not made as this study asks; make it again: {_command(recipe, train, beside)}",
+                                path=beside)  # fmt: skip
+            return beside
+        if not own.exists() or _made_of(own) != wanted:
+            made = learn([train], recipe, say=lambda line: print(line, file=sys.stderr))
+            WordVectors(made.words, made.matrix, made.about).save(own)
+        return own
 
     def vocabulary(self, names: Sequence[str]) -> Path:
         """Every distinct word of these files."""
@@ -90,6 +113,28 @@ class Material:
                 among = self.leaked(test)
                 found[test] = {"rows": len(among), "seen": sum(among)}
         return found
+
+
+def beside_sets(system: System, folder: str) -> Path:
+    """Where vectors that were learned elsewhere are looked for: gensim need not be everywhere."""
+    return folder_of(known_set(system.known), folder).parent / "vectors" / f"{system.known}.safetensors"
+
+
+def _made_of(path: Path) -> dict[str, Any]:
+    """How vectors were learned, and the fingerprints of the texts, wherever these lay."""
+    about = WordVectors.load(path).about
+    return about | {"texts": list(about.get("texts", {}).values())}
+
+
+def _command(recipe: Recipe, train: str, out: Path) -> str:
+    """What makes these vectors."""
+    plain, options = Recipe(), ""
+    for each in fields(recipe):
+        value = getattr(recipe, each.name)
+        if value != getattr(plain, each.name):
+            name = f" --{each.name.replace('_', '-')}"
+            options += name if value is True else f"{name} {value}"
+    return f"triform vectors train {shlex.quote(train)} --out {shlex.quote(str(out))}{options}"
 
 
 def texts_of(path: str) -> Iterator[str]:

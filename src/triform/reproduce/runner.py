@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,8 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     seeds = asked.seeds or variant.seeds
     if asked.quick:
         settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)
-    out = place / f"{variant.name}-{_mark(settings)}"
+    vectors = _about_vectors(str(settings.get("train.embeddings", "")))
+    out = place / f"{variant.name}-{_mark(overlay(settings, vectors))}"
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in range(seeds))
     _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
     options = Options(out=str(out), resume=begun, device=asked.device)
@@ -137,6 +138,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         "trained_in": heard[0]["precision"],
         "scored_in": runs[0].pop("precision"),
         "vocabulary": RunFolder(made.folders[0]).read_config().tokenizer.vocab_size,
+        **({"vectors": vectors | {"matched": _matched(heard)}} if vectors else {}),
         "seconds": round(clock.total, 2),
         "held_out": _held_out(made),
         "curves": outcomes.curves(heard),
@@ -144,6 +146,17 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
         "map": seen,
         "runs": [{name: run[name] for name in ("seed", "steps", "scores")} for run in runs],
     }
+
+
+def _about_vectors(path: str) -> Settings:
+    """What word vectors are, rather than where they lie."""
+    return {"train.embeddings": digest(path)} if path else {}
+
+
+def _matched(heard: Sequence[Mapping[str, Any]]) -> str:
+    """What the run said of its vectors, without their place."""
+    told = (event["text"] for event in heard if event["event"] == "notice")
+    return next((text.rpartition(": ")[2] for text in told if "have a vector" in text), "")
 
 
 def _held_out(made: Seeds) -> dict[str, Any]:
@@ -195,7 +208,7 @@ def quick_settings(settings: Settings) -> Settings:
     assert isinstance(heads, int)
     small: Settings = {
         "data.max_len": 24,
-        "model.d_model": 8 * heads,
+        **({} if "train.embeddings" in settings else {"model.d_model": 8 * heads}),  # vectors say how wide
         "model.d_ff": 32,
         "model.n_layers": 1,
         "train.max_steps": QUICK_STEPS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from triform.config import TaskName
 from triform.presets import preset
@@ -39,6 +39,7 @@ class Variant:
     seeds: int
     reported: Mapping[str, float] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()  # files that a word vocabulary is learned from, where not the training file
+    vectors: bool = False  # whether it begins with the system's word vectors
     about: str = ""
 
 
@@ -83,6 +84,7 @@ class System:
     apart: bool = False  # score test rows that are in the training file, and those that are not, apart
     prompts: tuple[tuple[str, int], ...] = ()  # to be gone on with, each by so many tokens
     look: str = ""  # a text whose attention is drawn
+    vectors: Mapping[str, Any] = field(default_factory=dict)  # how word vectors are learned from the training file
     targets: tuple[Target, ...] = ()
     pairings: tuple[Pairing, ...] = ()
     notes: tuple[str, ...] = ()

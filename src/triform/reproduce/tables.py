@@ -126,6 +126,9 @@ def _remarks(system: System, outcome: Outcome) -> list[str]:
     for test, leak in outcome["leaks"].items():
         if leak["seen"]:
             found.append(f"{leak['seen']:,} of the {leak['rows']:,} texts of {test} are also in the training file.")
+    for each in outcome["variants"]:
+        if told := each.get("vectors", {}).get("matched"):
+            found.append(f"{each['name']}: {told}.")
     if outcome.get("signature"):
         found.append(f"sacreBLEU: `{outcome['signature']}`.")
     return [" ".join(found)]
@@ -264,6 +267,8 @@ def _reported_cell(system: System) -> str:
 
 def _cell(system: System, outcome: Outcome | None, columns: Sequence[Column], setting: str) -> str:
     lines = []
+    if not system.chosen(setting):
+        return "–"
     for variant in system.chosen(setting):
         found = made_of(outcome, variant.name) if outcome and not outcome["quick"] else None
         if found:

@@ -123,6 +123,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool]
     model: nn.Module
     sizes: Sizes
+    tokenizer: Tokenizer  # translate has two instead, and says which is whose
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -152,6 +153,10 @@ class Task(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write what `load` needs beside the config."""
+
+    def tokenizer_of(self, part: str) -> Tokenizer:
+        """The vocabulary that a part of the model reads, named as in `model.named_modules()`."""
+        return self.tokenizer
 
     @abstractmethod
     def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:

@@ -109,6 +109,9 @@ class Translate(Task):
             self.source.save(folder / "tokenizer.source.json")
             self.target.save(folder / "tokenizer.target.json")
 
+    def tokenizer_of(self, part: str) -> Tokenizer:
+        return self.source if part.startswith("encoder.") else self.target
+
     def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Pairs:
         return self._encoded(name, list(on_lines(read_either(name, self.config.data), lines)), notices)
 

@@ -6,7 +6,7 @@ from triform.text.char import CharTokenizer
 from triform.text.foreign import read_tokenizer
 from triform.text.stream import encode_stream
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
-from triform.text.word import WordTokenizer
+from triform.text.word import WordTokenizer, split_words
 from triform.text.written import write_tokenizer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "encode_stream",
     "load_tokenizer",
     "read_tokenizer",
+    "split_words",
     "train_tokenizer",
     "write_tokenizer",
 ]

@@ -1,4 +1,4 @@
-"""Training that begins with another run (`--from`): its shape, its vocabulary, and those weights that fit."""
+"""Training that does not begin with nothing: another run's shape, vocabulary and weights (`--from`), or vectors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from triform.config import Config, TaskName
 from triform.errors import CheckpointError, ConfigError
 from triform.settings import DEFAULTS, OPEN, Settings, differences, flatten, overlay
 from triform.tasks import Task
+from triform.training.embeddings import fill, with_width
 from triform.training.folder import RunFolder, read_tensors, weights_of
 from triform.training.layers import limit_learning
 
@@ -40,7 +41,12 @@ def base_config(path: Path, task: TaskName) -> Config:
 
 
 def with_base(asked: Settings) -> Settings:
-    """What was asked for, laid over all that the base decides: the shape of the model, and its vocabulary."""
+    """What was asked for, laid over all that the base decides: the shape of the model, and its vocabulary.
+
+    Word vectors decide only how wide a model is.
+    """
+    if asked.get("train.embeddings"):
+        return with_width(asked)
     if not asked.get("train.base"):
         return asked
     path = Path(str(asked["train.base"]))
@@ -75,7 +81,7 @@ def with_base(asked: Settings) -> Settings:
 
 
 def begin(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
-    """Give a new model the weights it begins with, where there is a base, and freeze what is not to learn.
+    """Give a new model what it begins with, a base's weights or word vectors, and freeze what is not to learn.
 
     What the user should know of it. A run that goes on has its weights in its checkpoint.
     """
@@ -84,6 +90,8 @@ def begin(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
     if base and not (resume and folder.latest_checkpoint()):
         taken = take(task, Path(base))
         notices.append(f"{base}: {taken}")
+    if task.config.train.embeddings and not (resume and folder.latest_checkpoint()):
+        notices.append(fill(task))
     limit_learning(task.model, task.config)
     return tuple(notices)
 

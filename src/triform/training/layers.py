@@ -44,8 +44,16 @@ def limit_learning(model: nn.Module, config: Config) -> None:
         adapt(model, train)
     elif train.freeze >= 0:
         _freeze(model, train.freeze)
+        _free_positions(model, given=bool(train.embeddings))
     for name, parameter in model.named_parameters():
         if config.task == "classify" and name.startswith("head."):
+            parameter.requires_grad_()
+
+
+def _free_positions(model: nn.Module, *, given: bool) -> None:
+    """Where word vectors were `given`, only they are frozen: all else of an embedding has learned nothing yet."""
+    for name, parameter in model.named_parameters():
+        if given and "embedding" in (parts := name.split(".")) and "tokens" not in parts:
             parameter.requires_grad_()
 
 

@@ -1,0 +1,221 @@
+"""Vectors in files: word2vec's text and binary formats, as gensim and others write them, and safetensors.
+
+The text format is a line "WORDS WIDTH", then a line a word; without the first line it is GloVe's. The binary one
+has the same first line, then each word, a space, and its numbers as little-endian float32. In safetensors the
+tensor `vectors` holds the numbers and `words` the words as UTF-8, a line each. Words stand in order of frequency.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from triform.data.files import opened
+from triform.errors import CheckpointError, ConfigError, DataError
+
+Matrix = NDArray[np.float32]
+FORMAT = "1"  # of our safetensors; another number in a file means that it is newer than this code
+READS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safetensors"}
+WRITES = {ending: kind for ending, kind in READS.items() if ending != ".vec"}
+SHORTEST_NUMBER = 2  # bytes of a number in a text file, with the space before it
+
+
+class Content(NamedTuple):
+    """What a file holds: words, their vectors as rows, and how they were made, where the file says so."""
+
+    words: list[str]
+    matrix: Matrix  # (words, width)
+    about: dict[str, Any]
+
+
+def kind_of(path: Path, known: dict[str, str]) -> str:
+    """The format, told by the name's ending."""
+    name = path.name.lower()
+    bare = name.removesuffix(".gz") if known is READS else name
+    ending = Path(bare).suffix
+    if ending in known and not (ending == ".safetensors" and bare != name):
+        return known[ending]
+    says = f"ends in {ending!r}" if ending else "has no ending"
+    hint = " (of gensim's own files: save them there with wv.save_word2vec_format)" if known is READS else ""
+    raise ConfigError(
+        f"{path}: {says}, which does not say how vectors are kept; known are {', '.join(known)}{hint}"
+    )
+
+
+def read(path: Path) -> Content:
+    """The vectors of a file; a DataError that says what is wrong with it."""
+    found = {"text": _read_text, "binary": _read_binary, "safetensors": _read_tensors}[kind_of(path, READS)](path)
+    if not found.words or not found.matrix.shape[1]:
+        raise DataError("holds no vectors", path=path)
+    finite = np.isfinite(found.matrix).all(axis=1)
+    if not finite.all():
+        word = found.words[int(np.argmin(finite))]
+        raise DataError(f"the vector of {word!r} has a number that is not finite; make the file again", path=path)
+    return _each_word_once(found)
+
+
+def _each_word_once(found: Content) -> Content:
+    """The first vector of a word counts, as for gensim."""
+    places = {word: place for place, word in reversed(list(enumerate(found.words)))}
+    if len(places) == len(found.words):
+        return found
+    kept = sorted(places.values())
+    return Content([found.words[place] for place in kept], found.matrix[kept], found.about)
+
+
+def width_of(path: Path) -> int:
+    """How many numbers a vector of this file has; only its beginning is read."""
+    kind = kind_of(path, READS)
+    if kind == "safetensors":
+        with _tensors(path) as file:
+            return int(file.get_slice("vectors").get_shape()[1])
+    with opened(str(path)) as file:
+        return _sizes(file.readline(), path, headless=kind == "text")[1]
+
+
+def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int]:
+    """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
+    parts = line.split()
+    if len(parts) == 2 and all(part.isdigit() for part in parts):
+        return int(parts[0]), int(parts[1])
+    if headless and len(parts) > 2 and all(map(_is_number, parts[1:])):
+        return -1, len(parts) - 1
+    raise DataError("is not word vectors: its first line should be how many words, and how many numbers", path=path)
+
+
+def _is_number(part: bytes) -> bool:
+    try:
+        return math.isfinite(float(part))
+    except ValueError:
+        return False
+
+
+def _read_text(path: Path) -> Content:
+    words: list[str] = []
+    rows: list[Matrix] = []
+    with opened(str(path)) as file, warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # how numpy says that a number is none
+        first = file.readline()
+        n, width = _sizes(first, path, headless=True)
+        _check_size(path, n * width * SHORTEST_NUMBER)
+        promised = n >= 0
+        lines = enumerate(file, 2)
+        for number, line in lines if promised else _before((1, first), lines):
+            if len(words) == n:
+                break
+            word, _, numbers = line.rstrip().partition(b" ")
+            try:
+                row = np.fromstring(numbers.decode("ascii"), np.float32, sep=" ")
+                words.append(word.decode())
+            except (ValueError, DeprecationWarning):
+                raise DataError("is not a word and its numbers", path=path, line=number) from None
+            if len(row) != width:
+                raise DataError(f"has {len(row)} numbers instead of {width}", path=path, line=number)
+            rows.append(row)
+    _check_whole(path, len(words), n)
+    return Content(words, np.stack(rows) if rows else np.empty((0, width), np.float32), {})
+
+
+def _before(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    yield first
+    yield from lines
+
+
+def _read_binary(path: Path) -> Content:
+    with opened(str(path)) as file:
+        n, width = _sizes(file.readline(), path)
+        _check_size(path, n * width * 4)
+        content = file.read()
+    words: list[str] = []
+    rows: list[Matrix] = []
+    at, size = 0, 4 * width
+    while len(words) < n:
+        space = content.find(b" ", at)
+        if space < 0 or space + 1 + size > len(content):
+            break
+        try:
+            words.append(content[at:space].lstrip(b"\n").decode())
+        except UnicodeDecodeError:
+            raise DataError(f"word {len(words) + 1} is not UTF-8: the file is damaged", path=path) from None
+        rows.append(np.frombuffer(content, "<f4", width, space + 1))
+        at = space + 1 + size
+    _check_whole(path, len(words), n)
+    if rest := len(content[at:].strip()):
+        raise DataError(
+            f"{rest:,} bytes follow the last word: it is damaged, or text that should end in .txt", path=path
+        )
+    return Content(words, np.stack(rows).astype(np.float32) if rows else np.empty((0, width), np.float32), {})
+
+
+def _check_size(path: Path, least: int) -> None:
+    """Before anything is read: a file cannot hold what its first line promises in fewer bytes."""
+    size = path.stat().st_size
+    if not path.name.lower().endswith(".gz") and size < least:
+        raise DataError(f"was cut short: {size:,} bytes of at least {least:,}; copy it again", path=path)
+
+
+def _check_whole(path: Path, found: int, promised: int) -> None:
+    if found < promised:
+        raise DataError(f"was cut short: {found:,} of {promised:,} words; copy it again", path=path)
+
+
+@contextmanager
+def _tensors(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            if not {"vectors", "words"} <= set(file.keys()) or len(file.get_slice("vectors").get_shape()) != 2:
+                raise DataError("is not word vectors: it has no tensors named vectors and words", path=path)
+            yield file
+    except FileNotFoundError:
+        raise DataError("no such file", path=path) from None
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"is not a whole safetensors file ({error})", path=path) from None
+
+
+def _read_tensors(path: Path) -> Content:
+    with _tensors(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format", FORMAT) != FORMAT:
+            raise DataError(f"format {metadata['format']} is newer than this Triform reads ({FORMAT})", path=path)
+        matrix = file.get_tensor("vectors").astype(np.float32)
+        try:
+            words = file.get_tensor("words").astype(np.uint8).tobytes().decode().split("\n")
+            about = json.loads(metadata.get("about", "{}"))
+        except ValueError:
+            raise DataError("is damaged: its words cannot be read", path=path) from None
+    if len(words) != len(matrix):
+        raise DataError(f"is damaged: {len(words):,} words and {len(matrix):,} vectors", path=path)
+    return Content(words, matrix, about)
+
+
+def write(path: Path, words: Sequence[str], matrix: Matrix, about: dict[str, Any]) -> None:
+    """Write the format that the ending says; the file appears whole or not at all."""
+    kind = kind_of(path, WRITES)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "safetensors":
+            letters = np.frombuffer("\n".join(words).encode(), np.uint8)
+            save_file({"vectors": matrix, "words": letters}, aside, {"format": FORMAT, "about": json.dumps(about)})
+            aside.chmod(0o644)  # the library writes for the owner alone
+        else:
+            with aside.open("wb") as file:
+                file.write(f"{len(words)} {matrix.shape[1]}\n".encode())
+                for word, row in zip(words, matrix, strict=True):
+                    file.write(word.encode() + b" ")
+                    file.write((" ".join(row.astype(str)) + "\n").encode() if kind == "text" else row.tobytes())
+        aside.replace(path)
+    except (OSError, SafetensorError) as error:
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None

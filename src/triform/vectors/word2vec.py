@@ -1,0 +1,237 @@
+"""word2vec: vectors of words from the words around them, learned by gensim from text that is read as needed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triform.config import DataConfig
+from triform.data import sets
+from triform.data.files import BLOCK, BUILTIN, KINDS, decoded_blocks
+from triform.data.readers import fingerprint, read_rows
+from triform.errors import ConfigError, DataError, TriformError
+from triform.text import split_words
+
+Kind = Literal["skipgram", "cbow"]
+LONGEST = 10_000  # words that gensim reads at once; what is longer is cut
+BETWEEN = 5.0  # seconds at least between two words of how far it is
+MARK = "_"  # between the words of a phrase
+JOINT = "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
+MOST_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How vectors are learned."""
+
+    kind: Kind = "skipgram"  # a word predicts its neighbours; or cbow, they predict it
+    size: int = 100  # numbers a vector
+    window: int = 5  # neighbours on either side
+    min_count: int = 5  # rarer words have no vector
+    negative: int = 5  # words drawn at random that must be told from a true neighbour
+    sample: float = 1e-3  # very frequent words are skipped, the more the lower this is; 0: none
+    epochs: int = 5
+    lr: float = 0.025
+    phrases: int = 0  # passes that join words which belong together: new_york
+    lowercase: bool = False
+    seed: int = 0
+    workers: int = 1  # more are faster, but only one gives the same vectors again
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("skipgram", "cbow"):
+            raise ConfigError(f"--kind {self.kind} is not known; choose from skipgram, cbow")
+        least = {"size": 1, "window": 1, "min_count": 1, "negative": 1, "epochs": 1, "workers": 1, "seed": 0}
+        for name, low in (least | {"sample": 0, "phrases": 0}).items():
+            if getattr(self, name) < low:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} {getattr(self, name)} is too small: it must be at least {low}")
+        if not 0 < self.lr <= 1:
+            raise ConfigError(f"--lr {self.lr} must be above 0 and at most 1")
+
+
+class Learned(NamedTuple):
+    """Words, most frequent first, their vectors, and what learning them took."""
+
+    words: list[str]
+    matrix: NDArray[np.float32]
+    n_tokens: int  # of the text, once through
+    seconds: float
+    about: dict[str, Any]
+
+    @property
+    def speed(self) -> float:
+        """Words a second, over all epochs."""
+        return self.n_tokens * int(self.about["epochs"]) / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.words):,} words have a vector of {self.matrix.shape[1]} numbers; {self.n_tokens:,} words "
+            f"of text, {self.about['epochs']} times, in {self.seconds:.1f} s: {self.speed:,.0f} words/s"
+        )
+
+
+class Texts:
+    """The words of files, a text at a time: a line of plain text, a row of a table. They are read anew each time.
+
+    gensim waits for ever when reading fails in its thread, so reading just ends, and `check` tells of it.
+    """
+
+    def __init__(self, files: Sequence[str], layout: DataConfig, *, lowercase: bool) -> None:
+        self.files, self.layout, self.lowercase = files, layout, lowercase
+        self.problem: TriformError | None = None
+        self.join: Callable[[list[str]], list[str]] = list  # makes phrases, once they are known
+
+    def __iter__(self) -> Iterator[list[str]]:
+        try:
+            for text in (text for file in self.files for text in texts_of(file, self.layout)):
+                words = self.join(split_words(text, lowercase=self.lowercase))
+                yield from (words[at : at + LONGEST] for at in range(0, len(words), LONGEST))
+        except TriformError as problem:
+            self.problem = problem
+
+    def check(self) -> None:
+        if self.problem:
+            raise self.problem
+
+
+def texts_of(path: str, layout: DataConfig) -> Iterator[str]:
+    """The rows of a table, the lines of anything else, whatever its ending."""
+    blocks: Iterable[str] | None
+    if path.startswith(BUILTIN):
+        blocks = [sets.text(path)] if sets.is_text(path) else None
+    else:
+        ending = Path(path.lower().removesuffix(".gz")).suffix
+        blocks = decoded_blocks(path) if KINDS.get(ending, "txt") == "txt" else None
+    return (row.text for row in read_rows(path, layout, labelled=False)) if blocks is None else _lines(blocks)
+
+
+def _lines(blocks: Iterable[str]) -> Iterator[str]:
+    """Lines of any length; one that is longer than a block comes in parts, cut between words."""
+    pending = ""
+    for block in blocks:
+        *lines, pending = (pending + block).split("\n")
+        yield from lines
+        if len(pending) >= BLOCK and (cut := pending.rfind(" ")) > 0:
+            yield pending[:cut]
+            pending = pending[cut:]
+    yield pending
+
+
+def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: Say = silent) -> Learned:
+    """Vectors of the words of these files; `say` hears how far it is."""
+    gensim = _gensim()
+    if not files:
+        raise ConfigError("give at least one file of text")
+    texts = Texts(files, DataConfig(text_column=text_column), lowercase=recipe.lowercase)
+    start = time.perf_counter()
+    with quiet():
+        for _ in range(recipe.phrases):
+            texts.join = phrase_joiner(texts, recipe.min_count)
+            texts.check()
+        counts: Counter[str] = Counter()
+        n_texts = 0
+        for words in texts:
+            counts.update(words)
+            n_texts += 1
+        texts.check()
+        _check_counts(counts, recipe, files)
+        say(f"{counts.total():,} words in {n_texts:,} texts, {len(counts):,} of them distinct")
+        model = gensim.Word2Vec(
+            vector_size=recipe.size, window=recipe.window, min_count=recipe.min_count, negative=recipe.negative,
+            sample=recipe.sample, sg=int(recipe.kind == "skipgram"), alpha=recipe.lr, seed=recipe.seed,
+            workers=recipe.workers, epochs=recipe.epochs,
+        )  # fmt: skip
+        model.build_vocab_from_freq(counts, corpus_count=n_texts)
+        model.train(
+            texts, total_examples=n_texts, total_words=counts.total(), epochs=recipe.epochs,
+            callbacks=[_teller(say, recipe.epochs, start)],
+        )  # fmt: skip
+        texts.check()
+    about = asdict(recipe) | {"texts": {name: fingerprint(name) for name in files}}
+    seconds = time.perf_counter() - start
+    return Learned(list(model.wv.index_to_key), model.wv.vectors, counts.total(), seconds, about)
+
+
+def _check_counts(counts: Counter[str], recipe: Recipe, files: Sequence[str]) -> None:
+    if not counts:
+        raise DataError("there is no word in it", path=", ".join(files))
+    word, most = counts.most_common(1)[0]
+    if most < recipe.min_count:
+        raise ConfigError(
+            f"--min-count {recipe.min_count} leaves no word: the most frequent, {word!r}, is seen {most} times; "
+            f"give {most} or less"
+        )
+
+
+def phrase_joiner(texts: Texts, min_count: int) -> Callable[[list[str]], list[str]]:
+    """What joins pairs of words that stand together more often than chance has it; never across a mark."""
+    from gensim.models.phrases import Phrases
+
+    before = texts.join
+    runs = (run for words in texts for is_word, run in _runs(words) if is_word)
+    pairs = Phrases(runs, min_count=min_count, delimiter=JOINT, max_vocab_size=MOST_PAIRS).freeze()
+
+    def join(words: list[str]) -> list[str]:
+        joined: list[str] = []
+        for is_word, run in _runs(before(words)):
+            joined += [word.replace(JOINT, MARK) for word in pairs[run]] if is_word else run
+        return joined
+
+    return join
+
+
+def _runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
+    """Words that follow one another, and the marks between them."""
+    return ((is_word, list(run)) for is_word, run in groupby(words, lambda word: word[0].isalnum()))
+
+
+def _gensim() -> Any:
+    try:
+        import gensim.models as gensim
+    except ImportError as error:
+        raise ConfigError(f"learning word vectors needs gensim ({error}); pip install 'triform[vectors]'") from None
+    return gensim
+
+
+def _teller(say: Say, epochs: int, start: float) -> Any:
+    """What gensim calls after every epoch."""
+    from gensim.models.callbacks import CallbackAny2Vec
+
+    class Teller(CallbackAny2Vec):
+        done, told = 0, start
+
+        def on_epoch_end(self, model: Any) -> None:
+            self.done += 1
+            now = time.perf_counter()
+            if now - self.told > BETWEEN:
+                self.told = now
+                say(f"epoch {self.done} of {epochs}, {now - start:.0f} s")
+
+    return Teller()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """gensim warns of little text and of much; what matters is checked here."""
+    log = logging.getLogger("gensim")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

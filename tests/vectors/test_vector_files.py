@@ -1,0 +1,146 @@
+"""Vectors in and out of files: exactly, as gensim reads and writes them, and damage is told."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from grouped import drawn
+
+from triform.errors import ConfigError, DataError, TriformError
+from triform.vectors import WordVectors
+from triform.vectors.files import width_of
+
+ENDINGS = pytest.mark.parametrize("ending", ["txt", "bin", "safetensors"])
+
+
+@ENDINGS
+def test_vectors_come_back_bit_for_bit(tmp_path: Path, ending: str) -> None:
+    vectors = drawn()
+    path = tmp_path / "new" / f"v.{ending}"
+    vectors.save(path)
+    back = WordVectors.load(path)
+    assert back.words == vectors.words
+    assert np.array_equal(back.matrix, vectors.matrix)
+    assert width_of(path) == vectors.width
+    assert not list(path.parent.glob(".*")), "nothing half made is left"
+
+
+def test_safetensors_keep_how_vectors_were_made(tmp_path: Path) -> None:
+    vectors = WordVectors(["a", "b"], np.eye(2), {"kind": "cbow"})
+    vectors.save(tmp_path / "v.safetensors")
+    assert WordVectors.load(tmp_path / "v.safetensors").about == {"kind": "cbow"}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_gensim_and_triform_read_each_other(tmp_path: Path, binary: bool) -> None:
+    from gensim.models import KeyedVectors
+
+    vectors = drawn()
+    ours, theirs = (str(tmp_path / f"{who}.{'bin' if binary else 'txt'}") for who in ("ours", "theirs"))
+    vectors.save(ours)
+    read = KeyedVectors.load_word2vec_format(ours, binary=binary)
+    assert read.index_to_key == vectors.words
+    assert np.array_equal(read.vectors, vectors.matrix)
+    read.save_word2vec_format(theirs, binary=binary)
+    back = WordVectors.load(theirs)
+    assert back.words == vectors.words
+    assert np.array_equal(back.matrix, vectors.matrix)
+
+
+def test_glove_has_no_first_line_and_word2vec_ends_words_with_a_line(tmp_path: Path) -> None:
+    (tmp_path / "glove.txt").write_text("the 0.5 1\nof -1 2e-3\n", encoding="utf-8")
+    glove = WordVectors.load(tmp_path / "glove.txt")
+    assert (glove.words, glove.width) == (["the", "of"], width_of(tmp_path / "glove.txt"))
+    numbers = np.array([1, 2], "<f4").tobytes()
+    (tmp_path / "c.bin").write_bytes(b"2 2\nthe " + numbers + b"\nof " + numbers + b"\n")
+    assert WordVectors.load(tmp_path / "c.bin").words == ["the", "of"]
+
+
+def test_the_first_vector_of_a_word_counts(tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("3 1\na 1\nb 2\na 3\n", encoding="utf-8")
+    found = WordVectors.load(tmp_path / "v.txt")
+    assert found.words == ["a", "b"]
+    assert found["a"] == 1
+
+
+def test_an_ending_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends in '\.npy'.*known are \.txt, \.bin, \.safetensors$"):
+        drawn().save(tmp_path / "v.npy")
+    with pytest.raises(ConfigError, match="has no ending"):
+        drawn().save(tmp_path / "v")
+    with pytest.raises(ConfigError, match=r"'\.model'.*save_word2vec_format"):
+        WordVectors.load(tmp_path / "v.model")
+
+
+@ENDINGS
+def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"v.{ending}"
+    drawn().save(path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 20, len(whole) // 2, 3, 0):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"cut short|is not a whole|not word vectors|numbers instead of"):
+            WordVectors.load(path)
+    with pytest.raises(DataError, match="no such file"):
+        WordVectors.load(tmp_path / f"none.{ending}")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("It was a dark night.\n", "is not word vectors"),
+        ("2 2\na 1 2\nb 1\n", "line 3: has 1 numbers instead of 2"),
+        ("2 2\na 1 2\nb 1 x\n", "line 3: is not a word and its numbers"),
+        ("2 2\na 1 2\nb 1 nan\n", "the vector of 'b' has a number that is not finite"),
+        ("2 2\na 1 inf\nb 1 2\n", "the vector of 'a'"),
+        ("0 5\n", "holds no vectors"),
+        ("99999999999 99999999999\na 1\n", "was cut short"),
+    ],
+)
+def test_a_file_that_is_no_vectors_is_told_where(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=told):
+        WordVectors.load(path)
+
+
+def test_other_tensors_are_no_vectors(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="no tensors named vectors and words"):
+        WordVectors.load(tmp_path / "model.safetensors")
+    words = np.frombuffer(b"a\nb\nc", np.uint8)
+    save_file({"vectors": np.ones((2, 2), np.float32), "words": words}, tmp_path / "odd.safetensors")
+    with pytest.raises(DataError, match="3 words and 2 vectors"):
+        WordVectors.load(tmp_path / "odd.safetensors")
+
+
+def test_text_that_is_called_binary_is_told(tmp_path: Path) -> None:
+    drawn(20, 4).save(tmp_path / "v.txt")
+    (tmp_path / "v.txt").rename(tmp_path / "v.bin")
+    with pytest.raises(DataError, match=r"should end in \.txt|is not finite|cut short"):
+        WordVectors.load(tmp_path / "v.bin")
+
+
+def test_numbers_of_any_finite_size_have_a_direction() -> None:
+    vectors = WordVectors(["huge", "zero", "tiny"], np.array([[3e38, 0], [0, 0], [1e-30, 1e-30]]))
+    assert vectors.similarity("huge", "tiny") == pytest.approx(0.5**0.5)
+    assert vectors.similarity("huge", "zero") == 0
+
+
+@ENDINGS
+def test_any_damage_is_an_error_of_ours_or_none(tmp_path: Path, ending: str) -> None:
+    path, rng = tmp_path / f"v.{ending}", np.random.default_rng(0)
+    drawn(20, 4).save(path)
+    whole = path.read_bytes()
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = int(rng.integers(256))
+        path.write_bytes(bytes(damaged))
+        with suppress(TriformError):
+            assert np.isfinite(WordVectors.load(path).matrix).all()

@@ -1,0 +1,191 @@
+"""Vectors that gensim learns for us: alike where contexts are alike, the same again, from any text we read."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grouped import GROUPS, drawn, sentences
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from triform.config import TokenizerConfig
+from triform.errors import ConfigError, DataError
+from triform.text import WordTokenizer, split_words
+from triform.text.base import TextStream
+from triform.vectors import WordVectors
+
+SMALL = {"size": 12, "min_count": 2, "epochs": 6}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(sentences()) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def learned(text: Path) -> WordVectors:
+    return WordVectors.train(text, **SMALL)
+
+
+@pytest.mark.parametrize("kind", ["skipgram", "cbow"])
+def test_words_of_one_group_are_near_one_another(text: Path, kind: str) -> None:
+    vectors = WordVectors.train(text, **SMALL | {"kind": kind, "epochs": 12})
+    for words, around in GROUPS.values():
+        for word in words:
+            assert {other for other, _ in vectors.nearest(word, 3)} <= {*words, *around}
+        assert vectors.similarity(words[0], words[1]) > vectors.similarity(
+            words[0], "wall" if words[0] != "red" else "sum"
+        )
+
+
+def test_one_worker_and_a_seed_give_the_same_vectors_again(text: Path, learned: WordVectors) -> None:
+    again = WordVectors.train(text, **SMALL)
+    assert again.words == learned.words
+    assert np.array_equal(again.matrix, learned.matrix)
+    assert not np.array_equal(WordVectors.train(text, **SMALL, seed=1).matrix, learned.matrix)
+
+
+def test_any_file_that_train_reads_gives_the_same_vectors(text: Path, learned: WordVectors, tmp_path: Path) -> None:
+    lines = sentences()
+    (tmp_path / "a.tsv").write_text(
+        "".join(f"x{n % 2}\t{line}\n" for n, line in enumerate(lines)), encoding="utf-8"
+    )
+    rows = "".join(json.dumps({"id": n, "text": line}) + "\n" for n, line in enumerate(lines))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "a.en").write_text(text.read_text(encoding="utf-8"), encoding="utf-8")
+    for name in ("a.tsv", "a.jsonl.gz", "a.en"):
+        assert np.array_equal(WordVectors.train(tmp_path / name, **SMALL).matrix, learned.matrix), name
+
+
+def test_a_line_of_any_length_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triform.vectors.word2vec.BLOCK", 1 << 10)
+    monkeypatch.setattr("triform.data.files.BLOCK", 1 << 8)
+    path = tmp_path / "one-line.txt"
+    path.write_text(" ".join(f"word{n % 50}" for n in range(25_000)), encoding="utf-8")
+    said: list[str] = []
+    WordVectors.train(path, size=4, epochs=1, say=said.append)
+    assert said[0].startswith("25,000 words in ")
+    assert "50 words have a vector of 4 numbers; 25,000 words of text, 1 times" in said[-1]
+
+
+def test_builtin_sets_are_text_too() -> None:
+    assert "the" in WordVectors.train("builtin:topics/valid", size=4, epochs=1)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.booleans())
+def test_words_are_cut_as_the_word_tokenizer_cuts_them(some: str, lowercase: bool) -> None:
+    config = TokenizerConfig(kind="word", lowercase=lowercase)
+    words = split_words(some, lowercase=lowercase)
+    if not words:
+        return
+    tokenizer = WordTokenizer.train(config, TextStream([some], "it"))
+    assert [tokenizer.piece(token) for token in tokenizer.encode(some)] == words
+
+
+def test_words_that_belong_together_are_joined_and_marks_never(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    rng = random.Random(0)
+    some = [" ".join(f"word{rng.randrange(900)}" for _ in range(5)) for _ in range(800)]
+    names = ["new york city", "by", "by", "by"]
+    lines = [f"{a} {names[n % 4]} {b}, we." for n, (a, b) in enumerate(zip(some[::2], some[1::2], strict=True))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    one = WordVectors.train(path, **SMALL, phrases=1)
+    two = WordVectors.train(path, **SMALL, phrases=2)
+    assert "new_york" in one
+    assert "new_york_city" in two
+    assert not [word for word in two.words if "_" in word and ("," in word or "." in word)]
+
+
+def test_the_analogy_is_gensims(learned: WordVectors, tmp_path: Path) -> None:
+    from gensim.models import KeyedVectors
+
+    for vectors in (learned, drawn()):
+        vectors.save(tmp_path / "v.bin")
+        theirs = KeyedVectors.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
+        a, b, c = vectors.words[3], vectors.words[7], vectors.words[5]
+        for ours, other in (
+            (vectors.nearest(a), theirs.most_similar(a)),
+            (vectors.analogy(a, b, c), theirs.most_similar(positive=[b, c], negative=[a])),
+        ):
+            assert [word for word, _ in ours] == [word for word, _ in other]
+            assert_allclose([value for _, value in ours], [value for _, value in other], atol=1e-6)
+
+
+# -- bad input
+
+
+def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--min-count 9999999 leaves no word: the most frequent, '\.', is seen 1500"
+    ):
+        WordVectors.train(text, min_count=9_999_999)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"kind": "glove"}, "choose from skipgram, cbow"),
+        ({"size": 0}, "--size 0 is too small"),
+        ({"min_count": 0}, "--min-count 0 is too small"),
+        ({"lr": 0.0}, "--lr"),
+    ],
+)
+def test_a_recipe_that_cannot_be_meant_is_refused(text: Path, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        WordVectors.train(text, **wrong)
+
+
+def test_text_that_is_not_there_or_empty_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n\n", encoding="utf-8")
+    with pytest.raises(DataError, match="there is no word in it"):
+        WordVectors.train(tmp_path / "empty.txt")
+    with pytest.raises(DataError, match="no such file"):
+        WordVectors.train(tmp_path / "none.txt")
+    (tmp_path / "latin.txt").write_bytes("été\n".encode("latin1"))
+    with pytest.raises(DataError, match="is not UTF-8"):
+        WordVectors.train(tmp_path / "latin.txt", phrases=1)
+
+
+def test_a_word_without_a_vector_is_told_with_its_like(learned: WordVectors) -> None:
+    with pytest.raises(DataError, match="no vector for 'hrose'; did you mean 'horse'"):
+        learned.nearest("hrose")
+    with pytest.raises(DataError, match="did you mean 'cat'"):
+        learned.analogy("CAT", "dog", "cow")
+    with pytest.raises(DataError, match="the most frequent of"):
+        learned.place("qqqqqqqqqqqqq")
+    with pytest.raises(ConfigError, match="--top 0"):
+        learned.nearest("cat", 0)
+
+
+def test_without_gensim_the_extra_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("gensim"):
+            raise ImportError("No module named 'gensim'")
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ConfigError, match=r"pip install 'triform\[vectors\]'"):
+        WordVectors.train(text)
+
+
+def test_vectors_that_do_not_fit_their_words_are_refused() -> None:
+    one = np.ones((1, 2))
+    for words, matrix, told in (
+        (["a", "b"], one, "as many rows"),
+        (["a"], one * np.nan, "finite"),
+        (["a", "a"], np.ones((2, 2)), "one vector only"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            WordVectors(words, matrix)
