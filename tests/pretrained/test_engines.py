@@ -173,7 +173,7 @@ def test_what_ctranslate2_cannot_have_is_named(
         export(made(task, letters, settings), "ctranslate2", tmp_path / "out")
 
 
-# What is written as it is, refused by name, or a classifier's own; learning's dropout is none of an engine's business.
+# What is written as it is, what may be refused by name, and what matters in learning or for classifiers alone.
 WRITTEN = {
     *(
         "d_model",

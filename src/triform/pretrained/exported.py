@@ -69,7 +69,7 @@ def _write(task: Task, to: str, folder: Path, out: Path) -> None:
 def tokenizers_of(task: Task) -> list[Tokenizer]:
     """One, or where a translator has two, the source's and the target's."""
     if not isinstance(task, Translate):
-        return [task.tokenizer]  # type: ignore[attr-defined]
+        return [task.tokenizer]
     return [task.source] if task.source is task.target else [task.source, task.target]
 
 
