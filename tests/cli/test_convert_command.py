@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -14,8 +15,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from conftest import Command
-
+Command = Callable[..., Any]
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "good", "bad", "film"]
 
 

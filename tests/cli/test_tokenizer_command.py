@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 from transformers import AutoTokenizer
 
-from conftest import Command
-
+Command = Callable[..., Any]
 TEXT = "The cat sat on the mat, and the other cat sat on the other mat.\nThen they're gone; it's late.\n"
 HARD = "the cat's  \t<eos> é 🙂"
 
