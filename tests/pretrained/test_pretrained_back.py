@@ -150,6 +150,8 @@ def test_a_model_of_our_own_loads_in_transformers_with_equal_logits(name: str, t
         ),
         ("classify", OWN["bert"][1] | {"pooling": "mean"}, "model.pooling=mean (bert and distilbert have first)"),
         ("classify", OWN["bert"][1] | {"segments": 0, "head_hidden": 7}, "model.head_hidden=7"),
+        ("classify", OWN["bert"][1] | {"reach": "causal"}, "model.reach=causal (bert reads both ways)"),
+        ("translate", MARIAN | {"reach": "causal"}, "model.reach=causal (marian reads both ways)"),
         ("translate", MARIAN | {"positions": "learned"}, "model.positions=learned (marian has sinusoidal_halves)"),
         ("translate", MARIAN | {"tie_embeddings": False}, "model.tie_embeddings=False (marian has True)"),
     ],

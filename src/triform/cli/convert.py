@@ -1,4 +1,4 @@
-"""`triform convert`: published models to run folders."""
+"""`triform convert`: published models to run folders, and runs to folders that others read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-convert = typer.Typer(help="Published models in: Hugging Face folders become run folders.", rich_markup_mode=None)
+from triform.cli.options import Adapter, RunPath
+
+convert = typer.Typer(help="Published models in, and runs out.", rich_markup_mode=None)
 
 
 @convert.callback()
 def _group() -> None:
-    """Published models in: Hugging Face folders become run folders."""
+    """Published models in, and runs out."""
 
 
 @convert.command("import")
@@ -33,3 +35,20 @@ def import_(
         typer.echo(notice, err=True)
     parameters = sum(p.numel() for p in found.model.parameters())
     typer.echo(f"{found.family}: {parameters:,} parameters, to {found.config.task}: {run.path}")
+
+
+@convert.command()
+def export(
+    run: RunPath,
+    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="hf, ctranslate2 or onnx.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
+    adapter: Adapter = "",
+) -> None:
+    """Write a run for others: hf (transformers), ctranslate2 (what writes text), onnx (what classifies)."""
+    from triform.pretrained.exported import export
+    from triform.run import load
+
+    opened = load(run, device="cpu", precision="fp32", adapter=adapter)
+    kind = export(opened.task, to, out)
+    parameters = sum(p.numel() for p in opened.task.model.parameters())
+    typer.echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")

@@ -26,6 +26,7 @@ from triform.cli.explain import explain
 from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
+from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for command in (demo, train, predict, evaluate, compare, explain, check, audit, params, reproduce, doctor):
     app.command()(command)
-for name, group in (("data", data), ("convert", convert), ("vectors", vectors)):
+for name, group in (("data", data), ("convert", convert), ("tokenizer", tokenizer), ("vectors", vectors)):
     app.add_typer(group, name=name)
 
 

@@ -26,7 +26,7 @@ def predict(
     """Ask a trained run: text in, answer out."""
     from triform.run import load
 
-    given = [*(texts or []), *_lines(input_)]
+    given = [*(texts or []), *lines_of(input_)]
     if not given:
         from triform.errors import DataError
 
@@ -60,7 +60,8 @@ def _standard_input() -> Iterator[str]:
             raise DataError("is not UTF-8", path="standard input", line=number) from None
 
 
-def _lines(name: str) -> list[str]:
+def lines_of(name: str) -> list[str]:
+    """The lines of a file, or of standard input where it is called -."""
     if not name:
         return []
     if name == "-":

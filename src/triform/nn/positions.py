@@ -107,7 +107,7 @@ class Relation(nn.Module):
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, Dh), (T + S - 1) -> (B or 1, H, T, S)
         """What is added to the scores of queries; `distances` run from the last query's first key on.
 
-        Where all queries stand at one place, they are (1, S): the same from each.
+        Or they are a table: (1, S) where all queries stand at one place, (T, S) while a graph is written.
         """
         return q.new_zeros(())
 
@@ -122,8 +122,8 @@ def by_diagonal(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
 
 
 def laid_out(x: Tensor, distances: Tensor, t: int) -> Tensor:  # (..., N) -> (..., T or 1, S)
-    """One number a distance as a table: along its diagonals, or one row for all queries of one place."""
-    return by_diagonal(x, t) if distances.ndim == 1 else x.unsqueeze(-2)
+    """One number a distance as a table: along its diagonals or, where distances are a table, as they stand."""
+    return by_diagonal(x, t) if distances.ndim == 1 else x.reshape(*x.shape[:-1], *distances.shape)
 
 
 class Rotary(Relation):

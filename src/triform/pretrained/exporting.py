@@ -39,8 +39,9 @@ def fitting(config: Config, sizes: Sizes) -> Family:
     for family in able:
         if not trouble[family.name]:
             return family
-    nearest = min(trouble, key=lambda name: len(trouble[name]))
-    raise ConfigError(f"no family of published models has these settings: {'; '.join(trouble[nearest])}")
+    nearest, *others = sorted(trouble, key=lambda name: len(trouble[name]))
+    farther = "".join(f"; {name} differs in {len(trouble[name])} settings" for name in others)
+    raise ConfigError(f"no family of published models has these settings: {'; '.join(trouble[nearest])}{farther}")
 
 
 def sizes_of(model: nn.Module, config: Config) -> Sizes:

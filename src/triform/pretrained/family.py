@@ -93,6 +93,8 @@ class Family:
             and model.activation not in ACTIVATIONS.values()
         ):
             told.append(f"model.activation={model.activation} ({self.name} has one of {', '.join(ACTIVATIONS)})")
+        if self.task != "generate" and model.reach == "causal":
+            told.append(f"model.reach=causal ({self.name} reads both ways)")
         return told + self.unfit(config, sizes)
 
     def config(self, config: Config, sizes: Sizes) -> dict[str, Any]:

@@ -46,7 +46,11 @@ def open_folder(path: str | Path, task: TaskName, *, labels: Sequence[str] = (),
 
     `labels` other than the folder's own get a fresh head; `max_len` reads less at once than the model could.
     """
-    found = read_folder(on_disk(path))
+    return imported(read_folder(on_disk(path)), task, labels=labels, max_len=max_len)
+
+
+def imported(found: Foreign, task: TaskName, *, labels: Sequence[str] = (), max_len: int = 0) -> Imported:
+    """The same of a folder that has been read."""
     family = family_of(found, task)
     foreign = replace(found, tensors=named(family, found.tensors))
     shape = family.read(foreign, family.settings(foreign))

@@ -11,7 +11,7 @@ from triform.data.cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
 from triform.pretrained.families import BY_KIND
 from triform.pretrained.hub import HUB, on_disk
-from triform.pretrained.importing import Imported, open_folder
+from triform.pretrained.importing import Imported, imported
 from triform.pretrained.read import read_folder
 from triform.settings import Settings, build
 from triform.tasks import TASKS
@@ -22,12 +22,6 @@ from triform.training.folder import RunFolder, load_weights, weights_of, write_t
 NO_LABELS = ("0", "1")  # of an encoder that was published without any
 
 
-def task_of(path: str | Path) -> TaskName:
-    """What the family of a folder does; one that is not known is told as where it is read."""
-    found = read_folder(on_disk(path))
-    return BY_KIND[found.kind].task if found.kind in BY_KIND else "generate"
-
-
 def import_run(
     path: str | Path, out: Path, *, task: TaskName | None = None, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, Imported]:
@@ -35,11 +29,13 @@ def import_run(
     folder = RunFolder(out)
     if folder.config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
-    task = task or task_of(path)
-    found = open_folder(path, task, labels=labels, max_len=max_len)
+    foreign = read_folder(on_disk(path))
+    if task is None:  # an architecture that is not known is told of where it is read
+        task = BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate"
+    found = imported(foreign, task, labels=labels, max_len=max_len)
     if task == "classify" and not found.config.data.labels:
-        found = open_folder(path, task, labels=NO_LABELS, max_len=max_len)
-    tokenizers = _tokenizers(on_disk(path), found)
+        found = imported(foreign, task, labels=NO_LABELS, max_len=max_len)
+    tokenizers = _tokenizers(foreign.place, found)
     shared = task != "translate" or not found.sizes.target_vocab_size
     size = found.sizes.vocab_size if shared else 0
     told: Settings = {
@@ -60,10 +56,10 @@ def import_run(
 def as_base(path: str, task: TaskName) -> str:
     """A run folder to begin with: the one that is named, or one made of the published model that is."""
     own = [*Path(path).glob("config.toml"), *Path(path).glob("seed-*/config.toml")]
-    if not path.startswith(HUB) and (own or not Path(path).is_dir()):
+    if not path.startswith(HUB) and (own or not Path(path).exists()):
         return path
     place = on_disk(path)
-    files = sorted(file for file in place.iterdir() if file.is_file())
+    files = sorted(file for file in (place if place.is_dir() else place.parent).iterdir() if file.is_file())
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     mark = hashlib.sha256(repr((str(place.resolve()), task, marks)).encode()).hexdigest()[:16]
     out = cache_folder() / "imported" / mark

@@ -29,6 +29,12 @@ def ways(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
     return varied.versions(tokenizer, config.dropout)
 
 
+def by_side(file: str) -> bool:
+    """Whether a folder holds a tokenizer for each language, as Marian's do, and runs that began with one."""
+    pairs = (("tokenizer.source.json", "tokenizer.target.json"), ("source.spm", "target.spm"))
+    return bool(file) and any(all((Path(file) / name).is_file() for name in pair) for pair in pairs)
+
+
 def given_tokenizer(config: TokenizerConfig, side: Side = "source") -> Tokenizer:
     """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for.
 

@@ -28,7 +28,7 @@ from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.leaks import leak_notices
-from triform.tasks.learned import layout, learned_tokenizer, ways
+from triform.tasks.learned import by_side, layout, learned_tokenizer, ways
 from triform.tasks.pairs import Paired, Pairs, encode, encode_once
 from triform.tasks.task import (
     Look,
@@ -294,5 +294,12 @@ def _trained(
     targets = (pair.target for pair in pairs())
     if config.tokenizer.shared:
         tokenizer = learn("shared", chain(sources, targets), sum(sizes))
-        return tokenizer, tokenizer
+        if not by_side(config.tokenizer.file):
+            return tokenizer, tokenizer
+        other = learn("target", targets, sizes[1], "target")
+        if tokenizer.vocabulary != other.vocabulary:
+            raise ConfigError(
+                f"tokenizer.file={config.tokenizer.file} holds two vocabularies: set tokenizer.shared=false"
+            )
+        return tokenizer, other
     return learn("source", sources, sizes[0]), learn("target", targets, sizes[1], "target")

@@ -124,6 +124,11 @@ class Tokenizer(ABC):
         return len(self._pieces)
 
     @property
+    def vocabulary(self) -> Sequence[str]:
+        """Every token as the vocabulary spells it, by number; no two alike."""
+        return self._pieces
+
+    @property
     def never_written(self) -> tuple[int, ...]:
         """Tokens that a model must not choose."""
         return tuple(token for token in (self.pad, self.unk, self.bos) if token not in (None, self.eos))

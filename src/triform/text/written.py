@@ -20,6 +20,7 @@ from triform.text.vocabularies import as_special
 
 Side = Literal["source", "target"]
 BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}  # names that programs ask for
+ROLES = ("pad_token", "unk_token", "bos_token", "eos_token")
 Like = Literal["huggingface", "tiktoken"]
 
 
@@ -61,12 +62,7 @@ def _library(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
 
 
 def _settings(tokenizer: CoreTokenizer) -> dict[str, Any]:
-    roles = ("pad_token", "unk_token", "bos_token", "eos_token")
-    named = {
-        role: tokenizer.piece(token)
-        for role, token in zip(roles, tokenizer.special[:4], strict=True)
-        if token is not None
-    }
+    named = {role: tokenizer.piece(token) for role, token in _roles(tokenizer).items()}
     bert = {role: name for role, name in BERT.items() if tokenizer.core.token_to_id(name) is not None}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -98,7 +94,15 @@ def _sentencepiece(tokenizer: SentencePieces, folder: Path, like: Like, side: Si
     path.write_bytes(tokenizer.model)
     if tokenizer.ids is None:
         return [path]
-    return [path, *_write(folder, {"vocab.json": _json(tokenizer.ids, by_number=True)})]
+    named = {name: tokenizer.vocabulary[token] for name, token in _roles(tokenizer).items() if name != "bos_token"}
+    told = {"tokenizer_class": "MarianTokenizer", **named}
+    vocabulary = _json(tokenizer.ids, by_number=True)
+    return [path, *_write(folder, {"vocab.json": vocabulary, "tokenizer_config.json": _json(told)})]
+
+
+def _roles(tokenizer: Tokenizer) -> dict[str, int]:
+    found = zip(ROLES, tokenizer.special[:4], strict=True)
+    return {role: token for role, token in found if token is not None}
 
 
 def _json(content: Mapping[str, Any], *, by_number: bool = False) -> str:

@@ -55,7 +55,9 @@ def with_base(asked: Settings) -> Settings:
     except CheckpointError as error:
         raise ConfigError(f"train.base={error}") from None
     two = config.task == "translate" and not config.tokenizer.shared
-    file = path / ("tokenizer.source.json" if two else "tokenizer.json")
+    # a language may have pieces of its own, though one vocabulary numbers them all
+    by_side = (path / "tokenizer.source.json").exists()
+    file = path / ("tokenizer.source.json" if by_side else "tokenizer.json")
     shape = {name: value for name, value in flatten(config).items() if name.startswith("model.")}
     decided: Settings = {
         **shape,
@@ -63,7 +65,7 @@ def with_base(asked: Settings) -> Settings:
         "tokenizer.kind": config.tokenizer.kind,
         "tokenizer.lowercase": config.tokenizer.lowercase,
         "tokenizer.shared": not two or asked["task"] != "translate",
-        "tokenizer.file": str(path if two and asked["task"] == "translate" else file),
+        "tokenizer.file": str(path if by_side and asked["task"] == "translate" else file),
     }
     if asked.get("tokenizer.file", "") not in ("", decided["tokenizer.file"]):
         raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")

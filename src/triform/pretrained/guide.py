@@ -1,0 +1,181 @@
+"""The README of an exported folder: what it holds, and a few lines of Python that load it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from triform.config import Config, TaskName
+from triform.text import Tokenizer
+from triform.text.spm import SentencePieces
+
+TRANSFORMERS: dict[TaskName, str] = {
+    "generate": """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = {folder!r}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+given = tokenizer([{text!r}], return_tensors="pt")
+written = model.generate(**given, max_length={limit})
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+""",
+    "classify": """\
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+folder = {folder!r}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+given = tokenizer([{text!r}], truncation=True, return_tensors="pt")
+best = model(**given).logits.argmax(-1)
+print(model.config.id2label[best.item()])
+""",
+    "translate": """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder = {folder!r}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+given = tokenizer([{text!r}], truncation=True, return_tensors="pt")
+written = model.generate(**given, max_length={limit})
+print(tokenizer.decode(written[0], skip_special_tokens=True))
+""",
+}
+AUTO: dict[TaskName, str] = {
+    "generate": "AutoModelForCausalLM",
+    "classify": "AutoModelForSequenceClassification",
+    "translate": "AutoModelForSeq2SeqLM",
+}
+BY_NUMBERS = """\
+import torch
+{opening}
+from transformers import {auto}
+
+folder = {folder!r}
+{reading}
+model = {auto}.from_pretrained(folder)
+given = torch.tensor([{numbers}])
+{asking}
+"""
+WRITTEN = """\
+written = model.generate(given, max_length={limit})[0].tolist()
+print(target.decode([number for number in written if number < target.get_piece_size()]))"""
+NAMED = """\
+print(model.config.id2label[model(given).logits.argmax(-1).item()])"""
+CTRANSLATE2: dict[TaskName, str] = {
+    "generate": """\
+import ctranslate2
+{opening}
+
+folder = {folder!r}
+{reading}
+generator = ctranslate2.Generator(folder)
+pieces = {source}
+answer = generator.generate_batch(
+    [pieces], max_length={limit} - len(pieces), sampling_topk=1, include_prompt_in_result=False,
+    suppress_sequences={never!r},
+)
+written = answer[0].sequences[0]
+print({decoded})
+""",
+    "translate": """\
+import ctranslate2
+{opening}
+
+folder = {folder!r}
+{reading}
+translator = ctranslate2.Translator(folder)
+pieces = {source}
+answer = translator.translate_batch(
+    [pieces], beam_size=4, min_decoding_length=0, max_decoding_length={limit} - 1,
+    suppress_sequences={never!r},
+)
+written = answer[0].hypotheses[0]
+print({decoded})
+""",
+}
+ONNX = """\
+import json
+
+import numpy as np
+import onnxruntime
+{opening}
+
+folder = {folder!r}
+{reading}
+session = onnxruntime.InferenceSession(folder + "/model.onnx")
+numbers = {numbers}[:{limit}]
+given = {{"input_ids": np.array([numbers]), "attention_mask": np.ones((1, len(numbers)), dtype=np.int64)}}
+logits = session.run(["logits"], given)[0]
+labels = json.load(open(folder + "/config.json", encoding="utf-8"))["id2label"]
+print(labels[str(logits.argmax(-1)[0])])
+"""
+NEEDED = {"hf": "transformers torch", "ctranslate2": "ctranslate2 tokenizers", "onnx": "onnxruntime tokenizers"}
+TEXTS: dict[TaskName, str] = {
+    "generate": "the",
+    "classify": "A wonderful film.",
+    "translate": "one hundred and two",
+}
+
+
+def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
+    """The text; its Python runs as it stands."""
+    by_pieces = isinstance(tokenizers[0], SentencePieces)
+    words = (_by_sentencepiece if by_pieces else _by_tokenizers)(tokenizers, TEXTS[config.task], config)
+    spelled = tokenizers[-1].vocabulary
+    asking = (NAMED if config.task == "classify" else WRITTEN).format(limit=config.data.max_len)
+    code = _form(to, config.task, tokenizers[0]).format(
+        folder=str(out), text=TEXTS[config.task], limit=config.data.max_len, auto=AUTO[config.task], asking=asking,
+        never=[[spelled[token]] for token in tokenizers[-1].never_written], **words,
+    )  # fmt: skip
+    needed = NEEDED[to].replace("tokenizers", "sentencepiece") if by_pieces else NEEDED[to]
+    needed += " sentencepiece" if by_pieces and to == "hf" else ""
+    asks = {"classify": "names a label for", "generate": "goes on with", "translate": "translates"}
+    return (
+        f"# {out.name}\n\nA model that {asks[config.task]} a text, made with Triform and written for {to}. "
+        f"It reads at most {config.data.max_len} tokens.\n\n"
+        f"```sh\npip install {needed}\n```\n\n```python\n{code}```\n"
+    )
+
+
+def _form(to: str, task: TaskName, tokenizer: Tokenizer) -> str:
+    """What transformers makes of a SentencePiece model is not always what it says: there it is asked itself."""
+    if to == "hf":
+        bare = isinstance(tokenizer, SentencePieces) and tokenizer.ids is None
+        return BY_NUMBERS if bare else TRANSFORMERS[task]
+    return ONNX if to == "onnx" else CTRANSLATE2[task]
+
+
+def _by_tokenizers(tokenizers: Sequence[Tokenizer], text: str, config: Config) -> dict[str, str]:
+    target = "/target/tokenizer.json" if len(tokenizers) == 2 else ""
+    second = f'\ntarget = Tokenizer.from_file(folder + "{target}")' if target else ""
+    reader = "target" if target else "tokenizer"
+    # a text that a decoder goes on with has no end yet
+    whole = config.task != "generate" or not tokenizers[0].special.after
+    framed = "" if whole else ", add_special_tokens=False"
+    return {
+        "opening": "from tokenizers import Tokenizer",
+        "reading": f'tokenizer = Tokenizer.from_file(folder + "/tokenizer.json"){second}',
+        "source": f"tokenizer.encode({text!r}{framed}).tokens",
+        "numbers": f"tokenizer.encode({text!r}).ids",
+        "decoded": f"{reader}.decode([{reader}.token_to_id(piece) for piece in written])",
+    }
+
+
+def _by_sentencepiece(tokenizers: Sequence[Tokenizer], text: str, config: Config) -> dict[str, str]:
+    first = tokenizers[0]
+    assert isinstance(first, SentencePieces)
+    name = "source.spm" if first.ids else "tokenizer.model"
+    alike = len(tokenizers) == 1 or first.vocabulary == tokenizers[1].vocabulary
+    target = name if len(tokenizers) == 1 else "target.spm" if alike else "target/target.spm"
+    before = [first.vocabulary[token] for token in first.special.before]
+    ends = list(first.special.after) if config.task != "generate" else []
+    after = [first.vocabulary[token] for token in ends]
+    return {
+        "opening": "from sentencepiece import SentencePieceProcessor",
+        "reading": f'source = SentencePieceProcessor(model_file=folder + "/{name}")\n'
+        f'target = SentencePieceProcessor(model_file=folder + "/{target}")',
+        "source": f"[*{before!r}, *source.encode({text!r}, out_type=str), *{after!r}]",
+        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r}), *{ends!r}]",
+        "decoded": "target.decode_pieces(written)",
+    }

@@ -1,0 +1,142 @@
+"""`triform convert`: what cannot be taken in or written out is one line, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Core
+from tokenizers import models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+Command = Callable[..., Any]
+WORDS = ["<pad>", "<unk>", "<s>", "</s>", "good", "bad", "film"]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published") / "gpt2"
+    config = GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    core = Core(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(published: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in published.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def reshaped(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"transformer.ln_f.bias": torch.zeros(9)}, path, metadata={"format": "pt"})
+
+
+def without(folder: Path, name: str = "transformer.ln_f.bias") -> None:
+    path = folder / "model.safetensors"
+    save_file({key: value for key, value in load_file(path).items() if key != name}, path)
+
+
+def renamed(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba"}), encoding="utf-8")
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Path("x")}, folder / "pytorch_model.bin")
+
+
+def enlarged(folder: Path) -> None:
+    spoken = PreTrainedTokenizerFast.from_pretrained(folder)
+    spoken.add_tokens(["more"])
+    spoken.save_pretrained(folder)
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+        "no tokenizer is here; known are",
+    ),
+    "another architecture": (renamed, "mamba is not known; known are gpt2, llama, bert, distilbert, marian"),
+    "a missing tensor": (without, "transformer.ln_f.bias is missing: expected 8, found nothing"),
+    "a misshapen tensor": (reshaped, "transformer.ln_f.bias has the wrong shape: expected 8, found 9"),
+    "a pickle": (pickled, "more than plain weights; reading it could run code, so it is refused"),
+    "a larger tokenizer": (enlarged, "its tokenizer has 8 tokens and its embedding 7 rows"),
+    "cut off": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0"),
+        "is cut off or no safetensors file",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_spoiled_folder_is_one_line_and_no_run(triform: Command, what: str, folder: Path, tmp_path: Path) -> None:
+    spoil, words = SPOILED[what]
+    spoil(folder)
+    assert words in triform("convert", "import", folder, "--out", tmp_path / "run").refusal
+    assert not (tmp_path / "run").exists()
+    told = triform(
+        "train", "generate", "--from", folder, "--data", folder, "--out", tmp_path / "run", "--device", "cpu"
+    )
+    assert words in told.last_line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_hub_name_without_a_network_is_one_line(
+    triform: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object, **__: object) -> str:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    said = triform("convert", "import", "hub:someone/tiny", "--out", tmp_path / "run").refusal
+    assert said.startswith("hub:someone/tiny: cannot be downloaded (no route to host); without a network, give")
+
+
+def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:
+    assert triform("convert", "import", folder, "--out", tmp_path / "run").code == 0
+    out = ("--out", tmp_path / "out")
+    assert "no such run folder" in triform("convert", "export", tmp_path / "none", "--to", "hf", *out).refusal
+    assert (
+        "known are hf, ctranslate2, onnx"
+        in triform("convert", "export", tmp_path / "run", "--to", "x", *out).refusal
+    )
+    assert "for classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
+    (tmp_path / "file").touch()
+    there = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
+    assert there.refusal.endswith("file: is there already; choose another --out")
+    assert triform("convert", "export", tmp_path / "run", "--to", "hf", *out).code == 0
+    again = triform("convert", "export", tmp_path / "run", "--to", "hf", *out)
+    assert "is there already" in again.refusal
+
+
+def test_an_adapter_for_another_base_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("good film bad film good bad film\n" * 20, encoding="utf-8")
+    train = ("train", "generate", "--from", folder, "--data", text, "--set", "train.lora_rank=2", "--device", "cpu")
+    assert triform(*train, "--set", "train.max_steps=1", "--out", tmp_path / "tuned").code == 0
+    path = folder / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    assert triform("convert", "import", folder, "--out", tmp_path / "other").code == 0
+    adapter = ("--adapter", tmp_path / "tuned" / "adapter.safetensors")
+    said = triform(
+        "convert", "export", tmp_path / "other", "--to", "hf", "--out", tmp_path / "out", *adapter
+    ).refusal
+    assert "is an adapter for another base" in said
+    assert not (tmp_path / "out").exists()

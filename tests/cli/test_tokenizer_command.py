@@ -1,0 +1,128 @@
+"""`triform tokenizer`: vocabularies learned, used, taken from elsewhere and written for others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+from tiktoken.load import load_tiktoken_bpe
+from transformers import AutoTokenizer
+
+Command = Callable[..., Any]
+TEXT = "The cat sat on the mat, and the other cat sat on the other mat.\nThen they're gone; it's late.\n"
+HARD = "the cat's  \t<eos> é 🙂"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT * 3, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def learned(triform: Command, book: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "learned.json"
+    answer = triform("tokenizer", "train", "--data", book, "--vocab-size", 280, "--out", path)
+    assert answer.code == 0, answer.err
+    assert answer.out == f"bpe: 280 tokens: {path}\n"
+    return path
+
+
+def test_what_is_encoded_comes_back(triform: Command, learned: Path, tmp_path: Path) -> None:
+    numbers = triform("tokenizer", "encode", learned, HARD).out
+    assert triform("tokenizer", "decode", learned, *numbers.split()).out == HARD + "\n"
+    several = triform("tokenizer", "encode", learned, "--input", "-", stdin=f"{HARD}\n\nmat\n").out
+    assert several.splitlines()[0] == numbers.rstrip("\n")
+    assert triform("tokenizer", "decode", learned, "--input", "-", stdin=several).out == f"{HARD}\n\nmat\n"
+    told = triform("tokenizer", "encode", learned, "cat", "mat", "--json").json
+    assert ["".join(row["pieces"]) for row in told] == ["cat", "mat"]
+    spaced, joined = (triform("tokenizer", "decode", learned, row).out for row in ("70 71", "70,71"))
+    assert spaced == joined
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_each_kind_is_learned(triform: Command, kind: str, book: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "it.json"
+    answer = triform("tokenizer", "train", "--data", book, "--kind", kind, "--lowercase", "--out", out)
+    assert answer.out.startswith(f"{kind}: ")
+    upper, lower = (triform("tokenizer", "encode", out, text).out for text in ("THE Cat", "the cat"))
+    assert upper == lower
+
+
+def test_a_learned_vocabulary_serves_training(triform: Command, learned: Path, book: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shape = ("--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.n_layers=1")
+    more = ("--set", "train.max_steps=1", "--device", "cpu", "--set", "data.max_len=8")
+    answer = triform(
+        *("train", "generate", "--data", book, "--set", f"tokenizer.file={learned}", "--out", run, *shape, *more)
+    )
+    assert answer.code == 0, answer.err
+    assert triform("tokenizer", "encode", run, HARD).out == triform("tokenizer", "encode", learned, HARD).out
+
+
+def test_to_other_libraries_and_back_the_ids_stay(triform: Command, learned: Path, tmp_path: Path) -> None:
+    wanted = triform("tokenizer", "encode", learned, HARD).out
+    numbers = [int(word) for word in wanted.split()]
+    files = triform("tokenizer", "export", learned, "--out", tmp_path / "hf").out.split()
+    assert {Path(file).name for file in files} >= {"tokenizer.json", "vocab.json", "merges.txt"}
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs(HARD, split_special_tokens=True)["input_ids"] == numbers
+    triform("tokenizer", "export", learned, "--like", "tiktoken", "--out", tmp_path / "ranks")
+    file = tmp_path / "ranks" / "tokenizer.tiktoken"
+    beside = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
+    ranks = load_tiktoken_bpe(str(file))
+    known = tiktoken.Encoding(
+        "it", pat_str=beside["pattern"], mergeable_ranks=ranks, special_tokens=beside["special_tokens"]
+    )
+    assert known.encode_ordinary(HARD) == numbers
+    for place in (tmp_path / "hf", tmp_path / "hf" / "tokenizer.json", file):
+        out = tmp_path / f"{place.name}.back"
+        answer = triform("tokenizer", "import", place, "--out", out.with_suffix(".json"))
+        assert answer.code == 0, answer.err
+        assert triform("tokenizer", "encode", out.with_suffix(".json"), HARD).out == wanted
+    special = [f"--special={name}={number}" for name, number in beside["special_tokens"].items()]
+    named = triform(
+        *("tokenizer", "import", file, "--out", tmp_path / "p.json", "--pattern", beside["pattern"], *special)
+    )
+    assert named.code == 0, named.err
+    assert triform("tokenizer", "encode", tmp_path / "p.json", HARD).out == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("encode", "{tmp}/nowhere", "a"), "there is no tokenizer file here"),
+        (("encode", "{tmp}", "a"), "no tokenizer is here; known are tokenizer.json, vocab.json with merges.txt"),
+        (("encode", "{tmp}/book.txt", "a"), "book.txt, line 3: "),
+        (("encode", "{learned}"), "nothing to read: give TEXT, --input FILE, or --input - for standard input"),
+        (("encode", "{learned}", "a", "--side", "left"), "--side left: known are source, target"),
+        (("decode", "{learned}", "280"), "280 is no token: this vocabulary has 0 to 279"),
+        (("decode", "{learned}", "1.5"), "'1.5' is no token: tokens are whole numbers"),
+        (("decode", "{learned}"), "nothing to read: give N"),
+        (("export", "{learned}", "--like", "hff", "--out", "{tmp}/o"), "--like hff: did you mean 'hf'?"),
+        (("train", "--data", "{tmp}/book.txt", "--out", "{learned}"), "is there already; choose another --out"),
+        (("train", "--data", "{tmp}/book.txt", "--kind", "bpee", "--out", "{tmp}/o"), "did you mean 'bpe'?"),
+        (("train", "--data", "{tmp}/none.txt", "--out", "{tmp}/o"), "none.txt"),
+        (("train", "--data", "{tmp}/book.txt", "--vocab-size", "9999", "--out", "{tmp}/o"), "is more than"),
+        (("import", "{learned}", "--out", "{learned}"), "is there already"),
+        (("import", "{learned}", "--special", "<a>", "--out", "{tmp}/o"), "a name, = and its number are expected"),
+        (("import", "{tmp}/x.tiktoken", "--out", "{tmp}/o"), "there is no tokenizer file here"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    triform: Command, arguments: tuple[str, ...], words: str, learned: Path, tmp_path: Path
+) -> None:
+    given = [each.format(tmp=tmp_path, learned=learned) for each in arguments]
+    assert words in triform("tokenizer", *given).refusal
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_no_other_library_reads_is_said(triform: Command, book: Path, tmp_path: Path) -> None:
+    triform("tokenizer", "train", "--data", book, "--kind", "word", "--out", tmp_path / "w.json")
+    answer = triform("tokenizer", "export", tmp_path / "w.json", "--like", "tiktoken", "--out", tmp_path / "o")
+    assert answer.refusal == "tiktoken reads byte BPE alone; this tokenizer is word"
