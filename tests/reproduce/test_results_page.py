@@ -213,13 +213,13 @@ def test_attention_is_drawn_from_what_the_outcome_holds(tmp_path: Path) -> None:
         "heads": "each",
         "queries": ["a", "<b>"],
         "keys": ["a", "<b>"],
-        "weights": [[[[1.0, 0.0], [0.25, 0.75]]], [[[1.0, 0.0], [0.5, 0.5]]]],
+        "weights": [[[[1.0, 0.0], [0.25, 0.75]]], [[[1.0, 0.0], [0.0, 1.0]]]],
     }
     found = outcome("speeches-lm", made("best", "best", [perplexities(300.0, 381.0, 332.0)]) | {"map": seen})
     write(tmp_path / "results", found)
     page = write_page(tmp_path / "results", tmp_path / "docs" / "results.md")
     assert "](pictures/speeches-lm-best-attention.svg)" in page.read_text()
     drawn = (tmp_path / "docs" / "pictures" / "speeches-lm-best-attention.svg").read_text()
-    assert (drawn.count('class="cell"'), drawn.count('class="none"')) == (6, 2), "what is not read has its own tint"
+    assert (drawn.count('class="cell"'), drawn.count('class="none"')) == (6, 2), "what no head reads has its own tint"
     assert drawn.count("&lt;b&gt;") == 3
     assert "layer 2, head 1" in drawn

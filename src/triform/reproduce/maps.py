@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -30,8 +31,10 @@ def looked(run: Run, text: str) -> dict[str, Any]:
 
 
 def drawn(seen: Mapping[str, Any], title: str) -> str:
-    """Layers down, heads across; the darker, the more is read; what is not read at all has a tint of its own."""
+    """Layers down, heads across; the darker, the more is read; what no head ever reads has a tint of its own."""
     weights = np.array(seen["weights"])
+    # weights are rounded: what one head does not read may be read a little, what none reads is out of reach
+    shades = np.where((weights == 0).all(axis=(0, 1)), np.nan, weights)
     layers, heads, rows, columns = weights.shape
     left = 8 + LETTER * max(len(piece) for piece in seen["queries"])
     below = 8 + LETTER * max(len(piece) for piece in seen["keys"])
@@ -43,7 +46,7 @@ def drawn(seen: Mapping[str, Any], title: str) -> str:
         name = f"layer {layer + 1}" + (f", head {head + 1}" if seen["heads"] == "each" else "")
         parts.append(f'<text x="{x}" y="{y - 4}">{name}</text>')
         parts += [
-            _cell(x + column * CELL, y + row * CELL, float(weights[layer, head, row, column]))
+            _cell(x + column * CELL, y + row * CELL, float(shades[layer, head, row, column]))
             for row, column in np.ndindex(rows, columns)
         ]
     for layer in range(layers):
@@ -64,7 +67,7 @@ def drawn(seen: Mapping[str, Any], title: str) -> str:
 
 def _cell(x: int, y: int, weight: float) -> str:
     size = CELL - 1
-    if weight < 0.0005:
+    if math.isnan(weight):
         return f'<rect class="none" x="{x}" y="{y}" width="{size}" height="{size}"/>'
     shade = f'fill-opacity="{0.05 + 0.95 * weight:.2f}"'
     return f'<rect class="cell" x="{x}" y="{y}" width="{size}" height="{size}" {shade}/>'

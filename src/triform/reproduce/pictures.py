@@ -8,8 +8,8 @@ from html import escape
 from triform.charts import Point, Scale, linear_scale, log_scale, show
 from triform.reproduce.outcome import Outcome
 
-WIDTH, HEIGHT = 760, 320
-LEFT, RIGHT, TOP, BOTTOM = 56, 220, 18, 36  # the legend stands on the right
+WIDTH, HEIGHT = 800, 320
+LEFT, RIGHT, TOP, BOTTOM = 56, 260, 18, 36  # the legend stands on the right
 COLOURS = ("#2f5fd0", "#c2500f", "#17703f", "#8f4a00", "#7a3fb0", "#0f7c86")
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#5b606b}.line{fill:none;stroke-width:1.8}"
