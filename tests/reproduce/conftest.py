@@ -97,7 +97,20 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (folder / name / f"{file}.gz").write_bytes(gzip.compress(text.encode()))
             else:
                 (folder / name / file).write_text(text, encoding="utf-8")
+    publish(folder / "minilm")
     return folder
+
+
+def publish(folder: Path) -> None:
+    """A small BERT that knows the words of the sets, as `transformers` writes it."""
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+    config = BertConfig(
+        vocab_size=len(pieces), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    BertModel(config).save_pretrained(folder)
+    BertTokenizer({piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

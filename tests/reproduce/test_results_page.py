@@ -220,6 +220,6 @@ def test_attention_is_drawn_from_what_the_outcome_holds(tmp_path: Path) -> None:
     page = write_page(tmp_path / "results", tmp_path / "docs" / "results.md")
     assert "](pictures/speeches-lm-best-attention.svg)" in page.read_text()
     drawn = (tmp_path / "docs" / "pictures" / "speeches-lm-best-attention.svg").read_text()
-    assert (drawn.count('class="cell"'), drawn.count('class="none"')) == (6, 2), "what no head reads has its own tint"
+    assert (drawn.count('class="cell"'), drawn.count('class="none"')) == (6, 2), "out of reach is a tint"
     assert drawn.count("&lt;b&gt;") == 3
     assert "layer 2, head 1" in drawn

@@ -96,6 +96,17 @@ def test_a_system_runs_from_data_to_outcome(system: System, data: Path, tmp_path
     assert all(f"| **{variant.name}** |" in page for variant in system.variants)
 
 
+def test_what_begins_with_a_model_that_is_not_there_is_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data / "imdb", tmp_path / "sets" / "imdb")
+    outcome = quickly(SYSTEMS["imdb-encoder"], tmp_path / "sets", tmp_path, seeds=1, setting="best")
+    assert [each["name"] for each in outcome["variants"]] == ["best"]
+    assert f"fine-tuned: left out, since it begins with {tmp_path / 'sets' / 'minilm'}: not there" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_quick_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
     write(tmp_path / "results", blank("speeches-lm", quick=False))
     before = (tmp_path / "results" / "speeches-lm.json").read_bytes()

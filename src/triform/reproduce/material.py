@@ -54,7 +54,13 @@ class Material:
             found["tokenizer.file"] = str(self.vocabulary(variant.vocabulary))
         if variant.vectors:
             found["train.embeddings"] = str(self.vectors().absolute())
+        if variant.base:
+            found["train.base"] = str(self.base(variant).absolute())
         return found
+
+    def base(self, variant: Variant) -> Path:
+        """Where the published model lies that a variant begins with; it is not ours to fetch."""
+        return folder_of(known_set(self.system.known), self.given).parent / variant.base
 
     def vectors(self) -> Path:
         """Word vectors of the training file: those that lie beside the sets, or else learned here, once."""

@@ -40,6 +40,7 @@ class Variant:
     reported: Mapping[str, float] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()  # files that a word vocabulary is learned from, where not the training file
     vectors: bool = False  # whether it begins with the system's word vectors
+    base: str = ""  # the folder beside the sets, of a published model, that it begins with
     about: str = ""
 
 
