@@ -137,9 +137,9 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "auto", ada
     `adapter` is the adapter.safetensors of a LoRA run that began with this one.
     """
     place = pick_device(device)
-    settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
+    settled = settle(precision, place, config.model)
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
     found = read_adapter(Path(adapter)) if adapter else None

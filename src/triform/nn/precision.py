@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import nn
 
+from triform.config import ModelConfig
 from triform.errors import ConfigError
 from triform.nn import quantize
 
@@ -18,12 +19,14 @@ Precision = Literal["fp32", "bf16", "int8"]
 BF16_UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
 
 
-def settle(asked: str, device: torch.device) -> Precision:
-    """What was asked for, where it can be had; for `auto` what is best here."""
+def settle(asked: str, device: torch.device, model: ModelConfig) -> Precision:
+    """What was asked for, where it can be had; for `auto` what is best here. A recurrent model stays in fp32."""
     if asked == "auto":
-        return "bf16" if has_bf16(device) else "fp32"
+        return "bf16" if has_bf16(device) and not model.is_recurrent else "fp32"
     if asked not in get_args(Precision):
         raise ConfigError(f"unknown precision {asked!r}; choose from auto, {', '.join(get_args(Precision))}")
+    if model.is_recurrent and asked != "fp32":
+        raise ConfigError(f"precision {asked} is for Transformers; model.kind={model.kind} answers in fp32")
     if asked == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
     if asked == "int8" and (why := quantize.trouble()):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from triform.nn.masks import Newest, Rule, Together, real, within
 
@@ -31,6 +32,9 @@ class Rows(Protocol):
 
     def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The first token of each row."""
+
+    def last(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+        """The last real token of each row."""
 
 
 class Padded:
@@ -56,6 +60,27 @@ class Padded:
 
     def first(self, x: Tensor) -> Tensor:
         return x[:, 0]
+
+    def last(self, x: Tensor) -> Tensor:
+        if self.keep is None:
+            return x[:, -1]
+        places = self.keep.shape[1] - 1 - self.keep.flip(1).long().argmax(dim=1)
+        return x[torch.arange(len(x), device=x.device), places]
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Rows side by side: as they are."""
+        return x
+
+    def together(self, x: Tensor) -> Tensor:
+        return x
+
+    def backwards(self, t: int, device: torch.device) -> Tensor:  # -> (B or 1, T)
+        """The places of each row from its end to its beginning; it ends where its padding begins."""
+        places = torch.arange(t, device=device)
+        if self.keep is None:
+            return places.flip(0)[None]
+        behind = self.keep.sum(dim=1, keepdim=True) - 1 - places
+        return torch.where(behind < 0, places, behind)
 
 
 class Packed:
@@ -91,6 +116,22 @@ class Packed:
             self._starts = torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device)
         return x[0].index_select(0, self._starts)
 
+    def last(self, x: Tensor) -> Tensor:
+        return x[0].index_select(0, torch.tensor([*accumulate(self.lengths)], device=x.device) - 1)
+
+    def apart(self, x: Tensor) -> Tensor:  # (1, N, D) -> (rows, T, D)
+        """Rows side by side, for who reads them one token after the other."""
+        return pad_sequence(list(x[0].split(self.lengths)), batch_first=True)  # type: ignore[no-untyped-call]
+
+    def together(self, x: Tensor) -> Tensor:  # (rows, T, D) -> (1, N, D)
+        """The same end to end again."""
+        return torch.cat([row[:length] for row, length in zip(x, self.lengths, strict=True)])[None]
+
+    def backwards(self, t: int, device: torch.device) -> Tensor:
+        """Of rows that lie side by side."""
+        keep = torch.arange(t, device=device) < torch.tensor(self.lengths, device=device)[:, None]
+        return Padded(keep).backwards(t, device)
+
 
 class Hypotheses:
     """One new token for each of the T ways in which a row goes on, read over a past that they share.
@@ -118,10 +159,14 @@ class Hypotheses:
     def first(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written is read as a whole")
 
+    def last(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written has not ended")
+
 
 POOLINGS: dict[str, Callable[[Rows, Tensor], Tensor]] = {  # (B, T, D) -> (rows, D)
     "mean": lambda rows, x: rows.mean(x),
     "first": lambda rows, x: rows.first(x),
+    "last": lambda rows, x: rows.last(x),
 }
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.

@@ -21,12 +21,12 @@ from triform.data.loader import Indices, RandomWindows, Sampler
 from triform.data.readers import Piece, count_units, is_running_text, on_lines, read_lines, read_pieces
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
+from triform.decode.carried import decoder_form
 from triform.decode.choose import row_seeds
-from triform.decode.forms import DecoderForm
 from triform.decode.search import run_search
 from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
-from triform.models.decoder import Decoder
+from triform.models.kinds import AnyDecoder, make_decoder
 from triform.nn.vocabulary import IGNORE, learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
@@ -131,13 +131,13 @@ class Generate(Task):
     unit = "tokens"
     metric = "perplexity"
     higher_is_better = False
-    model: Decoder
+    model: AnyDecoder
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer = tokenizer
         self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
-        self.model = Decoder(config.model, self.sizes)
+        self.model = make_decoder(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -293,7 +293,7 @@ class Generate(Task):
         decode = self.config.decode
         limit = decode.max_new_tokens or 200
         ending = self._ending((limit,) * len(prompts))
-        form = DecoderForm(self.model, self.config.data.max_len)
+        form = decoder_form(self.model, self.config.data.max_len)
         return run_search(form, prompts, decode, ending, default="sample", seeds=seeds)
 
     def _ending(self, limits: tuple[int, ...]) -> Ending:
@@ -307,7 +307,7 @@ class Generate(Task):
         prompt = [*self.tokenizer.special.before, *self.tokenizer.encode(text)]
         if not target and n_new:
             ending = self._ending((n_new,))
-            form = DecoderForm(self.model.eval(), self.config.data.max_len)
+            form = decoder_form(self.model.eval(), self.config.data.max_len)
             how = replace(self.config.decode, strategy="greedy")
             written = run_search(form, [prompt], how, ending, default="greedy", seeds=[0])[0]
         else:
