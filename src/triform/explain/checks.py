@@ -206,7 +206,8 @@ def one_batch_can_be_learned_by_heart(trial: Trial) -> Outcome:
     """
     width = trial.config.model.d_model
     first = last = 0.0
-    for rate in (min(3e-3, 0.1 / width), 0.02 / width):
+    rates = (1e-2, 2e-3) if trial.config.model.is_recurrent else (min(3e-3, 0.1 / width), 0.02 / width)
+    for rate in rates:
         losses = _learn(trial, rate)
         first, last = losses[0], losses[-1]
         if last <= LEARNED * first:

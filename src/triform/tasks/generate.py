@@ -49,6 +49,7 @@ from triform.tasks.task import (
 from triform.text import Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
+CARRIED = 16  # windows through which a recurrent model is read in an evaluation without forgetting
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
 
 
@@ -90,6 +91,11 @@ class Stream:
         if not 1 <= stride <= self.max_len:
             raise ConfigError(f"a stride of {stride}: give 1 to {self.max_len}, the tokens that the model reads")
         return Stream(self.store, self.n_bytes, self.max_len, stride)
+
+    def carried(self) -> Stream:
+        """The same text in windows so long that they are few, for who carries a state through them."""
+        plain = self.stride == self.max_len  # who asked for a stride has it
+        return Stream(self.store, self.n_bytes, CARRIED * self.max_len) if plain else self
 
     def batches(self) -> Iterator[Windows]:
         """Windows a stride apart; the last, shorter one by itself."""
@@ -245,7 +251,8 @@ class Generate(Task):
         return learning_loss(states, self.model.head, batch.targets, self.config.train)
 
     def judged_by(self, data: Stream, *, quick: bool) -> Iterator[Windows]:
-        return islice(data.batches(), QUICK_BATCHES if quick else None)
+        read = data.carried() if self.config.model.is_recurrent else data
+        return islice(read.batches(), QUICK_BATCHES if quick else None)
 
     def tally(self, batch: Windows) -> Tensor:
         return token_tally(self.model(batch.tokens), batch.targets)
