@@ -18,8 +18,8 @@ from triform.metrics import Scores
 from triform.nn.precision import Precision, cast_model, settle
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
-from triform.tasks.generate import Stream
 from triform.tasks.task import Dataset
+from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.base import take
 from triform.training.folder import RunFolder, load_weights, read_tensors
