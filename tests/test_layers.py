@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "reproduce": (
         *("errors", "config", "settings", "presets", "text", "data", "metrics", "stats", "baselines", "tasks"),
-        *("training", "charts", "pages", "run", "launch", "seeds"),
+        *("training", "explain", "charts", "pages", "run", "launch", "seeds"),
     ),
     "sklearn": (
         *("errors", "config", "settings", "text", "nn", "data", "metrics", "tasks", "training", "report"),

@@ -105,7 +105,7 @@ def test_a_recurrent_run_answers_in_fp32_and_refuses_other_numbers(runs: dict[st
     path = runs["classify"].path
     assert triform.load(path, device="cpu").precision == "fp32"
     for precision in ("bf16", "int8"):
-        with pytest.raises(ConfigError, match=rf"precision {precision} is for Transformers; model\.kind=gru"):
+        with pytest.raises(ConfigError, match=rf"precision {precision} is for Transformers; model\.kind=lstm"):
             triform.load(path, device="cpu", precision=precision)
 
 

@@ -40,26 +40,31 @@ def reproduce(
     from triform.reproduce.runner import reproduce as run
     from triform.reproduce.systems import system_of
     from triform.reproduce.tables import section
+    from triform.reproduce.why.parts import NAME as WHY
+    from triform.reproduce.why.runner import why_transformers
+    from triform.reproduce.why.tables import section as why_section
 
-    system = system_of(name)
+    system = None if name == WHY else system_of(name)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
     place = Path(out or "runs/reproduce")
     asked = Asked(
         data=data, setting=setting, seeds=seeds or 0, out=place, results=results, device=device, quick=quick
     )
-    outcome = run(system, asked)
+    outcome = why_transformers(asked) if system is None else run(system, asked)
     if json_:
         print_json(outcome)
         return
-    typer.echo(section(system, outcome))
+    typer.echo(why_section(outcome) if system is None else section(system, outcome))
     typer.echo(f"results: {asked.kept / f'{name}.json'}")
 
 
 def _list(*, as_json: bool) -> None:
     from triform.reproduce.systems import SYSTEMS
+    from triform.reproduce.why.parts import KINDS, NAME, PARTS, TITLE
 
     if as_json:
+        parts = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in PARTS}
         print_json(
             {
                 system.name: {
@@ -73,8 +78,10 @@ def _list(*, as_json: bool) -> None:
                 }
                 for system in SYSTEMS.values()
             }
+            | {NAME: {"title": TITLE, "parts": parts}}
         )
         return
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
         typer.echo(f"{system.name:<20} {system.report:<9} {system.title} ({system.known}): {variants}")
+    typer.echo(f"{NAME:<20} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}")
