@@ -15,7 +15,7 @@ from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
-from triform.nn.precision import Precision, cast_model, settle
+from triform.nn.precision import Precision, cast_model, settle, suited
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
 from triform.tasks.task import Dataset
@@ -137,9 +137,10 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "auto", ada
     `adapter` is the adapter.safetensors of a LoRA run that began with this one.
     """
     place = pick_device(device)
+    settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
-    settled = settle(precision, place, config.model)
+    settled = suited(settled, precision, config.model)
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
     found = read_adapter(Path(adapter)) if adapter else None

@@ -19,19 +19,26 @@ Precision = Literal["fp32", "bf16", "int8"]
 BF16_UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
 
 
-def settle(asked: str, device: torch.device, model: ModelConfig) -> Precision:
-    """What was asked for, where it can be had; for `auto` what is best here. A recurrent model stays in fp32."""
+def settle(asked: str, device: torch.device) -> Precision:
+    """What was asked for, where it can be had; for `auto` what is best here."""
     if asked == "auto":
-        return "bf16" if has_bf16(device) and not model.is_recurrent else "fp32"
+        return "bf16" if has_bf16(device) else "fp32"
     if asked not in get_args(Precision):
         raise ConfigError(f"unknown precision {asked!r}; choose from auto, {', '.join(get_args(Precision))}")
-    if model.is_recurrent and asked != "fp32":
-        raise ConfigError(f"precision {asked} is for Transformers; model.kind={model.kind} answers in fp32")
     if asked == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
     if asked == "int8" and (why := quantize.trouble()):
         raise ConfigError(f"precision int8 cannot be had on this machine ({why}); use fp32 or auto")
     return cast("Precision", asked)
+
+
+def suited(settled: Precision, asked: str, model: ModelConfig) -> Precision:
+    """What a model can have of that: a recurrent one stays in fp32."""
+    if not model.is_recurrent:
+        return settled
+    if asked not in ("auto", "fp32"):
+        raise ConfigError(f"precision {asked} is for Transformers; model.kind={model.kind} answers in fp32")
+    return "fp32"
 
 
 def has_bf16(device: torch.device) -> bool:
