@@ -16,8 +16,10 @@ import triform
 from triform.config import Config, ModelConfig, Sizes, TrainConfig
 from triform.errors import ConfigError
 from triform.explain.costs import Use, costs
+from triform.explain.trial import fresh_model
 from triform.launch import collect
 from triform.models.kinds import make_decoder
+from triform.nn.vocabulary import cross_entropy
 from triform.presets import preset
 from triform.pretrained.families import FAMILIES
 from triform.scratch.supported import check_model
@@ -224,3 +226,36 @@ def test_memory_does_not_grow_with_what_is_written() -> None:
     assert long.forward == 8 * short.forward
     cells = next(work for work in long.work if work.name == "decoder: cells")
     assert cells.each == 2 * 2 * 4 * 2 * 8 * 8  # two operations, two layers, four gates, two matrices
+
+
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+def test_what_autograd_keeps_is_near_the_estimate(task: Any, kind: Any) -> None:
+    config = Config(task=task, model=ModelConfig(kind=kind, d_model=64, n_layers=2))
+    sizes = Sizes(vocab_size=50, max_len=64, n_labels=3)
+    model, kept = fresh_model(config, sizes).train(), {}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes(), x  # held, so that no other takes its place
+        return x
+
+    tokens = torch.randint(4, 50, (16, 64))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        scores = model(tokens, tokens) if task == "translate" else model(tokens)
+        cross_entropy(scores, torch.arange(16) % 3 if task == "classify" else tokens, 0.0)
+    told = costs(config, sizes, Use(batch_size=16, length=64, gpu=False)).activation_bytes
+    assert 0.8 < told / sum(size for size, _ in kept.values()) < 1.4
+
+
+def test_an_estimator_of_scikit_learn_takes_the_kind_as_any_setting() -> None:
+    sklearn = pytest.importorskip("triform.sklearn")
+    texts = [f"{word} {n}" for n in range(12) for word in ("good", "bad")]
+    labels = [text.split()[0] for text in texts]
+    settings = {"model.kind": "gru", "train.lr": 2e-2, "train.batch_size": 8}
+    made = sklearn.TextClassifier(
+        d_model=16, n_layers=1, max_steps=40, settings=settings, random_state=0, device="cpu"
+    )
+    assert made.fit(texts, labels).score(texts, labels) == 1.0
