@@ -20,11 +20,11 @@ INTRODUCTION = (
     "interval."
 )
 LIMITS = (
-    "What is not equal: no setting was searched for here. The Transformer on speeches has those of an earlier search "
-    "for a Transformer, and the others are usual ones for their kind; the LSTM's rates are a guess. The step counts "
-    "come from a pilot, so the seconds beside them, measured, differ a little. On Shakespeare the validation loss of "
-    "the LSTM carries its state through 16 windows and the Transformer's begins each window with nothing; the column "
-    "beside it has both begin with nothing."
+    "What is not equal: no setting was searched for here. The Transformer on speeches has those of an earlier "
+    "search for a Transformer, and the others are usual ones for their kind; the LSTM's rates are a guess. The "
+    "step counts come from a pilot, so the seconds beside them, measured, differ a little. On Shakespeare the "
+    "validation loss of the LSTM carries its state through 16 windows and the Transformer's begins each window "
+    "with nothing; the column beside it has both begin with nothing."
 )
 RATE = Column(set="", score="", title="steps/s", digits=1)
 SECONDS = Column(set="", score="", title="seconds", kind="seconds", digits=1)
