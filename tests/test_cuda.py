@@ -639,3 +639,45 @@ def test_an_estimator_answers_on_a_card_as_on_a_cpu() -> None:
     there = pickle.loads(pickle.dumps(vectorizer)).set_params(device="cpu").transform(texts)
     assert here.shape == there.shape == (40, 32)
     assert np.abs(here - there).max() < 0.1  # answers on a card are in bf16
+
+
+RECURRENT = {"kind": "lstm", "d_model": 32, "n_layers": 2, "dropout": 0.2}
+
+
+@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, kind: str, tmp_path: Path) -> None:
+    """Recorded or not: without dropout the weights after some steps are those of the CPU."""
+    how = {"max_steps": 8, "batch_size": 8, "eval_every": 8, "log_every": 1, "precision": "fp32"}
+    model = RECURRENT | {"kind": kind, "dropout": 0.0}
+    made = {
+        device: train(task, model=model, train=how, out=str(tmp_path / device), device=device, quiet=True)
+        for device in ("cpu", "cuda")
+    }
+    ours, theirs = (load_file(made[device].path / "model.safetensors") for device in ("cuda", "cpu"))
+    for name, weights in ours.items():
+        torch.testing.assert_close(weights, theirs[name], rtol=2e-2, atol=2e-3)
+    events = (made["cuda"].path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "cannot be recorded" not in events
+
+
+@pytest.mark.parametrize("task", ["generate", "translate"])
+@pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
+def test_a_recurrent_model_writes_on_cuda_what_it_writes_on_the_cpu(
+    task: Any, strategy: str, tmp_path: Path
+) -> None:
+    how = {"max_steps": 5, "batch_size": 8}
+    run = train(task, model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
+    texts = ["one", "two and three", "the"] if task == "translate" else ["the ", "a", "of the "]
+    asked: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12}
+    on_cuda = load(run.path, device="cuda").predict(texts, **asked)
+    on_cpu = load(run.path, device="cpu").predict(texts, **asked)
+    assert [made.output for made in on_cuda] == [made.output for made in on_cpu]
+
+
+def test_what_speaks_for_a_label_is_told_of_a_recurrent_model_on_cuda_too(tmp_path: Path) -> None:
+    how = {"max_steps": 5, "batch_size": 8}
+    train("classify", model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
+    told = [load(tmp_path / "run", device=device).explain("a good film") for device in ("cuda", "cpu")]
+    values = [each.attributions[0].values for each in told]
+    np.testing.assert_allclose(*values, rtol=1e-2, atol=1e-4)

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "reproduce": (
         *("errors", "config", "settings", "presets", "text", "data", "vectors", "metrics", "stats", "baselines"),
-        *("tasks", "training", "charts", "pages", "run", "launch", "seeds"),
+        *("tasks", "training", "explain", "charts", "pages", "run", "launch", "seeds"),
     ),
     "sklearn": (
         *("errors", "config", "settings", "text", "nn", "data", "metrics", "tasks", "training", "report"),

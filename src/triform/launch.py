@@ -130,9 +130,12 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
     """What the user asked for, in order of precedence: settings, config, preset."""
     if task not in TASKS:
         raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
-    layers = [chosen(flatten(preset_of(preset, task)))] if preset else []
+    layers = []
     if config is not None:
         layers.append(chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config)))
+    if preset:
+        kind: Any = overlay(*layers, settings).get("model.kind", "transformer")  # a size fits any
+        layers.insert(0, chosen(flatten(preset_of(preset, task, kind))))
     asked = overlay(*(_aligned(layer, task) for layer in (*layers, settings)))
     if asked.get("task", task) != task:
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")

@@ -12,6 +12,7 @@ from triform.config import (
     DataConfig,
     DecodeConfig,
     ModelConfig,
+    ModelKind,
     Sizes,
     TaskName,
     TokenizerConfig,
@@ -148,24 +149,26 @@ def speeches_window() -> Config:
     return _speeches("generate", d_ff=100, window=8, max_steps=500)
 
 
-def _sized(task: TaskName, d_model: int, n_layers: int, n_heads: int, dropout: float) -> Config:
+def _sized(task: TaskName, kind: ModelKind, d_model: int, n_layers: int, n_heads: int, dropout: float) -> Config:
+    if kind != "transformer":  # as wide, and at most three layers: recurrent ones gain little from more
+        return Config(task=task, model=ModelConfig(kind=kind, d_model=d_model, n_layers=min(3, n_layers)))
     model = ModelConfig(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model, dropout=dropout)
     return Config(task=task, model=model)
 
 
-def tiny(task: TaskName) -> Config:
+def tiny(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """64 wide, 2 layers: seconds on a laptop."""
-    return _sized(task, 64, 2, 4, 0.1)
+    return _sized(task, kind, 64, 2, 4, 0.1)
 
 
-def small(task: TaskName) -> Config:
+def small(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """256 wide, 4 layers: minutes on a laptop."""
-    return _sized(task, 256, 4, 4, 0.1)
+    return _sized(task, kind, 256, 4, 4, 0.1)
 
 
-def base(task: TaskName) -> Config:
+def base(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """512 wide, 6 layers: wants a GPU."""
-    return _sized(task, 512, 6, 8, 0.1)
+    return _sized(task, kind, 512, 6, 8, 0.1)
 
 
 def gpt2_small() -> Config:
@@ -214,7 +217,7 @@ SYSTEMS: dict[str, Callable[[], Config]] = {
     "bert-base": bert_base,
     "transformer-base": transformer_base,
 }
-BY_SIZE: dict[str, Callable[[TaskName], Config]] = {"tiny": tiny, "small": small, "base": base}
+BY_SIZE: dict[str, Callable[[TaskName, ModelKind], Config]] = {"tiny": tiny, "small": small, "base": base}
 
 # What the reports' own data came to; enough to build a preset's model without any data. R0 and R3 do not say:
 # theirs is the default size of a byte BPE vocabulary, in R3 one for both languages.
@@ -233,15 +236,19 @@ REPORTED_SIZES: dict[str, Sizes] = {
 }
 
 
-def preset(name: str, task: TaskName | None = None) -> Config:
-    """The settings called `name`; `task` is needed by sizes and checked for systems."""
+def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transformer") -> Config:
+    """The settings called `name`; `task` is needed by sizes and checked for systems, which are Transformers."""
     if name in BY_SIZE:
         if task is None:
             raise ConfigError(f"preset {name!r} fits any task: say which")
-        return BY_SIZE[name](task)
+        return BY_SIZE[name](task, kind)
     if name not in SYSTEMS:
         raise ConfigError(f"unknown preset {name!r}; {nearest(name, [*SYSTEMS, *BY_SIZE])}")
     config = SYSTEMS[name]()
     if task not in (None, config.task):
         raise ConfigError(f"preset {name!r} is for {config.task}, not {task}")
+    if kind != config.model.kind:
+        raise ConfigError(
+            f"preset {name!r} is a {config.model.kind}, not {kind}; tiny, small and base fit any kind"
+        )
     return config

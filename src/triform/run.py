@@ -15,11 +15,11 @@ from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
-from triform.nn.precision import Precision, cast_model, settle
+from triform.nn.precision import Precision, cast_model, settle, suited
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
-from triform.tasks.generate import Stream
 from triform.tasks.task import Dataset
+from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.base import take
 from triform.training.folder import RunFolder, load_weights, read_tensors
@@ -140,6 +140,7 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "auto", ada
     settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
+    settled = suited(settled, precision, config.model)
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
     found = read_adapter(Path(adapter)) if adapter else None

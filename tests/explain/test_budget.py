@@ -95,7 +95,7 @@ def configs(draw: Callable[[Any], Any]) -> tuple[Config, Sizes]:
         "activation": ["relu", "gelu", "gelu_tanh", "silu", "swiglu"],
         "head_hidden": [0, 7],
         "pair_rows": [0, 0, 0, 9],
-        "pooling": ["mean", "first", "root"],
+        "pooling": ["mean", "first", "last"],
         "segments": [0, 2],
         "out_bias": ["auto", "yes", "no"],
         "embedding_norm": [True, False],

@@ -112,10 +112,15 @@ def test_a_lone_surrogate_is_refused(make: Make, task: TaskName) -> None:
 
 
 @EVERY_TASK
-def test_a_model_that_does_not_attend_is_refused(
+def test_a_model_that_does_not_attend_has_no_maps_and_is_refused_where_there_is_nothing_else(
     make: Make, task: TaskName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(make(task).task.model), "attention_stacks", lambda self: {})
+    if task == "classify":
+        seen = make(task).explain(TEXTS[task])
+        assert seen.maps == ()
+        assert seen.attributions
+        return
     with pytest.raises(ConfigError, match="no attention to look at"):
         make(task).explain(TEXTS[task])
 

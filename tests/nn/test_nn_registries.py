@@ -13,6 +13,7 @@ from triform.config import (
     NormPosition,
     PoolingKind,
     PositionKind,
+    RecurrentKind,
     ScoreKind,
 )
 from triform.models.encoder import HEAD_ACTIVATIONS
@@ -20,6 +21,7 @@ from triform.nn.block import RESIDUALS
 from triform.nn.feedforward import ACTIVATIONS
 from triform.nn.norm import NORMS
 from triform.nn.positions import POSITIONS
+from triform.nn.recurrent import CELLS
 from triform.nn.rows import POOLINGS
 from triform.nn.scores import SCORES
 
@@ -34,8 +36,9 @@ from triform.nn.scores import SCORES
         (ActivationKind, ACTIVATIONS),
         (PoolingKind, POOLINGS),
         (HeadActivation, HEAD_ACTIVATIONS),
+        (RecurrentKind, CELLS),
     ],
-    ids=["positions", "scores", "norms", "residuals", "activations", "poolings", "head activations"],
+    ids=["positions", "scores", "norms", "residuals", "activations", "poolings", "head activations", "cells"],
 )
 def test_every_kind_a_config_may_name_is_registered_and_no_other(kind: Any, registry: dict[str, Any]) -> None:
     assert sorted(get_args(kind)) == sorted(registry)

@@ -14,7 +14,8 @@ from triform.errors import ConfigError
 from triform.nn.vocabulary import IGNORE
 from triform.run import Run
 from triform.settings import build
-from triform.tasks.generate import Generate, Stream
+from triform.tasks.generate import Generate
+from triform.tasks.windows import Stream
 from triform.text import train_tokenizer
 
 MAX_LEN = 8

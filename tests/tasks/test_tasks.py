@@ -16,7 +16,7 @@ from triform.config import Config, TaskName
 from triform.decode import search
 from triform.nn.vocabulary import IGNORE
 from triform.settings import build, flatten
-from triform.tasks import TASKS, Prediction, Prepared, Task, generate
+from triform.tasks import TASKS, Prediction, Prepared, Task, windows
 from triform.tasks.defaults import settle_steps
 from triform.tasks.task import ByLength, held_out
 from triform.text import BOS, EOS
@@ -127,7 +127,7 @@ def test_the_size_of_a_batch_changes_no_score_and_no_prediction(
     task, texts = shelf[name].task, sentences()[:12]
     scores, made = task.evaluate(shelf[name].valid), task.predict(texts)
     monkeypatch.setattr(ByLength, "EVAL_TOKENS", 20)
-    monkeypatch.setattr(generate, "EVAL_TOKENS", 20)
+    monkeypatch.setattr(windows, "EVAL_TOKENS", 20)
     monkeypatch.setattr(search, "AT_ONCE", 3)
     assert task.evaluate(shelf[name].valid) == pytest.approx(scores, rel=1e-10)
     assert_alike(task.predict(texts), made)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from triform.cli.options import Device, Json, print_json
+
+Job = tuple[str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]  # its name, the work, what to say
 
 
 def reproduce(
@@ -42,28 +46,34 @@ def reproduce(
     from triform.reproduce.runner import reproduce as run
     from triform.reproduce.systems import systems_of
     from triform.reproduce.tables import section
+    from triform.reproduce.why.parts import NAME as WHY
+    from triform.reproduce.why.runner import why_transformers
+    from triform.reproduce.why.tables import section as why_section
 
-    systems = systems_of(name)
+    systems = () if name == WHY else systems_of(name)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
     place = Path(out or "runs/reproduce")
     asked = Asked(
         data=data, setting=setting, seeds=seeds or 0, out=place, results=results, device=device, quick=quick
     )
+    jobs: list[Job] = [(system.name, partial(run, system, asked), partial(section, system)) for system in systems]
     outcomes = []
-    for system in systems:
-        outcomes.append(run(system, asked))
+    for which, work, told in jobs or [(WHY, partial(why_transformers, asked), why_section)]:
+        outcomes.append(work())
         if not json_:
-            typer.echo(section(system, outcomes[-1]))
-            typer.echo(f"results: {asked.kept / f'{system.name}.json'}")
+            typer.echo(told(outcomes[-1]))
+            typer.echo(f"results: {asked.kept / f'{which}.json'}")
     if json_:
         print_json(outcomes if len(outcomes) > 1 else outcomes[0])
 
 
 def _list(*, as_json: bool) -> None:
     from triform.reproduce.systems import SYSTEMS
+    from triform.reproduce.why.parts import KINDS, NAME, PARTS, TITLE
 
     if as_json:
+        parts = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in PARTS}
         print_json(
             {
                 system.name: {
@@ -77,8 +87,10 @@ def _list(*, as_json: bool) -> None:
                 }
                 for system in SYSTEMS.values()
             }
+            | {NAME: {"title": TITLE, "parts": parts}}
         )
         return
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
         typer.echo(f"{system.name:<20} {system.report:<9} {system.title} ({system.known}): {variants}")
+    typer.echo(f"{NAME:<20} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}")

@@ -80,7 +80,8 @@ def _config(asked: Asked) -> Config:
             raise ConfigError(
                 f"preset {asked.preset!r} fits any task: say which with --task classify, generate or translate"
             )
-        base = flatten(named(asked.preset, task))
+        kind: Any = asked.settings.get("model.kind", "transformer")
+        base = flatten(named(asked.preset, task, kind))
     elif asked.config:
         base = read_toml(asked.config)
         if "task" not in base and not task:

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from triform.config.checks import Answer, at_least, between, require
 from triform.config.model import (
+    OF_ATTENTION,
     ActivationKind,
     HeadActivation,
     ModelConfig,
@@ -21,6 +22,7 @@ from triform.config.model import (
     PoolingKind,
     PositionKind,
     Reach,
+    RecurrentKind,
     ScoreKind,
 )
 from triform.config.train import LoraLayers, OptimizerKind, Precision, ScheduleKind, TrainConfig
@@ -44,6 +46,7 @@ __all__ = [
     "PositionKind",
     "Precision",
     "Reach",
+    "RecurrentKind",
     "ScheduleKind",
     "ScoreKind",
     "Sizes",
@@ -158,6 +161,26 @@ class Config:
                 "model.reach=full lets a decoder read the very token it should predict: "
                 f"{self.task} needs auto or causal"
             )
+        if self.model.is_recurrent:
+            self._check_recurrent()
+
+    def _check_recurrent(self) -> None:
+        model, train, kind = self.model, self.train, f"model.kind={self.model.kind}"
+        require(
+            not train.lora_rank, f"train.lora_rank is for Transformers; {kind} has no layers that adapters know"
+        )
+        require(train.precision != "bf16", f"train.precision=bf16 is for Transformers; {kind} learns in fp32")
+        if self.task != "translate":
+            for name in OF_ATTENTION:
+                value = getattr(model, name)
+                same = value == getattr(ModelConfig, name)
+                require(
+                    same, f"model.{name}={value} is of attention, which {kind} has in translate alone: leave it out"
+                )
+        require(
+            self.task == "generate" or model.reach == "causal" or model.d_model % 2 == 0,
+            f"model.d_model={model.d_model} must be even: with {kind} half of it reads forwards and half backwards",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 from triform.config.checks import Answer, at_least, between, require
 from triform.errors import ConfigError
 
-ModelKind = Literal["transformer"]
+RecurrentKind = Literal["rnn", "gru", "lstm"]
+ModelKind = Literal["transformer", "rnn", "gru", "lstm"]
 PositionKind = Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
 Reach = Literal["auto", "full", "causal"]
 NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
 ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
-PoolingKind = Literal["mean", "first", "root"]
+PoolingKind = Literal["mean", "first", "last"]
 HeadActivation = Literal["relu", "tanh"]
+
+# What a recurrent model follows; of any other setting it knows the default, and what says the same.
+FOLLOWED = (
+    *("kind", "d_model", "n_layers", "dropout", "attention_dropout", "score", "reach", "bias", "qkv_bias"),
+    *("out_bias", "tie_embeddings", "scale_embeddings", "pair_rows", "pooling", "head_hidden", "head_activation"),
+    "head_bias",
+)
+# Of these it has something to follow in translate alone: it attends to nothing but a source.
+OF_ATTENTION = ("score", "attention_dropout", "qkv_bias", "out_bias")
+SAYS_NOTHING = {"n_heads": 1, "positions": "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The Transformer's shape. Sizes are named as in the paper."""
+    """The model's shape. Sizes are named as in the paper."""
 
-    kind: ModelKind = "transformer"
+    kind: ModelKind = "transformer"  # or a recurrent twin, which reads one token after the other
     d_model: int = 0
     d_ff: int = 0  # 0: four times d_model; for swiglu 8/3 of it, which costs the same
     n_layers: int = 0  # of the encoder and of the decoder, where a model has both
@@ -53,9 +64,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
     pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
-    # classify: what stands for a text: the mean of its states, the first, or their sum over the root of their
-    # number, so that a long text may be surer of itself
-    pooling: PoolingKind = "mean"
+    pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states, the first or the last
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
     head_activation: HeadActivation = "relu"  # of that layer
     head_bias: bool = True
@@ -76,6 +85,23 @@ class ModelConfig:
         self._check_heads()
         self._check_positions()
         self._check_windows()
+        if self.is_recurrent:
+            self._check_recurrent()
+
+    def _check_recurrent(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in FOLLOWED and value not in (each.default, SAYS_NOTHING.get(each.name, each.default)):
+                shown = list(value) if isinstance(value, tuple) else value
+                raise ConfigError(
+                    f"model.{each.name}={shown} means nothing to model.kind={self.kind}, which reads one token "
+                    "after the other: leave it out"
+                )
+        require(
+            self.pooling != "first",
+            f"model.pooling=first is for Transformers: the first state of model.kind={self.kind} has read little; "
+            "use mean or last",
+        )
 
     def _check_heads(self) -> None:
         heads, shared = self.n_heads, self.n_kv_heads
@@ -151,6 +177,15 @@ class ModelConfig:
             f"model.layer_windows={pattern} is a pattern of {len(pattern)} layers and does not fit "
             f"model.n_layers={self.n_layers}: the number of layers must be a multiple of it",
         )
+
+    @property
+    def is_recurrent(self) -> bool:
+        return self.kind in get_args(RecurrentKind)
+
+    @property
+    def one_headed(self) -> ModelConfig:
+        """A recurrent model as parts that it shares with the Transformer see it: attention with one head."""
+        return replace(self, n_heads=1, positions="none")
 
     @property
     def head_dim(self) -> int:

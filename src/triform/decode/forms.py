@@ -32,17 +32,25 @@ class Read:
     scores: Tensor
 
 
-class Form(Protocol):
-    """What decoding needs of a model."""
+class Rereads(Protocol):
+    """The least that writing needs of a model."""
 
     max_len: int  # tokens that the model can read
-    refills: bool  # whether a text may fill that, and goes on from its newer half
-
-    @property
-    def model(self) -> nn.Module: ...
 
     def begin(self, row: Tokens) -> list[int]:
         """The text, as far as it is written before the first step."""
+
+    def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
+        """Scores (N, V) after texts that are read from the start, without a cache."""
+
+
+class Form(Rereads, Protocol):
+    """What decoding with a cache needs of a model."""
+
+    refills: bool  # whether a text may fill `max_len`, and goes on from its newer half
+
+    @property
+    def model(self) -> nn.Module: ...
 
     def read(self, rows: Sequence[Tokens]) -> Read:
         """Read what is given."""
@@ -52,11 +60,8 @@ class Form(Protocol):
     ) -> Tensor:
         """One more token for each hypothesis, (B, T) -> scores (B, T, V); rows None: nothing is padded."""
 
-    def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
-        """Scores (N, V) after texts that are read from the start, without a cache."""
 
-
-def _on(model: nn.Module, padded: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def on_device_of(model: nn.Module, padded: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
     device = next(model.parameters()).device
     tokens, keep = padded
     return tokens.to(device), None if keep is None else keep.to(device)
@@ -76,7 +81,7 @@ class DecoderForm:
     def read(self, rows: Sequence[Tokens]) -> Read:
         cache = Cache(len(self.model.blocks))
         texts = [self.begin(row) for row in rows]
-        tokens, keep = _on(self.model, pad(texts, left=True))  # (N, P)
+        tokens, keep = on_device_of(self.model, pad(texts, left=True))  # (N, P)
         return Read(cache, keep, None, [len(text) for text in texts], self._after(tokens, keep, cache))
 
     def _after(self, tokens: Tensor, keep: Tensor | None, cache: Cache | None) -> Tensor:
@@ -90,7 +95,7 @@ class DecoderForm:
         return self.model.head(self.model.states(tokens, rows, None, cache)).float()
 
     def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
-        return self._after(*_on(self.model, pad(texts, left=True)), None)
+        return self._after(*on_device_of(self.model, pad(texts, left=True)), None)
 
 
 class Seq2SeqForm:
@@ -106,7 +111,7 @@ class Seq2SeqForm:
 
     def read(self, rows: Sequence[Tokens]) -> Read:
         cache = Cache(len(self.model.blocks))
-        source, keep = _on(self.model, pad(rows))  # (N, S)
+        source, keep = on_device_of(self.model, pad(rows))  # (N, S)
         target = torch.full((len(rows), 1), self.bos, device=source.device)
         scores = self.model.decode(target, self.model.encoder(source, keep), keep, cache)[:, -1].float()
         return Read(cache, None, keep, [1] * len(rows), scores)
@@ -118,6 +123,6 @@ class Seq2SeqForm:
         return self.model.decode(tokens, states, source_keep, cache, rows).float()
 
     def read_again(self, rows: Sequence[Tokens], texts: Sequence[Tokens]) -> Tensor:
-        source, keep = _on(self.model, pad(rows))
-        target = _on(self.model, pad(texts))[0]
+        source, keep = on_device_of(self.model, pad(rows))
+        target = on_device_of(self.model, pad(texts))[0]
         return self.model.decode(target, self.model.encoder(source, keep), keep)[:, -1].float()

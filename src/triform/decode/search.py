@@ -9,12 +9,14 @@ import torch
 
 from triform.config import DecodeConfig
 from triform.decode.beam import Beams, Ending, Trail, traced
+from triform.decode.carried import AnyForm, CarriedDecoderForm, CarriedSeq2SeqForm, stepper_of
 from triform.decode.choose import Choose, Sample, best
-from triform.decode.forms import Form, Tokens
+from triform.decode.forms import Tokens
 from triform.decode.replay import replay
-from triform.decode.stepper import Cached, Stepper
+from triform.decode.stepper import Stepper
 
 AT_ONCE = 128  # hypotheses in a batch where steps are not replayed
+MOST_CARRIED = 2_048  # the same on CUDA, of states: they are small, and a step costs little more for many
 WORTH_MOVING = 8  # rows leave when they are one in so many: every time, the keys of those that stay are copied
 
 
@@ -106,7 +108,13 @@ def beam_search(
 
 
 def run_search(
-    form: Form, rows: Sequence[Tokens], config: DecodeConfig, ending: Ending, *, default: str, seeds: Sequence[int]
+    form: AnyForm,
+    rows: Sequence[Tokens],
+    config: DecodeConfig,
+    ending: Ending,
+    *,
+    default: str,
+    seeds: Sequence[int],
 ) -> list[list[int]]:
     """Decode as the settings say; `default` is what "auto" means for the task."""
     if not rows:
@@ -115,12 +123,14 @@ def run_search(
     order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))  # rows of like length come together
     ending = Ending(eos=ending.eos, limits=tuple(ending.limits[row] for row in order), banned=ending.banned)
     rows, seeds = [rows[row] for row in order], [seeds[row] for row in order]
-    if next(form.model.parameters()).is_cuda:
+    on_cuda = next(form.model.parameters()).is_cuda
+    if on_cuda and not isinstance(form, CarriedDecoderForm | CarriedSeq2SeqForm):
         found = replay(form, rows, config, ending, strategy=strategy, seeds=seeds)
     else:
         size = config.beam_size if strategy == "beam" else 1
-        at_once = max(1, AT_ONCE // size)
-        stepper, waiting = Cached(form, rows[:at_once]), rows[at_once:]
+        at_once = max(1, (MOST_CARRIED if on_cuda else AT_ONCE) // size)
+        now, waiting = rows[:at_once], rows[at_once:]
+        stepper = stepper_of(form, now)
         with torch.inference_mode():
             if strategy == "beam":
                 penalty = config.length_penalty

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from triform.decode.forms import Form, Read, Tokens
+from triform.decode.forms import Form, Read, Rereads, Tokens
 from triform.nn.cache import Cache
 from triform.nn.rows import Hypotheses
 
@@ -52,7 +52,7 @@ class Stepper(Protocol):
 class Rereading:
     """No cache: each step reads all texts from the start. A text that fills the context goes on from its half."""
 
-    def __init__(self, form: Form, rows: Sequence[Tokens]) -> None:
+    def __init__(self, form: Rereads, rows: Sequence[Tokens]) -> None:
         self.form, self.rows = form, list(rows)
         self.texts = [form.begin(row) for row in rows]
 

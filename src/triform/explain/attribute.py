@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triform.explain.maps import Attribution
-from triform.models.encoder import Classifier
+from triform.models.kinds import AnyClassifier
 from triform.nn.embedding import Embedding
 
 FIRST_STEPS, MOST_STEPS = 32, 1024
@@ -23,7 +23,7 @@ TOKENS_AT_ONCE = 4_096
 
 @torch.inference_mode(False)
 def attributions(
-    model: Classifier, tokens: Tensor, label: int, *, unknown: int, pieces: list[str], name: str
+    model: AnyClassifier, tokens: Tensor, label: int, *, unknown: int, pieces: list[str], name: str
 ) -> tuple[Attribution, ...]:  # (1, T)
     """Both kinds for the score (before the softmax) of one label."""
     embed, tokens = model.encoder.embedding, tokens.clone()  # made in inference mode, they take no gradients
@@ -34,7 +34,8 @@ def attributions(
 
     def slope(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
         points = points.detach().requires_grad_()
-        with torch.enable_grad(), _given(embed, points):
+        # cuDNN differentiates a recurrent layer only where it trains; torch's own layers do it here too
+        with torch.enable_grad(), _given(embed, points), torch.backends.cudnn.flags(enabled=False):
             scores = model(tokens.expand(len(points), -1))[:, label]
             return scores.detach(), torch.autograd.grad(scores.sum(), points)[0]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from triform.config import Config, Sizes
 from triform.errors import ConfigError
 
-Role = Literal["tokens", "positions", "attention", "cross", "score", "feedforward", "norm", "output"]
+Role = Literal["tokens", "positions", "attention", "cross", "score", "feedforward", "norm", "recurrent", "output"]
 FORMS = {"classify": "encoder", "generate": "decoder", "translate": "encoder-decoder"}
 
 
@@ -110,7 +110,7 @@ def _factor(factor: str, values: Mapping[str, int]) -> int:
 def budget(config: Config, sizes: Sizes) -> Budget:
     """The parameters of the model that these settings build."""
     check_sizes(config, sizes)
-    counter = _Counter(config, sizes)
+    counter = (_RecurrentCounter if config.model.is_recurrent else _Counter)(config, sizes)
     parts = {"classify": counter.classifier, "generate": counter.decoder, "translate": counter.translator}
     made = tuple(parts[config.task]())
     return Budget(form=FORMS[config.task], letters=counter.letters(made), parts=made)
@@ -119,7 +119,8 @@ def budget(config: Config, sizes: Sizes) -> Budget:
 def check_sizes(config: Config, sizes: Sizes) -> None:
     """Every size that a formula needs is there."""
     model = config.model
-    open_ = [name for name in ("d_model", "d_ff", "n_layers", "n_heads") if not getattr(model, name)]
+    needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
+    open_ = [name for name in needed if not getattr(model, name)]
     if open_:
         raise ConfigError(
             f"model.{open_[0]} is left open, so nothing can be counted: --set model.{open_[0]}=NUMBER"
@@ -138,7 +139,7 @@ class _Counter:
     """Writes the lines of each part, in the letters of one model."""
 
     def __init__(self, config: Config, sizes: Sizes) -> None:
-        self.model = model = config.model
+        self.model = model = config.model.one_headed if config.model.is_recurrent else config.model
         target = sizes.target_vocab_size or sizes.vocab_size
         layers = "layers" if config.task != "translate" else "layers, of encoder and decoder each"
         self.two_vocabularies = bool(sizes.target_vocab_size)
@@ -161,12 +162,17 @@ class _Counter:
             Letter(sign="s", meaning="segments, kinds of text", value=model.segments),
             Letter(sign="h", meaning="head_hidden", value=model.head_hidden),
             Letter(sign="C", meaning="labels", value=sizes.n_labels),
+            Letter(sign="g", meaning="gates of a cell", value=GATES.get(model.kind, 0)),
+            Letter(sign="e", meaning="width of each direction, d / 2", value=model.d_model // 2),
+            Letter(sign="p", meaning="vectors of a state", value=2 if model.kind == "lstm" else 1),
         )
         self.values = {letter.sign: letter.value for letter in self.all_letters}
         self.values["(2k+1)"] = 2 * self.values["k"] + 1
 
+    reader_looks_for: ClassVar[tuple[str, ...]] = ("H", "Dh", "L")
+
     def letters(self, parts: tuple[Part, ...]) -> tuple[Letter, ...]:
-        """Those that the formulas use, and the heads and layers, which a reader looks for."""
+        """Those that the formulas use, and those that a reader looks for."""
         factors = {
             factor
             for part in parts
@@ -174,7 +180,7 @@ class _Counter:
             for term in line.formula.split(" + ")
             for factor in term.split("·")
         }
-        used = {"H", "Dh", "L", *factors, *("k" * ("(2k+1)" in factors))}
+        used = {*self.reader_looks_for, *factors, *("k" * ("(2k+1)" in factors))}
         return tuple(letter for letter in self.all_letters if letter.sign in used)
 
     # -- the three forms
@@ -307,3 +313,49 @@ POSITION_NOTES = {
     "t5": "in self-attention",
     "none": "",
 }
+
+
+class _RecurrentCounter(_Counter):
+    """The same for a recurrent model: cells instead of blocks, and attention over a source alone."""
+
+    reader_looks_for = ("L",)
+
+    def classifier(self) -> Iterator[Part]:
+        yield Part(name="embedding", lines=tuple(self._tokens("V")))
+        yield self._encoder()
+        yield Part(name="output", lines=tuple(self._label_head()))
+
+    def decoder(self) -> Iterator[Part]:
+        yield Part(name="embedding", lines=tuple(self._tokens("V")))
+        yield self._decoder()
+        yield Part(name="output", lines=tuple(self._vocabulary_head()))
+
+    def translator(self) -> Iterator[Part]:
+        yield Part(name="source embedding", lines=tuple(self._tokens("V")))
+        one_table = self.model.tie_embeddings and not self.two_vocabularies
+        yield Part(name="target embedding", lines=tuple(self._tokens(self.target, tied=one_table)))
+        yield self._encoder()
+        first = self._line("first state", "recurrent", "d·L·p·d", "L·p·d", note="made of the ends of the source")
+        yield Part(name="beginning of the decoder", lines=(first,))
+        yield self._decoder()
+        mixed = self._line("state, beside what is read", "cross", "d·d")
+        yield Part(name="attention", lines=(*self._attention("cross-attention", "cross"), mixed))
+        yield Part(name="output", lines=tuple(self._vocabulary_head()))
+
+    def _tokens(self, vocabulary: str, *, tied: bool = False) -> Iterator[Line]:
+        """An embedding without positions: order is told by reading in order."""
+        return (line for line in self._embedding(vocabulary, tied=tied) if line.role != "positions")
+
+    def _encoder(self) -> Part:
+        if self.model.reach == "causal":
+            return self._decoder("encoder")
+        biases = "2·g·e" * self.model.bias
+        line = self._line("cell, each direction", "recurrent", "g·e·d + g·e·e", biases, times=2)
+        return Part(name="encoder", lines=(line,), layers=self.model.n_layers)
+
+    def _decoder(self, name: str = "decoder") -> Part:
+        line = self._line("cell", "recurrent", "g·d·d + g·d·d", "2·g·d" * self.model.bias)
+        return Part(name=name, lines=(line,), layers=self.model.n_layers)
+
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # as the cells have them; a test keeps them equal

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from triform.config import Config, Sizes
 from triform.explain.budget import budget
-from triform.explain.record import Recording, record_attention, watch_attention
+from triform.explain.record import Recording, attends, record_attention, watch_attention
 from triform.explain.trial import TRIALS, Rows, Trial, fresh_model
 from triform.nn.kernels import explicit
 
@@ -36,6 +36,9 @@ def check_model(config: Config, sizes: Sizes, model: nn.Module) -> Iterator[Find
     """All checks on a model, one after the other. It is copied, never changed."""
     trial = TRIALS[config.task](config, sizes, model)
     for name, check in CHECKS.items():
+        if check in OF_ATTENTION and not attends(model):
+            yield Finding(name=name, good=None, detail="this model has no attention")
+            continue
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 good, detail = check(trial)
@@ -150,7 +153,8 @@ def hidden_tokens_have_no_influence(trial: Trial) -> Outcome:
             away = torch.arange(len(row)) - place
             allowed = (away.abs() <= reach) & (away >= (-reach if ahead else 0))
             leaks += moved[~allowed].tolist()
-            still += int((moved[allowed & ((away == 0) | (away.abs() == reach))] == 0).sum())
+            edge = (away.abs() == reach) & (not trial.config.model.is_recurrent)  # what is carried may fade
+            still += int((moved[allowed & ((away == 0) | edge)] == 0).sum())
     leak = _most(leaks)
     answers = [trial.answers(trial.rows, trial.sources, fill=fill) for fill in (0, trial.vocabulary - 1)]
     by_padding = _most((a - b).abs().max() for a, b in zip(*answers, strict=True))
@@ -202,7 +206,8 @@ def one_batch_can_be_learned_by_heart(trial: Trial) -> Outcome:
     """
     width = trial.config.model.d_model
     first = last = 0.0
-    for rate in (min(3e-3, 0.1 / width), 0.02 / width):
+    rates = (1e-2, 2e-3) if trial.config.model.is_recurrent else (min(3e-3, 0.1 / width), 0.02 / width)
+    for rate in rates:
         losses = _learn(trial, rate)
         first, last = losses[0], losses[-1]
         if last <= LEARNED * first:
@@ -277,3 +282,11 @@ CHECKS: dict[str, Callable[[Trial], Outcome]] = {
     "the parameter count equals the formula": the_count_equals_the_formula,
     "cached decoding equals uncached": cached_decoding_equals_uncached,
 }
+OF_ATTENTION = (
+    rows_sum_to_one,
+    no_weight_on_padding,
+    no_weight_on_the_future,
+    no_weight_outside_the_window,
+    the_farthest_key_in_reach_is_read,
+    the_kernel_equals_the_formula,
+)

@@ -6,7 +6,7 @@ import torch
 
 from triform.explain.attribute import attributions
 from triform.explain.maps import AttentionMap, Attribution, Explanation
-from triform.explain.record import layers_of, record_attention
+from triform.explain.record import attends, layers_of, record_attention
 from triform.tasks import Task
 from triform.tasks.classify import Classify
 from triform.tasks.task import Look
@@ -15,19 +15,10 @@ from triform.tasks.task import Look
 def explain(task: Task, text: str, *, target: str = "", n_new: int = 0, title: str = "") -> Explanation:
     """Attention maps of a text (and a target, or the model's own output); for labels also attributions."""
     task.model.eval()
-    layers_of(task.model)  # refused before anything is written
+    if not isinstance(task, Classify):  # of a label tokens speak too, whether or not anything attends to them
+        layers_of(task.model)  # refused before anything is written
     look = task.look(text, target, n_new)
-    with record_attention(task.model) as recording, torch.no_grad():
-        task.model(*look.inputs)
-    maps = tuple(
-        AttentionMap(
-            name=stack,
-            queries=tuple(look.pieces[stack][0]),
-            keys=tuple(look.pieces[stack][1]),
-            weights=recording[stack][:, 0].numpy(),
-        )
-        for stack in recording.stacks()
-    )
+    maps = _maps(task, look) if attends(task.model) else ()
     return Explanation(
         title=title or task.name,
         text=text,
@@ -36,6 +27,20 @@ def explain(task: Task, text: str, *, target: str = "", n_new: int = 0, title: s
         maps=maps,
         attributions=_attributions(task, look, target),
         notes=look.notes,
+    )
+
+
+def _maps(task: Task, look: Look) -> tuple[AttentionMap, ...]:
+    with record_attention(task.model) as recording, torch.no_grad():
+        task.model(*look.inputs)
+    return tuple(
+        AttentionMap(
+            name=stack,
+            queries=tuple(look.pieces[stack][0]),
+            keys=tuple(look.pieces[stack][1]),
+            weights=recording[stack][:, 0].numpy(),
+        )
+        for stack in recording.stacks()
     )
 
 

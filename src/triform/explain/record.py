@@ -64,12 +64,16 @@ def _joined(steps: list[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=-2)
 
 
+def attends(model: nn.Module) -> bool:
+    """Whether a model has any attention."""
+    return isinstance(model, Attentive) and any(model.attention_stacks().values())
+
+
 def layers_of(model: nn.Module) -> dict[str, list[Attends]]:
     """A model's layers of attention by stack; a model that has none is refused."""
-    stacks = model.attention_stacks() if isinstance(model, Attentive) else {}
-    if not any(stacks.values()):
+    if not isinstance(model, Attentive) or not attends(model):
         raise ConfigError("this model has no attention to look at: it reads one token after the other")
-    return stacks
+    return model.attention_stacks()
 
 
 class Call(NamedTuple):

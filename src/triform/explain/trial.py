@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import Config, Sizes
-from triform.decode.forms import DecoderForm, Seq2SeqForm
-from triform.decode.stepper import Cached, Rereading, Steps
-from triform.models.decoder import Decoder
-from triform.models.encoder import Classifier
-from triform.models.seq2seq import Seq2Seq
+from triform.config import Config, ModelConfig, Sizes
+from triform.decode.carried import AnyForm, decoder_form, seq2seq_form, stepper_of
+from triform.decode.forms import Tokens
+from triform.decode.stepper import Rereading, Steps
+from triform.models.kinds import AnyClassifier, AnyDecoder, AnySeq2Seq, make_classifier, make_decoder, make_seq2seq
 from triform.nn.pieces import SHORTEST
 from triform.nn.rows import Keep, pack, pad
 
@@ -95,7 +94,7 @@ def _apart(x: Tensor, rows: Rows, *, packed: bool) -> list[Tensor]:
 
 
 class ClassifierTrial(Trial):
-    model: Classifier
+    model: AnyClassifier
 
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
         return list(self.model(*lay(rows, packed=packed, fill=fill)))
@@ -112,7 +111,7 @@ class ClassifierTrial(Trial):
 
 
 class DecoderTrial(Trial):
-    model: Decoder
+    model: AnyDecoder
 
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
         tokens, keep = lay(rows, packed=packed, fill=fill)
@@ -127,11 +126,11 @@ class DecoderTrial(Trial):
 
     def stepper(self, *, cached: bool, among: slice = slice(None)) -> Steps:
         prompts = [row[: max(1, len(row) // 2)] for row in self.rows[among]]
-        return (Cached if cached else Rereading)(DecoderForm(self.model, self.sizes.max_len), prompts)
+        return _steps(decoder_form(self.model, self.sizes.max_len), prompts, cached=cached)
 
 
 class Seq2SeqTrial(Trial):
-    model: Seq2Seq
+    model: AnySeq2Seq
 
     def answers(self, rows: Rows, sources: Rows, *, packed: bool = False, fill: int = 0) -> list[Tensor]:
         source, keep = lay(sources, packed=packed, fill=min(fill, self.sizes.vocab_size - 1))
@@ -152,8 +151,11 @@ class Seq2SeqTrial(Trial):
         return F.cross_entropy(model(source, target, keep).flatten(0, 1), _successors(self.to_learn))
 
     def stepper(self, *, cached: bool, among: slice = slice(None)) -> Steps:
-        form = Seq2SeqForm(self.model, self.sizes.max_len, bos=2)
-        return (Cached if cached else Rereading)(form, self.sources[among])
+        return _steps(seq2seq_form(self.model, self.sizes.max_len, 2), self.sources[among], cached=cached)
+
+
+def _steps(form: AnyForm, rows: Sequence[Tokens], *, cached: bool) -> Steps:
+    return stepper_of(form, rows) if cached else Rereading(form, rows)
 
 
 def _encoded(encoder: nn.Module, row: list[int]) -> Tensor:  # -> (T, D)
@@ -180,10 +182,10 @@ TRIALS: dict[str, type[Trial]] = {
     "generate": DecoderTrial,
     "translate": Seq2SeqTrial,
 }
-MODELS: dict[str, type[Classifier] | type[Decoder] | type[Seq2Seq]] = {
-    "classify": Classifier,
-    "generate": Decoder,
-    "translate": Seq2Seq,
+MODELS: dict[str, Callable[[ModelConfig, Sizes], nn.Module]] = {
+    "classify": make_classifier,
+    "generate": make_decoder,
+    "translate": make_seq2seq,
 }
 
 

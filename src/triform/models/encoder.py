@@ -43,7 +43,7 @@ class Encoder(nn.Module):
         return {"encoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}
 
 
-def _label_head(config: ModelConfig, n_labels: int) -> nn.Module:
+def label_head(config: ModelConfig, n_labels: int) -> nn.Module:
     if not config.head_hidden:
         return nn.Linear(config.d_model, n_labels, bias=config.head_bias)
     hidden = nn.Linear(config.d_model, config.head_hidden)
@@ -62,7 +62,7 @@ class Classifier(nn.Module):
         self.encoder = Encoder(config, sizes)
         self.pool = POOLINGS[config.pooling]
         self.dropout = nn.Dropout(config.dropout)
-        self.head = _label_head(config, sizes.n_labels)
+        self.head = label_head(config, sizes.n_labels)
         initialise(self, config.n_layers)
 
     def forward(self, tokens: Tensor, keep: Keep = None, segments: Tensor | None = None) -> Tensor:

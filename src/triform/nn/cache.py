@@ -126,6 +126,16 @@ class Once:
             (k, v), (k2, v2) = self.kept, other.kept
             self.kept = _stacked(k, k2), _stacked(v, v2)
 
+    def joint_keep(self, other: Once, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
+        """Which tokens are real in the rows of both, (B + N, S); to be asked before they are joined."""
+        if self.kept is None or other.kept is None:
+            return None
+        masks = [
+            torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device) if known is None else known
+            for known, (k, _) in ((keep, self.kept), (other_keep, other.kept))
+        ]
+        return _stacked(*(mask[:, None, :, None] for mask in masks))[:, 0, :, 0]
+
 
 def _stacked(x: Tensor, y: Tensor) -> Tensor:  # (B, G, S, Dh), (N, G, S', Dh) -> (B + N, G, max, Dh)
     room = x.new_zeros(len(x) + len(y), x.shape[1], max(x.shape[2], y.shape[2]), x.shape[3])
@@ -175,13 +185,7 @@ class Cache:
 
     def join_sources(self, other: Cache, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
         """The other's sources after its own, and which of all their tokens are real, (B + N, S)."""
-        (_, source), (_, joining) = self.parts[0], other.parts[0]
-        if source.kept is None or joining.kept is None:
-            return None
-        masks = [
-            torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device) if known is None else known
-            for known, (k, _) in ((keep, source.kept), (other_keep, joining.kept))
-        ]
+        found = self.parts[0][1].joint_keep(other.parts[0][1], keep, other_keep)
         for (_, mine), (_, theirs) in zip(self.parts, other.parts, strict=True):
             mine.join(theirs)
-        return _stacked(*(mask[:, None, :, None] for mask in masks))[:, 0, :, 0]
+        return found

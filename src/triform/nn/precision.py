@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import nn
 
+from triform.config import ModelConfig
 from triform.errors import ConfigError
 from triform.nn import quantize
 
@@ -29,6 +30,15 @@ def settle(asked: str, device: torch.device) -> Precision:
     if asked == "int8" and (why := quantize.trouble()):
         raise ConfigError(f"precision int8 cannot be had on this machine ({why}); use fp32 or auto")
     return cast("Precision", asked)
+
+
+def suited(settled: Precision, asked: str, model: ModelConfig) -> Precision:
+    """What a model can have of that: a recurrent one stays in fp32."""
+    if not model.is_recurrent:
+        return settled
+    if asked not in ("auto", "fp32"):
+        raise ConfigError(f"precision {asked} is for Transformers; model.kind={model.kind} answers in fp32")
+    return "fp32"
 
 
 def has_bf16(device: torch.device) -> bool:

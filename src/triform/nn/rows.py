@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from triform.nn.masks import Newest, Rule, Together, real, within
 
@@ -29,11 +30,11 @@ class Rows(Protocol):
     def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The mean over the real tokens of each row."""
 
-    def sizes(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, 1)
-        """How many real tokens each row has, one at least."""
-
     def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """The first token of each row."""
+
+    def last(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+        """The last real token of each row."""
 
 
 class Padded:
@@ -54,15 +55,32 @@ class Padded:
     def mean(self, x: Tensor) -> Tensor:
         if self.keep is None:
             return x.mean(dim=1)
-        return (x * self.keep[:, :, None].to(x.dtype)).sum(dim=1) / self.sizes(x)
-
-    def sizes(self, x: Tensor) -> Tensor:
-        if self.keep is None:
-            return x.new_full((len(x), 1), x.shape[1])
-        return self.keep.to(x.dtype).sum(dim=1, keepdim=True).clamp(min=1)
+        share = self.keep[:, :, None].to(x.dtype)
+        return (x * share).sum(dim=1) / share.sum(dim=1).clamp(min=1)
 
     def first(self, x: Tensor) -> Tensor:
         return x[:, 0]
+
+    def last(self, x: Tensor) -> Tensor:
+        if self.keep is None:
+            return x[:, -1]
+        places = self.keep.shape[1] - 1 - self.keep.flip(1).long().argmax(dim=1)
+        return x[torch.arange(len(x), device=x.device), places]
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Rows side by side: as they are."""
+        return x
+
+    def together(self, x: Tensor) -> Tensor:
+        return x
+
+    def backwards(self, t: int, device: torch.device) -> Tensor:  # -> (B or 1, T)
+        """The places of each row from its end to its beginning; it ends where its padding begins."""
+        places = torch.arange(t, device=device)
+        if self.keep is None:
+            return places.flip(0)[None]
+        behind = self.keep.sum(dim=1, keepdim=True) - 1 - places
+        return torch.where(behind < 0, places, behind)
 
 
 class Packed:
@@ -86,20 +104,33 @@ class Packed:
         return Together(queries.lengths, self.lengths)
 
     def mean(self, x: Tensor) -> Tensor:
+        if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
+            self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
         owners, _ = self.rule.owners(x.device)
         wide = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
         sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=wide).index_add(0, owners, x[0].to(wide))
-        return (sums / self.sizes(sums)).to(x.dtype)
-
-    def sizes(self, x: Tensor) -> Tensor:
-        if self._sizes is None or self._sizes.device != x.device:  # sent there once, not in every pass
-            self._sizes = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
-        return self._sizes.to(x.dtype)
+        return (sums / self._sizes.to(wide)).to(x.dtype)
 
     def first(self, x: Tensor) -> Tensor:
         if self._starts is None or self._starts.device != x.device:
             self._starts = torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device)
         return x[0].index_select(0, self._starts)
+
+    def last(self, x: Tensor) -> Tensor:
+        return x[0].index_select(0, torch.tensor([*accumulate(self.lengths)], device=x.device) - 1)
+
+    def apart(self, x: Tensor) -> Tensor:  # (1, N, D) -> (rows, T, D)
+        """Rows side by side, for who reads them one token after the other."""
+        return pad_sequence(list(x[0].split(self.lengths)), batch_first=True)  # type: ignore[no-untyped-call]
+
+    def together(self, x: Tensor) -> Tensor:  # (rows, T, D) -> (1, N, D)
+        """The same end to end again."""
+        return torch.cat([row[:length] for row, length in zip(x, self.lengths, strict=True)])[None]
+
+    def backwards(self, t: int, device: torch.device) -> Tensor:
+        """Of rows that lie side by side."""
+        keep = torch.arange(t, device=device) < torch.tensor(self.lengths, device=device)[:, None]
+        return Padded(keep).backwards(t, device)
 
 
 class Hypotheses:
@@ -125,17 +156,17 @@ class Hypotheses:
     def mean(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written has no mean")
 
-    def sizes(self, x: Tensor) -> Tensor:
-        raise AssertionError("what is being written has no size yet")
-
     def first(self, x: Tensor) -> Tensor:
         raise AssertionError("what is being written is read as a whole")
+
+    def last(self, x: Tensor) -> Tensor:
+        raise AssertionError("what is being written has not ended")
 
 
 POOLINGS: dict[str, Callable[[Rows, Tensor], Tensor]] = {  # (B, T, D) -> (rows, D)
     "mean": lambda rows, x: rows.mean(x),
     "first": lambda rows, x: rows.first(x),
-    "root": lambda rows, x: rows.mean(x) * rows.sizes(x).sqrt(),
+    "last": lambda rows, x: rows.last(x),
 }
 
 # What a model is told of its rows: which tokens are real (None: all), or how they lie.

@@ -24,8 +24,8 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 # What no family here has; what does not matter where positions are not of the kind that asks for it.
-PLAIN: Settings = {"score": "scaled_dot", "window": -1, "layer_windows": (), "pair_rows": 0}
-FREE = ("kind", "reach", "max_distance", "n_buckets")
+PLAIN: Settings = {"kind": "transformer", "score": "scaled_dot", "window": -1, "layer_windows": (), "pair_rows": 0}
+FREE = ("reach", "max_distance", "n_buckets")
 
 
 class Word(NamedTuple):

@@ -10,6 +10,8 @@ from triform.reproduce.outcome import read
 from triform.reproduce.pictures import picture
 from triform.reproduce.systems import SYSTEMS
 from triform.reproduce.tables import section, summary
+from triform.reproduce.why.parts import NAME as WHY
+from triform.reproduce.why.tables import section as why_section
 
 PICTURES = "pictures"
 INTRODUCTION = """# Results
@@ -37,6 +39,7 @@ def pages(results: Path) -> dict[str, str]:
                 place = f"{PICTURES}/{name}-{variant['name']}-attention.svg"
                 found[place] = drawn_map(seen, title)
                 parts.append(f"![{title}]({place})")
+    parts.append(why_section(read(results, WHY)))
     return {"": "\n\n".join(parts) + "\n", **found}
 
 

@@ -53,15 +53,18 @@ class Asked:
         return self.results / "quick" if self.quick else self.results
 
     def command(self, system: System, *, whole: bool = False) -> str:
+        return self.command_of(system.name, whole=whole)
+
+    def command_of(self, name: str, *, whole: bool = False) -> str:
         """What repeats this; where things are is said only when the `whole` is asked for."""
         setting = "" if self.setting == "both" else f" --setting {self.setting}"
         seeds = f" --seeds {self.seeds}" if self.seeds else ""
-        command = f"triform reproduce {system.name}{setting}{seeds}{' --quick' if self.quick else ''}"
+        command = f"triform reproduce {name}{setting}{seeds}{' --quick' if self.quick else ''}"
         if not whole:
             return command
         data = f" --data {shlex.quote(self.data)}" if self.data else ""
         device = "" if self.device == "auto" else f" --device {self.device}"
-        places = [f" --{name} {shlex.quote(str(getattr(self, name)))}" for name in ("out", "results")]
+        places = [f" --{place} {shlex.quote(str(getattr(self, place)))}" for place in ("out", "results")]
         return f"{command}{data}{''.join(places)}{device}"
 
 
@@ -118,7 +121,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     if asked.quick:
         settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)
     vectors = _about_vectors(str(settings.get("train.embeddings", "")))
-    out = place / f"{variant.name}-{_mark(overlay(settings, vectors))}"
+    out = place / f"{variant.name}-{mark(overlay(settings, vectors))}"
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in range(seeds))
     _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
     options = Options(out=str(out), resume=begun, device=asked.device)
@@ -227,7 +230,7 @@ def quick_settings(settings: Settings) -> Settings:
     return small
 
 
-def _mark(settings: Settings) -> str:
+def mark(settings: Settings) -> str:
     """Other settings, another folder."""
     told = json.dumps({name: _plain(value) for name, value in sorted(settings.items())})
     return hashlib.sha256(told.encode()).hexdigest()[:8]

@@ -7,7 +7,8 @@ from typing import Self, cast
 from triform.data.readers import Piece
 from triform.sklearn.estimator import TextEstimator
 from triform.sklearn.given import InputError, check_texts
-from triform.tasks.generate import Generate, Stream, encode
+from triform.tasks.generate import Generate, encode
+from triform.tasks.windows import Stream
 
 
 class LanguageModel(TextEstimator):

@@ -22,7 +22,7 @@ from triform.data.readers import Row, describe_rows, on_lines, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
-from triform.models.encoder import Classifier
+from triform.models.kinds import AnyClassifier, make_classifier
 from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import agreeing_loss, cross_entropy
 from triform.settings import Settings, build
@@ -51,14 +51,14 @@ class Classify(Task):
     unit = "texts"
     metric = "accuracy"
     higher_is_better = True
-    model: Classifier
+    model: AnyClassifier
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer, self.labels = tokenizer, config.data.labels
         self.numbers = {label: number for number, label in enumerate(self.labels)}
         self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
-        self.model = Classifier(config.model, self.sizes)
+        self.model = make_classifier(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:

@@ -31,7 +31,8 @@ def settle(config: Config, n_tokens: int, settings: Settings) -> Config:
     """`config` with `settings` laid over it and every open setting chosen for so many training tokens."""
     config = build(settings, config)
     config = build(_open(config, _model(config, n_tokens)), config)
-    config = build(_open(config, {"model.d_ff": feedforward_width(config.model)}), config)
+    if not config.model.is_recurrent:
+        config = build(_open(config, {"model.d_ff": feedforward_width(config.model)}), config)
     return build(_open(config, _pace(config, n_tokens)), config)
 
 
@@ -62,6 +63,8 @@ def _model(config: Config, n_tokens: int) -> Settings:
     if n_tokens > 50 * MILLION:
         width, layers, heads = 512, 6, 8
     width = config.model.d_model or width
+    if config.model.is_recurrent:  # as wide again costs as much as a Transformer's feedforward layers
+        return {"model.d_model": width, "model.n_layers": min(layers, 3)}
     if config.model.n_heads and width % config.model.n_heads:  # asked-for heads decide what the width may be
         width = config.model.n_heads * max(1, width // config.model.n_heads)
         width *= 1 + width % 2  # fixed positions come in pairs

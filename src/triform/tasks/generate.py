@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -14,27 +14,24 @@ import torch
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes, TrainConfig
+from triform.config import Config, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
-from triform.data.loader import Indices, RandomWindows, Sampler
 from triform.data.readers import Piece, count_units, is_running_text, on_lines, read_lines, read_pieces
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
+from triform.decode.carried import decoder_form
 from triform.decode.choose import row_seeds
-from triform.decode.forms import DecoderForm
 from triform.decode.search import run_search
-from triform.errors import ConfigError, DataError
+from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
-from triform.models.decoder import Decoder
-from triform.nn.vocabulary import IGNORE, learning_loss
+from triform.models.kinds import AnyDecoder, make_decoder
+from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.leaks import leak_notices, same_text_notices
 from triform.tasks.learned import layout, learned_tokenizer
-from triform.tasks.resident import Plan, fits, sent
 from triform.tasks.task import (
-    Batch,
     Look,
     Prediction,
     Prepared,
@@ -46,84 +43,10 @@ from triform.tasks.task import (
     token_tally,
     unknown_note,
 )
+from triform.tasks.windows import Stream, Windows
 from triform.text import Tokenizer, encode_stream
 
-EVAL_TOKENS = 16_384
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Windows(Batch):
-    tokens: Tensor  # (B, T)
-    targets: Tensor  # (B, T): the tokens shifted by one
-
-
-class Stream:
-    """One long row of tokens. Training draws windows anywhere in it; evaluation goes through it once."""
-
-    def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
-        """Evaluation windows begin `stride` tokens apart; 0: side by side."""
-        self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
-
-    def __len__(self) -> int:
-        """Predictions: every token but the first."""
-        return max(0, self.store.total - 1)
-
-    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        rows = train.batch_size or max(1, train.batch_tokens // self.max_len)
-        return RandomWindows(self.store.total - self.max_len, width=self.max_len, batch_size=rows, seed=seed)
-
-    def batch(self, indices: Indices) -> Windows:
-        return self._windows(indices, self.max_len)
-
-    def _windows(self, starts: Indices, width: int) -> Windows:
-        places = starts[:, None] + np.arange(width + 1)
-        table = torch.from_numpy(self.store.tokens[places].astype(np.int64))  # (B, T + 1)
-        size = len(starts) * width
-        return Windows(tokens=table[:, :-1], targets=table[:, 1:], weight=size, n_tokens=size, n_places=size)
-
-    def on(self, device: torch.device, train: TrainConfig) -> ResidentStream | None:
-        return ResidentStream(self, device) if fits(self.store) else None
-
-    def strided(self, stride: int) -> Stream:
-        """The same text in windows that overlap: every token is scored once, most after more context."""
-        if not 1 <= stride <= self.max_len:
-            raise ConfigError(f"a stride of {stride}: give 1 to {self.max_len}, the tokens that the model reads")
-        return Stream(self.store, self.n_bytes, self.max_len, stride)
-
-    def batches(self) -> Iterator[Windows]:
-        """Windows a stride apart; the last, shorter one by itself."""
-        starts = np.arange(0, len(self) - self.max_len + 1, self.stride)
-        for chunk in chunks(starts, max(1, EVAL_TOKENS // self.max_len)):
-            yield self._new(self._windows(np.array(chunk), self.max_len), chunk[0] == 0)
-        done = int(starts[-1]) + self.max_len if len(starts) else 0
-        if done < len(self):
-            start = len(starts) * self.stride
-            yield self._new(self._windows(np.array([start]), len(self) - start), start == 0)
-
-    def _new(self, windows: Windows, first: bool) -> Windows:
-        """Of each window only what the one before it has not scored; of the first, where it is here, all."""
-        if self.stride == self.max_len:
-            return windows
-        targets = windows.targets.clone()
-        targets[int(first) :, : self.max_len - self.stride] = IGNORE
-        return replace(windows, targets=targets, weight=int((targets != IGNORE).sum()))
-
-
-class ResidentStream:
-    """The same on a device. All windows are of one width and nothing is padded, so there is one shape."""
-
-    def __init__(self, stream: Stream, device: torch.device) -> None:
-        self.width = stream.max_len
-        self.tokens = sent(stream.store.tokens, device)
-
-    def plan(self, indices: Indices) -> Plan:
-        size = len(indices) * self.width
-        return Plan((len(indices), self.width), indices, size, size, size)
-
-    def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Windows:
-        table = self.tokens[rows[:, None] + torch.arange(shape[1] + 1, device=rows.device)].long()  # (B, T + 1)
-        return Windows(tokens=table[:, :-1], targets=table[:, 1:])
 
 
 class Generate(Task):
@@ -131,13 +54,13 @@ class Generate(Task):
     unit = "tokens"
     metric = "perplexity"
     higher_is_better = False
-    model: Decoder
+    model: AnyDecoder
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         super().__init__(config)
         self.tokenizer = tokenizer
         self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
-        self.model = Decoder(config.model, self.sizes)
+        self.model = make_decoder(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -245,7 +168,8 @@ class Generate(Task):
         return learning_loss(states, self.model.head, batch.targets, self.config.train)
 
     def judged_by(self, data: Stream, *, quick: bool) -> Iterator[Windows]:
-        return islice(data.batches(), QUICK_BATCHES if quick else None)
+        read = data.carried() if self.config.model.is_recurrent else data
+        return islice(read.batches(), QUICK_BATCHES if quick else None)
 
     def tally(self, batch: Windows) -> Tensor:
         return token_tally(self.model(batch.tokens), batch.targets)
@@ -293,7 +217,7 @@ class Generate(Task):
         decode = self.config.decode
         limit = decode.max_new_tokens or 200
         ending = self._ending((limit,) * len(prompts))
-        form = DecoderForm(self.model, self.config.data.max_len)
+        form = decoder_form(self.model, self.config.data.max_len)
         return run_search(form, prompts, decode, ending, default="sample", seeds=seeds)
 
     def _ending(self, limits: tuple[int, ...]) -> Ending:
@@ -307,7 +231,7 @@ class Generate(Task):
         prompt = [*self.tokenizer.special.before, *self.tokenizer.encode(text)]
         if not target and n_new:
             ending = self._ending((n_new,))
-            form = DecoderForm(self.model.eval(), self.config.data.max_len)
+            form = decoder_form(self.model.eval(), self.config.data.max_len)
             how = replace(self.config.decode, strategy="greedy")
             written = run_search(form, [prompt], how, ending, default="greedy", seeds=[0])[0]
         else:

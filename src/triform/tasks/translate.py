@@ -18,12 +18,12 @@ from triform.data.cache import TokenCache
 from triform.data.readers import Pair, on_lines, read_either
 from triform.data.store import TokenStore
 from triform.decode.beam import Ending
+from triform.decode.carried import seq2seq_form
 from triform.decode.choose import row_seeds
-from triform.decode.forms import Seq2SeqForm
 from triform.decode.search import run_search
 from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, translation_scores
-from triform.models.seq2seq import Seq2Seq
+from triform.models.kinds import AnySeq2Seq, make_seq2seq
 from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
@@ -52,7 +52,7 @@ class Translate(Task):
     unit = "pairs"
     metric = "bleu"
     higher_is_better = True
-    model: Seq2Seq
+    model: AnySeq2Seq
 
     def __init__(self, config: Config, source: Tokenizer, target: Tokenizer) -> None:
         super().__init__(config)
@@ -64,7 +64,7 @@ class Translate(Task):
             max_len=config.data.max_len,
             target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
         )
-        self.model = Seq2Seq(config.model, self.sizes)
+        self.model = make_seq2seq(config.model, self.sizes)
 
     @classmethod
     def _prepare(cls, config: Config, folder: Path, *, resume: bool) -> Prepared:
@@ -195,7 +195,7 @@ class Translate(Task):
         limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         special = self.target.special
         ending = Ending(eos=special.blank, limits=limits, banned=self.target.never_written)
-        form = Seq2SeqForm(self.model, self.config.data.max_len, special.start)
+        form = seq2seq_form(self.model, self.config.data.max_len, special.start)
         how = replace(decode, strategy="greedy") if greedy else decode
         seeds = row_seeds(self.config.seed, range(len(sources)))
         return run_search(form, sources, how, ending, default="beam", seeds=seeds)

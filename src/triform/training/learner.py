@@ -109,12 +109,15 @@ NARROW = 128  # a model no wider than this spends more on casting to half than i
 
 
 def number_format(config: Config, device: torch.device) -> str:
-    """What `precision = "auto"` comes to: on CUDA bf16, for narrow models float32 through the matrix units."""
+    """What `precision = "auto"` comes to: on CUDA bf16, for narrow models float32 through the matrix units.
+
+    Recurrent ones are read by cuDNN in float32 too.
+    """
     if config.train.precision != "auto":
         return config.train.precision
     if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
         return "fp32"
-    return "tf32" if config.model.d_model <= NARROW else "bf16"
+    return "tf32" if config.model.is_recurrent or config.model.d_model <= NARROW else "bf16"
 
 
 @contextmanager

@@ -55,7 +55,8 @@ def together(task: Task, data: Dataset, seeds: Sequence[int]) -> Resident | None
 
     That is so where the model is small, and where little is wasted when their batches are brought to one shape.
     """
-    limit = None if single(task.config.train) else LIMITS.get(task.device.type)
+    alone = single(task.config.train) or task.config.model.is_recurrent  # whose layers are torch's: a model each
+    limit = None if alone else LIMITS.get(task.device.type)
     resident = resident_of(task, data) if limit and len(seeds) > 1 else None
     if limit is None or resident is None:
         return None

@@ -1,0 +1,141 @@
+"""From data to outcome: how fast each model learns is tried out, then all seeds learn for as long."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from triform.data.files import digest
+from triform.errors import ConfigError, InterruptedRun
+from triform.launch import Options, train
+from triform.reproduce import outcome as outcomes
+from triform.reproduce.material import Material
+from triform.reproduce.outcome import Outcome
+from triform.reproduce.runner import Asked, mark
+from triform.reproduce.why.equal import equal_width, parameters, seconds_of, sizes_of, steps_per_second
+from triform.reproduce.why.parts import (
+    KINDS,
+    NAME,
+    PARTS,
+    PILOT_STEPS,
+    QUICK,
+    QUICK_STEPS,
+    QUICK_VOCABULARY,
+    WITHIN,
+    Part,
+)
+from triform.reproduce.why.score import judged, plain
+from triform.run import Run, load, pick_device
+from triform.settings import Settings, flatten, overlay
+from triform.training.folder import RunFolder
+
+LOG_EVERY = 5
+
+
+def why_transformers(asked: Asked) -> Outcome:
+    """Run the study; what was trained before under the same settings is not trained again."""
+    if asked.setting != "both":
+        raise ConfigError(f"--setting {asked.setting}: {NAME} has one setting of each model; leave it out")
+    device = pick_device(asked.device)
+    place = asked.out / (f"{NAME}-quick" if asked.quick else NAME)
+    outcome = outcomes.read(asked.kept, NAME) or {"format": outcomes.FORMAT, "system": NAME, "parts": {}}
+    outcome["quick"] = asked.quick
+    for part in PARTS:
+        material = Material.gather(part.system, asked.data, place / part.name / "data", quick=asked.quick)
+        study = Study(part, material, asked, place / part.name)
+        made = outcomes.circumstances(device, asked.command_of(NAME))
+        found = {"made": made, "data": {name: digest(str(path)) for name, path in material.files.items()}}
+        try:
+            outcome["parts"][part.name] = found | study.run()
+        except InterruptedRun:
+            again = asked.command_of(NAME, whole=True)
+            raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
+        outcomes.write(asked.kept, outcome)
+    return outcome
+
+
+class Study:
+    """One part of it."""
+
+    def __init__(self, part: Part, material: Material, asked: Asked, place: Path) -> None:
+        self.part, self.material, self.asked, self.place = part, material, asked, place
+        files = {name: file for name, file in part.system.files.items() if "valid" not in name}  # none is looked at
+        self.places: Settings = {setting: material.path(name) for setting, name in files.items()}
+
+    def run(self) -> dict[str, Any]:
+        settings = self.settings("transformer")
+        pilot = self._pilot("transformer", settings)
+        sizes, whole = sizes_of(pilot.config), {"task": self.part.system.task}
+        wanted = parameters(_shape(pilot) | whole, sizes)
+        models = {"transformer": (settings, pilot)}
+        own = self.settings("lstm")
+        own["model.d_model"] = equal_width(own | whole, sizes, wanted)
+        models["lstm"] = own, self._pilot("lstm", own)
+        found = parameters(own | whole, sizes)
+        if abs(found - wanted) > WITHIN * wanted and not self.asked.quick:
+            raise ConfigError(f"{NAME}, {self.part.name}: {found:,} parameters are not within 2 % of {wanted:,}")
+        return {"seconds": self.part.seconds, "variants": [self._learn(kind, *models[kind]) for kind in KINDS]}
+
+    def settings(self, kind: str) -> Settings:
+        settings = self.part.settings(kind)
+        if self.asked.quick:
+            settings = overlay(settings, {**QUICK[kind], "data.max_len": 24})
+            if settings["tokenizer.kind"] == "bpe":
+                settings["tokenizer.vocab_size"] = QUICK_VOCABULARY
+        return overlay(settings, self.places)
+
+    def _pilot(self, kind: str, settings: Settings) -> Run:
+        """A short run that shows the rate, and the sizes of the data."""
+        _say(f"{NAME}, {self.part.name}: how fast does the {kind} learn?")
+        return self._trained(f"pilot-{kind}", settings, QUICK_STEPS if self.asked.quick else PILOT_STEPS, seed=0)
+
+    def _learn(self, kind: str, settings: Settings, pilot: Run) -> dict[str, Any]:
+        rate = steps_per_second(_heard(pilot))
+        steps = QUICK_STEPS if self.asked.quick else max(2 * LOG_EVERY, round(self.part.seconds * rate))
+        seeds = self.asked.seeds or (2 if self.asked.quick else self.part.seeds)
+        _say(f"{NAME}, {self.part.name}: {kind}, {rate:.1f} steps/s, so {steps} steps; {seeds} seeds")
+        runs = []
+        for seed in range(seeds):
+            run = self._trained(kind, settings, steps, seed)
+            heard = _heard(run)
+            runs.append(
+                {
+                    "seed": seed,
+                    "steps": steps,
+                    "seconds": seconds_of(heard),
+                    "steps_per_s": steps_per_second(heard),
+                    "scores": plain(judged(run, self.part, self.material)),
+                }
+            )
+        return {
+            "name": kind,
+            "settings": {name: value for name, value in settings.items() if name not in self.places},
+            "parameters": sum(each.numel() for each in pilot.task.model.parameters()),
+            "vocabulary": pilot.config.tokenizer.vocab_size,
+            "trained_in": _heard(pilot)[0]["precision"],
+            "pilot_steps_per_s": rate,
+            "runs": runs,
+        }
+
+    def _trained(self, name: str, settings: Settings, steps: int, seed: int) -> Run:
+        """A run of its own, not one of a population: how long it takes is what is compared."""
+        every: Settings = {"train.max_steps": steps, "train.eval_every": steps, "train.checkpoint_every": steps}
+        settings = overlay(settings, {**every, "train.log_every": 1 if self.asked.quick else LOG_EVERY})
+        out = self.place / f"{name}-{mark(settings)}" / f"seed-{seed}"
+        options = Options(out=str(out), resume=(out / "config.toml").exists(), device=self.asked.device)
+        train(self.part.system.task, options=options, seed=seed, **settings)  # type: ignore[arg-type]
+        return load(out, device=self.asked.device, precision="fp32")
+
+
+def _shape(run: Run) -> Settings:
+    """The settings of a run's model, none of them open."""
+    return {name: value for name, value in flatten(run.config).items() if name.startswith("model.")}
+
+
+def _heard(run: Run) -> list[dict[str, Any]]:
+    return outcomes.events(RunFolder(run.path).metrics_file)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
