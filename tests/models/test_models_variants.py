@@ -20,6 +20,7 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.cache import Cache
+from triform.nn.embedding import pair_rows
 from triform.nn.rows import Packed, Padded, pack, pad
 
 V = 13
@@ -93,10 +94,23 @@ def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
     close(packed, alone)
     table = model.encoder.embedding
     given = torch.tensor([rows[0]])
+    which = pair_rows(given, torch.arange(5), 11)[0]
     for place, token in enumerate(rows[0]):
-        before = rows[0][place - 1] + 1 if place else 0
-        wanted = table.tokens.weight[token] + table.pairs.weight[(before * 1_000_003 + token) % 11]
+        wanted = table.tokens.weight[token] + table.pairs.weight[which[place]]
         close(table(given, torch.arange(5))[0, place], wanted)
+
+
+@pytest.mark.parametrize("n", [1_000, 50_000, 250_000, 1_000_000, 1 << 17, 99_991])
+def test_pairs_spread_over_all_rows_of_any_table(n: int) -> None:
+    """As many rows are used as by chance, even by pairs of few tokens and in a table of a round size."""
+    tokens = torch.cartesian_prod(torch.arange(200), torch.arange(200))  # (40000, 2): every pair
+    rows = pair_rows(tokens, torch.arange(2), n)
+    expected = n * (1 - (1 - 1 / n) ** len(tokens))
+    assert abs(len(rows[:, 1].unique()) - expected) < 0.02 * expected
+    assert rows.min() >= 0
+    assert rows.max() < n
+    assert rows[:, 0].view(200, 200).unique(dim=1).shape[1] == 1, "the first token has nothing before it"
+    assert len(pair_rows(tokens.flip(1), torch.arange(2), n)[:, 1].eq(rows[:, 1]).nonzero()) < 0.05 * len(tokens)
 
 
 def test_pairs_are_for_classifiers() -> None:

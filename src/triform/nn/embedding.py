@@ -12,7 +12,8 @@ from triform.config import ModelConfig
 from triform.nn.norm import NORMS
 from triform.nn.positions import POSITIONS
 
-MIX = 1_000_003  # a prime, so that pairs spread over all rows
+# Odd numbers whose bits look drawn (2^64 over the golden ratio, and one from a published mixer), as signed ones.
+SPREAD, STIR = 0x9E3779B97F4A7C15 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 class NoSegments(nn.Module):
@@ -59,6 +60,11 @@ class Embedding(nn.Module):
 
 
 def pair_rows(tokens: Tensor, positions: Tensor, n: int) -> Tensor:  # (B, T) -> (B, T)
-    """For each token and the one before it a row of a table of n, drawn by their numbers: pairs may share one."""
-    before = F.pad(tokens[:, :-1], (1, 0)) + 1
-    return (torch.where(positions == 0, 0, before) * MIX + tokens) % n
+    """For each token and the one before it a row of a table of n, as if drawn: pairs may share one by chance.
+
+    Sums and products wrap around at 64 bits; only the high half of the bits counts, to which every bit of both
+    tokens came by multiplication, so that no n, however round, sees a pattern.
+    """
+    before = torch.where(positions == 0, 0, F.pad(tokens[:, :-1], (1, 0)) + 1)
+    mixed = (before * SPREAD + tokens) * STIR
+    return mixed.div(2**31, rounding_mode="floor") % n
