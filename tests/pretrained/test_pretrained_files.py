@@ -167,6 +167,12 @@ def test_labels_are_those_of_the_folder(tmp_path: Path) -> None:
     assert not got.notices
 
 
+@pytest.mark.parametrize("names", [{"0": "bad", "1": "good"}, {"0": "a", "1": "b", "x": "c"}, ["a"], None])
+def test_labels_whose_names_do_not_fit_are_numbered(names: Any, tmp_path: Path) -> None:
+    folder = told(saved(EVERY_MODEL["bert"].make(), tmp_path), id2label=names)
+    assert open_folder(folder, "classify").config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> None:
     folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
     old, new = open_folder(folder, "classify"), open_folder(folder, "classify", labels=("no", "yes"))

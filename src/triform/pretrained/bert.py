@@ -94,8 +94,6 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
     by_mean = foreign.beside(POOLING).get("pooling_mode_mean_tokens", False)
     pooled = pooler in foreign.tensors and not by_mean
     scored = "classifier.weight" in foreign.tensors and foreign.architecture.endswith("ForSequenceClassification")
-    names = foreign.config.get("id2label") or {}
-    labels = tuple(str(names[number]) for number in sorted(names, key=int)) if scored else ()
     n_labels = len(foreign.tensors["classifier.weight"]) if scored else 0
     model: Settings = {
         **said,
@@ -107,10 +105,18 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
         model=model,
         vocab_size=whole(foreign, "vocab_size", 30_522),
         max_len=whole(foreign, "max_position_embeddings", 512),
-        labels=labels if len(labels) == n_labels else tuple(f"LABEL_{number}" for number in range(n_labels)),
+        labels=_names_of_labels(foreign, n_labels),
         fresh=not scored,
         unused=() if pooled else (pooler.rpartition(".")[0] + ".*",),
     )
+
+
+def _names_of_labels(foreign: Foreign, n_labels: int) -> tuple[str, ...]:
+    """As config.json has them; where it has not just so many, as `transformers` would call them."""
+    told = foreign.config.get("id2label")
+    names = {str(number): str(name) for number, name in told.items()} if isinstance(told, dict) else {}
+    numbers = list(map(str, range(n_labels)))
+    return tuple(names[number] if names.keys() == set(numbers) else f"LABEL_{number}" for number in numbers)
 
 
 def _unfit(config: Config, sizes: Sizes) -> list[str]:
