@@ -48,6 +48,7 @@ class Shape:
     labels: tuple[str, ...] = ()
     fresh: bool = False  # classify: the folder has no scores of labels
     unused: tuple[str, ...] = ()  # patterns of its tensors that have no part in this
+    padded: tuple[str, ...] = ()  # its tensors that have rows beyond the vocabulary
     notices: tuple[str, ...] = ()
 
 
