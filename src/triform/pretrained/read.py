@@ -5,7 +5,6 @@ Nothing in a file is ever run: torch files are read as weights only, and what ho
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triform.errors import CheckpointError
+from triform.text.special import read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 NANOGPT = "ckpt.pt"
@@ -51,7 +51,7 @@ class Foreign:
     def beside(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder that need not be there."""
         path = self.place / name
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
 
 def read_folder(place: Path) -> Foreign:
@@ -64,14 +64,11 @@ def read_folder(place: Path) -> Foreign:
         )
     if not (place / "config.json").exists():
         raise CheckpointError(f"{place}: has no config.json, so nothing says what model this is")
-    return Foreign(place, read_json(place / "config.json"), _renamed(_read_weights(place)))
+    return Foreign(place, read_object(place / "config.json"), _renamed(_read_weights(place)))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+def read_object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds {type(found).__name__} where an object was expected")
     return found
@@ -89,7 +86,7 @@ def _read_weights(place: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    named = read_json(index).get("weight_map")
+    named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not named:
         raise CheckpointError(f"{index}: has no weight_map that says which file holds which tensor")
     tensors: dict[str, Tensor] = {}
