@@ -45,7 +45,7 @@ def test_a_folder_without_config(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
-    assert f"{folder / 'config.json'}: " in trouble(folder)
+    assert trouble(folder).startswith(str(folder / "config.json"))
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
