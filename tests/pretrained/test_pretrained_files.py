@@ -190,6 +190,11 @@ def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Pa
         open_folder(folder, "classify", labels=labels)
 
 
+def test_labels_are_for_classifiers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="labels are for a classifier; gpt2 is to generate"):
+        open_folder(saved(GPT2_MODEL.make(), tmp_path), "generate", labels=("a", "b"))
+
+
 def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> None:
     folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
     old, new = open_folder(folder, "classify"), open_folder(folder, "classify", labels=("no", "yes"))

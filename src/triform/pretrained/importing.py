@@ -53,6 +53,10 @@ def imported(found: Foreign, task: TaskName, *, labels: Sequence[str] = (), max_
     """The same of a folder that has been read."""
     family = family_of(found, task)
     foreign = replace(found, tensors=named(family, found.tensors))
+    if labels and task != "classify":
+        raise ConfigError(
+            f"{foreign.place}: labels are for a classifier; {foreign.kind} is to {task}: leave them out"
+        )
     shape = family.read(foreign, family.settings(foreign))
     shape = _shortened(_with_labels(shape, labels), max_len, foreign.place)
     config, sizes = _settled(shape, task, foreign.where)
