@@ -73,6 +73,8 @@ class Run:
     ) -> tuple[Scores, list[str]]:
         notices: list[str] = []
         name = data or self.test_set()
+        if not name:
+            self._need_own_data("say which file to score")
         with self._decoding(decode):
             found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
             if found is None:
@@ -81,6 +83,7 @@ class Run:
 
     def baselines(self, data: str | Path = "") -> Table:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
+        self._need_own_data("baselines have nothing to be fitted on")
         return self._baselines.scores(self.task.rows(str(data) or self.test_set()))
 
     @cached_property
@@ -104,6 +107,11 @@ class Run:
         """The test part of the built-in set that the run was trained on, if it was."""
         train = self.config.data.train
         return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
+
+    def _need_own_data(self, otherwise: str) -> None:
+        """A published model that was only imported does not say what it was trained on."""
+        if not (self.config.data.train or self.config.data.source):
+            raise ConfigError(f"{self.path}: was not trained here and names no data: {otherwise}")
 
     def progress(self) -> dict[str, object]:
         """Where its training stands: the step, the best scores and their step, and why it ended."""

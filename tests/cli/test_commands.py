@@ -424,6 +424,11 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
         whole = triform(command[0], run, *command[1:]).json
         parts = triform(command[0], classifier, *command[1:], "--adapter", run / "adapter.safetensors").json
         assert whole[0] == parts[0] if command[0] == "predict" else whole["sets"] == parts["sets"]
+    whole, parts, alone = (
+        triform("explain", model, "the soup", "--out", tmp_path / "maps.html", *more).out
+        for model, more in ((run, ()), (classifier, ("--adapter", run / "adapter.safetensors")), (classifier, ()))
+    )
+    assert whole == parts != alone
     assert triform("check", run).code == 0
     refusal = triform("predict", writer, "x", "--adapter", run / "adapter.safetensors").refusal
     assert refusal.startswith(f"{run / 'adapter.safetensors'}: is an adapter for another base")

@@ -45,7 +45,7 @@ def test_a_folder_without_config(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
-    assert f"{folder / 'config.json'}: " in trouble(folder)
+    assert trouble(folder).startswith(str(folder / "config.json"))
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
@@ -114,6 +114,14 @@ def test_truncated_safetensors(folder: Path, keep: int) -> None:
     assert said.startswith(f"{path}: is cut off or no safetensors file")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_git_lfs_has_not_fetched(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
+    said = trouble(folder)
+    assert said == f"{folder / name}: only points to the weights, which Git LFS keeps: fetch them, git lfs pull"
+
+
 def test_a_missing_or_cut_part(folder: Path, tmp_path: Path) -> None:
     parts = saved(EVERY_MODEL["gpt2"].make(), tmp_path / "parts", max_shard_size="8KB")
     index = parts / "model.safetensors.index.json"
@@ -160,11 +168,16 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"epoch": 3}, folder / "pytorch_model.bin")
     assert "holds more than named tensors" in trouble(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut")
-    assert str(folder / "pytorch_model.bin") in trouble(folder)
+    for damaged in (b"PK\x03\x04 cut", b"<!doctype html>", b""):
+        (folder / "pytorch_model.bin").write_bytes(damaged)
+        said = trouble(folder)
+        assert said.startswith(f"{folder / 'pytorch_model.bin'}: is cut off or no file of torch")
+        assert said.endswith("; fetch it again")
     torch.save({"epoch": 3}, folder / "ckpt.pt")
     (folder / "config.json").unlink()
     assert "is no checkpoint of nanoGPT: it lacks model or model_args" in trouble(folder)
+    torch.save({"model": {"transformer.wte.weight": 3}, "model_args": {}}, folder / "ckpt.pt")
+    assert "there model holds tensors and model_args their sizes" in trouble(folder)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +187,8 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
         ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True is not done"),
         ("gpt2", "n_embd", "wide", "n_embd is model.d_model='wide' must be a whole number"),
         ("gpt2", "n_head", 3, "model.d_model=16 is not divisible by model.n_heads=3"),
+        ("gpt2", "n_head", 0, "n_head=0 must be a whole number above 0"),
+        ("gpt2", "activation_function", [], "activation_function=[] is not known"),
         ("gpt2", "vocab_size", -1, "vocab_size=-1 must be a whole number above 0"),
         ("gpt2", "quantization_config", {"bits": 4}, "the weights are quantized"),
         ("llama", "hidden_act", "gelu", "hidden_act='gelu' is not done here, only 'silu'"),
@@ -185,6 +200,8 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
             "rotary scaling of the kind 'yarn'",
         ),
         ("llama", "rope_parameters", {"rope_type": "linear"}, "'linear' lacks 'factor'"),
+        ("llama", "rope_parameters", {"rope_type": "linear", "factor": "4"}, "factor='4' must be a number"),
+        ("llama", "rope_parameters", 4, "rotary scaling is 4, where an object with rope_type is expected"),
         ("bert", "is_decoder", True, "is_decoder=True is not done"),
         ("bert", "position_embedding_type", "relative_key", "position_embedding_type='relative_key' is not done"),
         ("marian", "decoder_layers", 2, "encoder_layers=3 and decoder_layers=2"),

@@ -15,6 +15,7 @@ from published import BERT, EVERY_MODEL, Published, apart, greedy, rewritten, sa
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from triform.errors import ConfigError
 from triform.explain.budget import budget
 from triform.explain.checks import CHECKS, check_model
 from triform.nn.rows import pack
@@ -167,6 +168,33 @@ def test_labels_are_those_of_the_folder(tmp_path: Path) -> None:
     assert not got.notices
 
 
+@pytest.mark.parametrize("names", [{"0": "bad", "1": "good"}, {"0": "a", "1": "b", "x": "c"}, ["a"], None])
+def test_labels_whose_names_do_not_fit_are_numbered(names: Any, tmp_path: Path) -> None:
+    folder = told(saved(EVERY_MODEL["bert"].make(), tmp_path), id2label=names)
+    assert open_folder(folder, "classify").config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> None:
+    one = Published("classify", "BertForSequenceClassification", BERT | {"num_labels": 1})
+    folder = saved(one.make(), tmp_path / "one")
+    assert any("it gives one score" in notice for notice in open_folder(folder, "classify").notices)
+    assert not any("one score" in each for each in open_folder(folder, "classify", labels=("a", "b")).notices)
+    several = told(saved(EVERY_MODEL["bert"].make(), tmp_path / "more"), problem_type="multi_label_classification")
+    assert any("several labels at once" in notice for notice in open_folder(several, "classify").notices)
+
+
+@pytest.mark.parametrize("labels", [("a",), ("a", "b", "a")])
+def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Path) -> None:
+    folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
+    with pytest.raises(ConfigError, match="two or more are expected, each another"):
+        open_folder(folder, "classify", labels=labels)
+
+
+def test_labels_are_for_classifiers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="labels are for a classifier; gpt2 is to generate"):
+        open_folder(saved(GPT2_MODEL.make(), tmp_path), "generate", labels=("a", "b"))
+
+
 def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> None:
     folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
     old, new = open_folder(folder, "classify"), open_folder(folder, "classify", labels=("no", "yes"))
@@ -290,6 +318,18 @@ def test_nanogpts_checkpoint_equals_the_model_it_was_saved_from(bias: bool, comp
         assert (got.family, got.config.model.dropout) == ("nanogpt", 0.2)
         with torch.no_grad():
             assert apart(got.model.eval()(tokens()), model(tokens())) < 1e-5
+
+
+def test_the_rows_by_which_nanogpt_fills_up_gpt2s_vocabulary_are_left_out(tmp_path: Path) -> None:
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 4, "block_size": 24, "vocab_size": 50_304, "bias": False}
+    model = PlainGPT(**sizes)
+    stir(model)
+    torch.save({"model": model.state_dict(), "model_args": {**sizes, "dropout": 0.0}}, tmp_path / "ckpt.pt")
+    got = open_folder(tmp_path, "generate")
+    assert got.sizes.vocab_size == 50_257
+    assert got.notices == ("47 rows beyond GPT-2's 50257 tokens are filling, and left out",)
+    with torch.no_grad():
+        assert apart(got.model.eval()(tokens()), model(tokens())[..., :50_257]) < 1e-5
 
 
 # ------------------------------------------------------------------------------------------ the real shape

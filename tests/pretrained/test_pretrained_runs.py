@@ -71,6 +71,7 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
     assert made.predict(["a film"])[0].output in ("0", "1")
     again = list((tmp_path / "cache" / "imported").iterdir())
     assert len(again) == 1, "a folder is read once"
+    assert again[0].name.startswith("bert-"), "messages that name it say which model it is"
 
 
 def test_a_published_decoder_writes_on(tmp_path: Path) -> None:
@@ -95,6 +96,24 @@ def test_a_tokenizer_of_another_size_is_refused(bert: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"tokenizer has 13 tokens and its embedding 12 rows"):
         import_run(bert, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_published_folder_is_no_run_yet(bert: Path) -> None:
+    with pytest.raises(
+        triform.TriformError, match=r"no config\.toml; of a published model `triform convert import`"
+    ):
+        triform.load(bert)
+
+
+def test_what_was_only_imported_names_no_data_to_score(bert: Path, tmp_path: Path) -> None:
+    import_run(bert, tmp_path / "run")
+    run = triform.load(tmp_path / "run", device="cpu")
+    with pytest.raises(ConfigError, match="was not trained here and names no data: say which file to score"):
+        run.evaluate()
+    (tmp_path / "rows.tsv").write_text("the film\tyes\na good film\tno\n", encoding="utf-8")
+    assert run.evaluate(tmp_path / "rows.tsv")["rows"] == 2
+    with pytest.raises(ConfigError, match="names no data: baselines have nothing to be fitted on"):
+        run.baselines(tmp_path / "rows.tsv")
 
 
 def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def translated(folder: Path, text: str, n_new: int = 12) -> str:
 
 def test_a_published_marian_translates_learns_and_leaves(marian: Path, tmp_path: Path) -> None:
     assert "marian" in ran("convert", "import", marian, "--out", tmp_path / "run")
+    for command in ("check", "params"):
+        assert ran(command, tmp_path / "run", "--json")
     text = PAIRS[2][0]
     greedy = ("--set", "decode.strategy=greedy", "--set", "decode.max_new_tokens=12", "--device", "cpu")
     assert ran("predict", tmp_path / "run", text, *greedy).rstrip("\n") == translated(marian, text)

@@ -547,6 +547,22 @@ def test_special_tokens_of_a_rank_file_must_be_free_and_no_words(tmp_path: Path)
     refused(path, "<end> is to be 7, which is the rank of a piece", pattern=GPT4_PATTERN, special={"<end>": 7})
     refused(path, "'END' is a word, which texts can have", pattern=GPT4_PATTERN, special={"END": 999})
     refused(path, "the pattern that cuts words is not in a rank file")
+    refused(path, r"the pattern '\(\(' cannot be read", pattern="((")
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["[]", "{}", '{"pattern": 3, "special_tokens": {}}', '{"pattern": "a", "special_tokens": {"<end>": "9"}}'],
+)
+def test_what_stands_beside_a_rank_file_must_be_a_pattern_and_special_tokens(told: str, tmp_path: Path) -> None:
+    path = write_ranks(tmp_path / "small.tiktoken", learned_ranks())
+    (tmp_path / "small.tiktoken.json").write_text(told, encoding="utf-8")
+    refused(path, r"small\.tiktoken\.json: a pattern, and special_tokens with their numbers are expected")
+
+
+def test_words_with_none_for_the_unknown_are_refused(tmp_path: Path) -> None:
+    Core(models.WordLevel({"a": 0}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    refused(tmp_path, "cannot encode a text with this tokenizer")
 
 
 @pytest.mark.parametrize(

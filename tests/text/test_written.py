@@ -159,6 +159,7 @@ def test_what_tiktoken_cannot_hold_is_refused_with_the_reason(tmp_path: Path) ->
     def refused(tokenizer: Tokenizer, problem: str) -> None:
         with pytest.raises(CheckpointError, match=problem):
             write_tokenizer(tokenizer, tmp_path / "out", like="tiktoken")
+        assert not (tmp_path / "out").exists()
 
     refused(trained("char"), "tiktoken reads byte BPE alone; this tokenizer is char")
     refused(trained("bpe", lowercase=True), "changes no text before it cuts it")

@@ -192,7 +192,7 @@ def test_a_base_that_cannot_be_one(files: Files, classifier: Path, writer: Path,
         ConfigError, match="is for generate; classify can begin with a run of classify or translate"
     ):
         grown("classify", files.rows, writer, out)
-    with pytest.raises(ConfigError, match=r"train\.base=.*nowhere: no such run folder"):
+    with pytest.raises(ConfigError, match=r"train\.base=.*nowhere: no such run folder; give a run, .* hub:"):
         grown("classify", files.rows, tmp_path / "nowhere", out)
     unborn = Path(shutil.copytree(classifier, tmp_path / "unborn"))
     (unborn / "model.safetensors").unlink()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, RunPath
+from triform.cli.options import Adapter, Device, RunPath
 from triform.errors import ConfigError
 
 
@@ -22,13 +22,14 @@ def explain(
     out: Annotated[str, typer.Option(metavar="F", help="maps.html, maps.png or maps.svg.")] = "maps.html",
     map_: Annotated[str, typer.Option("--map", help="Only this one: encoder, decoder or cross.")] = "",
     device: Device = "auto",
+    adapter: Adapter = "",
 ) -> None:
     """Show where a model looks: attention maps of every layer and head, and what speaks for a label."""
     from triform.explain.maps import check_suffix
     from triform.run import load
 
     check_suffix(out)  # before the model is loaded
-    opened = load(run, device=device, precision="fp32")
+    opened = load(run, device=device, precision="fp32", adapter=adapter)
     if new and opened.config.task != "generate":
         raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
     if new and target:

@@ -106,11 +106,12 @@ def _known_sizes(asked: Asked, config: Config) -> Sizes:
     reported = REPORTED_SIZES.get(asked.preset, none)
     two = config.task == "translate" and not config.tokenizer.shared
     if asked.run and "tokenizer.vocab_size" not in asked.settings:
-        from triform.text import load_tokenizer
+        from triform.text import read_tokenizer
 
-        names = (".source", ".target") if two else ("",)
-        found = [load_tokenizer(asked.run / f"tokenizer{name}.json").vocab_size for name in names]
-        return Sizes(vocab_size=found[0], max_len=0, target_vocab_size=found[1] if two else 0)
+        # where one vocabulary numbers the pieces of both languages, either side's file says how large it is
+        source = read_tokenizer(asked.run, side="source").vocab_size
+        target = read_tokenizer(asked.run, side="target").vocab_size if two else 0
+        return Sizes(vocab_size=source, max_len=0, target_vocab_size=target)
     size = config.tokenizer.vocab_size or reported.vocab_size
     return Sizes(
         vocab_size=size,

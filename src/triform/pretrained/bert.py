@@ -6,11 +6,12 @@ sentence-transformers say how a text is pooled; a pooler that they carry along u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from triform.config import Config, Sizes
 from triform.pretrained.family import FREE, Family, Shape, Word, whole
-from triform.pretrained.names import WEIGHT, Pair, pair
+from triform.pretrained.names import WEIGHT, layers, pair
 from triform.pretrained.read import Foreign
 from triform.settings import Settings
 
@@ -26,22 +27,12 @@ ENCODER: Settings = {
 }
 FREE_HERE = (*FREE, "rotary_base", "bias", "qkv_bias", "out_bias", "head_bias", "tie_embeddings")
 POOLING = "1_Pooling/config.json"  # of sentence-transformers
-
-
-def _layer(ours: str, theirs: str, table: dict[str, str]) -> tuple[Pair, ...]:
-    """The pairs of every layer, from what stands after its number."""
-    return tuple(
-        pair(f"{ours}.*.{mine}", " ".join(f"{theirs}.*.{name}" for name in other.split()))
-        for mine, other in table.items()
-    )
-
-
 BERT_PAIRS = (
     pair("encoder.embedding.tokens", "bert.embeddings.word_embeddings", endings=WEIGHT),
     pair("encoder.embedding.positions.table", "bert.embeddings.position_embeddings", endings=WEIGHT),
     pair("encoder.embedding.segments.table", "bert.embeddings.token_type_embeddings", endings=WEIGHT),
     pair("encoder.embedding.norm", "bert.embeddings.LayerNorm"),
-    *_layer(
+    *layers(
         "encoder.blocks",
         "bert.encoder.layer",
         {
@@ -62,7 +53,7 @@ DISTILBERT_PAIRS = (
     pair("encoder.embedding.tokens", "distilbert.embeddings.word_embeddings", endings=WEIGHT),
     pair("encoder.embedding.positions.table", "distilbert.embeddings.position_embeddings", endings=WEIGHT),
     pair("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
-    *_layer(
+    *layers(
         "encoder.blocks",
         "distilbert.transformer.layer",
         {
@@ -94,8 +85,6 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
     by_mean = foreign.beside(POOLING).get("pooling_mode_mean_tokens", False)
     pooled = pooler in foreign.tensors and not by_mean
     scored = "classifier.weight" in foreign.tensors and foreign.architecture.endswith("ForSequenceClassification")
-    names = foreign.config.get("id2label") or {}
-    labels = tuple(str(names[number]) for number in sorted(names, key=int)) if scored else ()
     n_labels = len(foreign.tensors["classifier.weight"]) if scored else 0
     model: Settings = {
         **said,
@@ -107,10 +96,27 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
         model=model,
         vocab_size=whole(foreign, "vocab_size", 30_522),
         max_len=whole(foreign, "max_position_embeddings", 512),
-        labels=labels if len(labels) == n_labels else tuple(f"LABEL_{number}" for number in range(n_labels)),
+        labels=_names_of_labels(foreign, n_labels),
         fresh=not scored,
         unused=() if pooled else (pooler.rpartition(".")[0] + ".*",),
+        notices=tuple(_other_scores(foreign, n_labels)),
     )
+
+
+def _names_of_labels(foreign: Foreign, n_labels: int) -> tuple[str, ...]:
+    """As config.json has them; where it has not just so many, as `transformers` would call them."""
+    told = foreign.config.get("id2label")
+    names = {str(number): str(name) for number, name in told.items()} if isinstance(told, dict) else {}
+    numbers = list(map(str, range(n_labels)))
+    return tuple(names[number] if names.keys() == set(numbers) else f"LABEL_{number}" for number in numbers)
+
+
+def _other_scores(foreign: Foreign, n_labels: int) -> Iterator[str]:
+    """What scores mean there, where that is not a choice among labels."""
+    if n_labels == 1:
+        yield "it gives one score, which is no choice: only with labels of your own, and trained, does it classify"
+    elif foreign.config.get("problem_type") == "multi_label_classification":
+        yield "there a text may have several labels at once; here it has the likeliest one"
 
 
 def _unfit(config: Config, sizes: Sizes) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple
 
 from triform.config import Config, ModelConfig, Sizes, TaskName
@@ -47,6 +48,7 @@ class Shape:
     labels: tuple[str, ...] = ()
     fresh: bool = False  # classify: the folder has no scores of labels
     unused: tuple[str, ...] = ()  # patterns of its tensors that have no part in this
+    padded: tuple[str, ...] = ()  # its tensors that have rows beyond the vocabulary
     notices: tuple[str, ...] = ()
 
 
@@ -115,13 +117,16 @@ def ours(word: Word, value: Any, place: object) -> Value:
     """What a key of config.json says, as our setting."""
     value = word.usual if value is None else value
     if word.setting == "activation":
-        if value not in ACTIVATIONS:
+        if value not in list(ACTIVATIONS):  # which need not be a word
             raise ConfigError(f"{place}: {word.key}={value!r} is not known; known are {', '.join(ACTIVATIONS)}")
         value = ACTIVATIONS[value]
     try:
-        return typed(f"model.{word.setting}", value)
+        found = typed(f"model.{word.setting}", value)
     except ConfigError as error:
         raise ConfigError(f"{place}: {word.key} is {error}") from None
+    if type(found) is int and not found and word.usual:  # a setting of ours that is 0 would be left open
+        raise ConfigError(f"{place}: {word.key}=0 must be a whole number above 0")
+    return found
 
 
 def theirs(setting: str, model: ModelConfig) -> Any:
@@ -131,6 +136,13 @@ def theirs(setting: str, model: ModelConfig) -> Any:
     if setting == "norm_eps":
         return model.norm_eps or USUAL_EPS[model.norm]
     return model.kv_heads if setting == "n_kv_heads" else getattr(model, setting)
+
+
+def real(place: object, key: str, value: Any) -> float:
+    """A number of config.json that need not be whole."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ConfigError(f"{place}: {key}={value!r} must be a number")
+    return float(value)
 
 
 def whole(foreign: Foreign, key: str, usual: int = 0) -> int:

@@ -41,13 +41,12 @@ PAIRS = (
 def _read(foreign: Foreign, said: Settings) -> Shape:
     model = {"bias": True, "qkv_bias": True, **said}
     model["d_ff"] = model["d_ff"] or 4 * int(str(model["d_model"]))
-    drops = {key: foreign.config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop")}
-    unlike = len(set(drops.values())) > 1
+    inner, outer = (foreign.config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop"))
     return Shape(
         model=model,
         vocab_size=whole(foreign, "vocab_size", 50_257),
         max_len=whole(foreign, "n_positions", 1_024),
-        notices=(f"dropout is one setting here: {drops['resid_pdrop']} for embeddings too",) if unlike else (),
+        notices=(f"dropout is one setting here: {inner} for embeddings too",) if inner != outer else (),
     )
 
 

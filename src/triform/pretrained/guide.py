@@ -104,7 +104,7 @@ import onnxruntime
 folder = {folder!r}
 {reading}
 session = onnxruntime.InferenceSession(folder + "/model.onnx")
-numbers = {numbers}[:{limit}]
+numbers = {numbers}
 given = {{"input_ids": np.array([numbers]), "attention_mask": np.ones((1, len(numbers)), dtype=np.int64)}}
 logits = session.run(["logits"], given)[0]
 labels = json.load(open(folder + "/config.json", encoding="utf-8"))["id2label"]
@@ -153,9 +153,10 @@ def _by_tokenizers(tokenizers: Sequence[Tokenizer], text: str, config: Config) -
     # a text that a decoder goes on with has no end yet
     whole = config.task != "generate" or not tokenizers[0].special.after
     framed = "" if whole else ", add_special_tokens=False"
+    cut = f"\ntokenizer.enable_truncation({config.data.max_len})" if config.task == "classify" else ""
     return {
         "opening": "from tokenizers import Tokenizer",
-        "reading": f'tokenizer = Tokenizer.from_file(folder + "/tokenizer.json"){second}',
+        "reading": f'tokenizer = Tokenizer.from_file(folder + "/tokenizer.json"){second}{cut}',
         "source": f"tokenizer.encode({text!r}{framed}).tokens",
         "numbers": f"tokenizer.encode({text!r}).ids",
         "decoded": f"{reader}.decode([{reader}.token_to_id(piece) for piece in written])",
@@ -170,12 +171,13 @@ def _by_sentencepiece(tokenizers: Sequence[Tokenizer], text: str, config: Config
     target = name if len(tokenizers) == 1 else "target.spm" if alike else "target/target.spm"
     before = [first.vocabulary[token] for token in first.special.before]
     ends = list(first.special.after) if config.task != "generate" else []
+    most = config.data.max_len - len(before) - len(ends)
     after = [first.vocabulary[token] for token in ends]
     return {
         "opening": "from sentencepiece import SentencePieceProcessor",
         "reading": f'source = SentencePieceProcessor(model_file=folder + "/{name}")\n'
         f'target = SentencePieceProcessor(model_file=folder + "/{target}")',
         "source": f"[*{before!r}, *source.encode({text!r}, out_type=str), *{after!r}]",
-        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r}), *{ends!r}]",
+        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r})[:{most}], *{ends!r}]",
         "decoded": "target.decode_pieces(written)",
     }

@@ -53,6 +53,10 @@ def imported(found: Foreign, task: TaskName, *, labels: Sequence[str] = (), max_
     """The same of a folder that has been read."""
     family = family_of(found, task)
     foreign = replace(found, tensors=named(family, found.tensors))
+    if labels and task != "classify":
+        raise ConfigError(
+            f"{foreign.place}: labels are for a classifier; {foreign.kind} is to {task}: leave them out"
+        )
     shape = family.read(foreign, family.settings(foreign))
     shape = _shortened(_with_labels(shape, labels), max_len, foreign.place)
     config, sizes = _settled(shape, task, foreign.where)
@@ -60,6 +64,7 @@ def imported(found: Foreign, task: TaskName, *, labels: Sequence[str] = (), max_
     pairs = [pair for pair in family.pairs if not (shape.fresh and pair.theirs == (family.scores,))]
     ignored = [*family.ignored, *family.others, *shape.unused, *([f"{family.scores}.*"] if shape.fresh else [])]
     tensors = _cut(family, foreign.tensors, sizes.max_len) if max_len else foreign.tensors
+    tensors = _without_filling(shape, tensors)
     fill(model, sames(pairs, config.model.n_layers), tensors, place=foreign.place, ignored=ignored)
     notices = (*shape.notices, *_notices(family, shape, foreign.tensors))
     return Imported(config, sizes, model, family.name, _special(foreign), notices)
@@ -77,7 +82,9 @@ def _with_labels(shape: Shape, labels: Sequence[str]) -> Shape:
     """The labels that are asked for; without any, the folder's own."""
     if not labels or tuple(labels) == shape.labels:
         return shape
-    return replace(shape, labels=tuple(labels), fresh=True)
+    if len(set(labels)) < max(2, len(labels)):
+        raise ConfigError(f"labels {', '.join(labels)}: two or more are expected, each another")
+    return replace(shape, labels=tuple(labels), fresh=True, notices=())  # which were of the head that goes
 
 
 def _shortened(shape: Shape, max_len: int, place: Path) -> Shape:
@@ -104,6 +111,10 @@ def _cut(family: Family, tensors: dict[str, Tensor], max_len: int) -> dict[str, 
     """Positions beyond those that are read are left out."""
     tables = [pair.theirs[0] + ".weight" for pair in family.pairs if pair.ours[0].endswith("positions.table")]
     return tensors | {name: tensors[name][:max_len] for name in tables if name in tensors}
+
+
+def _without_filling(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return tensors | {name: tensors[name][: shape.vocab_size] for name in shape.padded if name in tensors}
 
 
 def _notices(family: Family, shape: Shape, tensors: dict[str, Tensor]) -> Iterator[str]:

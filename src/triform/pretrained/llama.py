@@ -6,13 +6,17 @@ from typing import Any
 
 from triform.config import Config, Sizes
 from triform.errors import ConfigError
-from triform.pretrained.family import FREE, Family, Shape, Word, whole
+from triform.pretrained.family import FREE, Family, Shape, Word, real, whole
 from triform.pretrained.gpt2 import CLASSIFIERS_OWN
 from triform.pretrained.names import WEIGHT, pair
 from triform.pretrained.read import Foreign
 from triform.settings import Settings
 
 SCALINGS = ("default", "linear", "llama3", "dynamic")
+SCALED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 PAIRS = (
     pair("embedding.tokens", "model.embed_tokens", endings=WEIGHT),
     pair("blocks.*.attend.norm", "model.layers.*.input_layernorm", endings=WEIGHT),
@@ -55,8 +59,9 @@ def rotary(foreign: Foreign) -> tuple[float, tuple[float, ...], tuple[str, ...]]
     """Base and scaling of rotary positions, as old and new files tell them, and what there is to say of it."""
     config, place = foreign.config, foreign.where
     told = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(told, dict):
+        raise ConfigError(f"{place}: rotary scaling is {told!r}, where an object with rope_type is expected")
     kind = told.get("rope_type", told.get("type", "default"))
-    base = float(told.get("rope_theta", config.get("rope_theta", 10_000.0)))
     if kind not in SCALINGS:
         raise ConfigError(
             f"{place}: rotary scaling of the kind {kind!r} is not done; known are {', '.join(SCALINGS)}"
@@ -64,17 +69,13 @@ def rotary(foreign: Foreign) -> tuple[float, tuple[float, ...], tuple[str, ...]]
     if told.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"{place}: partial_rotary_factor is not done: heads turn whole")
     most = whole(foreign, "max_position_embeddings", 2_048)
+    usual = {"rope_theta": config.get("rope_theta", 10_000.0), "original_max_position_embeddings": most}
     try:
-        if kind == "linear":
-            return base, (float(told["factor"]),), ()
-        if kind == "llama3":
-            original = float(told.get("original_max_position_embeddings", most))
-            numbers = (told["factor"], told["low_freq_factor"], told["high_freq_factor"])
-            return base, (*map(float, numbers), original), ()
+        base, *scaling = (real(place, key, {**usual, **told}[key]) for key in ("rope_theta", *SCALED.get(kind, ())))
     except KeyError as error:
         raise ConfigError(f"{place}: rotary scaling of the kind {kind!r} lacks {error}") from None
     note = f"dynamic rotary scaling begins beyond {most} tokens, and no more are read here: it changes nothing"
-    return base, (), (note,) if kind == "dynamic" else ()
+    return base, tuple(scaling), (note,) if kind == "dynamic" else ()
 
 
 def _write(config: Config, sizes: Sizes) -> dict[str, Any]:

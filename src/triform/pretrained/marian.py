@@ -11,7 +11,7 @@ from triform.errors import ConfigError
 from triform.nn.positions import SinusoidalHalves
 from triform.pretrained.family import FREE, Family, Shape, Word, whole
 from triform.pretrained.gpt2 import CLASSIFIERS_OWN
-from triform.pretrained.names import WEIGHT, Pair, pair
+from triform.pretrained.names import WEIGHT, layers, pair
 from triform.pretrained.read import Foreign
 from triform.settings import Settings
 
@@ -20,21 +20,11 @@ SELF |= {"attention.out": "self_attn.out_proj", "attend.norm": "self_attn_layer_
 CROSS = {"cross.query": "encoder_attn.q_proj", "cross.key_value": "encoder_attn.k_proj encoder_attn.v_proj"}
 CROSS |= {"cross.out": "encoder_attn.out_proj", "consult.norm": "encoder_attn_layer_norm"}
 THINK = {"feedforward.up": "fc1", "feedforward.down": "fc2", "think.norm": "final_layer_norm"}
-
-
-def _layers(ours: str, theirs: str, table: dict[str, str]) -> tuple[Pair, ...]:
-    """The pairs of every layer of a side, from what stands after its number."""
-    return tuple(
-        pair(f"{ours}.*.{mine}", " ".join(f"{theirs}.*.{name}" for name in other.split()))
-        for mine, other in table.items()
-    )
-
-
 PAIRS = (
     pair("encoder.embedding.tokens", "model.shared", endings=WEIGHT),
     pair("embedding.tokens", "model.decoder.embed_tokens", endings=WEIGHT),
-    *_layers("encoder.blocks", "model.encoder.layers", SELF | THINK),
-    *_layers("blocks", "model.decoder.layers", SELF | CROSS | THINK),
+    *layers("encoder.blocks", "model.encoder.layers", SELF | THINK),
+    *layers("blocks", "model.decoder.layers", SELF | CROSS | THINK),
     pair("head", "lm_head", endings=WEIGHT),
     pair("head", "final_logits_bias", "row", endings=((".bias", ""),)),
 )

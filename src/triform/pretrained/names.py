@@ -37,6 +37,14 @@ def pair(ours: str, theirs: str, layout: Layout = "plain", endings: tuple[tuple[
     return Pair(tuple(ours.split()), tuple(theirs.split()), layout, endings)
 
 
+def layers(ours: str, theirs: str, table: Mapping[str, str]) -> tuple[Pair, ...]:
+    """The pairs of every layer, from what stands after its number."""
+    return tuple(
+        pair(f"{ours}.*.{mine}", " ".join(f"{theirs}.*.{name}" for name in other.split()))
+        for mine, other in table.items()
+    )
+
+
 @dataclass(frozen=True)
 class Same:
     """Tensors by their whole names."""

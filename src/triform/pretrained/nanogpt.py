@@ -9,8 +9,12 @@ from triform.pretrained.gpt2 import FIXED, GPT2
 from triform.pretrained.read import Foreign
 from triform.settings import Settings
 
+# Of GPT-2's vocabulary nanoGPT rounds the size up to a multiple of 64: the rows beyond stand for nothing.
+PADDED, TOKENS = 50_304, 50_257
+
 
 def _read(foreign: Foreign, said: Settings) -> Shape:
+    padded = foreign.config.get("vocab_size") == PADDED
     return Shape(
         model={
             **said,
@@ -18,8 +22,10 @@ def _read(foreign: Foreign, said: Settings) -> Shape:
             "attention_dropout": said["dropout"],
             "d_ff": 4 * int(str(said["d_model"])),
         },
-        vocab_size=whole(foreign, "vocab_size"),
+        vocab_size=TOKENS if padded else whole(foreign, "vocab_size"),
         max_len=whole(foreign, "block_size"),
+        padded=("transformer.wte.weight", "lm_head.weight") if padded else (),
+        notices=(f"{PADDED - TOKENS} rows beyond GPT-2's {TOKENS} tokens are filling, and left out",) * padded,
     )
 
 

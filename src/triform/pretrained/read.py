@@ -5,7 +5,6 @@ Nothing in a file is ever run: torch files are read as weights only, and what ho
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from dataclasses import dataclass, field
@@ -18,9 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triform.errors import CheckpointError
+from triform.text.special import read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 NANOGPT = "ckpt.pt"
+POINTER = b"version https://git-lfs"  # how a file begins that `git clone` left for Git LFS to fetch
 OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that came from TensorFlow
 
 
@@ -44,12 +45,13 @@ class Foreign:
     @property
     def architecture(self) -> str:
         """The class that wrote the weights, where that is said."""
-        return str((self.config.get("architectures") or [""])[0])
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
 
     def beside(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder that need not be there."""
         path = self.place / name
-        return read_json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
 
 def read_folder(place: Path) -> Foreign:
@@ -62,14 +64,11 @@ def read_folder(place: Path) -> Foreign:
         )
     if not (place / "config.json").exists():
         raise CheckpointError(f"{place}: has no config.json, so nothing says what model this is")
-    return Foreign(place, read_json(place / "config.json"), _renamed(_read_weights(place)))
+    return Foreign(place, read_object(place / "config.json"), _renamed(_read_weights(place)))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+def read_object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds {type(found).__name__} where an object was expected")
     return found
@@ -87,7 +86,7 @@ def _read_weights(place: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    named = read_json(index).get("weight_map")
+    named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not named:
         raise CheckpointError(f"{index}: has no weight_map that says which file holds which tensor")
     tensors: dict[str, Tensor] = {}
@@ -103,18 +102,34 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    if _opening(path, len(POINTER)) == POINTER:
+        raise CheckpointError(f"{path}: only points to the weights, which Git LFS keeps: fetch them, git lfs pull")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: is cut off or no safetensors file ({error}); fetch it again") from None
     found = _read_torch(path)
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not _are_named_tensors(found):
         raise CheckpointError(f"{path}: holds more than named tensors, which is not how published weights are kept")
     return found
 
 
+def _opening(path: Path, length: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _are_named_tensors(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values())
+
+
 def _read_torch(path: Path) -> Any:
+    if not _opening(path, 2).startswith((b"PK", b"\x80")):  # a zip file, or of old a pickle
+        raise CheckpointError(f"{path}: is cut off or no file of torch; fetch it again")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
@@ -123,9 +138,9 @@ def _read_torch(path: Path) -> Any:
         raise CheckpointError(
             f"{path}: is a pickle that holds more than plain weights; reading it could run code, so it is refused"
         ) from None
-    except (OSError, EOFError, RuntimeError, ValueError) as error:
-        problem = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path}: cannot be read as torch weights: {problem}") from None
+    except Exception as error:  # whatever a damaged file can come up with
+        problem = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path}: is cut off or no file of torch ({problem}); fetch it again") from None
 
 
 def _read_nanogpt(path: Path) -> Foreign:
@@ -133,6 +148,10 @@ def _read_nanogpt(path: Path) -> Foreign:
     found = _read_torch(path)
     if not isinstance(found, dict) or not {"model", "model_args"} <= found.keys():
         raise CheckpointError(f"{path}: is no checkpoint of nanoGPT: it lacks model or model_args")
+    if not _are_named_tensors(found["model"]) or not isinstance(found["model_args"], dict):
+        raise CheckpointError(
+            f"{path}: is no checkpoint of nanoGPT: there model holds tensors and model_args their sizes"
+        )
     tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in found["model"].items()}
     return Foreign(path.parent, {**found["model_args"], "model_type": "nanogpt"}, tensors, path.name)
 

@@ -62,7 +62,8 @@ def as_base(path: str, task: TaskName) -> str:
     files = sorted(file for file in (place if place.is_dir() else place.parent).iterdir() if file.is_file())
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     mark = hashlib.sha256(repr((str(place.resolve()), task, marks)).encode()).hexdigest()[:16]
-    out = cache_folder() / "imported" / mark
+    called = path.rpartition("/")[2] if path.startswith(HUB) else place.resolve().name
+    out = cache_folder() / "imported" / f"{called}-{mark}"
     if not (out / "config.toml").exists():
         import_run(path, out, task=task)
     return str(out)

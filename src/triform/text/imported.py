@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,10 +55,24 @@ def special_names(core: Core) -> dict[int, str]:
     return {token: each.content for token, each in core.get_added_tokens_decoder().items() if each.special}
 
 
-class ImportedBpe(BpeTokenizer):
-    """Byte-level BPE of GPT-2, GPT-4, Llama 3 and their like."""
+class ImportedCore(CoreTokenizer):
+    """What all have in common that the library reads."""
 
     kind: ClassVar[str] = KIND
+
+    @property
+    def never_written(self) -> tuple[int, ...]:
+        return padding(self.special)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._core, self.special)
+
+    def header(self) -> dict[str, Any]:
+        return imported_header("core", self.special)
+
+
+class ImportedBpe(ImportedCore, BpeTokenizer):
+    """Byte-level BPE of GPT-2, GPT-4, Llama 3 and their like."""
 
     def __init__(self, core: Core, special: Special) -> None:
         super().__init__(plain(core), special, quick_pattern(core))
@@ -70,10 +84,6 @@ class ImportedBpe(BpeTokenizer):
     def dtype(self) -> np.dtype[Any]:
         return token_type(self.vocab_size + (not self._names))  # something must stand between texts
 
-    @property
-    def never_written(self) -> tuple[int, ...]:
-        return _padding(self.special)
-
     def _unreachable(self) -> dict[int, str]:
         self._added = frozenset(self._core.get_added_tokens_decoder())
         return special_names(self._core)
@@ -81,26 +91,14 @@ class ImportedBpe(BpeTokenizer):
     def _spelled(self, token: int) -> bytes:
         return self._pieces[token].encode() if token in self._added else super()._spelled(token)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._core, self.special)
 
-    def header(self) -> dict[str, Any]:
-        return imported_header("core", self.special)
-
-
-class ImportedPieces(CoreTokenizer):
+class ImportedPieces(ImportedCore):
     """Any other model of the library: WordPiece, unigram, BPE over characters, whole words."""
-
-    kind: ClassVar[str] = KIND
 
     def __init__(self, core: Core, special: Special) -> None:
         super().__init__(plain(core), special)
         self._special = special_names(core)
         self.lossless = is_lossless(self)
-
-    @property
-    def never_written(self) -> tuple[int, ...]:
-        return _padding(self.special)
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
@@ -108,11 +106,7 @@ class ImportedPieces(CoreTokenizer):
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        pieces = [
-            REPLACEMENT if token == self.unk else self._pieces[token]
-            for token in tokens
-            if token == self.unk or token not in self._special
-        ]
+        pieces = readable(tokens, self, self._special)
         decoder = self._core.decoder
         return " ".join(pieces) if decoder is None else str(decoder.decode(pieces))
 
@@ -127,18 +121,21 @@ class ImportedPieces(CoreTokenizer):
         )
         return list(dict.fromkeys(unknown)) if self.unk is not None else []
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._core, self.special)
-
-    def header(self) -> dict[str, Any]:
-        return imported_header("core", self.special)
-
 
 def is_lossless(tokenizer: Tokenizer) -> bool:
     return tokenizer.decode(tokenizer.encode(_PROBE)) == _PROBE
 
 
-def _padding(special: Special) -> tuple[int, ...]:
+def readable(tokens: Sequence[int], tokenizer: Tokenizer, special: Container[int | None]) -> list[str]:
+    """The pieces of a text, without special ones; what was unknown is seen to be missing."""
+    return [
+        REPLACEMENT if token == tokenizer.unk else tokenizer.vocabulary[token]
+        for token in tokens
+        if token == tokenizer.unk or token not in special
+    ]
+
+
+def padding(special: Special) -> tuple[int, ...]:
     """A model from elsewhere may write what it likes, as it may there, but no padding."""
     return () if special.pad in (None, special.eos) else (special.pad,)
 

@@ -52,14 +52,23 @@ def read_ranks(
     elif name in ENCODINGS:
         known = ENCODINGS[name]
     elif beside.is_file():
-        content = read_json(beside)
-        known = content["pattern"], content["special_tokens"]
+        known = _told(beside)
     else:
         raise CheckpointError(
             f"{path}: the pattern that cuts words is not in a rank file: name the encoding "
             f"({', '.join(ENCODINGS)}), or give the pattern and the special tokens"
         )
     return _tokenizer(path, ranks, *known)
+
+
+def _told(beside: Path) -> tuple[str, dict[str, int]]:
+    """The pattern and the special tokens as `write_ranks` leaves them."""
+    match read_json(beside):
+        case {"pattern": str(pattern), "special_tokens": dict(special)} if all(
+            type(token) is int and token >= 0 for token in special.values()
+        ):
+            return pattern, special
+    raise CheckpointError(f"{beside}: a pattern, and special_tokens with their numbers are expected")
 
 
 def _tokenizer(path: Path, ranks: dict[bytes, int], pattern: str, special: Mapping[str, int]) -> ImportedBpe:

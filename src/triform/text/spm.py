@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from triform.errors import CheckpointError
-from triform.text.base import REPLACEMENT, Special, Tokenizer, check_text
-from triform.text.imported import KIND, imported_header, is_lossless
+from triform.text.base import Special, Tokenizer, check_text
+from triform.text.imported import KIND, imported_header, is_lossless, padding, readable
 
 
 class SentencePieces(Tokenizer):
@@ -36,7 +36,7 @@ class SentencePieces(Tokenizer):
 
     @property
     def never_written(self) -> tuple[int, ...]:
-        return () if self.pad in (None, self.eos) else (self.pad,)
+        return padding(self.special)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -62,12 +62,7 @@ class SentencePieces(Tokenizer):
         return [[code, *row] if code else row for code, row in zip(codes, rows, strict=True)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        pieces = [
-            REPLACEMENT if token == self.unk else self._pieces[token]
-            for token in tokens
-            if token == self.unk or token not in self._special
-        ]
-        return str(self._processor.decode_pieces(pieces))
+        return str(self._processor.decode_pieces(readable(tokens, self, self._special)))
 
     def piece(self, token: int) -> str:
         return self._pieces[token].replace("▁", " ")

@@ -32,7 +32,10 @@ def byte_core(model: models.BPE, special: Iterable[str], pattern: str = "") -> C
     """Byte-level BPE; without a pattern, GPT-2's. What no merge makes is special: no text gives it."""
     core = Core(model)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
-    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    try:
+        split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"the pattern {pattern!r} cannot be read ({error})") from None
     core.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level]) if split else byte_level
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(as_special(special))
@@ -98,7 +101,10 @@ def read_library_file(path: Path) -> ImportedBpe | ImportedPieces:
     settings = {**_unknown(content["model"], ids), **read_settings(path.parent)}
     before, after = frame(core)
     special = find_special(ids, settings)._replace(before=before, after=after)
-    return import_core(core, special)
+    try:
+        return import_core(core, special)
+    except Exception as error:  # as above: a vocabulary of words without one for the unknown
+        raise CheckpointError(f"{path}: the library cannot encode a text with this tokenizer ({error})") from None
 
 
 def numbered(path: Path) -> dict[str, int]:

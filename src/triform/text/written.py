@@ -35,7 +35,6 @@ def write_tokenizer(
     """
     folder = Path(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if isinstance(tokenizer, SentencePieces):
             return _sentencepiece(tokenizer, folder, like, side)
         assert isinstance(tokenizer, CoreTokenizer)
@@ -82,6 +81,7 @@ def _ranks(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
     ranks, special = tokenizer.ranks()
     if tokenizer.merges() != merges_of(ranks):
         raise CheckpointError("tiktoken's ids are the order of merges; those of this vocabulary are not")
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.tiktoken"
     write_ranks(path, ranks, tokenizer.pattern, special)
     return [path, path.with_name(f"{path.name}.json")]
@@ -90,6 +90,7 @@ def _ranks(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
 def _sentencepiece(tokenizer: SentencePieces, folder: Path, like: Like, side: Side) -> list[Path]:
     if like != "huggingface":
         raise CheckpointError("tiktoken reads byte BPE alone; this is a SentencePiece model")
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
     path.write_bytes(tokenizer.model)
     if tokenizer.ids is None:
@@ -111,6 +112,7 @@ def _json(content: Mapping[str, Any], *, by_number: bool = False) -> str:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return [folder / name for name in files]

@@ -53,7 +53,8 @@ def with_base(asked: Settings) -> Settings:
     try:
         config = base_config(path, asked["task"])  # type: ignore[arg-type]
     except CheckpointError as error:
-        raise ConfigError(f"train.base={error}") from None
+        known = "" if path.exists() else "; give a run, a published model's folder, or hub:OWNER/NAME"
+        raise ConfigError(f"train.base={error}{known}") from None
     two = config.task == "translate" and not config.tokenizer.shared
     # a language may have pieces of its own, though one vocabulary numbers them all
     by_side = (path / "tokenizer.source.json").exists()

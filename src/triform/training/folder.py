@@ -166,6 +166,8 @@ class RunFolder:
         if not self.config_file.exists():
             seeds = sorted(self.path.glob("seed-*/config.toml"))
             which = f"; it holds several seeds, name one of them, such as {seeds[0].parent}" if seeds else ""
+            if (self.path / "config.json").exists():
+                which = "; of a published model `triform convert import` makes one"
             raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml{which}")
         try:
             tree = load_toml(self.config_file)
