@@ -62,9 +62,9 @@ class Embedding(nn.Module):
 def pair_rows(tokens: Tensor, positions: Tensor, n: int) -> Tensor:  # (B, T) -> (B, T)
     """For each token and the one before it a row of a table of n, as if drawn: pairs may share one by chance.
 
-    Sums and products wrap around at 64 bits; only the high half of the bits counts, to which every bit of both
-    tokens came by multiplication, so that no n, however round, sees a pattern.
+    Sums and products wrap around at 64 bits; the shift brings what the product did to the high bits down again,
+    so that no n, however round, sees a pattern.
     """
     before = torch.where(positions == 0, 0, F.pad(tokens[:, :-1], (1, 0)) + 1)
     mixed = (before * SPREAD + tokens) * STIR
-    return mixed.div(2**31, rounding_mode="floor") % n
+    return (mixed ^ (mixed >> 31)) * STIR % n
