@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import triform
+from triform import scratch
 from triform.config import Config, ModelConfig, Sizes, TrainConfig
 from triform.errors import ConfigError
 from triform.explain.costs import Use, costs
@@ -208,10 +209,15 @@ def test_open_settings_and_sizes_are_chosen_for_the_kind() -> None:
         preset("ted-set1", "translate", "lstm")
 
 
-def test_other_rooms_refuse_recurrent_kinds_by_name() -> None:
+def test_other_rooms_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run]) -> None:
     model = ModelConfig(kind="lstm", d_model=8, n_layers=1)
-    with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
-        check_model(model)
+    for ask in (
+        lambda: check_model(model),
+        lambda: scratch.TextClassifier(Config(model=ModelConfig(kind="lstm"))),
+        lambda: scratch.load(runs["classify"].path),
+    ):
+        with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
+            ask()
     for family in FAMILIES:
         config = Config(task=family.task, model=model)
         assert any("model.kind=lstm" in told for told in family.misfits(config, Sizes(vocab_size=9, max_len=8)))
