@@ -40,7 +40,7 @@ def test_the_label_is_said_with_the_words_that_moved_it_most(
     out = triform("explain", classifier, TEXTS["classifier"], "--out", path).out.splitlines()
     label = package.load(classifier, device="cpu").predict([TEXTS["classifier"]])[0].output
     assert out[0] == f"{TEXTS['classifier']} → {label}"
-    assert out[1] == "encoder: 1 layers × 2 heads, 4 × 4 tokens"
+    assert out[1] == "encoder: 1 layer × 2 heads, 4 × 4 tokens"
     assert out[2].startswith(f"{label} (integrated gradients): ")
     assert {word.split()[0] for word in out[2].partition(": ")[2].split(", ")} == set(TEXTS["classifier"].split())
     for chosen in ("good", "bad"):
