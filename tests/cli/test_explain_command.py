@@ -28,7 +28,9 @@ def test_every_task_is_shown_in_every_kind_of_file(
     answer = triform("explain", run, TEXTS[name], "--out", path)
     assert answer.code == 0, answer.err
     assert path.read_bytes()[: len(STARTS[suffix])].lower() == STARTS[suffix]
-    assert [line.split(":")[0] for line in answer.out.splitlines() if " × " in line and " tokens" in line] == STACKS[name]
+    assert [
+        line.split(":")[0] for line in answer.out.splitlines() if " × " in line and " tokens" in line
+    ] == STACKS[name]
     assert answer.out.endswith(f"written to {path}\n")
     assert answer.err == (CROSS if name == "translator" else "")
 
