@@ -121,7 +121,8 @@ def beam(work: Search, config: DecodeConfig) -> list[list[int]]:
     """The best of `beam_size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
 
     An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends
-    unless what goes on is worth more than any of them, or at its limit, where what is unfinished competes only when nothing has ended.
+    unless what goes on is worth more than any of them, or at its limit, where what is unfinished competes only when
+    nothing has ended.
     """
     size = config.beam_size
     found: list[list[int]] = [[] for _ in work.begun]
