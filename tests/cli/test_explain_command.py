@@ -28,7 +28,9 @@ def test_every_task_is_shown_in_every_kind_of_file(
     answer = triform("explain", run, TEXTS[name], "--out", path)
     assert answer.code == 0, answer.err
     assert path.read_bytes()[: len(STARTS[suffix])].lower() == STARTS[suffix]
-    assert [line.split(":")[0] for line in answer.out.splitlines() if "layers ×" in line] == STACKS[name]
+    assert [
+        line.split(":")[0] for line in answer.out.splitlines() if " × " in line and " tokens" in line
+    ] == STACKS[name]
     assert answer.out.endswith(f"written to {path}\n")
     assert answer.err == (CROSS if name == "translator" else "")
 
@@ -40,7 +42,7 @@ def test_the_label_is_said_with_the_words_that_moved_it_most(
     out = triform("explain", classifier, TEXTS["classifier"], "--out", path).out.splitlines()
     label = package.load(classifier, device="cpu").predict([TEXTS["classifier"]])[0].output
     assert out[0] == f"{TEXTS['classifier']} → {label}"
-    assert out[1] == "encoder: 1 layers × 2 heads, 4 × 4 tokens"
+    assert out[1] == "encoder: 1 layer × 2 heads, 4 × 4 tokens"
     assert out[2].startswith(f"{label} (integrated gradients): ")
     assert {word.split()[0] for word in out[2].partition(": ")[2].split(", ")} == set(TEXTS["classifier"].split())
     for chosen in ("good", "bad"):

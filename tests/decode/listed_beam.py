@@ -32,7 +32,8 @@ class Beam:
 def listed_beam_search(stepper: Steps, ending: Ending, *, size: int, length_penalty: float) -> list[list[int]]:
     """The best of `size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
 
-    An end counts when it is among the `size` best steps of its row; a row is done after `size` ends.
+    An end counts when it is among the `size` best steps of its row; a row is done after `size` ends
+    unless what goes on is worth more than any of them.
     With size 1 that is greedy decoding.
     """
     n_rows, length = len(ending.limits), 0
@@ -54,7 +55,8 @@ def listed_beam_search(stepper: Steps, ending: Ending, *, size: int, length_pena
             choice = _advance(
                 beam, leading.values[place], leading.indices[place], steps.shape[-1], ending.eos, penalty
             )
-            if len(beam.done) >= size or not choice or length == ending.limits[beam.row]:
+            leads = bool(choice) and all(choice[0][0] / penalty > worth for worth, _ in beam.done)
+            if (len(beam.done) >= size and not leads) or not choice or length == ending.limits[beam.row]:
                 _close(beam, choice, penalty)
                 found[beam.row] = beam.best()
                 continue

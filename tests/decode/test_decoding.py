@@ -292,7 +292,8 @@ def plain_beam(
         steps.sort(key=lambda step: -step[0])
         done += [(penalised(total, length, alpha), text) for total, text in steps[:size] if text[-1] == eos]
         beams = [step for step in steps if step[1][-1] != eos][:size]
-        if len(done) >= size:
+        best_end = max((worth for worth, _ in done), default=-math.inf)
+        if len(done) >= size and not (beams and penalised(beams[0][0], length, alpha) > best_end):
             break
     done = done or [(total, (*text, eos)) for total, text in beams]
     return list(max(done, key=lambda hypothesis: hypothesis[0])[1][:-1])
@@ -318,6 +319,17 @@ def test_beam_search_is_the_plain_one(seed: int, n_tokens: int, size: int, limit
     scores = random_scores(seed, n_tokens)
     found = beam_search(Scripted(1, scores), Ending(eos=1, limits=(limit,)), size=size, length_penalty=alpha)
     assert found == [plain_beam(scores, size, n_tokens, 1, limit, alpha)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_poor_ends_do_not_stop_a_search_that_is_sure_of_going_on(size: int) -> None:
+    """Ending early is always second best, and hardly likely: as many such ends as beams are no reason to stop."""
+
+    def scores(row: int, written: tuple[int, ...]) -> Tensor:
+        return torch.tensor([9.0, 0.0, -9.0] if len(written) >= 6 else [0.0, 9.0, -9.0])
+
+    found = beam_search(Scripted(1, scores), Ending(eos=0, limits=(12,)), size=size, length_penalty=0.6)
+    assert found == [[1] * 6]
 
 
 def test_the_length_penalty_decides_as_its_formula_says() -> None:

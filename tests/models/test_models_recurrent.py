@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import pytest
@@ -51,7 +52,7 @@ def test_an_encoder_equals_torchs_own_two_directions_forward_and_backward(kind: 
             own = block.back if name.endswith("_reverse") else block.ahead
             weights.copy_(getattr(own.cell, f"{part}_l0"))
     tokens, keep = pad(ROWS)
-    x = model.encoder.embedding.tokens(tokens).detach()
+    x = model.encoder.embedding(tokens, tokens).detach()
     lengths = torch.tensor([len(row) for row in ROWS])
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     expected = pad_packed_sequence(theirs(packed)[0], batch_first=True)[0]
@@ -106,7 +107,7 @@ def test_a_decoder_equals_torchs_own_layers(kind: RecurrentKind) -> None:
             part, layer = name.rsplit("_l", 1)
             weights.copy_(getattr(model.blocks[int(layer)].cell, f"{part}_l0"))
     tokens = pad([ROWS[2]])[0]
-    expected = model.head(theirs(model.embedding.tokens(tokens))[0])
+    expected = model.head(theirs(model.embedding(tokens, tokens))[0])
     torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-12)
 
 
@@ -128,7 +129,7 @@ def test_attention_is_the_published_formula_and_its_weights_sum_to_one(score: st
     model = RecurrentSeq2Seq(shape("lstm", score=score), SIZES)
     source, target = torch.tensor([SOURCES[1]]), torch.tensor([ROWS[0]])
     states = model.encoder(source)
-    x, _ = model.blocks(model.embedding.tokens(target), model.first_state(states, Padded(None)))
+    x, _ = model.blocks(model.embedding(target, target), model.first_state(states, Padded(None)))
     q, (k, v) = model.cross.query(x), model.cross.key_value(states).chunk(2, dim=-1)
     if score == "additive":
         scores = torch.tanh(q[:, :, None] + k[:, None]) @ model.cross.matching.score.weight[0]
@@ -185,3 +186,22 @@ def test_checks_see_padding_that_gets_into_a_state() -> None:
     found = {finding.name: finding.good for finding in check_model(config, SIZES, model)}
     assert found["padding and packing change nothing"] is False
     assert found["hidden tokens have no influence"] is False
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_fresh_translator_reads_tokens_at_full_size_and_guesses_about_evenly(
+    kind: RecurrentKind, tie: bool
+) -> None:
+    """What came in small would leave states small, attention flat, and little to learn it by."""
+    torch.manual_seed(0)
+    model = RecurrentSeq2Seq(shape(kind, d_model=64, tie_embeddings=tie), Sizes(vocab_size=500, max_len=12))
+    source, target = torch.randint(500, (2, 8, 12))
+    read = model.encoder.embedding(source, source)
+    assert read.std().item() == pytest.approx(1, abs=0.1)
+    asked = model.blocks(read, model.first_state(model.encoder(source), Padded(None)))[0]
+    keys = model.cross.key_value(model.encoder(source)).chunk(2, dim=-1)[0]
+    scores = model.cross.query(asked) @ keys.transpose(1, 2)  # (B, T, S)
+    assert scores.std(dim=-1).mean().item() > 0.03
+    loss = F.cross_entropy(model(source, target).flatten(0, 1), target.flatten())
+    assert loss.item() == pytest.approx(math.log(500), abs=0.5)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import triform
+from triform import scratch
 from triform.config import Config, ModelConfig, Sizes, TrainConfig
 from triform.errors import ConfigError
 from triform.explain.costs import Use, costs
@@ -21,6 +22,7 @@ from triform.launch import collect
 from triform.models.kinds import make_decoder
 from triform.nn.vocabulary import cross_entropy
 from triform.presets import preset
+from triform.pretrained.exported import ENGINES, export
 from triform.pretrained.families import FAMILIES
 from triform.scratch.supported import check_model
 from triform.seeds import train_seeds
@@ -208,10 +210,18 @@ def test_open_settings_and_sizes_are_chosen_for_the_kind() -> None:
         preset("ted-set1", "translate", "lstm")
 
 
-def test_other_rooms_refuse_recurrent_kinds_by_name() -> None:
+def test_other_rooms_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run], tmp_path: Path) -> None:
     model = ModelConfig(kind="lstm", d_model=8, n_layers=1)
-    with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
-        check_model(model)
+    for ask in (
+        lambda: check_model(model),
+        lambda: scratch.TextClassifier(Config(model=ModelConfig(kind="lstm"))),
+        lambda: scratch.load(runs["classify"].path),
+    ):
+        with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
+            ask()
+    for engine in ENGINES:
+        with pytest.raises(ConfigError, match=rf"--to {engine} is for Transformers; model\.kind=lstm"):
+            export(runs["classify"].task, engine, tmp_path / engine)
     for family in FAMILIES:
         config = Config(task=family.task, model=model)
         assert any("model.kind=lstm" in told for told in family.misfits(config, Sizes(vocab_size=9, max_len=8)))

@@ -43,7 +43,8 @@ def explain(
     for each in seen.maps:
         layers, heads, queries, keys = each.weights.shape
         if map_ in ("", each.name):
-            typer.echo(f"{each.name}: {layers} layers × {heads} heads, {queries} × {keys} tokens")
+            sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
+            typer.echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
     for attribution in seen.attributions[:1]:
         most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
         shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)

@@ -22,12 +22,12 @@ HeadActivation = Literal["relu", "tanh"]
 # What a recurrent model follows; of any other setting it knows the default, and what says the same.
 FOLLOWED = (
     *("kind", "d_model", "n_layers", "dropout", "attention_dropout", "score", "reach", "bias", "qkv_bias"),
-    *("out_bias", "tie_embeddings", "scale_embeddings", "pair_rows", "pooling", "head_hidden", "head_activation"),
+    *("out_bias", "tie_embeddings", "pair_rows", "pooling", "head_hidden", "head_activation"),
     "head_bias",
 )
 # Of these it has something to follow in translate alone: it attends to nothing but a source.
 OF_ATTENTION = ("score", "attention_dropout", "qkv_bias", "out_bias")
-SAYS_NOTHING = {"n_heads": 1, "positions": "none"}
+SAYS_NOTHING = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +183,12 @@ class ModelConfig:
         return self.kind in get_args(RecurrentKind)
 
     @property
-    def one_headed(self) -> ModelConfig:
-        """A recurrent model as parts that it shares with the Transformer see it: attention with one head."""
-        return replace(self, n_heads=1, positions="none")
+    def for_shared_parts(self) -> ModelConfig:
+        """A recurrent model as parts that it shares with the Transformer see it: attention with one head.
+
+        Tokens come in at full size: no norm raises small ones, and states of small inputs leave attention flat.
+        """
+        return replace(self, n_heads=1, positions="none", scale_embeddings=True)
 
     @property
     def head_dim(self) -> int:

@@ -28,7 +28,7 @@ class Ending:
 
 class Beams:
     """Where B searches stand. An end counts when it is among the `size` best steps of its row; a row is over
-    after `size` ends, at its limit, or when nothing is left.
+    after `size` ends unless what goes on is worth more than any of them, at its limit, or when nothing is left.
 
     A hypothesis is worth its log probability / ((5 + length) / 6) ** length_penalty. Of those that ended only
     the best is remembered: after how many steps, and which hypothesis it was. Everything is written in place.
@@ -107,7 +107,8 @@ class Beams:
     def _close(self, some_go_on: Tensor) -> None:
         """At the length limit, what is unfinished competes only when nothing has ended."""
         now = self.state
-        done = (now["ends"] >= self.size) | ~some_go_on | (now["length"] >= now["limits"])
+        leads = now["totals"][:, 0].double() / self._penalty() > now["best"]  # a sure model's ends may all be poor
+        done = ((now["ends"] >= self.size) & ~leads) | ~some_go_on | (now["length"] >= now["limits"])
         closes = done & ~now["over"]
         unfinished = closes & (now["ends"] == 0) & some_go_on  # the best of them is the first
         now["depth"].copy_(now["length"].where(unfinished, now["depth"]))

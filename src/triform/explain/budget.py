@@ -139,7 +139,7 @@ class _Counter:
     """Writes the lines of each part, in the letters of one model."""
 
     def __init__(self, config: Config, sizes: Sizes) -> None:
-        self.model = model = config.model.one_headed if config.model.is_recurrent else config.model
+        self.model = model = config.model.for_shared_parts if config.model.is_recurrent else config.model
         target = sizes.target_vocab_size or sizes.vocab_size
         layers = "layers" if config.task != "translate" else "layers, of encoder and decoder each"
         self.two_vocabularies = bool(sizes.target_vocab_size)

@@ -112,7 +112,7 @@ class Ledger:
 
     def __init__(self, config: Config, sizes: Sizes, use: Use) -> None:
         self.task, self.use = config.task, use
-        self.model = config.model.one_headed if config.model.is_recurrent else config.model
+        self.model = config.model.for_shared_parts if config.model.is_recurrent else config.model
         self.values = {
             **letters_of(self.model, sizes),
             "B": use.batch_size,

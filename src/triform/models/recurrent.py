@@ -33,7 +33,7 @@ class RecurrentEncoder(nn.Module):
         super().__init__()
         one_way = config.reach == "causal"
         self.reads_ahead = config.d_model if one_way else config.d_model // 2  # what reads forwards
-        self.embedding = Embedding(config.one_headed, sizes.vocab_size, sizes.max_len)
+        self.embedding = Embedding(config.for_shared_parts, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList((OneWay if one_way else BothWays)(config) for _ in range(config.n_layers))
 
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, T, D)
@@ -59,7 +59,7 @@ class RecurrentClassifier(nn.Module):
         self.pool = self.encoder.ends if config.pooling == "last" else lambda x, rows: rows.mean(x)
         self.dropout = nn.Dropout(config.dropout)
         self.head = label_head(config, sizes.n_labels)
-        initialise(self, config.n_layers)
+        initialise(self, depth=0)
 
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
         rows = _laid(keep)
@@ -71,10 +71,10 @@ class RecurrentDecoder(nn.Module):
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = Embedding(config.one_headed, sizes.vocab_size, sizes.max_len)
+        self.embedding = Embedding(config.for_shared_parts, sizes.vocab_size, sizes.max_len)
         self.blocks = Forwards(config)
         self.head = vocabulary_head(config, self.embedding)
-        initialise(self, config.n_layers)
+        initialise(self, depth=0)
 
     def forward(self, tokens: Tensor, keep: Keep = None, carry: Carry | None = None) -> Tensor:
         return self.head(self.states(tokens, keep, carry))  # (B, T, V)
@@ -115,7 +115,7 @@ class RecurrentSeq2Seq(nn.Module):
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
-        plain = config.one_headed
+        plain = config.for_shared_parts
         self.encoder = RecurrentEncoder(config, sizes)
         self.embedding = Embedding(plain, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:
@@ -126,7 +126,7 @@ class RecurrentSeq2Seq(nn.Module):
         self.mix = nn.Linear(config.d_model, config.d_model, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = vocabulary_head(config, self.embedding)
-        initialise(self, config.n_layers)
+        initialise(self, depth=0)
 
     def forward(
         self, source: Tensor, target: Tensor, source_keep: Keep = None, target_keep: Keep = None

@@ -29,6 +29,10 @@ def export(task: Task, to: str, out: Path) -> str:
     """Write the folder, which must not be there yet, and say what the model is called where it goes."""
     if to not in ENGINES:
         raise ConfigError(f"--to {to}: {nearest(to, ENGINES)}")
+    if task.config.model.is_recurrent:
+        raise ConfigError(
+            f"--to {to} is for Transformers; model.kind={task.config.model.kind} stays a run of Triform"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = family_name(task.model, task.config) if to == "hf" else to

@@ -120,8 +120,9 @@ def log_softmax(scores: Array) -> Array:
 def beam(work: Search, config: DecodeConfig) -> list[list[int]]:
     """The best of `beam_size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
 
-    An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends, or at
-    its limit, where what is unfinished competes only when nothing has ended.
+    An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends
+    unless what goes on is worth more than any of them, or at its limit, where what is unfinished competes only when
+    nothing has ended.
     """
     size = config.beam_size
     found: list[list[int]] = [[] for _ in work.begun]
@@ -168,7 +169,8 @@ class Hypotheses:
                 texts.append([*self.texts[parent], token])
                 kept.append(float(totals[place]))
         self.texts, self.totals = texts, np.array(kept)
-        self.over = len(self.ended) >= self.size or not texts
+        leads = bool(texts) and kept[0] / penalty > max((worth for worth, _ in self.ended), default=NEVER)
+        self.over = (len(self.ended) >= self.size and not leads) or not texts
 
     def best(self, penalty: float) -> list[int]:
         unfinished = [(total / penalty, text) for total, text in zip(self.totals.tolist(), self.texts, strict=True)]

@@ -37,12 +37,17 @@ TRAIN_FREE = (
 
 def check_model(config: ModelConfig) -> None:
     """A ConfigError unless the settings are known here, and chosen."""
-    _check("model", config, MODEL, MODEL_FREE)
+    check_known(config)
     if config.n_kv_heads not in (0, config.n_heads):
         _refuse("model", "n_kv_heads", config.n_kv_heads, (0, config.n_heads))
     for name in ("d_model", "d_ff", "n_layers", "n_heads"):
         if not getattr(config, name):
             raise ConfigError(f"model.{name}=0 is left open: a NumPy model is built from sizes that are chosen")
+
+
+def check_known(config: ModelConfig) -> None:
+    """The same of settings some of which are left open."""
+    _check("model", config, MODEL, MODEL_FREE)
 
 
 def check_training(config: Config) -> None:
@@ -68,6 +73,7 @@ def _refuse(section: str, name: str, value: object, known: tuple[Any, ...]) -> N
 def settled(config: Config) -> Config:
     """Settings left open, chosen: a small model, as the torch side has it for little data."""
     model, train, tokenizer = config.model, config.train, config.tokenizer
+    check_known(model)  # what is chosen below fits only these
     width = model.d_model or 128
     heads = model.n_heads or next(heads for heads in (4, 3, 2, 1) if width % heads == 0)
     model = replace(model, d_model=width, n_heads=heads, n_layers=model.n_layers or 2, d_ff=model.d_ff or 4 * width)

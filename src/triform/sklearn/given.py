@@ -58,13 +58,15 @@ def check_labels(y: object, n_texts: int, who: object) -> Array:
 def label_names(classes: Array) -> tuple[str, ...]:
     """What the run calls the classes, in their order."""
     if len(classes) < 2:
-        raise InputError(f"y has one class only, {_shown(classes[0])}; a classifier needs at least two classes")
+        raise InputError(
+            f"y has one class only, {_shown(classes.tolist()[0])}; a classifier needs at least two classes"
+        )
     names = tuple(str(label).strip() for label in classes.tolist())
     for place, name in enumerate(names):
         if not name:
-            raise InputError(f"y has an empty label, {_shown(classes[place])}; name the class")
+            raise InputError(f"y has an empty label, {_shown(classes.tolist()[place])}; name the class")
         if name in names[:place]:
-            alike = _shown(classes[names.index(name)]), _shown(classes[place])
+            alike = _shown(classes.tolist()[names.index(name)]), _shown(classes.tolist()[place])
             raise InputError(f"y has labels that read alike, {alike[0]} and {alike[1]}; give them different names")
     return names
 
