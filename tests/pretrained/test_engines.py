@@ -130,7 +130,7 @@ EVERYTHING = {"positions": "relative", "max_distance": 3, "reach": "causal", "pa
     "settings",
     [
         {**EVERYTHING, "score": "cosine", "pooling": "first", "head_hidden": 8, "embedding_norm": True},
-        {**LLAMA, "positions": "t5", "window": 3, "n_kv_heads": 2, "pooling": "root"},
+        {**LLAMA, "positions": "t5", "window": 3, "n_kv_heads": 2, "pooling": "last"},
     ],
     ids=["relative", "t5"],
 )
