@@ -65,7 +65,7 @@ class Padded:
         if self.keep is None:
             return x[:, -1]
         places = self.keep.shape[1] - 1 - self.keep.flip(1).long().argmax(dim=1)
-        return x[torch.arange(len(x), device=x.device), places]
+        return x.gather(1, places[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
 
     def apart(self, x: Tensor) -> Tensor:
         """Rows side by side: as they are."""
