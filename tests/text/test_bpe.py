@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import regex
 import tiktoken
+from foreign_cases import HARD, TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,37 +19,6 @@ from triform.text import EOS, UNK, train_tokenizer
 from triform.text import bpe as bpe_module
 from triform.text.base import TextStream
 from triform.text.bpe import BASE_SIZE, CHARACTERS_A_PIECE, FEWEST, GPT4_PATTERN, MOST, BpeTokenizer
-
-TEXTS = [
-    "The cat sat on the mat, and the other cat sat on the other mat.\n\nThen they're gone; it's late.\n",
-    "Le chat est assis, l’autre aussi : « déjà vu », où ça ? L'été, à Noël, le maïs, été, été.\n",
-    "Die Straße über dem Fluß ist schön, schöner, am schönsten. 1999, 2024 und 31415926.\n",
-    "猫が座った。猫が座った。もう一匹の猫も座った。 🙂🙂👩‍👩‍👧 \t tab\r\nand <pad> <unk> <bos> <eos> too\n",
-    "    for x in range(100):\n        print(x, x ** 2)\n\n\n    return None\n",
-] * 3
-HARD = [
-    "",
-    " ",
-    "\n",
-    "  \n \n\n  x",
-    "a  b   c    ",
-    "\r\n\r\nx\r",
-    "\tindent\t\t",
-    "I'll, you've, THEY'RE, he'd'Ve 'twas 'S",
-    "0 1 12 123 1234 12345678901234567890",
-    "١٢٣٤ Ⅷ ½ ²³",
-    "🙂👩‍👩‍👧‍👦🏳️‍🌈🇫🇷🇩🇪",
-    "漢字かな交じり文ヷ한국어ไทยالعربيةעברית",
-    "e\u0301 n\u0303 \u0301 a\u0300\u0301\u0302\u0303",
-    "\x00\x01\x02\x1b[0m\x7f\x80\x85\xa0\u2028\u2029\ufeff\u200b\U0010ffff",
-    "x" * 3000,
-    "ab" * 1500 + "!" * 1500 + " " * 1500 + "\n" * 500,
-    " leading,  and trailing   ",
-    "<pad><unk><bos><eos><|endoftext|>",
-    "Ünïcödé ſ 'ſ İıŉ ß ﬁ Ǆ",
-    "don't—won't…“quoted” ‘single’ «guillemets» (a) [b] {c}",
-    *TEXTS,
-]
 
 unhurried = settings(deadline=None)  # the machine may be busy with other tests
 
