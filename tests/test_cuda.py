@@ -647,8 +647,12 @@ RECURRENT = {"kind": "lstm", "d_model": 32, "n_layers": 2, "dropout": 0.2}
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, kind: str, tmp_path: Path) -> None:
-    """Recorded or not: without dropout the weights after some steps are those of the CPU."""
+    """Recorded or not: without dropout the weights after some steps are those of the CPU.
+
+    By plain descent: Adam would make a whole step of a gradient that is nothing but rounding.
+    """
     how = {"max_steps": 8, "batch_size": 8, "eval_every": 8, "log_every": 1, "precision": "fp32"}
+    how |= {"optimizer": "sgd", "lr": 0.1}
     model = RECURRENT | {"kind": kind, "dropout": 0.0}
     made = {
         device: train(task, model=model, train=how, out=str(tmp_path / device), device=device, quiet=True)
@@ -656,7 +660,7 @@ def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, k
     }
     ours, theirs = (load_file(made[device].path / "model.safetensors") for device in ("cuda", "cpu"))
     for name, weights in ours.items():
-        torch.testing.assert_close(weights, theirs[name], rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close(weights, theirs[name], rtol=1e-2, atol=1e-3)
     events = (made["cuda"].path / "metrics.jsonl").read_text(encoding="utf-8")
     assert "cannot be recorded" not in events
 
@@ -670,8 +674,8 @@ def test_a_recurrent_model_writes_on_cuda_what_it_writes_on_the_cpu(
     run = train(task, model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
     texts = ["one", "two and three", "the"] if task == "translate" else ["the ", "a", "of the "]
     asked: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12}
-    on_cuda = load(run.path, device="cuda").predict(texts, **asked)
-    on_cpu = load(run.path, device="cpu").predict(texts, **asked)
+    on_cuda = load(run.path, device="cuda", precision="fp32").predict(texts, **asked)
+    on_cpu = load(run.path, device="cpu", precision="fp32").predict(texts, **asked)
     assert [made.output for made in on_cuda] == [made.output for made in on_cpu]
 
 

@@ -121,6 +121,14 @@ def test_it_has_no_other_settings_and_says_when_it_was_not_run(tmp_path: Path) -
     assert f"Not run yet: `triform reproduce {NAME}`" in pages(tmp_path)[""]
 
 
+def test_a_part_that_waits_is_told_of(quick: tuple[Asked, dict[str, Any]]) -> None:
+    outcome = quick[1]
+    some = {name: found for name, found in outcome["parts"].items() if name != TED.name}
+    told = section(outcome | {"parts": some})
+    assert f"### {TED.title}\n\nNot run yet" in told
+    assert told.count("Not run yet") == 1
+
+
 def test_the_verdict_is_paired_by_seed_and_corrected_for_all_parts() -> None:
     def found(score: str, first: float, second: float) -> dict[str, Any]:
         place, _, name = score.rpartition(".")

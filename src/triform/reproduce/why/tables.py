@@ -38,8 +38,12 @@ def section(outcome: Outcome | None) -> str:
         parts.append("A quick run: it shows that everything runs, and no figure means anything.")
     parts += [INTRODUCTION, LIMITS]
     told = [(part, outcome["parts"][part.name]) for part in PARTS if part.name in outcome["parts"]]
-    for part, found in told:
-        parts += [f"### {part.title}", _table(part, found), _by_length(part, found)]
+    for part in PARTS:
+        parts.append(f"### {part.title}")
+        if found := outcome["parts"].get(part.name):
+            parts += [_table(part, found), _by_length(part, found)]
+        else:
+            parts.append(f"Not run yet: `triform reproduce {NAME}` goes on where it stopped.")
     parts.append("\n".join(f"- {line}" for line in verdicts(told)))
     return "\n\n".join([*parts, _how(told)])
 
