@@ -21,18 +21,22 @@ ABOUT_VOCABULARY = (
     "are unknown."
 )
 
+# Chosen by rows held out of train_CLS, among settings that know every row they learned from.
 CLASSIFIER_BEST: Settings = {
     "data.max_len": 64,
     "data.valid_fraction": 0.0,
     "tokenizer.kind": "word",
-    "model.d_model": 128,
-    "model.n_layers": 2,
+    "tokenizer.lowercase": True,
+    "model.d_model": 32,
+    "model.d_ff": 1,
+    "model.n_layers": 1,
     "model.n_heads": 4,
-    "model.dropout": 0.5,
-    "train.lr": 1e-3,
+    "model.positions": "none",
+    "model.pair_rows": 500_009,
+    "model.dropout": 0.3,
+    "train.lr": 5e-3,
     "train.batch_size": 32,
-    "train.epochs": 20.0,
-    "train.weight_decay": 0.1,
+    "train.epochs": 12.0,
     "train.label_smoothing": 0.1,
 }
 LM_BEST: Settings = {
@@ -90,7 +94,13 @@ SPEECHES_CLASSIFIER = System(
             vocabulary=VOCABULARY,
             about="576,467 parameters, 15 epochs; reported is the best epoch by the test set, ours the last one",
         ),
-        Variant(name="best", setting="best", settings=CLASSIFIER_BEST, seeds=8, about="strong dropout, more decay"),
+        Variant(
+            name="best",
+            setting="best",
+            settings=CLASSIFIER_BEST,
+            seeds=8,
+            about="one layer, hardly any feedforward, words and pairs of words",
+        ),
     ),
     targets=(
         Target(variant="best", column="test.accuracy", low=0.8974, about="above TF-IDF"),
@@ -108,6 +118,13 @@ SPEECHES_CLASSIFIER = System(
         (
             "551 of the 750 test sentences are word for word in the training file, so a score over all of them is "
             "mostly memory; the unseen ones are scored apart."
+        ),
+        (
+            "On rows held out of train_CLS, a quarter of it, four times: the best setting 64.0 %; 4,000 pieces "
+            "split at random, with a feedforward, 64.2 %; TF-IDF, five times, 65.1 %; words and pairs of words "
+            "without any block, which is no Transformer, 66.1 %. The pieces were scored on the test set, too, "
+            "before it was seen that they leave 6 % of the rows they learned from wrong: 84.95 % of all and 59.23 "
+            "% of the unseen rows."
         ),
         ABOUT_VOCABULARY,
     ),
