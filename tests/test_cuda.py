@@ -651,7 +651,7 @@ def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, k
 
     By plain descent: Adam would make a whole step of a gradient that is nothing but rounding.
     """
-    how = {"max_steps": 8, "batch_size": 8, "eval_every": 8, "log_every": 1, "precision": "fp32"}
+    how: dict[str, Any] = {"max_steps": 8, "batch_size": 8, "eval_every": 8, "log_every": 1, "precision": "fp32"}
     how |= {"optimizer": "sgd", "lr": 0.1}
     model = RECURRENT | {"kind": kind, "dropout": 0.0}
     made = {

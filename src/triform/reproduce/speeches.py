@@ -21,7 +21,25 @@ ABOUT_VOCABULARY = (
     "are unknown."
 )
 
-# Chosen by rows held out of train_CLS, among settings that know every row they learned from.
+# Chosen by rows held out of train_CLS alone; what such a model remembers of its own rows was not looked at.
+CLASSIFIER_PIECES: Settings = {
+    "data.max_len": 64,
+    "data.valid_fraction": 0.0,
+    "tokenizer.kind": "bpe",
+    "tokenizer.vocab_size": 4_000,
+    "tokenizer.dropout": 0.2,
+    "model.d_model": 64,
+    "model.d_ff": 64,
+    "model.n_layers": 1,
+    "model.n_heads": 4,
+    "model.positions": "none",
+    "model.dropout": 0.3,
+    "train.lr": 2e-3,
+    "train.batch_size": 32,
+    "train.epochs": 20.0,
+    "train.label_smoothing": 0.1,
+}
+# Chosen by the same rows, among settings that know every row they learned from.
 CLASSIFIER_BEST: Settings = {
     "data.max_len": 64,
     "data.valid_fraction": 0.0,
@@ -95,6 +113,13 @@ SPEECHES_CLASSIFIER = System(
             about="576,467 parameters, 15 epochs; reported is the best epoch by the test set, ours the last one",
         ),
         Variant(
+            name="pieces",
+            setting="best",
+            settings=CLASSIFIER_PIECES,
+            seeds=8,
+            about="one layer, pieces of words split at random",
+        ),
+        Variant(
             name="best",
             setting="best",
             settings=CLASSIFIER_BEST,
@@ -120,11 +145,9 @@ SPEECHES_CLASSIFIER = System(
             "mostly memory; the unseen ones are scored apart."
         ),
         (
-            "On rows held out of train_CLS, a quarter of it, four times: the best setting 64.0 %; 4,000 pieces "
-            "split at random, with a feedforward, 64.2 %; TF-IDF, five times, 65.1 %; words and pairs of words "
-            "without any block, which is no Transformer, 66.1 %. The pieces were scored on the test set, too, "
-            "before it was seen that they leave 6 % of the rows they learned from wrong: 84.95 % of all and 59.23 "
-            "% of the unseen rows."
+            "Two settings were scored on the test set. `pieces` was chosen first, by rows held out of train_CLS "
+            "alone, and knows too few of the rows it learned from; `best` was then chosen among settings that "
+            "know them all."
         ),
         ABOUT_VOCABULARY,
     ),

@@ -43,7 +43,7 @@ def section(outcome: Outcome | None) -> str:
         if found := outcome["parts"].get(part.name):
             parts += [_table(part, found), _by_length(part, found)]
         else:
-            parts.append(f"Not run yet: `triform reproduce {NAME}` goes on where it stopped.")
+            parts.append(f"Not run yet: `triform reproduce {NAME}`.")
     parts.append("\n".join(f"- {line}" for line in verdicts(told)))
     return "\n\n".join([*parts, _how(told)])
 
