@@ -668,8 +668,10 @@ def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, k
 @pytest.mark.parametrize("task", ["generate", "translate"])
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
 def test_a_recurrent_model_writes_on_cuda_what_it_writes_on_the_cpu(
-    task: Any, strategy: str, tmp_path: Path
+    task: Any, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In float32 throughout: cuDNN's own default, tf32, is enough to turn a near tie of a young model."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     how = {"max_steps": 5, "batch_size": 8}
     run = train(task, model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
     texts = ["one", "two and three", "the"] if task == "translate" else ["the ", "a", "of the "]

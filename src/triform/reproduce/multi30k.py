@@ -20,12 +20,12 @@ BEST: Settings = {
     "train.lr": 1.5e-3,
     "train.warmup_steps": 500,
     "train.batch_tokens": 8_192,
-    "train.epochs": 60.0,
+    "train.epochs": 120.0,
     "train.label_smoothing": 0.1,
-    "train.consistency": 2.0,
+    "train.consistency": 4.0,
     "train.average": 0.998,
     "train.weight_decay": 0.05,
-    "train.eval_every": 500,
+    "train.eval_every": 1_760,
 }
 
 MULTI30K_EN_DE = System(
@@ -73,7 +73,11 @@ MULTI30K_EN_DE = System(
             "Tokenised BLEU, as published figures on this set are, is of lower-cased tokens: here sacreBLEU's 13a "
             "tokens with case folded. sacreBLEU itself, case and all, stands beside it."
         ),
-        ("The run of best was cut off once and went on; its training time may leave out the stretch before that."),
+        (
+            "Two settings of best were scored on the test set. The first, with half of the epochs and half of the "
+            "weight on agreement, gave 40.13; its validation loss still fell, and the second was chosen on "
+            "validation data."
+        ),
         (
             "The published figure is of a model called Transformer-tiny. Our as-reported settings are what we "
             "recall of its sizes, not what we could read in a source."

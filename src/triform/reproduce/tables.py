@@ -12,6 +12,7 @@ from triform.reproduce.system import Column, System, Target, Variant
 from triform.stats import holm, paired, spread, verdict
 
 NOT_RUN = "not run"
+ROUNDING = 1e-9  # of a mean: what is just the target on paper may lie a hair beside it
 
 FEWEST_PAIRS = 2  # seeds that both of two variants have
 
@@ -144,7 +145,7 @@ def judgements(system: System, outcome: Outcome) -> list[str]:
         column = next(each for each in system.columns if each.key == target.column)
         numbers = values(made, target.column)
         low, high, bar = _bounds(system, outcome, target, column)
-        reached = bool(numbers) and low <= spread(numbers).mean <= high
+        reached = bool(numbers) and low - ROUNDING <= spread(numbers).mean <= high + ROUNDING
         about = f" ({target.about})" if target.about else ""
         word = "reached" if reached else "**not reached**"
         if lacking := _not_run(system, outcome, target):
