@@ -17,6 +17,7 @@ from triform.explain.capacity import fitting_batch, operations_a_token, smaller_
 from triform.explain.costs import costs
 from triform.launch import train
 from triform.settings import build
+from triform.training.layers import limit_learning
 from triform.training.learner import Counts, Learner
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -54,6 +55,17 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
 
     monkeypatch.setattr(Learner, "step", limited)
     return tried
+
+
+def test_a_run_of_adapters_keeps_gradients_of_what_learns_alone(rows: str, tmp_path: Path) -> None:
+    base = train(
+        "classify", data=rows, model=MODEL, train=PACE, out=str(tmp_path / "base"), device="cpu", quiet=True
+    )
+    task, device, room = base.task, torch.device("cuda"), 2 << 20
+    whole = memory.fitting(task, device, room)
+    task.config = build({"train.base": "base", "train.lora_rank": 2}, task.config)
+    limit_learning(task.model, task.config)
+    assert memory.fitting(task, device, room) > whole > 0
 
 
 def test_the_batch_that_fits_is_the_largest_whose_costs_do() -> None:

@@ -41,6 +41,7 @@ from triform.tasks.defaults import settle_steps
 from triform.tasks.task import ByLength
 from triform.training.base import begin, with_base
 from triform.training.folder import OWN, RunFolder
+from triform.training.layers import learning
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
 
@@ -291,8 +292,8 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         return
     task, out = trainer.task, options.progress
     parameters = sum(p.numel() for p in task.model.parameters())
-    learning = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-    some = f", {learning:,} of which learn," if learning < parameters else ""
+    learns = learning(task.model).learns
+    some = f", {learns:,} of which learn," if learns < parameters else ""
     if not options.quiet:
         for line in (
             *notices,
@@ -309,7 +310,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
         "parameters": parameters,
-        "learning": learning,
+        "learning": learns,
         "device": str(task.device),
         "precision": trainer.learner.number_format,
         "unit": task.unit,

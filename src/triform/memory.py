@@ -11,6 +11,7 @@ from triform.errors import ConfigError
 from triform.explain.capacity import fitting_batch, smaller_batches, use_of
 from triform.settings import build
 from triform.tasks import Prepared, Task
+from triform.training.layers import learning
 from triform.training.learner import number_format
 
 GIB = 2**30
@@ -27,6 +28,7 @@ def fitting(task: Task, device: torch.device, memory: int) -> int:
     """The most texts at once that fit there, as long as the model reads them."""
     half = number_format(task.config, device) == "bf16"
     use = use_of(task.config, task.config.data.max_len, half=half, gpu=device.type != "cpu")
+    use = replace(use, **learning(task.model)._asdict())
     return fitting_batch(task.config, task.sizes, use, memory)
 
 

@@ -30,6 +30,28 @@ def test_a_run_is_counted_as_it_is(triform: Command, request: pytest.FixtureRequ
     assert told["parameters"] == sum(part["total"] for part in told["parts"])
 
 
+@pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
+@pytest.mark.parametrize("how", ["train.lora_rank=2", "train.freeze=1", "train.freeze=0"])
+def test_what_learns_is_told_where_not_all_does(
+    triform: Command, request: pytest.FixtureRequest, name: str, how: str, tmp_path: Path
+) -> None:
+    base = request.getfixturevalue(name)
+    task = package.load(base, device="cpu").config.task
+    pace = ("--set", "train.max_steps=1", "--device", "cpu")
+    made = triform("train", task, "--from", base, "--set", how, *pace, "--out", tmp_path / "run")
+    said = re.search(r"([\d,]+) parameters, ([\d,]+) of which learn", made.err)
+    assert said
+    whole, learn = (int(number.replace(",", "")) for number in said.groups())
+    told = triform("params", tmp_path / "run", "--json").json
+    assert (told["parameters"], told["trainable"]) == (parameters(base), learn)
+    assert told["adapters"] == whole - parameters(base)
+    memory = {item["name"]: item["count"] for item in told["memory"]["training"]}
+    assert (memory["gradients"], memory["state of adamw"]) == (learn, 2 * learn)
+    shown = triform("params", tmp_path / "run").out
+    assert "every one trained" not in shown
+    assert re.search(rf"what learns +{learn:,} ", shown)
+
+
 def test_two_vocabularies_are_two_sizes(triform: Command, train: Command, files: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pair = ("--source", files.source, "--target", files.target)

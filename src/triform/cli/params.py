@@ -59,7 +59,7 @@ def params(
     asked = Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
     full, sizes = settled(asked)
     counted = budget(full, sizes)
-    cost = costs(full, sizes, _use(full, sizes, length, device))
+    cost = costs(full, sizes, _use(full, sizes, length, device, **_learning(full, sizes)))
     steps = reconcile(counted) if applies(full, sizes) else ()
     if json_:
         print_json(_plain(asked.name, full, counted, cost, steps))
@@ -73,7 +73,23 @@ def _not_negative(**numbers: int) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {number} must not be below 0")
 
 
-def _use(config: Config, sizes: Sizes, length: int, device: str) -> Use:
+def _learning(config: Config, sizes: Sizes) -> dict[str, int]:
+    """Where not everything learns, how much does: of a model that is built without its numbers."""
+    if config.train.freeze < 0 and not config.train.lora_rank:
+        return {}
+    import torch
+
+    from triform.models.kinds import make_classifier, make_decoder, make_seq2seq
+    from triform.training.layers import learning, limit_learning
+
+    make = {"classify": make_classifier, "generate": make_decoder, "translate": make_seq2seq}[config.task]
+    with torch.device("meta"):
+        model = make(config.model, sizes)
+        limit_learning(model, config)
+    return learning(model)._asdict()
+
+
+def _use(config: Config, sizes: Sizes, length: int, device: str, **learning: int) -> Use:
     from triform.explain.costs import Use
 
     if device not in ("cpu", "cuda"):
@@ -89,6 +105,7 @@ def _use(config: Config, sizes: Sizes, length: int, device: str) -> Use:
         momentum=train.momentum,
         precision="bf16" if train.precision == "bf16" else "fp32",
         gpu=device == "cuda",
+        **learning,
     )
 
 
@@ -98,7 +115,7 @@ Rows = list[tuple[str, ...]]
 def _pages(name: str, counted: Budget, cost: Costs, steps: Sequence[Step]) -> list[str]:
     pages = [
         f"{name}: {counted.form}, {counted.total:,} parameters\n\n" + _letters(counted),
-        _components(counted),
+        _components(counted, cost.use),
         _memory(cost),
         _work(cost),
     ]
@@ -123,7 +140,7 @@ def _letters(counted: Budget) -> str:
     return _table(rows, left=1)
 
 
-def _components(counted: Budget) -> str:
+def _components(counted: Budget, use: Use) -> str:
     rows: Rows = [("component", "formula", "in numbers", "each", "times", "total", "share", "")]
     for part in counted.parts:
         name = f"{part.name}, {part.layers} layers" if part.layers > 1 else part.name
@@ -132,7 +149,12 @@ def _components(counted: Budget) -> str:
         rows.append((name, "", "", each, times, f"{part.total:,}", _share(part.total, counted.total), ""))
         rows += [_component(part, line, counted.total) for line in part.lines]
     note = f"sharing saves {counted.shared:,}" if counted.shared else ""
-    rows.append(("all, every one trained", "", "", "", "", f"{counted.total:,}", "100.0 %", note))
+    name = "all, every one trained" if use.learns is None else "all"
+    rows.append((name, "", "", "", "", f"{counted.total:,}", "100.0 %", note))
+    if use.adapters:
+        rows.append(("adapters beside them", "", "", "", "", f"{use.adapters:,}", "", "added to them at the end"))
+    if use.learns is not None:
+        rows.append(("what learns", "", "", "", "", f"{use.learns:,}", _share(use.learns, counted.total), ""))
     return _table(rows, left=3)
 
 
@@ -159,7 +181,8 @@ def _memory(cost: Costs) -> str:
     how = f"{use.precision}, a batch of {use.batch_size} × {use.length} tokens, on {place}"
     head = ("", "formula", "numbers", "bytes each", "memory", "")
     training: Rows = [head, *map(_memory_row, cost.training)]
-    training += [("  activations", "", "", "", _bytes(cost.activation_bytes), "")]
+    note = "as if all learned" if use.learns is not None else ""
+    training += [("  activations", "", "", "", _bytes(cost.activation_bytes), note)]
     training += [_memory_row(item, "    ") for item in cost.activations]
     training += [("together", "", "", "", _bytes(cost.training_bytes), "")]
     using: Rows = [head, *map(_memory_row, cost.inference)]
@@ -254,7 +277,8 @@ def _plain(name: str, config: Config, counted: Budget, cost: Costs, steps: Seque
         "task": config.task,
         "form": counted.form,
         "parameters": counted.total,
-        "trainable": counted.total,
+        "trainable": counted.total if cost.use.learns is None else cost.use.learns,
+        "adapters": cost.use.adapters,
         "shared": counted.shared,
         "letters": {letter.sign: letter.value for letter in counted.letters},
         "parts": parts,

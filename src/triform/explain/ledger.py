@@ -20,6 +20,8 @@ class Use:
     momentum: float = 0.9  # sgd
     precision: Literal["fp32", "bf16"] = "fp32"
     gpu: bool = True  # dropout keeps a byte a number there; on a CPU it keeps a whole one
+    learns: int | None = None  # parameters that learn; None: all
+    adapters: int = 0  # of those, how many are not the model's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +130,16 @@ class Ledger:
 
     def state(self, counted: Budget) -> Iterator[Item]:
         use, total = self.use, counted.total
+        learns = total if use.learns is None else use.learns
         yield self._plain("weights", total, 4)
+        if use.adapters:
+            yield self._plain("adapters", use.adapters, 4)
         if self.half:
             yield self._plain("weights in bf16", _in_products(counted), 2, note="copies that products read")
-        yield self._plain("gradients", total, 4)
+        yield self._plain("gradients", learns, 4)
         copies = (1 if use.momentum else 0) if use.optimizer == "sgd" else 2
         note = {0: "keeps nothing", 1: "momentum", 2: "two running means"}[copies]
-        yield self._plain(f"state of {use.optimizer}", copies * total, 4, note=note)
+        yield self._plain(f"state of {use.optimizer}", copies * learns, 4, note=note)
 
     def _embedding(self, name: str, t: str) -> Iterator[Item]:
         yield self._item(f"{name}: token numbers", f"B·{t}", 8)

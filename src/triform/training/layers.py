@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from torch import nn
 
@@ -11,6 +12,18 @@ from triform.errors import ConfigError
 from triform.nn.lora import adapt
 
 LAYER = re.compile(r"(encoder\.)?blocks\.(\d+)\.")
+
+
+class Learning(NamedTuple):
+    """How many parameters learn, and how many of those are adapters', which the model has only meanwhile."""
+
+    learns: int
+    adapters: int
+
+
+def learning(model: nn.Module) -> Learning:
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Learning(sum(counts.values()), sum(count for name, count in counts.items() if ".lora_" in name))
 
 
 def depths(model: nn.Module) -> dict[str, int]:
