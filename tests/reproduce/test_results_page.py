@@ -173,7 +173,7 @@ def test_a_section_says_what_each_variant_is() -> None:
         SYSTEMS["speeches-lm"], outcome("speeches-lm", made("best", "best", [perplexities(1.0, 1.0, 1.0)]))
     )
     for variant in SYSTEMS["speeches-lm"].variants:
-        assert f"- {variant.name} ({variant.setting}): {variant.about}" in page
+        assert f"- {variant.name}: {variant.about}" in page
 
 
 def test_a_quick_run_is_no_result() -> None:

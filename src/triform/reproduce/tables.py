@@ -34,7 +34,7 @@ def section(system: System, outcome: Outcome | None) -> str:
 
 
 def _plans(system: System) -> list[str]:
-    return ["\n".join(f"- {variant.name} ({variant.setting}): {variant.about}" for variant in system.variants)]
+    return ["\n".join(f"- {variant.name}: {variant.about}" for variant in system.variants)]
 
 
 def made_of(outcome: Outcome, name: str) -> dict[str, Any] | None:
