@@ -226,7 +226,8 @@ class Crew:
         if failures:
             first = next(iter(failures.values()))
             names = ", ".join(failures)
-            raise DivergedError(f"{names} of {len(self.places)} diverged, the others went on: {first}")
+            others = ", the others went on" if len(failures) < len(self.places) else ""
+            raise DivergedError(f"{names} of {len(self.places)} diverged{others}: {first}")
 
     def _check_finished(self, trainers: Sequence[Trainer]) -> None:
         stopped = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from triform.reproduce.outcome import blank, write
+
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 
 
@@ -30,8 +32,22 @@ def test_a_system_without_its_data_names_the_file_and_the_command(triform: Comma
     )
 
 
+def test_the_study_apart_from_the_systems_is_among_the_known_names(triform: Command) -> None:
+    assert "why-transformers" in triform("reproduce", "zzz").refusal
+    assert "did you mean 'why-transformers'?" in triform("reproduce", "why-transformer").refusal
+
+
+def test_a_folder_without_results_does_not_replace_a_page(triform: Command, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("earlier")
+    refused = triform("reproduce", "tables", "--results", tmp_path / "nowhere", "--out", page).refusal
+    assert refused.startswith(f"{tmp_path}/nowhere: holds no results")
+    assert page.read_text() == "earlier"
+
+
 def test_the_page_is_made_from_what_there_is(triform: Command, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
+    write(tmp_path, blank("speeches-lm", quick=False))
     answer = triform("reproduce", "tables", "--results", tmp_path, "--out", page)
     assert answer.out == f"page: {page}\n"
     assert "Not run yet" in page.read_text()
@@ -52,6 +68,7 @@ def test_an_altered_set_is_refused(triform: Command, tmp_path: Path) -> None:
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not?\n")
     refused = triform("data", "check", "--data", tmp_path).refusal
     assert "is not the input.txt that is known: its sha256 should be 86c4e6aa9db7c042" in refused
+    assert refused.endswith(f"remove it and get it again with: triform data get tinyshakespeare --data {tmp_path}")
 
 
 def test_a_set_made_by_hand_says_how(triform: Command, tmp_path: Path) -> None:

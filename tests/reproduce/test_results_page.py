@@ -156,11 +156,24 @@ def test_verdicts_are_corrected_for_all_that_were_looked_at() -> None:
 
 def test_one_seed_and_leaks_are_told() -> None:
     found = outcome("speeches-lm", made("best", "best", [perplexities(300.0, 381.0, 332.0)]))
-    found["leaks"] = {"obama": {"rows": 250, "seen": 2}, "wbush": {"rows": 250, "seen": 0}}
+    found["leaks"] = {
+        "obama": {"rows": 250, "seen": 2},
+        "wbush": {"rows": 250, "seen": 0},
+        "hbush": {"rows": 9, "seen": 1},
+    }
     page = section(SYSTEMS["speeches-lm"], found)
     assert "One seed, so no interval: best." in page
     assert "2 of the 250 texts of obama are also in the training file." in page
+    assert "1 of the 9 texts of hbush is also in the training file." in page
     assert "wbush are" not in page
+
+
+def test_a_section_says_what_each_variant_is() -> None:
+    page = section(
+        SYSTEMS["speeches-lm"], outcome("speeches-lm", made("best", "best", [perplexities(1.0, 1.0, 1.0)]))
+    )
+    for variant in SYSTEMS["speeches-lm"].variants:
+        assert f"- {variant.name}: {variant.about}" in page
 
 
 def test_a_quick_run_is_no_result() -> None:

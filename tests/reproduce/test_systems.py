@@ -161,6 +161,17 @@ def test_an_interrupted_system_says_how_to_go_on(
         quickly(LM, data, tmp_path, seeds=2)
 
 
+def test_ctrl_c_while_scoring_says_how_to_go_on_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "score", stopped)
+    with pytest.raises(InterruptedRun, match="everything is saved; go on with: triform reproduce speeches-lm"):
+        quickly(LM, data, tmp_path)
+
+
 def test_a_variant_that_diverges_is_told_and_the_others_go_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

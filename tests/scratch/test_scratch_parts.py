@@ -12,7 +12,7 @@ import torch
 from triform.config import TrainConfig
 from triform.scratch.activations import ACTIVATIONS
 from triform.scratch.attention import softmax
-from triform.scratch.layers import LayerNorm, Table, dropout, sinusoids
+from triform.scratch.layers import LayerNorm, Linear, Table, dropout, sinusoids
 from triform.scratch.loss import cross_entropy
 from triform.scratch.optim import OPTIMIZERS, clip, rate
 from triform.scratch.part import Parameter, Part, Weights
@@ -28,6 +28,13 @@ def test_gelu_is_x_times_the_share_of_a_normal_distribution_below_x() -> None:
         assert np.abs(y - x * below).max() < most
         assert np.abs(back(np.ones_like(y)) - slope).max() < most
         assert y.dtype == dtype
+
+
+def test_what_is_too_wide_is_refused_though_its_numbers_could_be_cut_to_fit() -> None:
+    part = Linear(3, 2)
+    Weights(part, np.float64)
+    with pytest.raises(ValueError, match="size 3 is different from 4"):
+        part(np.ones((3, 4)))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

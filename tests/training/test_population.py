@@ -290,6 +290,13 @@ def test_one_that_diverges_does_not_take_the_others_with_it(
     assert [RunFolder(tmp_path / "seeds" / f"seed-{n}").complete() for n in range(3)] == [True, False, True]
 
 
+def test_when_all_diverge_no_other_goes_on(tmp_path: Path) -> None:
+    asked = settings("classify", tmp_path)
+    asked["train"] |= {"lr": 1e30}
+    with pytest.raises(DivergedError, match="seed-0, seed-1 of 2 diverged: the loss is not finite"):
+        train_seeds("classify", 2, out=tmp_path / "seeds", **asked)
+
+
 @pytest.mark.usefixtures("exact")
 def test_where_memory_is_short_fewer_are_trained_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     each, sizes = Stack._each, []

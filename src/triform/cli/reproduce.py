@@ -90,7 +90,10 @@ def _list(*, as_json: bool) -> None:
             | {NAME: {"title": TITLE, "parts": parts}}
         )
         return
+    wide = max(len(name) for name in SYSTEMS)
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
-        typer.echo(f"{system.name:<20} {system.report:<9} {system.title} ({system.known}): {variants}")
-    typer.echo(f"{NAME:<20} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}")
+        typer.echo(f"{system.name:<{wide}} {system.report:<9} {system.title} ({system.known}): {variants}")
+    typer.echo(
+        f"{NAME:<{wide}} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}"
+    )

@@ -176,23 +176,32 @@ def checked(known: KnownSet, folder: str | Path = "") -> dict[str, Path]:
         path = locate(file, place)
         if path is None:
             raise DataError(_missing(known, file, folder), path=place / file.name)
-        _verify(file, digest(str(path)), path)
+        _verify(file, digest(str(path)), path, _again(known, file, folder))
         found[file.name] = path
     return found
 
 
 def _missing(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
-    where = f" --data {folder}" if folder else ""
-    if file.url or file.name == UNSEEN:
-        return f"is missing; get it with: triform data get {known.name}{where}, or place it there (also as .gz)"
+    if command := _command(known, file, folder):
+        return f"is missing; get it with: {command}, or place it there (also as .gz)"
     return f"is missing; place it there (also as .gz): {known.by_hand}"
 
 
-def _verify(file: KnownFile, found: str, path: Path | str) -> None:
+def _again(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
+    command = _command(known, file, folder)
+    return f"remove it and get it again with: {command}" if command else "put the right one in its place"
+
+
+def _command(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
+    """What fetches or makes a file; empty where nothing does."""
+    where = f" --data {folder}" if folder else ""
+    return f"triform data get {known.name}{where}" if file.url or file.name == UNSEEN else ""
+
+
+def _verify(file: KnownFile, found: str, path: Path | str, advice: str = "") -> None:
     if found != file.sha256:
-        raise DataError(
-            f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {found}", path=path
-        )
+        wrong = f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {found}"
+        raise DataError(f"{wrong}; {advice}" if advice else wrong, path=path)
 
 
 def get(known: KnownSet, folder: str | Path = "", say: Callable[[str], None] = print) -> dict[str, Path]:

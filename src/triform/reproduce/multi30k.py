@@ -64,7 +64,7 @@ MULTI30K_EN_DE = System(
             setting="best",
             settings=BEST,
             seeds=3,
-            about="6,000 shared pieces split at random, readings that agree, averaged weights",
+            about="6,000 shared pieces split at random, two readings that must agree (R-Drop), averaged weights",
         ),
     ),
     targets=(Target(variant="best", column="test beam 5.tokenised_bleu", low=41.0, about="test 2016"),),

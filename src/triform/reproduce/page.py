@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triform.errors import CheckpointError
+from triform.errors import CheckpointError, DataError
 from triform.reproduce.maps import drawn as drawn_map
 from triform.reproduce.outcome import read
 from triform.reproduce.pictures import picture
@@ -19,7 +19,9 @@ INTRODUCTION = """# Results
 Every reference system under its reported settings and under better ones, beside baselines. This page is made by
 `triform reproduce tables` from `results/*.json`, which `triform reproduce NAME` writes; a test makes it again and
 compares. How to repeat a figure is told in [reproduce.md](reproduce.md). Settings were chosen by validation data;
-the test set was scored once for each seed.
+the test set was scored once for each seed. Where two settings of ours were scored on it, the section says so.
+Curves and maps are of the first seed. In a map the token of a row reads those of the columns, the darker the more;
+what it may not read is beige.
 """
 
 
@@ -44,6 +46,9 @@ def pages(results: Path) -> dict[str, str]:
 
 
 def write_page(results: Path, page: Path) -> Path:
+    """Write both; a folder without outcomes leaves an earlier page as it is."""
+    if not any((results / f"{name}.json").is_file() for name in (*SYSTEMS, WHY)):
+        raise DataError("holds no results; give the folder where reproduce left NAME.json", path=results)
     try:
         for place, text in pages(results).items():
             path = page.parent / place if place else page

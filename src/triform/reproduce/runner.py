@@ -84,6 +84,9 @@ def reproduce(system: System, asked: Asked) -> Outcome:
             continue
         try:
             found = run_variant(variant, material, asked, place)
+        except (InterruptedRun, KeyboardInterrupt):  # while training, or while scoring
+            again = asked.command(system, whole=True)
+            raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
         except DivergedError as error:  # told in the table, and the others go on
             outcome["failures"][variant.name] = str(error)
             _say(f"{system.name}, {variant.name}: {error}")
@@ -126,12 +129,8 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
     options = Options(out=str(out), resume=begun, device=asked.device)
     clock = Clock(out / "seconds.json")
-    try:
-        with clock:
-            made = train_seeds(system.task, seeds, options=options, **settings)  # type: ignore[arg-type]
-    except InterruptedRun:
-        again = asked.command(system, whole=True)
-        raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
+    with clock:
+        made = train_seeds(system.task, seeds, options=options, **settings)  # type: ignore[arg-type]
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
     samples = written(made.folders[0], system.prompts, asked)

@@ -9,6 +9,7 @@ from triform.reproduce.shakespeare import SHAKESPEARE_CHAR
 from triform.reproduce.speeches import SPEECHES_CLASSIFIER, SPEECHES_LM, SPEECHES_WINDOW
 from triform.reproduce.system import System
 from triform.reproduce.ted import TED_EN_FR
+from triform.reproduce.why.parts import NAME as WHY
 from triform.reproduce.word_vectors import WORD_VECTORS_IMDB, WORD_VECTORS_SPEECHES
 from triform.settings import nearest
 
@@ -24,7 +25,7 @@ SYSTEMS: dict[str, System] = {
 
 def system_of(name: str) -> System:
     if name not in SYSTEMS:
-        raise ConfigError(f"unknown system {name!r}; {nearest(name, SYSTEMS)}")
+        raise ConfigError(f"unknown system {name!r}; {nearest(name, (*SYSTEMS, WHY))}")
     return SYSTEMS[name]
 
 

@@ -26,7 +26,7 @@ def section(system: System, outcome: Outcome | None) -> str:
         )
     if outcome["quick"]:
         parts.append("A quick run: it shows that everything runs, and no figure means anything.")
-    parts += [_table(system, outcome), *_remarks(system, outcome)]
+    parts += [_table(system, outcome), *_plans(system), *_remarks(system, outcome)]
     if said := [*judgements(system, outcome), *pairing_verdicts(system, outcome)]:
         parts.append("\n".join(f"- {line}" for line in said))
     parts += [*system.notes, *_samples(outcome), _how(outcome)]
@@ -34,7 +34,7 @@ def section(system: System, outcome: Outcome | None) -> str:
 
 
 def _plans(system: System) -> list[str]:
-    return ["\n".join(f"- {variant.name} ({variant.setting}): {variant.about}" for variant in system.variants)]
+    return ["\n".join(f"- {variant.name}: {variant.about}" for variant in system.variants)]
 
 
 def made_of(outcome: Outcome, name: str) -> dict[str, Any] | None:
@@ -126,7 +126,10 @@ def _remarks(system: System, outcome: Outcome) -> list[str]:
         found.append(f"One seed, so no interval: {', '.join(alone)}.")
     for test, leak in outcome["leaks"].items():
         if leak["seen"]:
-            found.append(f"{leak['seen']:,} of the {leak['rows']:,} texts of {test} are also in the training file.")
+            verb = "is" if leak["seen"] == 1 else "are"
+            found.append(
+                f"{leak['seen']:,} of the {leak['rows']:,} texts of {test} {verb} also in the training file."
+            )
     for each in outcome["variants"]:
         if told := each.get("vectors", {}).get("matched"):
             found.append(f"{each['name']}: {told}.")

@@ -92,7 +92,8 @@ TED_EN_FR = System(
             setting="best",
             settings=BEST,
             seeds=1,
-            about="6,000 shared pieces split at random, dropout 0.3, readings that agree, averaged weights",
+            about="6,000 shared pieces split at random, dropout 0.3, two readings that must agree (R-Drop), "
+            "averaged weights",
         ),
     ),
     targets=(

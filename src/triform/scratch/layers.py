@@ -19,8 +19,8 @@ class Linear(Part):
         self.weight = Parameter(n_out, n_in)
 
     def __call__(self, x: Array) -> tuple[Array, Back]:
-        n_out, n_in = self.weight.shape
-        rows = x.reshape(-1, n_in)  # (N, in): one large product instead of many small ones
+        n_out = self.weight.shape[0]
+        rows = x.reshape(-1, x.shape[-1])  # (N, in): one large product instead of many small ones
         y = rows @ self.weight.value.T  # (N, out)
 
         def back(dy: Array) -> Array:

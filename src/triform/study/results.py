@@ -24,6 +24,7 @@ from triform.stats import (
     holm,
     measure,
     paired,
+    pairs_needed,
     show_p,
     spread,
     verdict,
@@ -110,6 +111,8 @@ def judge(study: Study, kept: Kept) -> Outcome:
         for name in sets
         for variant in study.variants
     ]
+    judged_on = [name for name in sets if name in study.tests] or sets
+    comparisons = tuple(_compared(study, judged_on, results, metric))
     return Outcome(
         study=study,
         path=kept.path,
@@ -117,10 +120,8 @@ def judge(study: Study, kept: Kept) -> Outcome:
         sets=sets,
         results=tuple(results),
         summaries=tuple(summaries),
-        comparisons=tuple(
-            _compared(study, [name for name in sets if name in study.tests] or sets, results, metric)
-        ),
-        notes=tuple(_notes(study, results, metric)),
+        comparisons=comparisons,
+        notes=tuple(_notes(study, results, metric, len(comparisons))),
     )
 
 
@@ -241,7 +242,7 @@ def _only_these(difference: Difference, over_seeds: Difference | None, corrected
     return f"{beside}: other seeds may turn it round" if found and over_seeds.p > LEVEL else beside
 
 
-def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
+def _notes(study: Study, results: Sequence[Result], metric: str, comparisons: int) -> list[str]:
     failures: dict[tuple[str, str], list[str]] = {}
     for each in results:
         if each.failure:
@@ -254,7 +255,8 @@ def _notes(study: Study, results: Sequence[Result], metric: str) -> list[str]:
         notes.append("a pair is compared over the seeds that both have; where there is none, not at all")
     if len(study.seeds) == 1:
         notes.append(
-            "one seed each: there is no interval over seeds, and a difference may be chance; give seeds = 6 or more"
+            "one seed each: there is no interval over seeds, and a difference may be chance; "
+            f"give seeds = {pairs_needed(max(comparisons, 1))} or more"
         )
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")

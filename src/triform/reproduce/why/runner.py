@@ -48,7 +48,7 @@ def why_transformers(asked: Asked) -> Outcome:
         found = {"made": made, "data": {name: digest(str(path)) for name, path in material.files.items()}}
         try:
             outcome["parts"][part.name] = found | study.run()
-        except InterruptedRun:
+        except (InterruptedRun, KeyboardInterrupt):  # while training, or while scoring
             again = asked.command_of(NAME, whole=True)
             raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
         outcomes.write(asked.kept, outcome)

@@ -14,7 +14,8 @@ from triform.stats import holm, paired, verdict
 
 INTRODUCTION = (
     "Each seed of each model learns for as many seconds: a pilot run shows how many steps a model takes in one, "
-    "and the number of steps follows from that. Models have the same number of parameters within 2 %: the LSTM's "
+    "and the number of steps follows from that. They are few seconds, so the figures tell how soon a model "
+    "learns, not how far it would come. Models have the same number of parameters within 2 %: the LSTM's "
     "width is found for it. A seed is a run of its own on a device that does nothing else. The LSTM is read by "
     "cuDNN's cells on a GPU, the Transformer as it always is. Figures are means over seeds, ± half of their 95 % "
     "interval."
