@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 import triform
 from triform.cli.main import app
-from triform.errors import ConfigError
+from triform.errors import CheckpointError, ConfigError
+from triform.pretrained import open_folder
 from triform.pretrained.runs import import_run
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "the", "was", "a", "very", "not"]
@@ -67,7 +69,8 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
         train={"max_steps": 2},
     )  # fmt: skip
     told = (made.path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "tensors taken" in told
+    assert "35 tensors taken" in told, "the pooler, which knows nothing of labels, among them"
+    assert "2 tensors new: head 2" in told
     assert made.predict(["a film"])[0].output in ("0", "1")
     again = list((tmp_path / "cache" / "imported").iterdir())
     assert len(again) == 1, "a folder is read once"
@@ -120,6 +123,20 @@ def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:
     import_run(bert, tmp_path / "run")
     answer = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
     assert answer.exit_code != 0
+
+
+def test_a_published_folder_is_not_written_into(bert: Path) -> None:
+    before = {file.name: file.read_bytes() for file in bert.iterdir()}
+    with pytest.raises(CheckpointError, match="exists and is not a run folder; choose another --out"):
+        import_run(bert, bert)
+    assert {file.name: file.read_bytes() for file in bert.iterdir()} == before
+
+
+@pytest.mark.parametrize("names", [("no", "no"), ("", "yes")])
+def test_names_of_labels_that_tell_nothing_apart_are_numbers(bert: Path, names: tuple[str, str]) -> None:
+    config = json.loads((bert / "config.json").read_text(encoding="utf-8"))
+    (bert / "config.json").write_text(json.dumps(config | {"id2label": dict(enumerate(names))}), encoding="utf-8")
+    assert open_folder(bert, "classify").config.data.labels == ("LABEL_0", "LABEL_1")
 
 
 def test_a_folder_of_seeds_is_no_published_model(tmp_path: Path) -> None:

@@ -25,10 +25,17 @@ NO_LABELS = ("0", "1")  # of an encoder that was published without any
 def import_run(
     path: str | Path, out: Path, *, task: TaskName | None = None, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, Imported]:
-    """Write the model and its tokenizer as a run folder."""
-    folder = RunFolder(out)
-    if folder.config_file.exists():
+    """Write the model and its tokenizer as a run folder, where nothing is yet: not over the published files."""
+    if RunFolder(out).config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
+    return _write_run(path, RunFolder(out), task=task, labels=labels, max_len=max_len)
+
+
+def _write_run(
+    path: str | Path, folder: RunFolder, *, task: TaskName | None, labels: Sequence[str] = (), max_len: int = 0
+) -> tuple[RunFolder, Imported]:
     foreign = read_folder(on_disk(path))
     if task is None:  # an architecture that is not known is told of where it is read
         task = BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate"
@@ -65,7 +72,7 @@ def as_base(path: str, task: TaskName) -> str:
     called = path.rpartition("/")[2] if path.startswith(HUB) else place.resolve().name
     out = cache_folder() / "imported" / f"{called}-{mark}"
     if not (out / "config.toml").exists():
-        import_run(path, out, task=task)
+        _write_run(path, RunFolder(out), task=task)  # also over what was stopped half-way
     return str(out)
 
 
