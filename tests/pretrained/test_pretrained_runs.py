@@ -77,6 +77,17 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
     assert again[0].name.startswith("bert-"), "messages that name it say which model it is"
 
 
+def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the film was {word}\ta {word} film\n" for word in ("good", "bad") * 20))
+    how: Any = {"data": str(pairs), "base": str(bert), "device": "cpu", "quiet": True, "train": {"max_steps": 1}}
+    made = triform.train("translate", out=tmp_path / "run", **how)
+    assert "33 tensors taken: encoder" in (made.path / "metrics.jsonl").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match="is for classify; generate can begin with a run of generate"):
+        triform.train("generate", out=tmp_path / "other", **how)
+
+
 def test_a_published_decoder_writes_on(tmp_path: Path) -> None:
     config = GPT2Config(**SHAPE, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=3, eos_token_id=3)
     theirs = GPT2LMHeadModel(config).eval()
