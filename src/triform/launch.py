@@ -145,7 +145,7 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
     if base := asked.get("train.base"):
         from triform.pretrained.runs import as_base  # only here: most runs begin with nothing
 
-        asked["train.base"] = as_base(str(base), task)
+        asked["train.base"] = as_base(str(base))
     paths = (*FILES, "tokenizer.file", "train.base", "train.embeddings")
     return asked | {name: _absolute(str(asked[name])) for name in paths if asked.get(name)}
 

@@ -228,7 +228,9 @@ def test_what_was_exported_comes_back_as_it_was(writer: Run, tmp_path: Path) -> 
         assert torch.equal(back.task.model(tokens), writer.task.model(tokens))
 
 
-def test_an_export_that_fails_leaves_nothing(writer: Run, judge: Run, tmp_path: Path) -> None:
+def test_an_export_that_fails_leaves_nothing(
+    writer: Run, judge: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for run, to, words in (
         (writer, "onnx", "onnx is written for classifiers; export what writes text to hf or ctranslate2"),
         (judge, "ctranslate2", "ctranslate2 has no classifiers; export this run to onnx or hf"),
@@ -241,4 +243,8 @@ def test_an_export_that_fails_leaves_nothing(writer: Run, judge: Run, tmp_path: 
     (tmp_path / "full/mine.txt").touch()
     with pytest.raises(triform.TriformError, match="is there already"):
         export(writer.task, "hf", tmp_path / "full")
-    assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]
+    (tmp_path / "full/mine.txt").unlink()
+    monkeypatch.chdir(tmp_path / "full")
+    with pytest.raises(triform.TriformError, match="is there already"):
+        export(writer.task, "hf", Path())
+    assert [path.name for path in tmp_path.rglob("*")] == ["full"]

@@ -48,6 +48,16 @@ def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
     assert trouble(folder).startswith(str(folder / "config.json"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_one_file_of_a_folder_is_not_the_model(folder: Path, name: str) -> None:
+    assert trouble(folder / name).endswith("is one file of a model; give the folder that holds them all")
+
+
+def test_a_run_needs_no_import(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    assert "is a run folder already" in trouble(tmp_path)
+
+
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "has no weights: neither model.safetensors nor pytorch_model.bin" in trouble(folder)
@@ -89,6 +99,26 @@ def test_a_misshapen_tensor(folder: Path, name: str, shape: tuple[int, ...], exp
     rewritten(folder, lambda tensors: tensors | {name: torch.zeros(shape)})
     found = " × ".join(map(str, shape)) or "one number"
     assert trouble(folder) == f"{folder}: {name} has the wrong shape: expected {expected}, found {found}"
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "problem"),
+    [
+        ("bert", "classifier.weight", "has the wrong shape: expected 2 × 16, found one number"),
+        ("marian", "model.encoder.embed_positions.weight", "is not the sinusoids that Marian computes"),
+    ],
+)
+def test_one_number_where_rows_are_counted(family: str, name: str, problem: str, tmp_path: Path) -> None:
+    case = EVERY_MODEL[family]
+    folder = saved(case.make(), tmp_path)
+    rewritten(folder, lambda tensors: tensors | {name: torch.tensor(1.0)})
+    assert f"{name} {problem}" in trouble(folder, case.task, TriformError)
+
+
+def test_whole_numbers_are_not_weights(folder: Path) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    rewritten(folder, lambda tensors: tensors | {name: torch.zeros(16, 64, dtype=torch.int8)})
+    assert f"{name} holds torch.int8 and no weights: quantized models are not read" in trouble(folder)
 
 
 def test_unexpected_tensors(folder: Path) -> None:
@@ -167,6 +197,8 @@ def test_a_pickle_that_is_not_plain_weights_is_refused(folder: Path, plain: bool
 def test_a_torch_file_of_something_else(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"epoch": 3}, folder / "pytorch_model.bin")
+    assert "holds more than named tensors" in trouble(folder)
+    torch.save({3: torch.zeros(2)}, folder / "pytorch_model.bin")
     assert "holds more than named tensors" in trouble(folder)
     for damaged in (b"PK\x03\x04 cut", b"<!doctype html>", b""):
         (folder / "pytorch_model.bin").write_bytes(damaged)

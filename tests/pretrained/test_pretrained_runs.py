@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 import triform
 from triform.cli.main import app
-from triform.errors import ConfigError
+from triform.errors import CheckpointError, ConfigError
+from triform.pretrained import open_folder
 from triform.pretrained.runs import import_run
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "the", "was", "a", "very", "not"]
@@ -67,11 +69,23 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
         train={"max_steps": 2},
     )  # fmt: skip
     told = (made.path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "tensors taken" in told
+    assert "35 tensors taken" in told, "the pooler, which knows nothing of labels, among them"
+    assert "2 tensors new: head 2" in told
     assert made.predict(["a film"])[0].output in ("0", "1")
     again = list((tmp_path / "cache" / "imported").iterdir())
     assert len(again) == 1, "a folder is read once"
     assert again[0].name.startswith("bert-"), "messages that name it say which model it is"
+
+
+def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the film was {word}\ta {word} film\n" for word in ("good", "bad") * 20))
+    how: Any = {"data": str(pairs), "base": str(bert), "device": "cpu", "quiet": True, "train": {"max_steps": 1}}
+    made = triform.train("translate", out=tmp_path / "run", **how)
+    assert "33 tensors taken: encoder" in (made.path / "metrics.jsonl").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match="is for classify; generate can begin with a run of generate"):
+        triform.train("generate", out=tmp_path / "other", **how)
 
 
 def test_a_published_decoder_writes_on(tmp_path: Path) -> None:
@@ -120,6 +134,20 @@ def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:
     import_run(bert, tmp_path / "run")
     answer = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
     assert answer.exit_code != 0
+
+
+def test_a_published_folder_is_not_written_into(bert: Path) -> None:
+    before = {file.name: file.read_bytes() for file in bert.iterdir()}
+    with pytest.raises(CheckpointError, match="exists and is not a run folder; choose another --out"):
+        import_run(bert, bert)
+    assert {file.name: file.read_bytes() for file in bert.iterdir()} == before
+
+
+@pytest.mark.parametrize("names", [("no", "no"), ("", "yes")])
+def test_names_of_labels_that_tell_nothing_apart_are_numbers(bert: Path, names: tuple[str, str]) -> None:
+    config = json.loads((bert / "config.json").read_text(encoding="utf-8"))
+    (bert / "config.json").write_text(json.dumps(config | {"id2label": dict(enumerate(names))}), encoding="utf-8")
+    assert open_folder(bert, "classify").config.data.labels == ("LABEL_0", "LABEL_1")
 
 
 def test_a_folder_of_seeds_is_no_published_model(tmp_path: Path) -> None:

@@ -606,6 +606,9 @@ def test_a_missing_companion_is_named(tmp_path: Path) -> None:
     (folder / "source.spm").write_bytes(b"")
     (folder / "vocab.json").unlink()
     refused(folder, r"vocab\.json: this file belongs to source\.spm and is missing")
+    (folder / "source.spm").rename(folder / "target.spm")
+    (folder / "vocab.json").touch()
+    refused(folder, r"source\.spm: there is no tokenizer file here")
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_other_labels_have_a_new_head_on_the_same_encoder(files: Files, classifi
     assert notices(made.path)[-1] == told + "2 tensors new: head 2; 2 tensors left: head 2"
 
 
+def test_a_hidden_layer_of_the_head_stays_where_it_is_as_wide(files: Files, tmp_path: Path) -> None:
+    pooled: Any = {"data": files.rows, "model": MODEL | {"head_hidden": 8}, "train": PACE, **HOW}
+    base = train("classify", out=str(tmp_path / "base"), **pooled).path
+    made = grown("classify", files.other, base, tmp_path / "other", {"lora_rank": 1})
+    assert "2 tensors new: head 2; 2 tensors left" in "".join(notices(made.path)), "scores are of labels, it is not"
+    wider = grown("classify", files.rows, base, tmp_path / "wider", model={"head_hidden": 12})
+    assert "4 tensors new: head 4; 4 tensors left" in "".join(notices(wider.path)), "the labels are the same here"
+
+
 def test_the_same_labels_keep_the_head(files: Files, classifier: Path, tmp_path: Path) -> None:
     run = load(classifier, device="cpu")
     fresh = TASKS["classify"].load(run.config, classifier)

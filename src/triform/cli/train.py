@@ -24,7 +24,7 @@ def train(
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     set_: Set = None,
     from_: Annotated[
-        str, typer.Option("--from", metavar="RUN", help="Begin with this run's weights and vocabulary.")
+        str, typer.Option("--from", metavar="RUN", help="Begin with this run, or a published model's folder.")
     ] = "",
     embeddings: Annotated[
         str, typer.Option(metavar="FILE", help="Begin with these word vectors, see `triform vectors`.")

@@ -85,7 +85,7 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
     by_mean = foreign.beside(POOLING).get("pooling_mode_mean_tokens", False)
     pooled = pooler in foreign.tensors and not by_mean
     scored = "classifier.weight" in foreign.tensors and foreign.architecture.endswith("ForSequenceClassification")
-    n_labels = len(foreign.tensors["classifier.weight"]) if scored else 0
+    n_labels = (*foreign.tensors["classifier.weight"].shape, 0)[0] if scored else 0
     model: Settings = {
         **said,
         "pooling": "first" if pooled else "mean",
@@ -104,11 +104,12 @@ def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> 
 
 
 def _names_of_labels(foreign: Foreign, n_labels: int) -> tuple[str, ...]:
-    """As config.json has them; where it has not just so many, as `transformers` would call them."""
+    """As config.json has them; where it has not just so many, each another, as `transformers` would call them."""
     told = foreign.config.get("id2label")
     names = {str(number): str(name) for number, name in told.items()} if isinstance(told, dict) else {}
     numbers = list(map(str, range(n_labels)))
-    return tuple(names[number] if names.keys() == set(numbers) else f"LABEL_{number}" for number in numbers)
+    told_apart = names.keys() == set(numbers) and len({*names.values()} - {""}) == n_labels
+    return tuple(names[number] if told_apart else f"LABEL_{number}" for number in numbers)
 
 
 def _other_scores(foreign: Foreign, n_labels: int) -> Iterator[str]:

@@ -33,7 +33,7 @@ def export(task: Task, to: str, out: Path) -> str:
         raise ConfigError(
             f"--to {to} is for Transformers; model.kind={task.config.model.kind} stays a run of Triform"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = family_name(task.model, task.config) if to == "hf" else to
     aside = out.with_name(f".{out.name}.part")

@@ -60,7 +60,7 @@ def _check_positions(foreign: Foreign, d_model: int) -> None:
         table = foreign.tensors.get(name)
         if table is None:
             continue
-        computed = SinusoidalHalves(len(table), d_model).table
+        computed = SinusoidalHalves((*table.shape, 1)[0], d_model).table
         if table.shape != computed.shape or not torch.allclose(table.to(computed), computed, atol=1e-3):
             raise ConfigError(f"{foreign.place}: {name} is not the sinusoids that Marian computes")
 

@@ -145,6 +145,10 @@ def _found(same: Same, mine: list[nn.Parameter], tensors: Mapping[str, Tensor], 
             raise CheckpointError(
                 f"{place}: {name} has the wrong shape: expected {_shown(shape)}, found {_shown(tensor.shape)}"
             )
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{place}: {name} holds {tensor.dtype} and no weights: quantized models are not read"
+            )
         found.append(tensor)
     return found
 

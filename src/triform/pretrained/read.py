@@ -22,6 +22,7 @@ from triform.text.special import read_json
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 NANOGPT = "ckpt.pt"
 POINTER = b"version https://git-lfs"  # how a file begins that `git clone` left for Git LFS to fetch
+PARTS = (".json", ".safetensors", ".bin")  # files that say nothing without the others of their folder
 OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that came from TensorFlow
 
 
@@ -56,6 +57,8 @@ class Foreign:
 
 def read_folder(place: Path) -> Foreign:
     """A Hugging Face folder, or nanoGPT's ckpt.pt (the file, or a folder that holds it)."""
+    if place.is_file() and place.suffix in PARTS:
+        raise CheckpointError(f"{place}: is one file of a model; give the folder that holds them all")
     if place.is_file() or (not (place / "config.json").exists() and (place / NANOGPT).exists()):
         return _read_nanogpt(place if place.is_file() else place / NANOGPT)
     if not place.is_dir():
@@ -63,6 +66,8 @@ def read_folder(place: Path) -> Foreign:
             f"{place}: no such folder; give one with config.json and weights, or hub:OWNER/NAME to download it"
         )
     if not (place / "config.json").exists():
+        if (place / "config.toml").exists():
+            raise CheckpointError(f"{place}: is a run folder already, and needs no import")
         raise CheckpointError(f"{place}: has no config.json, so nothing says what model this is")
     return Foreign(place, read_object(place / "config.json"), _renamed(_read_weights(place)))
 
@@ -124,7 +129,9 @@ def _opening(path: Path, length: int) -> bytes:
 
 
 def _are_named_tensors(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(value, Tensor) for value in found.values())
+    return isinstance(found, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    )
 
 
 def _read_torch(path: Path) -> Any:

@@ -23,15 +23,22 @@ NO_LABELS = ("0", "1")  # of an encoder that was published without any
 
 
 def import_run(
-    path: str | Path, out: Path, *, task: TaskName | None = None, labels: Sequence[str] = (), max_len: int = 0
+    path: str | Path, out: Path, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, Imported]:
-    """Write the model and its tokenizer as a run folder."""
-    folder = RunFolder(out)
-    if folder.config_file.exists():
+    """Write the model and its tokenizer as a run folder, where nothing is yet: not over the published files."""
+    if RunFolder(out).config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
+    return _write_run(path, RunFolder(out), labels=labels, max_len=max_len)
+
+
+def _write_run(
+    path: str | Path, folder: RunFolder, *, labels: Sequence[str] = (), max_len: int = 0
+) -> tuple[RunFolder, Imported]:
     foreign = read_folder(on_disk(path))
-    if task is None:  # an architecture that is not known is told of where it is read
-        task = BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate"
+    # an architecture that is not known is told of where it is read
+    task: TaskName = BY_KIND[foreign.kind].task if foreign.kind in BY_KIND else "generate"
     found = imported(foreign, task, labels=labels, max_len=max_len)
     if task == "classify" and not found.config.data.labels:
         found = imported(foreign, task, labels=NO_LABELS, max_len=max_len)
@@ -53,19 +60,22 @@ def import_run(
     return folder, found
 
 
-def as_base(path: str, task: TaskName) -> str:
-    """A run folder to begin with: the one that is named, or one made of the published model that is."""
+def as_base(path: str) -> str:
+    """A run folder to begin with: the one that is named, or one made of the published model that is.
+
+    It is for what its family does; which tasks can begin with that is asked of it as of any run.
+    """
     own = [*Path(path).glob("config.toml"), *Path(path).glob("seed-*/config.toml")]
     if not path.startswith(HUB) and (own or not Path(path).exists()):
         return path
     place = on_disk(path)
     files = sorted(file for file in (place if place.is_dir() else place.parent).iterdir() if file.is_file())
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    mark = hashlib.sha256(repr((str(place.resolve()), task, marks)).encode()).hexdigest()[:16]
+    mark = hashlib.sha256(repr((str(place.resolve()), marks)).encode()).hexdigest()[:16]
     called = path.rpartition("/")[2] if path.startswith(HUB) else place.resolve().name
     out = cache_folder() / "imported" / f"{called}-{mark}"
     if not (out / "config.toml").exists():
-        import_run(path, out, task=task)
+        _write_run(path, RunFolder(out))  # also over what was stopped half-way
     return str(out)
 
 

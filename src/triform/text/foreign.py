@@ -49,6 +49,8 @@ def _of_folder(folder: Path, side: Side) -> Path:
     names = [f"{side}.spm", "tokenizer.json", f"tokenizer.{side}.json", *(name for pair in PAIRS for name in pair)]
     found = [folder / name for name in (*names, "vocab.txt", *MODELS) if (folder / name).is_file()]
     found += sorted(folder.glob("*.tiktoken"))
+    if found and found[0].name == "vocab.json" and any(folder.glob("*.spm")):
+        return folder / names[0]  # Marian's other half, which is missing
     if found:
         return found[0]
     if (folder / "meta.pkl").is_file():

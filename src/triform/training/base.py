@@ -118,10 +118,9 @@ def _summed_up(names: Iterable[str]) -> str:
 def take(task: Task, path: Path) -> Taken:
     """Copy what fits from the base into the task's model."""
     config, weights = base_config(path, task.name), read_tensors(RunFolder(path).model_file)
-    same_head = config.task == task.name and config.data.labels == task.config.data.labels
     taken, new = [], []
     for name, parameter in weights_of(task.model).items():
-        if name not in weights or (name.startswith("head.") and not same_head):
+        if name not in weights or not _means_the_same(name, config, task.config):
             new.append(name)
             continue
         with torch.no_grad():
@@ -130,6 +129,14 @@ def take(task: Task, path: Path) -> Taken:
     if odd := [name for name in new if config.task == task.name and not name.startswith("head.")]:
         raise ConfigError(f"{path}: does not fit the settings: it has no {odd[0]}")
     return Taken(taken, new, sorted(weights.keys() - set(taken)))
+
+
+def _means_the_same(name: str, base: Config, config: Config) -> bool:
+    """Scores are of labels; the hidden layer before them is not (in BERT it is the pooler, and pretrained)."""
+    if not name.startswith("head.") or base.task == config.task != "classify":
+        return True
+    alike = base.task == config.task and base.model.head_hidden == config.model.head_hidden
+    return alike and (name.startswith("head.0.") or base.data.labels == config.data.labels)
 
 
 def _fitted(name: str, tensor: Tensor, wanted: Tensor, path: Path) -> Tensor:
