@@ -404,7 +404,8 @@ def test_an_interruption_before_training_begins_is_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("triform.launch.set_up", interrupted)
-    assert triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run").code == 130
+    answer = triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run")
+    assert (answer.code, answer.err) == (130, "triform: interrupted\n")
 
 
 def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(

@@ -5,7 +5,11 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import os
 import random
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +126,21 @@ def test_the_analogy_is_gensims(learned: WordVectors, tmp_path: Path) -> None:
 
 
 # -- bad input
+
+
+def test_ctrl_c_leaves_no_thread_at_work(text: Path, tmp_path: Path) -> None:
+    """One that computes while Python ends brings it down; one that waits does not."""
+    much = tmp_path / "much.txt"
+    much.write_text(text.read_text(encoding="utf-8") * 100, encoding="utf-8")
+    pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    before = {thread.ident for thread in threading.enumerate()}
+    with pytest.raises(KeyboardInterrupt):
+        WordVectors.train(
+            much, size=200, epochs=1_000, say=lambda line: pressed.start()
+        )  # it has counted the words
+    frames = sys._current_frames()
+    pressed.join()
+    assert {frame.f_code.co_name for ident, frame in frames.items() if ident not in before} <= {"wait"}
 
 
 def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None:

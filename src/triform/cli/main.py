@@ -31,6 +31,7 @@ from triform.cli.train import train
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="triform",
     help="One Transformer in three forms: classify, generate and translate text.",
@@ -66,13 +67,16 @@ def main() -> None:
     atexit.register(gc.freeze)  # and none of them need be looked through to leave
     arguments = sys.argv[1:] or ["--help"]
     try:
-        sys.exit(app(arguments, prog_name="triform", standalone_mode=False) or 0)
+        code = app(arguments, prog_name="triform", standalone_mode=False) or 0
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+            fail("interrupted", code)
+        sys.exit(code)
     except InterruptedRun as error:
-        fail(str(error), 130)
+        fail(str(error), INTERRUPTED)
     except TriformError as error:
         fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", 130)
+        fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

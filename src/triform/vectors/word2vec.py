@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from triform.text import split_words
 
 Kind = Literal["skipgram", "cbow"]
 LONGEST = 10_000  # words that gensim reads at once; what is longer is cut
+LONGEST_WAIT = 1.0  # seconds for a thread to end, or to wait for others
 BETWEEN = 5.0  # seconds at least between two words of how far it is
 MARK = "_"  # between the words of a phrase
 JOINT = "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
@@ -157,10 +159,11 @@ def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: S
             workers=recipe.workers, epochs=recipe.epochs,
         )  # fmt: skip
         model.build_vocab_from_freq(counts, corpus_count=n_texts)
-        model.train(
-            texts, total_examples=n_texts, total_words=counts.total(), epochs=recipe.epochs,
-            callbacks=[_teller(say, recipe.epochs, start)],
-        )  # fmt: skip
+        with _leaving_none_at_work():
+            model.train(
+                texts, total_examples=n_texts, total_words=counts.total(), epochs=recipe.epochs,
+                callbacks=[_teller(say, recipe.epochs, start)],
+            )  # fmt: skip
         texts.check()
     about = asdict(recipe) | {"texts": {name: fingerprint(name) for name in files}}
     seconds = time.perf_counter() - start
@@ -223,6 +226,18 @@ def _teller(say: Say, epochs: int, start: float) -> Any:
                 say(f"epoch {self.done} of {epochs}, {now - start:.0f} s")
 
     return Teller()
+
+
+@contextmanager
+def _leaving_none_at_work() -> Iterator[None]:
+    """After Ctrl-C gensim's threads go on until their queues are full, and crash a Python that ends before."""
+    before = set(threading.enumerate())
+    try:
+        yield
+    except BaseException:
+        for thread in set(threading.enumerate()) - before:
+            thread.join(LONGEST_WAIT)
+        raise
 
 
 @contextmanager
