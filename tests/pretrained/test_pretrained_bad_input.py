@@ -121,6 +121,21 @@ def test_whole_numbers_are_not_weights(folder: Path) -> None:
     assert f"{name} holds torch.int8 and no weights: quantized models are not read" in trouble(folder)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite(folder: Path, number: float) -> None:
+    name = "transformer.h.1.mlp.c_fc.weight"
+    rewritten(folder, lambda tensors: tensors | {name: tensors[name].index_fill(0, torch.tensor(3), number)})
+    assert trouble(folder) == f"{folder}: {name} holds numbers that are not finite: the model is damaged"
+
+
+def test_positions_that_are_one_number_are_not_cut(folder: Path) -> None:
+    rewritten(folder, lambda tensors: tensors | {"transformer.wpe.weight": torch.tensor(1.0)})
+    with pytest.raises(
+        CheckpointError, match=r"wpe\.weight has the wrong shape: expected 8 × 16, found one number"
+    ):
+        open_folder(folder, "generate", max_len=8)
+
+
 def test_unexpected_tensors(folder: Path) -> None:
     rewritten(folder, lambda tensors: tensors | {"transformer.gate.weight": torch.zeros(2), "zz": torch.zeros(1)})
     said = trouble(folder)

@@ -18,7 +18,7 @@ import triform
 from triform.cli.main import app
 from triform.errors import CheckpointError, ConfigError
 from triform.pretrained import open_folder
-from triform.pretrained.runs import import_run
+from triform.pretrained.runs import as_base, import_run
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "the", "was", "a", "very", "not"]
 SHAPE: dict[str, Any] = {"vocab_size": len(WORDS)}
@@ -75,6 +75,9 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
     again = list((tmp_path / "cache" / "imported").iterdir())
     assert len(again) == 1, "a folder is read once"
     assert again[0].name.startswith("bert-"), "messages that name it say which model it is"
+    assert as_base(str(bert)) == str(again[0])
+    monkeypatch.setattr(triform, "__version__", "9.9")
+    assert as_base(str(bert)) != str(again[0]), "another Triform may read it otherwise"
 
 
 def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: Path, monkeypatch: Any) -> None:

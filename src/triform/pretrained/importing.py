@@ -110,7 +110,7 @@ def _settled(shape: Shape, task: TaskName, where: Path) -> tuple[Config, Sizes]:
 def _cut(family: Family, tensors: dict[str, Tensor], max_len: int) -> dict[str, Tensor]:
     """Positions beyond those that are read are left out."""
     tables = [pair.theirs[0] + ".weight" for pair in family.pairs if pair.ours[0].endswith("positions.table")]
-    return tensors | {name: tensors[name][:max_len] for name in tables if name in tensors}
+    return tensors | {name: tensors[name][:max_len] for name in tables if name in tensors and tensors[name].ndim}
 
 
 def _without_filling(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

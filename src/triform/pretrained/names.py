@@ -149,6 +149,8 @@ def _found(same: Same, mine: list[nn.Parameter], tensors: Mapping[str, Tensor], 
             raise CheckpointError(
                 f"{place}: {name} holds {tensor.dtype} and no weights: quantized models are not read"
             )
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{place}: {name} holds numbers that are not finite: the model is damaged")
         found.append(tensor)
     return found
 

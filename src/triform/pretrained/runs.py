@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import triform
 from triform.config import TaskName
 from triform.data.cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
@@ -71,7 +72,8 @@ def as_base(path: str) -> str:
     place = on_disk(path)
     files = sorted(file for file in (place if place.is_dir() else place.parent).iterdir() if file.is_file())
     marks = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    mark = hashlib.sha256(repr((str(place.resolve()), marks)).encode()).hexdigest()[:16]
+    told = repr((triform.__version__, str(place.resolve()), marks))
+    mark = hashlib.sha256(told.encode()).hexdigest()[:16]
     called = path.rpartition("/")[2] if path.startswith(HUB) else place.resolve().name
     out = cache_folder() / "imported" / f"{called}-{mark}"
     if not (out / "config.toml").exists():
