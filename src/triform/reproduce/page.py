@@ -9,8 +9,9 @@ from triform.reproduce.maps import drawn as drawn_map
 from triform.reproduce.outcome import read
 from triform.reproduce.pictures import picture
 from triform.reproduce.systems import SYSTEMS
-from triform.reproduce.tables import section, summary
+from triform.reproduce.tables import anchor, section, summary
 from triform.reproduce.why.parts import NAME as WHY
+from triform.reproduce.why.parts import TITLE
 from triform.reproduce.why.tables import section as why_section
 
 PICTURES = "pictures"
@@ -28,7 +29,8 @@ what it may not read is beige.
 def pages(results: Path) -> dict[str, str]:
     """The page and the pictures, each under its place beside the page."""
     outcomes = {name: read(results, name) for name in SYSTEMS}
-    parts, found = [INTRODUCTION.rstrip(), summary(SYSTEMS, outcomes)], {}
+    beside = f"Beside these stands a study, [{WHY}](#{anchor(TITLE)}): {TITLE[0].lower()}{TITLE[1:]}."
+    parts, found = [INTRODUCTION.rstrip(), summary(SYSTEMS, outcomes), beside], {}
     for name, system in SYSTEMS.items():
         outcome = outcomes[name]
         parts.append(section(system, outcome))
