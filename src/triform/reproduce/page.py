@@ -29,7 +29,7 @@ what it may not read is beige.
 def pages(results: Path) -> dict[str, str]:
     """The page and the pictures, each under its place beside the page."""
     outcomes = {name: read(results, name) for name in SYSTEMS}
-    beside = f"Beside these stands a study, [{WHY}](#{anchor(TITLE)}): {TITLE[0].lower()}{TITLE[1:]}."
+    beside = f"Beside these stands a study, `{WHY}`: [{TITLE}](#{anchor(TITLE)})."
     parts, found = [INTRODUCTION.rstrip(), summary(SYSTEMS, outcomes), beside], {}
     for name, system in SYSTEMS.items():
         outcome = outcomes[name]
