@@ -38,7 +38,7 @@ def test_vectors_beside_the_sets_need_no_gensim_and_must_be_the_right_ones(
     shutil.copytree(data / "speeches", sets / "speeches")
     made = gathered(data, tmp_path / "own").vectors()
     monkeypatch.setattr(module, "learn", None)
-    beside = sets / "vectors" / "speeches.safetensors"
+    beside = sets / "vectors" / "word-vectors-speeches.safetensors"
     beside.parent.mkdir()
     shutil.copy(made, beside)
     assert gathered(sets, tmp_path / "other").vectors() == beside

@@ -123,7 +123,7 @@ class Material:
 
 def beside_sets(system: System, folder: str) -> Path:
     """Where vectors that were learned elsewhere are looked for: gensim need not be everywhere."""
-    return folder_of(known_set(system.known), folder).parent / "vectors" / f"{system.known}.safetensors"
+    return folder_of(known_set(system.known), folder).parent / "vectors" / f"{system.name}.safetensors"
 
 
 def _made_of(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ INTRODUCTION = """# Results
 Every reference system under its reported settings and under better ones, beside baselines. This page is made by
 `triform reproduce tables` from `results/*.json`, which `triform reproduce NAME` writes; a test makes it again and
 compares. How to repeat a figure is told in [reproduce.md](reproduce.md). Settings were chosen by validation data;
-the test set was scored once for each seed. Where two settings of ours were scored on it, the section says so.
+the test set was scored once for each seed. Where several settings of ours were scored on it, the section says so.
 Curves and maps are of the first seed. In a map the token of a row reads those of the columns, the darker the more;
 what it may not read is beige.
 """
