@@ -79,12 +79,11 @@ def _learning(config: Config, sizes: Sizes) -> dict[str, int]:
         return {}
     import torch
 
-    from triform.models.kinds import make_classifier, make_decoder, make_seq2seq
+    from triform.explain.trial import fresh_model
     from triform.training.layers import learning, limit_learning
 
-    make = {"classify": make_classifier, "generate": make_decoder, "translate": make_seq2seq}[config.task]
     with torch.device("meta"):
-        model = make(config.model, sizes)
+        model = fresh_model(config, sizes)
         limit_learning(model, config)
     return learning(model)._asdict()
 
