@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from triform.config import Sizes
-from triform.errors import ConfigError, InterruptedRun
+from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.reproduce.outcome import read
 from triform.reproduce.page import pages
 from triform.reproduce.runner import Asked
 from triform.reproduce.why.equal import equal_width, parameters, seconds_of, steps_per_second
-from triform.reproduce.why.parts import NAME, PARTS, SHAKESPEARE, SPEECHES, TED, WITHIN, Part
-from triform.reproduce.why.runner import why_transformers
+from triform.reproduce.why.parts import NAME, PARTS, RATES, SHAKESPEARE, SPEECHES, TED, WITHIN, Part
+from triform.reproduce.why.runner import best_rate, why_transformers
 from triform.reproduce.why.tables import section, verdicts
 from triform.settings import build
 from triform.training.trainer import Trainer
@@ -75,6 +75,8 @@ def test_every_part_is_run_and_told(quick: tuple[Asked, dict[str, Any]]) -> None
                 assert part.judged.rpartition(".")[0] in run["scores"]
                 assert run["seconds"] > 0
                 assert any(name in run["scores"] for name in part.bins)
+            assert [tried["rate"] for tried in each["tries"]] == list(RATES[:2])
+            assert each["settings"]["train.lr"] == min(each["tries"], key=lambda tried: tried["loss"])["rate"]
     accuracy = outcome["parts"]["speeches"]["variants"][0]["runs"][0]["scores"]
     assert accuracy["test"]["rows"] == 12
     assert accuracy["unseen"]["rows"] == 4
@@ -82,8 +84,28 @@ def test_every_part_is_run_and_told(quick: tuple[Asked, dict[str, Any]]) -> None
     assert "A quick run" in told
     for part in (SPEECHES, SHAKESPEARE, TED):
         assert f"### {part.title}" in told
-    assert told.count("**lstm**") == 6
+    assert told.count("**lstm**") == 9
+    assert "| loss held out, by `train.lr` | 0.001 | 0.002 |" in told
     assert section(outcome) in pages(asked.kept)[""]
+
+
+def test_what_judges_does_not_choose_the_rate(quick: tuple[Asked, dict[str, Any]], data: Path) -> None:
+    whole = "".join((data / "tinyshakespeare" / "input.txt").read_text().splitlines(keepends=True)[:400])
+    [learned] = (quick[0].out / f"{NAME}-quick" / "shakespeare" / "data").glob("learned.txt")
+    assert learned.read_text() == whole[: int(0.9 * len(whole))]
+    for run in (quick[0].out / f"{NAME}-quick" / "ted").glob("try-*/seed-0/config.toml"):
+        told = run.read_text()
+        assert "valid_fraction = 0.1" in told
+        assert 'valid_source = ""' in told
+
+
+def test_the_rate_is_that_of_the_lowest_loss_and_a_model_may_diverge_at_some() -> None:
+    assert (
+        best_rate([{"rate": 1e-3, "loss": 2.0}, {"rate": 2e-3, "loss": 1.5}, {"rate": 4e-3, "loss": 1.5}]) == 2e-3
+    )
+    assert best_rate([{"rate": 1e-3, "loss": 2.0}, {"rate": 2e-3, "loss": None}]) == 1e-3
+    with pytest.raises(DivergedError, match="every rate"):
+        best_rate([{"rate": 1e-3, "loss": None}])
 
 
 def test_a_second_call_trains_nothing_again(

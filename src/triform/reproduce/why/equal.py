@@ -9,7 +9,7 @@ from typing import Any
 
 from triform.config import Config, Sizes
 from triform.explain.budget import budget
-from triform.reproduce.why.parts import TRIES
+from triform.reproduce.why.parts import WIDTHS
 from triform.settings import Settings, build
 
 
@@ -29,8 +29,8 @@ def equal_width(settings: Settings, sizes: Sizes, wanted: int) -> int:
     def count(width: int) -> int:
         return parameters({**settings, "model.d_model": width}, sizes)
 
-    place = bisect_left(TRIES, wanted, key=count)
-    return min(TRIES[max(0, place - 1) : place + 1], key=lambda width: abs(count(width) - wanted))
+    place = bisect_left(WIDTHS, wanted, key=count)
+    return min(WIDTHS[max(0, place - 1) : place + 1], key=lambda width: abs(count(width) - wanted))
 
 
 def steps_per_second(heard: Sequence[Mapping[str, Any]]) -> float:

@@ -1,13 +1,14 @@
-"""From data to outcome: how fast each model learns is tried out, then all seeds learn for as long."""
+"""From data to outcome: each model tries how fast it learns and at which rate; then all seeds learn for as long."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triform.data.files import digest
-from triform.errors import ConfigError, InterruptedRun
+from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.launch import Options, train
 from triform.reproduce import outcome as outcomes
 from triform.reproduce.material import Material
@@ -22,12 +23,14 @@ from triform.reproduce.why.parts import (
     QUICK,
     QUICK_STEPS,
     QUICK_VOCABULARY,
+    RATES,
     WITHIN,
     Part,
 )
 from triform.reproduce.why.score import judged, plain
 from triform.run import Run, load, pick_device
 from triform.settings import Settings, flatten, overlay
+from triform.tasks.generate import own_pieces
 from triform.training.folder import RunFolder
 
 LOG_EVERY = 5
@@ -93,6 +96,8 @@ class Study:
     def _learn(self, kind: str, settings: Settings, pilot: Run) -> dict[str, Any]:
         rate = steps_per_second(_heard(pilot))
         steps = QUICK_STEPS if self.asked.quick else max(2 * LOG_EVERY, round(self.part.seconds * rate))
+        tries = self._tries(kind, settings, steps, pilot)
+        settings = {**settings, "train.lr": best_rate(tries)}
         seeds = self.asked.seeds or (2 if self.asked.quick else self.part.seeds)
         _say(f"{NAME}, {self.part.name}: {kind}, {rate:.1f} steps/s, so {steps} steps; {seeds} seeds")
         runs = []
@@ -115,8 +120,28 @@ class Study:
             "vocabulary": pilot.config.tokenizer.vocab_size,
             "trained_in": _heard(pilot)[0]["precision"],
             "pilot_steps_per_s": rate,
+            "tries": tries,
             "runs": runs,
         }
+
+    def _tries(self, kind: str, settings: Settings, steps: int, pilot: Run) -> list[dict[str, Any]]:
+        """The loss each rate ends with on a tenth of the training data, held out; nothing else is looked at."""
+        held: Settings = {"data.valid_fraction": 0.1}
+        if self.part.system.task == "generate":  # the end of its file judges, so it must not choose
+            learned = self.material.folder / "learned.txt"
+            text = "".join(piece.text for piece in own_pieces(pilot.config, held=False))
+            learned.write_text(text, encoding="utf-8", newline="")
+            held["data.train"] = str(learned.absolute())
+        tries: list[dict[str, Any]] = []
+        for rate in RATES[:2] if self.asked.quick else RATES:
+            _say(f"{NAME}, {self.part.name}: {kind}, {steps} steps at a rate of {rate:g}")
+            try:
+                run = self._trained(f"try-{kind}", overlay(settings, {**held, "train.lr": rate}), steps, seed=0)
+                loss = next(event["loss"] for event in reversed(_heard(run)) if event["event"] == "valid")
+            except DivergedError:
+                loss = None
+            tries.append({"rate": rate, "loss": loss})
+        return tries
 
     def _trained(self, name: str, settings: Settings, steps: int, seed: int) -> Run:
         """A run of its own, not one of a population: how long it takes is what is compared."""
@@ -126,6 +151,14 @@ class Study:
         options = Options(out=str(out), resume=(out / "config.toml").exists(), device=self.asked.device)
         train(self.part.system.task, options=options, seed=seed, **settings)  # type: ignore[arg-type]
         return load(out, device=self.asked.device, precision="fp32")
+
+
+def best_rate(tries: Sequence[Mapping[str, Any]]) -> float:
+    """That of the lowest loss; the first of equals. A run that diverged has none."""
+    ended = [each for each in tries if each["loss"] is not None]
+    if not ended:
+        raise DivergedError(f"{NAME}: a model diverged at every rate that was tried")
+    return float(min(ended, key=lambda each: each["loss"])["rate"])
 
 
 def _shape(run: Run) -> Settings:
