@@ -294,5 +294,5 @@ def fingerprint(path: str) -> str:
     """A short sha256 of the content, to tell that data changed."""
     if not path.startswith(BUILTIN):
         return digest(path)[:16]
-    content = sets.text(path) if sets.is_text(path) else repr(sets.pairs(path))
+    content = sets.text(path) if sets.is_text(path) else repr(list(sets.pairs(path)))
     return hashlib.sha256(content.encode()).hexdigest()[:16]

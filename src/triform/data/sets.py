@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from triform.data import builtin
 from triform.data.files import BUILTIN
@@ -56,11 +57,19 @@ def require(path: str, task: str) -> None:
 
 def text(path: str) -> str:
     """The content of a running text."""
-    name, split = _parse(path)
+    return _text(*_parse(path))
+
+
+def pairs(path: str) -> tuple[tuple[str, str], ...]:
+    """The content of a set of pairs: a text and its label, or a source and its target."""
+    return _pairs(*_parse(path))
+
+
+@cache  # a run reads its data several times, and these are made anew each time
+def _text(name: str, split: str) -> str:
     return TEXTS[name](split)
 
 
-def pairs(path: str) -> list[tuple[str, str]]:
-    """The content of a set of pairs: a text and its label, or a source and its target."""
-    name, split = _parse(path)
-    return PAIRS[name](split)
+@cache
+def _pairs(name: str, split: str) -> tuple[tuple[str, str], ...]:
+    return tuple(PAIRS[name](split))

@@ -7,13 +7,16 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from triform.presets import BY_SIZE, SYSTEMS
 
-ROOT = Path(__file__).parents[1]
+Command = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL, PYTHON = (re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) for language in ("sh", "python"))
 FILES = {
@@ -40,7 +43,7 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, triform: Command) -> Path:
     import gzip
 
     folder = tmp_path_factory.mktemp("readme")
@@ -49,19 +52,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     book = "".join(FILES[name] for name in ("a.txt", "b.txt"))
     (folder / "speech.txt").write_text(book, encoding="utf-8")
-    made = f"train generate --data speech.txt --out runs/speeches --set data.max_len=8 {QUICK}"
-    run([sys.executable, "-m", "triform", *shlex.split(made)], folder)
+    made = f"train generate --data {folder}/speech.txt --out {folder}/runs/speeches --set data.max_len=8 {QUICK}"
+    assert triform(*shlex.split(made)).code == 0
     return folder
 
 
-def test_every_triform_command_of_the_readme_runs(folder: Path) -> None:
+def test_every_triform_command_of_the_readme_runs(
+    folder: Path, triform: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     commands = [line for block in SHELL for line in block.splitlines() if line.startswith("triform ")]
     assert len(commands) >= 8
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
         if arguments[0] == "train":
             arguments += shlex.split(QUICK)
-        assert run([sys.executable, "-m", "triform", *arguments], folder).strip()
+        answer = triform(*arguments)
+        assert answer.code == 0, f"{command}\n{answer.err}"
+        assert answer.out.strip()
 
 
 def test_the_python_of_the_readme_runs(folder: Path) -> None:
