@@ -10,7 +10,7 @@ import pytest
 
 from triform.config import Sizes
 from triform.errors import ConfigError, DivergedError, InterruptedRun
-from triform.reproduce.outcome import read
+from triform.reproduce.outcome import read, write
 from triform.reproduce.page import pages
 from triform.reproduce.runner import Asked
 from triform.reproduce.why.equal import equal_width, parameters, seconds_of, steps_per_second
@@ -74,6 +74,7 @@ def test_every_part_is_run_and_told(quick: tuple[Asked, dict[str, Any]]) -> None
             for run in each["runs"]:
                 assert part.judged.rpartition(".")[0] in run["scores"]
                 assert run["seconds"] > 0
+                assert run["epochs"] > 0
                 assert any(name in run["scores"] for name in part.bins)
             assert [tried["rate"] for tried in each["tries"]] == list(RATES[:2])
             assert each["settings"]["train.lr"] == min(each["tries"], key=lambda tried: tried["loss"])["rate"]
@@ -151,6 +152,15 @@ def test_a_part_that_waits_is_told_of(quick: tuple[Asked, dict[str, Any]]) -> No
     assert told.count("Not run yet") == 1
 
 
+def test_remarks_stay_with_the_figures_they_are_on(
+    quick: tuple[Asked, dict[str, Any]],
+) -> None:
+    asked, outcome = quick
+    assert "Of these figures." in section(outcome | {"notes": ["Of these figures."]})
+    write(asked.kept, outcome | {"notes": ["Of these figures."]})
+    assert "notes" not in why_transformers(asked)
+
+
 def test_the_verdict_is_paired_by_seed_and_corrected_for_all_parts() -> None:
     def found(score: str, first: float, second: float) -> dict[str, Any]:
         place, _, name = score.rpartition(".")
@@ -161,7 +171,7 @@ def test_the_verdict_is_paired_by_seed_and_corrected_for_all_parts() -> None:
             ]
         }
 
-    told = [(TED, found("test.bleu", 20.0, 12.0)), (SHAKESPEARE, found("valid.loss", 1.6, 1.5))]
+    told = [(TED, found("test.bleu", 20.0, 12.0)), (SHAKESPEARE, found("windows.loss", 1.6, 1.5))]
     bleu, loss = verdicts(told)
     assert "transformer better by 8.00" in bleu
     assert "lstm better by" in loss

@@ -33,6 +33,7 @@ class Stream:
     def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
         """Evaluation windows begin `stride` tokens apart; 0: side by side."""
         self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
+        self.each_anew = bool(stride)  # who asks for a stride has every window from an empty state
 
     def __len__(self) -> int:
         """Predictions: every token but the first."""
@@ -62,8 +63,7 @@ class Stream:
 
     def carried(self) -> Stream:
         """The same text in windows so long that they are few, for who carries a state through them."""
-        plain = self.stride == self.max_len  # who asked for a stride has it
-        return Stream(self.store, self.n_bytes, CARRIED * self.max_len) if plain else self
+        return self if self.each_anew else Stream(self.store, self.n_bytes, CARRIED * self.max_len)
 
     def batches(self) -> Iterator[Windows]:
         """Windows a stride apart; the last, shorter one by itself."""

@@ -104,9 +104,9 @@ SHAKESPEARE = Part(
     lstm={"model.n_layers": 2},
     columns=(
         Column(set="valid", score="loss", title="validation loss", digits=4),
-        Column(set="windows", score="loss", title="the same from an empty state", digits=4),
+        Column(set="windows", score="loss", title="the same loss, each window from an empty state", digits=4),
     ),
-    judged="valid.loss",
+    judged="windows.loss",
     by_length=Column(set="", score="loss", title="loss from an empty state", digits=3),
     ends=(8, 32, 64, 128, 256),
     counted="characters read",

@@ -44,6 +44,7 @@ def why_transformers(asked: Asked) -> Outcome:
     place = asked.out / (f"{NAME}-quick" if asked.quick else NAME)
     outcome = outcomes.read(asked.kept, NAME) or {"format": outcomes.FORMAT, "system": NAME, "parts": {}}
     outcome["quick"] = asked.quick
+    outcome.pop("notes", None)  # of figures that are made anew now
     for part in PARTS:
         material = Material.gather(part.system, asked.data, place / part.name / "data", quick=asked.quick)
         study = Study(part, material, asked, place / part.name)
@@ -108,6 +109,7 @@ class Study:
                 {
                     "seed": seed,
                     "steps": steps,
+                    "epochs": next(event["epoch"] for event in reversed(heard) if event["event"] == "train"),
                     "seconds": seconds_of(heard),
                     "steps_per_s": steps_per_second(heard),
                     "scores": plain(judged(run, self.part, self.material)),
@@ -137,10 +139,12 @@ class Study:
             _say(f"{NAME}, {self.part.name}: {kind}, {steps} steps at a rate of {rate:g}")
             try:
                 run = self._trained(f"try-{kind}", overlay(settings, {**held, "train.lr": rate}), steps, seed=0)
-                loss = next(event["loss"] for event in reversed(_heard(run)) if event["event"] == "valid")
             except DivergedError:
-                loss = None
-            tries.append({"rate": rate, "loss": loss})
+                found = {"loss": None}
+            else:
+                found = next(event for event in reversed(_heard(run)) if event["event"] == "valid")
+            scores = {name: value for name, value in found.items() if name in ("loss", "accuracy", "bleu")}
+            tries.append({"rate": rate, **scores})
         return tries
 
     def _trained(self, name: str, settings: Settings, steps: int, seed: int) -> Run:
