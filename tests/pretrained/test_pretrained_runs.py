@@ -139,6 +139,14 @@ def test_what_is_there_is_not_written_over(bert: Path, tmp_path: Path) -> None:
     assert answer.exit_code != 0
 
 
+@pytest.mark.parametrize("labels", [",", "yes,", "yes,,no"])
+def test_a_label_without_a_name_is_refused(bert: Path, tmp_path: Path, labels: str) -> None:
+    command = ["convert", "import", str(bert), "--out", str(tmp_path / "run"), "--labels", labels]
+    answer = CliRunner().invoke(app, command)
+    assert isinstance(answer.exception, ConfigError)
+    assert str(answer.exception) == f"--labels {labels}: a label is empty; give them as A,B"
+
+
 def test_a_published_folder_is_not_written_into(bert: Path) -> None:
     before = {file.name: file.read_bytes() for file in bert.iterdir()}
     with pytest.raises(CheckpointError, match="exists and is not a run folder; choose another --out"):

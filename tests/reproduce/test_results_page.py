@@ -178,6 +178,8 @@ def test_a_section_says_what_each_variant_is() -> None:
 
 def test_a_quick_run_is_no_result() -> None:
     found = outcome("speeches-lm", made("best", "best", [perplexities(1.0, 1.0, 1.0)]), quick=True)
+    assert "; wanted " not in section(SYSTEMS["speeches-lm"], found)
+    assert "; wanted " in section(SYSTEMS["speeches-lm"], found | {"quick": False})
     assert "no figure means anything" in section(SYSTEMS["speeches-lm"], found)
     line = next(
         line

@@ -60,6 +60,7 @@ def test_aligned_files_are_found_from_the_studys_folder_too(place: Path, tree: T
     ("change", "said"),
     [
         ({"sedes": 3}, "unknown key 'sedes' in a study; did you mean 'seeds'?"),
+        ({"task": None}, "no task is named; choose from classify, generate, translate"),
         ({"task": "clasify"}, "task='clasify' is not known; choose from classify, generate, translate"),
         ({"metric": "acuracy"}, "classify has no such score; did you mean 'accuracy'?"),
         ({"metric": "bleu"}, "metric='bleu': classify has no such score; known are accuracy, f1, loss"),

@@ -27,9 +27,12 @@ def import_(
     max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Read less at once than the model can.")] = 0,
 ) -> None:
     """Make a run folder of a published model: GPT-2, Llama, BERT, DistilBERT, Marian or nanoGPT."""
+    from triform.errors import ConfigError
     from triform.pretrained.runs import import_run
 
-    asked = tuple(label.strip() for label in labels.split(",") if label.strip())
+    asked = tuple(label.strip() for label in labels.split(",")) if labels else ()
+    if not all(asked):
+        raise ConfigError(f"--labels {labels}: a label is empty; give them as A,B")
     run, found = import_run(folder, out, labels=asked, max_len=max_len)
     for notice in found.notices:
         typer.echo(notice, err=True)

@@ -27,7 +27,7 @@ def section(system: System, outcome: Outcome | None) -> str:
     if outcome["quick"]:
         parts.append("A quick run: it shows that everything runs, and no figure means anything.")
     parts += [_table(system, outcome), *_plans(system), *_remarks(system, outcome)]
-    if said := [*judgements(system, outcome), *pairing_verdicts(system, outcome)]:
+    if not outcome["quick"] and (said := [*judgements(system, outcome), *pairing_verdicts(system, outcome)]):
         parts.append("\n".join(f"- {line}" for line in said))
     parts += [*system.notes, *_samples(outcome), _how(outcome)]
     return "\n\n".join(part for part in parts if part)

@@ -67,7 +67,8 @@ def _checked(tree: Mapping[str, Any], origin: str, base: Path, seeds: int) -> St
             raise ConfigError(f"{origin}: unknown key {key!r} in a study; {nearest(key, KEYS)}")
     task = tree.get("task")
     if task not in TASK_NAMES:
-        raise ConfigError(f"{origin}: task={task!r} is not known; choose from {', '.join(TASK_NAMES)}")
+        what = "no task is named" if task is None else f"task={task!r} is not known"
+        raise ConfigError(f"{origin}: {what}; choose from {', '.join(TASK_NAMES)}")
     name = _name(tree.get("name", "study"), f"{origin}: name")
     study = Study(
         name=name,
