@@ -55,13 +55,18 @@ def check_labels(y: object, n_texts: int, who: object) -> Array:
     return labels
 
 
-def label_names(classes: Array) -> tuple[str, ...]:
+def names_of(classes: Array) -> tuple[str, ...]:
     """What the run calls the classes, in their order."""
+    return tuple(str(label).strip() for label in classes.tolist())
+
+
+def usable_names(classes: Array) -> tuple[str, ...]:
+    """The same of classes that are to be learned; an InputError where they cannot be."""
     if len(classes) < 2:
         raise InputError(
             f"y has one class only, {_shown(classes.tolist()[0])}; a classifier needs at least two classes"
         )
-    names = tuple(str(label).strip() for label in classes.tolist())
+    names = names_of(classes)
     for place, name in enumerate(names):
         if not name:
             raise InputError(f"y has an empty label, {_shown(classes.tolist()[place])}; name the class")
