@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from joblib import Parallel, delayed
 from sklearn.metrics import get_scorer, log_loss
 
 import triform
-from triform.sklearn import TextClassifier
+from triform.sklearn import LanguageModel, TextClassifier
+from triform.sklearn import estimator as estimator_module
 
 X = ["good soup a", "bad day b", "good meal c", "bad soup d"] * 5
 Y = ["p", "n"] * 10
@@ -55,3 +59,48 @@ def test_classes_are_sorted_whatever_the_order_of_the_runs_labels(p_before_n: Pa
         assert get_scorer("roc_auc")(model, X, Y) == 1.0
         assert get_scorer("neg_log_loss")(model, X, Y) == pytest.approx(-log_loss(Y, shares, labels=["n", "p"]))
         assert log_loss(Y, shares, labels=["n", "p"]) < 0.5
+
+
+# -- random numbers
+
+
+def test_torch_draws_after_a_fit_what_it_would_have_drawn(p_before_n: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    for work in (
+        lambda: LanguageModel(**TINY).fit(X).generate(["good"], max_new_tokens=2),
+        lambda: TextClassifier.from_run(p_before_n, device="cpu").predict(X),
+    ):
+        torch.manual_seed(7)
+        work()
+        assert torch.equal(torch.rand(4), expected)
+
+
+def test_threads_learn_what_one_would(p_before_n: Path) -> None:
+    def fitted(seed: int) -> bytes:
+        model = TextClassifier(**TINY | {"max_steps": 40, "dropout": 0.3, "random_state": seed}).fit(X, Y)
+        TextClassifier.from_run(p_before_n, device="cpu")  # which draws weights, only to replace them
+        return model._files["model.safetensors"]
+
+    alone = [fitted(seed) for seed in range(4)]
+    assert Parallel(n_jobs=4, backend="threading")(delayed(fitted)(seed) for seed in range(4)) == alone
+
+
+def test_the_states_of_all_devices_are_kept_once_cuda_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[int]] = []
+
+    def fork_rng(devices: Any = None) -> Any:
+        kept.append(list(devices))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for begun in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda begun=begun: begun)
+        with estimator_module.undisturbed("cpu"):
+            pass
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with estimator_module.undisturbed("auto"):
+        pass
+    assert kept == [[], [0, 1], [0, 1]]

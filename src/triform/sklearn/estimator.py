@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -21,7 +24,7 @@ from triform.config import TaskName
 from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
 from triform.launch import Options, claim, train
 from triform.report import write_report
-from triform.run import Run, load
+from triform.run import Run, load, pick_device
 from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
 from triform.sklearn.given import InputError
 from triform.training.folder import OWN, RunFolder
@@ -41,10 +44,10 @@ SETTINGS = {
     "validation_fraction": "data.valid_fraction",
 }
 GIVEN = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
-UNSAVED: Settings = {
-    "train.checkpoint_every": 1_000_000_000
-}  # what dies with its process need not be saved on the way
+# What dies with its process need not be saved on the way.
+UNSAVED: Settings = {"train.checkpoint_every": 1_000_000_000}
 KEPT = tuple(name for name in OWN if name not in ("checkpoints", "tokens", "report.html"))
+ALONE = threading.RLock()
 
 
 class TextEstimator(BaseEstimator):
@@ -110,7 +113,8 @@ class TextEstimator(BaseEstimator):
             if name not in (*SETTINGS.values(), *UNSAVED, "task", "seed") and not _is_of_files(name)
         }
         estimator = cls(**named, settings=others or None, random_state=config.seed, device=device)
-        estimator._keep(load(folder.path, device=device), run_files(folder.path))
+        with undisturbed(device):
+            estimator._keep(load(folder.path, device=device), run_files(folder.path))
         return estimator
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -132,7 +136,8 @@ class TextEstimator(BaseEstimator):
             asked: dict[str, Any] = UNSAVED | self._settings() | more | given
             options = Options(out=name, device=self.device, quiet=not self.verbose)
             try:
-                run = train(self.task, preset=self.preset or "", options=options, **asked)
+                with undisturbed(self.device):
+                    run = train(self.task, preset=self.preset or "", options=options, **asked)
             except DataError as error:
                 raise InputError(str(error).replace(str(data), "X")) from None
             except InterruptedRun:  # there is nothing to go on with: the folder goes
@@ -173,7 +178,8 @@ class TextEstimator(BaseEstimator):
         if self._run is None:
             with tempfile.TemporaryDirectory(prefix="triform-") as name:
                 self._write(Path(name))
-                self._run = load(name, device=self.device)
+                with undisturbed(self.device):
+                    self._run = load(name, device=self.device)
         return self._run
 
     def _write(self, folder: Path) -> None:
@@ -190,6 +196,18 @@ class TextEstimator(BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.no_validation = True  # texts are looked at by `check_texts`: an array of numbers has no place here
         return tags
+
+
+@contextmanager
+def undisturbed(device: str) -> Iterator[None]:
+    """One thread at a time, for all draw from torch's one stream of random numbers; it is left as it was found.
+
+    To seed is to seed every device. Their states lie on the host: keeping them costs nothing, but starting CUDA
+    would, so that is not done where only the CPU is used.
+    """
+    far = pick_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with ALONE, torch.random.fork_rng(range(torch.accelerator.device_count()) if far else ()):
+        yield
 
 
 def _is_of_files(name: str) -> bool:
