@@ -15,8 +15,9 @@ from joblib import Parallel, delayed
 from sklearn.metrics import get_scorer, log_loss
 
 import triform
-from triform.sklearn import LanguageModel, TextClassifier
+from triform.sklearn import LanguageModel, TextClassifier, TextVectorizer
 from triform.sklearn import estimator as estimator_module
+from triform.text import Special
 
 X = ["good soup a", "bad day b", "good meal c", "bad soup d"] * 5
 Y = ["p", "n"] * 10
@@ -59,6 +60,26 @@ def test_classes_are_sorted_whatever_the_order_of_the_runs_labels(p_before_n: Pa
         assert get_scorer("roc_auc")(model, X, Y) == 1.0
         assert get_scorer("neg_log_loss")(model, X, Y) == pytest.approx(-log_loss(Y, shares, labels=["n", "p"]))
         assert log_loss(Y, shares, labels=["n", "p"]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [("transformer", pooling) for pooling in ("mean", "first", "last")]
+    + [(kind, pooling) for kind in ("lstm", "gru", "rnn") for pooling in ("mean", "last")],
+)
+def test_a_vectorizer_gives_what_reaches_the_head(kind: str, pooling: str) -> None:
+    heads = {} if kind == "transformer" else {"n_heads": None}
+    settings = {"model.kind": kind, "model.pooling": pooling}
+    vectorizer = TextVectorizer(**TINY | heads, max_len=4, tokenizer="word", settings=settings).fit(X, Y)
+    run, texts = vectorizer._model, [*X[:2], "soup", "", "a good day b or a good meal"]
+    reached: list[torch.Tensor] = []
+    run.task.model.head.register_forward_pre_hook(lambda head, given: reached.append(given[0]))
+    for special in (run.task.tokenizer.special, Special(before=(2,), after=(3,))):  # the second as BERT's
+        run.task.tokenizer.special = special
+        reached.clear()
+        for text in texts:
+            run.predict([text])
+        assert np.allclose(vectorizer.transform(texts), torch.cat(reached).numpy(), atol=1e-6)
 
 
 # -- random numbers
