@@ -15,7 +15,8 @@ from joblib import Parallel, delayed
 from sklearn.metrics import get_scorer, log_loss
 
 import triform
-from triform.sklearn import LanguageModel, TextClassifier, TextVectorizer
+from triform.errors import CheckpointError, ConfigError
+from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVectorizer, Translator, given
 from triform.sklearn import estimator as estimator_module
 from triform.text import Special
 
@@ -125,3 +126,84 @@ def test_the_states_of_all_devices_are_kept_once_cuda_has_begun(monkeypatch: pyt
     with estimator_module.undisturbed("auto"):
         pass
     assert kept == [[], [0, 1], [0, 1]]
+
+
+# -- what is said
+
+
+def test_saving_over_a_run_asks_for_the_parameter(p_before_n: Path, tmp_path: Path) -> None:
+    model = TextClassifier.from_run(p_before_n, device="cpu")
+    folder = model.save(tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"run: already holds a run; choose another path or give overwrite=True$"
+    ):
+        model.save(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file: is a file; choose another path$"):
+        model.save(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=r"exists and is not a run folder; choose another path$"):
+        model.save(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fit", "said"),
+    [
+        (lambda: TextClassifier(**TINY, validation_fraction=0.01).fit(X[:4], Y[:4]), "raise validation_fraction, "),
+        (lambda: Translator(**TINY, validation_fraction=0.01).fit(X[:2], X[:2]), "raise validation_fraction, or"),
+        (lambda: LanguageModel(**TINY, validation_fraction=0.1).fit(X[:1]), "set validation_fraction to 0$"),
+        (lambda: TextClassifier(**TINY | {"random_state": -1}).fit(X, Y), "^random_state=-1 must lie between"),
+        (lambda: TextClassifier(**TINY).fit(X, [np.inf] + [1.0] * 19), r"contains infinity: row 0 is inf \(float"),
+        (lambda: TextClassifier(**TINY).fit([np.inf, *X[1:]], Y), r"X: row 0 is inf \(float\)"),
+        (lambda: TextClassifier(**TINY).fit(X, ["\ud800", "a"] * 10), "y has a label with half of a surrogate"),
+        (lambda: Translator(**TINY).fit(X, [""] * 20), "^y: no row has any text$"),
+        (lambda: Translator(**TINY).fit([" "] * 20, X), "^X: no row has any text$"),
+        (lambda: Translator(**TINY).fit(["a", ""], ["", "b"]), "^X and y: no row has text on both sides$"),
+        (lambda: TextClassifier(**TINY, settings="foo").fit(X, Y), "settings='foo' must be a dict of names"),
+        (lambda: TextClassifier(**TINY, settings={3: 3}).fit(X, Y), "settings={3: 3} must be a dict of names"),
+        (
+            lambda: TextClassifier(**TINY, settings={"train.lora_rank": 4}).fit(X, Y),
+            r"say which with settings={'train.base': RUN}$",
+        ),
+    ],
+)
+def test_errors_name_what_an_estimator_was_given(fit: Any, said: str) -> None:
+    with pytest.raises((InputError, ConfigError), match=said):
+        fit()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
+def test_a_device_that_is_not_there_is_said_as_a_parameter() -> None:
+    with pytest.raises(ConfigError, match=r"use device='auto' or 'cpu'$"):
+        TextClassifier(**TINY | {"device": "cuda"}).fit(X, Y)
+
+
+def test_what_is_said_in_other_words_is_still_said_elsewhere() -> None:
+    source = Path(triform.__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in source.rglob("*.py") if path.parent != source / "sklearn"]
+    for theirs in given.WORDS:
+        assert any(theirs in text for text in texts), theirs
+
+
+def test_generating_takes_numpys_numbers_and_states() -> None:
+    model = LanguageModel(**TINY, tokenizer="char").fit(X)
+
+    def written(**how: Any) -> list[str]:
+        return model.generate(["good"] * 2, **{"max_new_tokens": 9} | how)
+
+    assert written(random_state=np.int64(4)) == written(random_state=4) != written()
+    states = [np.random.RandomState(seed) for seed in (3, 3)]
+    assert written(random_state=states[0]) == written(random_state=states[1]) != written(random_state=states[1])
+    assert written(max_new_tokens=np.int64(3), temperature=np.float64(0.5)) == written(
+        max_new_tokens=3, temperature=0.5
+    )
+    for random_state in (-1, 2**32):
+        with pytest.raises(ConfigError, match=rf"^random_state={random_state} must lie between 0 and"):
+            written(random_state=random_state)
+    with pytest.raises(ValueError, match="'x' cannot be used to seed"):
+        written(random_state="x")
+    with pytest.raises(ConfigError, match="random_state"):
+        written(seed=3)
+    with pytest.raises(ConfigError, match=r"unknown setting 'decode\.texts'"):
+        written(texts=["a"])
+    with pytest.raises(InputError, match=r"never saw in training: 'Z', 'ü'; .* train with tokenizer='bpe'"):
+        model.generate(["good", "Zü"])

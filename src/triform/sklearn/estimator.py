@@ -17,16 +17,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from triform.config import TaskName
-from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from triform.errors import CheckpointError, ConfigError, InterruptedRun
 from triform.launch import Options, claim, train
 from triform.report import write_report
 from triform.run import Run, load, pick_device
 from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
-from triform.sklearn.given import InputError
+from triform.sklearn.given import check_settings, in_users_words, plain, seed_of
 from triform.training.folder import OWN, RunFolder
 
 SETTINGS = {
@@ -97,6 +96,7 @@ class TextEstimator(BaseEstimator):
         self.verbose = verbose
 
     @classmethod
+    @in_users_words()
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
         """A fitted estimator from a run folder, with the run's settings as its parameters."""
         folder = RunFolder(Path(path))
@@ -117,10 +117,13 @@ class TextEstimator(BaseEstimator):
             estimator._keep(load(folder.path, device=device), run_files(folder.path))
         return estimator
 
+    @in_users_words()
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder, which `triform.load` and every command open."""
         check_is_fitted(self)
         folder = RunFolder(Path(path))
+        if folder.config_file.exists() and not overwrite:
+            raise CheckpointError(f"{path}: already holds a run; choose another path or give overwrite=True")
         claim(folder, {}, Options(overwrite=overwrite))
         folder.clear()
         self._write(folder.path)
@@ -132,14 +135,12 @@ class TextEstimator(BaseEstimator):
             folder, data = Path(name), Path(name) / GIVEN
             with data.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            given: Settings = {"seed": self._seed(), "data.train": str(data)}
+            given: Settings = {"seed": seed_of(self.random_state), "data.train": str(data)}
             asked: dict[str, Any] = UNSAVED | self._settings() | more | given
             options = Options(out=name, device=self.device, quiet=not self.verbose)
             try:
-                with undisturbed(self.device):
+                with in_users_words(str(data)), undisturbed(self.device):
                     run = train(self.task, preset=self.preset or "", options=options, **asked)
-            except DataError as error:
-                raise InputError(str(error).replace(str(data), "X")) from None
             except InterruptedRun:  # there is nothing to go on with: the folder goes
                 raise KeyboardInterrupt from None
             run.task.config = build({"data.train": GIVEN}, run.config)
@@ -150,22 +151,13 @@ class TextEstimator(BaseEstimator):
         """The parameters that say something, under Triform's names."""
         asked = {dotted: getattr(self, name) for name, dotted in SETTINGS.items()}
         asked = {name: value for name, value in asked.items() if value is not None}
-        for name, value in (self.settings or {}).items():
+        for name, value in check_settings({} if self.settings is None else self.settings).items():
             if _is_of_files(name) or name in ("task", "seed"):
                 raise ConfigError(
                     f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
                 )
             asked[name] = value
-        return {
-            name: typed(name, value.item() if isinstance(value, np.generic) else value)
-            for name, value in asked.items()
-        }
-
-    def _seed(self) -> int:
-        """A whole number is the seed itself, so that `triform train` with the same seed learns the same."""
-        if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        return {name: typed(name, plain(value)) for name, value in asked.items()}
 
     def _keep(self, run: Run, files: dict[str, bytes]) -> None:
         self._run, self._files = run, files
@@ -178,7 +170,7 @@ class TextEstimator(BaseEstimator):
         if self._run is None:
             with tempfile.TemporaryDirectory(prefix="triform-") as name:
                 self._write(Path(name))
-                with undisturbed(self.device):
+                with in_users_words(), undisturbed(self.device):
                     self._run = load(name, device=self.device)
         return self._run
 
