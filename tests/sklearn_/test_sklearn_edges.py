@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import Parallel, delayed
+from sklearn.base import clone
 from sklearn.metrics import get_scorer, log_loss
 
 import triform
@@ -81,6 +82,59 @@ def test_a_vectorizer_gives_what_reaches_the_head(kind: str, pooling: str) -> No
         for text in texts:
             run.predict([text])
         assert np.allclose(vectorizer.transform(texts), torch.cat(reached).numpy(), atol=1e-6)
+
+
+def test_a_vectorizer_of_a_run_refuses_settings_of_its_own(p_before_n: Path) -> None:
+    vectorizer = TextVectorizer(run=p_before_n, device="cpu", random_state=3, verbose=True)
+    assert vectorizer.fit(X).transform(X).shape == (len(X), 16)
+    for more in (
+        {"d_model": 64},
+        {"preset": "tiny"},
+        {"settings": {"model.d_ff": 8}},
+        {"validation_fraction": 0.2},
+    ):
+        with pytest.raises(
+            ConfigError, match=f"run' has learned with settings of its own; leave out {next(iter(more))}$"
+        ):
+            clone(vectorizer).set_params(**more).fit(X)
+
+
+def test_a_vectorizer_tells_no_classes_that_could_go_stale(p_before_n: Path) -> None:
+    vectorizer = TextVectorizer(**TINY).fit(X, [y.upper() for y in Y])
+    again = TextVectorizer(run=p_before_n, device="cpu").fit(X)
+    assert not hasattr(vectorizer, "classes_")
+    assert not hasattr(again, "classes_")
+
+
+def test_another_device_counts_at_the_next_answer(p_before_n: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TextClassifier.from_run(p_before_n, device="cpu")
+    shares, opened = model.predict_proba(X), model._model
+    assert model._model is opened
+    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
+        model.set_params(device="abacus").predict(X)
+    monkeypatch.setattr(
+        estimator_module, "pick_device", lambda name: torch.device("cpu" if name == "cpu" else "mps")
+    )
+    asked: list[str] = []
+    load = estimator_module.load
+
+    def noted(path: str, *, device: str) -> Any:
+        asked.append(device)
+        return load(path, device="cpu")
+
+    monkeypatch.setattr(estimator_module, "load", noted)
+    assert np.array_equal(model.set_params(device="mps").predict_proba(X), shares)
+    assert model._run is not opened
+    assert asked == ["mps"]
+    model.set_params(device="cpu").predict(X)
+    assert asked == ["mps"]
+
+
+def test_what_is_shown_of_a_fit_speaks_of_x(capfd: pytest.CaptureFixture[str]) -> None:
+    TextClassifier(**TINY, verbose=True).fit(X, Y)
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[0] == "X: 20 texts to train on, 2 labels: n, p"
+    assert not any("triform-" in line for line in shown)
 
 
 # -- random numbers

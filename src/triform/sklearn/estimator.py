@@ -7,12 +7,13 @@ estimator keeps, pickles and saves; nothing else is needed to open the model aga
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TextIO, cast
 
 import numpy as np
 import torch
@@ -137,7 +138,8 @@ class TextEstimator(BaseEstimator):
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             given: Settings = {"seed": seed_of(self.random_state), "data.train": str(data)}
             asked: dict[str, Any] = UNSAVED | self._settings() | more | given
-            options = Options(out=name, device=self.device, quiet=not self.verbose)
+            shown = cast(TextIO, Shown(sys.stderr, str(data)))
+            options = Options(out=name, device=self.device, quiet=not self.verbose, progress=shown)
             try:
                 with in_users_words(str(data)), undisturbed(self.device):
                     run = train(self.task, preset=self.preset or "", options=options, **asked)
@@ -165,14 +167,14 @@ class TextEstimator(BaseEstimator):
 
     @property
     def _model(self) -> Run:
-        """The fitted model; after unpickling it is opened when it is first needed, on the device asked for."""
+        """The fitted model; opened when it is asked where it is not yet: unpickled, or set to another device."""
         check_is_fitted(self)
-        if self._run is None:
-            with tempfile.TemporaryDirectory(prefix="triform-") as name:
-                self._write(Path(name))
-                with in_users_words(), undisturbed(self.device):
+        with in_users_words():
+            if self._run is None or self._run.task.device.type != pick_device(self.device).type:
+                with tempfile.TemporaryDirectory(prefix="triform-") as name, undisturbed(self.device):
+                    self._write(Path(name))
                     self._run = load(name, device=self.device)
-        return self._run
+            return self._run
 
     def _write(self, folder: Path) -> None:
         for name, content in self._files.items():
@@ -188,6 +190,19 @@ class TextEstimator(BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.no_validation = True  # texts are looked at by `check_texts`: an array of numbers has no place here
         return tags
+
+
+class Shown:
+    """A stream on which the file of texts that were given in memory is called X."""
+
+    def __init__(self, out: TextIO, file: str) -> None:
+        self.out, self.file = out, file
+
+    def write(self, text: str) -> int:
+        return self.out.write(text.replace(self.file, "X"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
 
 
 @contextmanager

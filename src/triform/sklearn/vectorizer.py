@@ -14,10 +14,11 @@ from torch import Tensor
 
 from triform.data.loader import in_order_of_length
 from triform.data.store import TokenStore
+from triform.errors import ConfigError
 from triform.nn.rows import Keep, pack, pad, rows_of
 from triform.run import Run
 from triform.sklearn.classifier import fit_to_classes
-from triform.sklearn.estimator import TextEstimator
+from triform.sklearn.estimator import SETTINGS, TextEstimator
 from triform.sklearn.given import Array, check_texts
 from triform.tasks.classify import Classify
 from triform.tasks.labelled import encoded_rows
@@ -69,10 +70,16 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         """Learn to tell the classes apart; with a `run`, which has learned already, y is not looked at."""
         if self.run is None:
             fit_to_classes(self, X, y)
-        else:
-            check_texts(X)
-            opened = self.from_run(self.run, device=self.device)
-            self._keep(opened._model, opened._files)
+            return self
+        check_texts(X)
+        usual = TextVectorizer().get_params()
+        said = [name for name in (*SETTINGS, "preset", "settings") if getattr(self, name) != usual[name]]
+        if said:
+            raise ConfigError(
+                f"run={str(self.run)!r} has learned with settings of its own; leave out {', '.join(said)}"
+            )
+        opened = self.from_run(self.run, device=self.device)
+        self._keep(opened._model, opened._files)
         return self
 
     def transform(self, X: object) -> Array:
