@@ -1,8 +1,9 @@
 """scikit-learn's own checks.
 
 They give numbers, so scikit-learn itself leaves out nearly all of them for what reads texts. Here each estimator is
-put through every one with its numbers spoken as words (`spoken.py`), and none is skipped; those that need no data
-are put to the estimators as they are.
+put through every one with its numbers spoken as words (`spoken.py`). scikit-learn itself skips those that want what
+is not there: array API input (one for each estimator) and pandas (one). Those that need no data are put to the
+estimators as they are.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import Array, check_labels, check_texts, label_names
+from triform.sklearn.given import Array, check_labels, check_texts, names_of, usable_names
 
 
 class TextClassifier(ClassifierMixin, TextEstimator):
@@ -19,20 +19,24 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
     def fit(self, X: object, y: object = None) -> Self:
         """Learn from texts and their classes, which may be of any kind that scikit-learn knows."""
-        fit_to_classes(self, X, y)
+        self.classes_ = fit_to_classes(self, X, y)
         return self
 
     @classmethod
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """A fitted classifier from a run folder. A run knows its labels as text, so `classes_` are text."""
+        """A fitted classifier from a run folder. A run knows its labels as text, so `classes_` are text.
+
+        They are sorted, as scikit-learn's scorers take them to be, in whatever order the run has them.
+        """
         estimator = super().from_run(path, device=device)
-        estimator.classes_ = np.array(estimator._model.config.data.labels)
+        estimator.classes_ = np.unique(estimator._model.config.data.labels)
         return estimator
 
     def predict_proba(self, X: object) -> Array:
         """The probability of every class, (n, classes), in the order of `classes_`."""
-        model = self._model
-        rows = [list((found.probabilities or {}).values()) for found in model.predict(check_texts(X))]
+        found = self._model.predict(check_texts(X))
+        names = names_of(self.classes_)
+        rows = [[(each.probabilities or {})[name] for name in names] for each in found]
         shares: Array = np.array(rows, dtype=np.float64)
         return shares / shares.sum(axis=1, keepdims=True)  # float32 sums to one less exactly
 
@@ -43,11 +47,12 @@ class TextClassifier(ClassifierMixin, TextEstimator):
         return found
 
 
-def fit_to_classes(estimator: TextEstimator, X: object, y: object) -> None:
-    """Train a classifier, and let the estimator know its classes."""
+def fit_to_classes(estimator: TextEstimator, X: object, y: object) -> Array:
+    """Train a classifier; the classes that it learned to tell apart."""
     texts = check_texts(X)
     classes, numbers = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
-    names = label_names(classes)
+    names = usable_names(classes)
     rows = ({"text": text, "label": names[number]} for text, number in zip(texts, numbers, strict=True))
     estimator._train(rows, **{"data.labels": names})
-    estimator.classes_ = classes
+    found: Array = classes
+    return found

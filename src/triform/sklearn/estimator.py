@@ -7,23 +7,26 @@ estimator keeps, pickles and saves; nothing else is needed to open the model aga
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TextIO, cast
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from triform.config import TaskName
-from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from triform.errors import CheckpointError, ConfigError, InterruptedRun
 from triform.launch import Options, claim, train
 from triform.report import write_report
-from triform.run import Run, load
+from triform.run import Run, load, pick_device
 from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
-from triform.sklearn.given import InputError
+from triform.sklearn.given import check_settings, in_users_words, plain, seed_of
 from triform.training.folder import OWN, RunFolder
 
 SETTINGS = {
@@ -41,10 +44,10 @@ SETTINGS = {
     "validation_fraction": "data.valid_fraction",
 }
 GIVEN = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
-UNSAVED: Settings = {
-    "train.checkpoint_every": 1_000_000_000
-}  # what dies with its process need not be saved on the way
+# What dies with its process need not be saved on the way.
+UNSAVED: Settings = {"train.checkpoint_every": 1_000_000_000}
 KEPT = tuple(name for name in OWN if name not in ("checkpoints", "tokens", "report.html"))
+ALONE = threading.RLock()
 
 
 class TextEstimator(BaseEstimator):
@@ -94,6 +97,7 @@ class TextEstimator(BaseEstimator):
         self.verbose = verbose
 
     @classmethod
+    @in_users_words()
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
         """A fitted estimator from a run folder, with the run's settings as its parameters."""
         folder = RunFolder(Path(path))
@@ -110,13 +114,17 @@ class TextEstimator(BaseEstimator):
             if name not in (*SETTINGS.values(), *UNSAVED, "task", "seed") and not _is_of_files(name)
         }
         estimator = cls(**named, settings=others or None, random_state=config.seed, device=device)
-        estimator._keep(load(folder.path, device=device), run_files(folder.path))
+        with undisturbed(device):
+            estimator._keep(load(folder.path, device=device), run_files(folder.path))
         return estimator
 
+    @in_users_words()
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder, which `triform.load` and every command open."""
         check_is_fitted(self)
         folder = RunFolder(Path(path))
+        if folder.config_file.exists() and not overwrite:
+            raise CheckpointError(f"{path}: already holds a run; choose another path or give overwrite=True")
         claim(folder, {}, Options(overwrite=overwrite))
         folder.clear()
         self._write(folder.path)
@@ -128,13 +136,13 @@ class TextEstimator(BaseEstimator):
             folder, data = Path(name), Path(name) / GIVEN
             with data.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            given: Settings = {"seed": self._seed(), "data.train": str(data)}
+            given: Settings = {"seed": seed_of(self.random_state), "data.train": str(data)}
             asked: dict[str, Any] = UNSAVED | self._settings() | more | given
-            options = Options(out=name, device=self.device, quiet=not self.verbose)
+            shown = cast(TextIO, Shown(sys.stderr, str(data)))
+            options = Options(out=name, device=self.device, quiet=not self.verbose, progress=shown)
             try:
-                run = train(self.task, preset=self.preset or "", options=options, **asked)
-            except DataError as error:
-                raise InputError(str(error).replace(str(data), "X")) from None
+                with in_users_words(str(data)), undisturbed(self.device):
+                    run = train(self.task, preset=self.preset or "", options=options, **asked)
             except InterruptedRun:  # there is nothing to go on with: the folder goes
                 raise KeyboardInterrupt from None
             run.task.config = build({"data.train": GIVEN}, run.config)
@@ -145,22 +153,13 @@ class TextEstimator(BaseEstimator):
         """The parameters that say something, under Triform's names."""
         asked = {dotted: getattr(self, name) for name, dotted in SETTINGS.items()}
         asked = {name: value for name, value in asked.items() if value is not None}
-        for name, value in (self.settings or {}).items():
+        for name, value in check_settings({} if self.settings is None else self.settings).items():
             if _is_of_files(name) or name in ("task", "seed"):
                 raise ConfigError(
                     f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
                 )
             asked[name] = value
-        return {
-            name: typed(name, value.item() if isinstance(value, np.generic) else value)
-            for name, value in asked.items()
-        }
-
-    def _seed(self) -> int:
-        """A whole number is the seed itself, so that `triform train` with the same seed learns the same."""
-        if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        return {name: typed(name, plain(value)) for name, value in asked.items()}
 
     def _keep(self, run: Run, files: dict[str, bytes]) -> None:
         self._run, self._files = run, files
@@ -168,13 +167,14 @@ class TextEstimator(BaseEstimator):
 
     @property
     def _model(self) -> Run:
-        """The fitted model; after unpickling it is opened when it is first needed, on the device asked for."""
+        """The fitted model; opened when it is asked where it is not yet: unpickled, or set to another device."""
         check_is_fitted(self)
-        if self._run is None:
-            with tempfile.TemporaryDirectory(prefix="triform-") as name:
-                self._write(Path(name))
-                self._run = load(name, device=self.device)
-        return self._run
+        with in_users_words():
+            if self._run is None or self._run.task.device.type != pick_device(self.device).type:
+                with tempfile.TemporaryDirectory(prefix="triform-") as name, undisturbed(self.device):
+                    self._write(Path(name))
+                    self._run = load(name, device=self.device)
+            return self._run
 
     def _write(self, folder: Path) -> None:
         for name, content in self._files.items():
@@ -190,6 +190,31 @@ class TextEstimator(BaseEstimator):
         tags.input_tags.two_d_array = False
         tags.no_validation = True  # texts are looked at by `check_texts`: an array of numbers has no place here
         return tags
+
+
+class Shown:
+    """A stream on which the file of texts that were given in memory is called X."""
+
+    def __init__(self, out: TextIO, file: str) -> None:
+        self.out, self.file = out, file
+
+    def write(self, text: str) -> int:
+        return self.out.write(text.replace(self.file, "X"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
+
+
+@contextmanager
+def undisturbed(device: str) -> Iterator[None]:
+    """One thread at a time, for all draw from torch's one stream of random numbers; it is left as it was found.
+
+    To seed is to seed every device. Their states lie on the host: keeping them costs nothing, but starting CUDA
+    would, so that is not done where only the CPU is used.
+    """
+    far = pick_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with ALONE, torch.random.fork_rng(range(torch.accelerator.device_count()) if far else ()):
+        yield
 
 
 def _is_of_files(name: str) -> bool:

@@ -1,21 +1,75 @@
-"""What a user gives to an estimator, looked at before anything is made of it."""
+"""What a user gives to an estimator, looked at before anything is made of it; errors in the user's words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from sklearn.utils import column_or_1d
+from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError, TriformError
 
 Array = np.ndarray[Any, Any]
+# What is advised to users of the command line, and how an estimator says it.
+WORDS = {
+    "give --valid FILE, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
+    "give a validation set, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
+    "give --valid, or data.valid_fraction=0": "set validation_fraction to 0",
+    "use --device auto or cpu": "use device='auto' or 'cpu'",
+    "choose another --out": "choose another path",
+    ", then go on with --resume": ", then try again",
+    "or train again with --overwrite": "or train again",
+    "train it further with --resume": "train it further with triform train --resume",
+    "let --set train.auto_batch=true find it": "let settings={'train.auto_batch': True} find it",
+    "with --from RUN (train.base)": "with settings={'train.base': RUN}",
+    "leave out --embeddings or --from": "leave out one of them",
+    "train with tokenizer.kind=bpe": "train with tokenizer='bpe'",
+}
 
 
 class InputError(DataError, ValueError):
     """Texts or labels that cannot be used: Triform's error, and the one that scikit-learn's callers expect."""
+
+
+@contextmanager
+def in_users_words(file: str = "") -> Iterator[None]:
+    """Errors name parameters, not options of a command; a file that only `fit` knows is X."""
+    try:
+        yield
+    except TriformError as error:
+        said = str(error).replace(file, "X") if file else str(error)
+        for theirs, ours in WORDS.items():
+            said = said.replace(theirs, ours)
+        kind = InputError if isinstance(error, DataError) else type(error)
+        if isinstance(error, kind) and said == str(error):
+            raise
+        raise kind(said) from None
+
+
+def plain(value: object) -> object:
+    """A number of NumPy's, which grids and draws give, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def seed_of(random_state: int | np.random.RandomState | None) -> int:
+    """A whole number is the seed itself, so that `triform train` with the same seed learns the same."""
+    if not isinstance(random_state, int | np.integer):
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    if not 0 <= random_state < 2**32:
+        raise ConfigError(f"random_state={random_state} must lie between 0 and {2**32 - 1}")
+    return int(random_state)
+
+
+def check_settings(settings: object) -> Mapping[str, object]:
+    """`settings` as a mapping from names."""
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise ConfigError(
+            f"settings={_shown(settings)} must be a dict of names and values, such as {{'model.d_ff': 64}}"
+        )
+    return settings
 
 
 def check_texts(given: object, name: str = "X") -> list[str]:
@@ -36,7 +90,7 @@ def check_texts(given: object, name: str = "X") -> list[str]:
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"{name}: row {row} is {_described(text)}; every row must be a text (str)")
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        if _is_half(text):
             raise InputError(f"{name}: row {row} holds half of a surrogate pair (\\ud...); mend the text")
     return texts
 
@@ -47,24 +101,32 @@ def check_labels(y: object, n_texts: int, who: object) -> Array:
         raise InputError(f"{type(who).__name__} requires y to be passed, but the target y is None")
     labels: Array = column_or_1d(y, warn=True)
     _check_length("y", len(labels), n_texts)
-    missing = np.flatnonzero([_is_missing(label) for label in labels.tolist()])
-    if len(missing):
-        row = int(missing[0])
-        raise InputError(f"Input y contains NaN: row {row} is {_described(labels[row])}; every text needs a label")
+    for row, label in enumerate(labels.tolist()):
+        if _is_missing(label):
+            raise InputError(f"Input y contains NaN: row {row} is {_described(label)}; every text needs a label")
+        if isinstance(label, float) and np.isinf(label):
+            raise InputError(f"Input y contains infinity: row {row} is {_described(label)}; name the class")
     check_classification_targets(labels)
     return labels
 
 
-def label_names(classes: Array) -> tuple[str, ...]:
+def names_of(classes: Array) -> tuple[str, ...]:
     """What the run calls the classes, in their order."""
+    return tuple(str(label).strip() for label in classes.tolist())
+
+
+def usable_names(classes: Array) -> tuple[str, ...]:
+    """The same of classes that are to be learned; an InputError where they cannot be."""
     if len(classes) < 2:
         raise InputError(
             f"y has one class only, {_shown(classes.tolist()[0])}; a classifier needs at least two classes"
         )
-    names = tuple(str(label).strip() for label in classes.tolist())
+    names = names_of(classes)
     for place, name in enumerate(names):
         if not name:
             raise InputError(f"y has an empty label, {_shown(classes.tolist()[place])}; name the class")
+        if _is_half(name):
+            raise InputError(f"y has a label with half of a surrogate pair, {_shown(name)}; mend the label")
         if name in names[:place]:
             alike = _shown(classes.tolist()[names.index(name)]), _shown(classes.tolist()[place])
             raise InputError(f"y has labels that read alike, {alike[0]} and {alike[1]}; give them different names")
@@ -78,6 +140,15 @@ def check_targets(y: object, n_texts: int, who: object) -> list[str]:
     targets = check_texts(y, "y")
     _check_length("y", len(targets), n_texts)
     return targets
+
+
+def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Something must have both sides, for only that can be learned."""
+    blank = [name for name, texts in (("X", sources), ("y", targets)) if not any(map(str.strip, texts))]
+    if blank:
+        raise InputError(f"{' and '.join(blank)}: no row has any text")
+    if not any(source.strip() and target.strip() for source, target in zip(sources, targets, strict=True)):
+        raise InputError("X and y: no row has text on both sides")
 
 
 def text_array(texts: Sequence[str]) -> Array:
@@ -94,9 +165,12 @@ def _check_length(name: str, length: int, n_texts: int) -> None:
 
 def _is_missing(value: object) -> bool:
     """None, NaN, and what pandas writes for them: not equal to itself, or not saying."""
-    return (
-        value is None or (isinstance(value, float) and not np.isfinite(value)) or type(value).__name__ == "NAType"
-    )
+    return value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ == "NAType"
+
+
+def _is_half(text: str) -> bool:
+    """Whether it holds half of a surrogate pair, which no file can."""
+    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _described(value: object) -> str:

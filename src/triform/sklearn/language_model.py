@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Self, cast
 
+import numpy as np
+
 from triform.data.readers import Piece
+from triform.errors import ConfigError
+from triform.settings import typed
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import InputError, check_texts
+from triform.sklearn.given import InputError, check_texts, in_users_words, plain, seed_of
 from triform.tasks.generate import Generate, encode
 from triform.tasks.windows import Stream
 
@@ -45,11 +49,17 @@ class LanguageModel(TextEstimator):
             raise InputError("X has fewer than two tokens: there is nothing to score")
         return task.evaluate(stream)
 
-    def generate(self, prompts: object, *, random_state: int | None = None, **decode: object) -> list[str]:
+    @in_users_words()
+    def generate(
+        self, prompts: object, *, random_state: int | np.random.RandomState | None = None, **decode: object
+    ) -> list[str]:
         """A continuation of every prompt; `decode` are settings such as `max_new_tokens` and `temperature`.
 
         The same call gives the same texts; another `random_state` gives others.
         """
-        model = self._model
-        found = model.predict(check_texts(prompts, "prompts"), seed=random_state, **decode)
+        if "seed" in decode:
+            raise ConfigError("seed: a continuation is drawn by its random_state")
+        settings = {name: typed(f"decode.{name}", plain(value)) for name, value in decode.items()}
+        seed = None if random_state is None else seed_of(random_state)
+        found = self._model.predict(check_texts(prompts, "prompts"), seed=seed, **settings)
         return [each.output for each in found]

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from triform.metrics import translation_scores
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import Array, check_targets, check_texts, text_array
+from triform.sklearn.given import Array, check_pairs, check_targets, check_texts, text_array
 
 
 class Translator(TextEstimator):
@@ -18,6 +18,7 @@ class Translator(TextEstimator):
         """Learn from pairs; those that lack a side are left out."""
         sources = check_texts(X)
         targets = check_targets(y, len(sources), self)
+        check_pairs(sources, targets)
         self._train({"source": source, "target": target} for source, target in zip(sources, targets, strict=True))
         return self
 

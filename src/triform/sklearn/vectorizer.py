@@ -1,4 +1,4 @@
-"""Texts as vectors: what an encoder makes of them, averaged over tokens."""
+"""Texts as vectors: what an encoder makes of them, as its layer of labels reads it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from torch import Tensor
 
 from triform.data.loader import in_order_of_length
 from triform.data.store import TokenStore
-from triform.nn.rows import pack, pad, rows_of
+from triform.errors import ConfigError
+from triform.nn.rows import Keep, pack, pad, rows_of
 from triform.run import Run
 from triform.sklearn.classifier import fit_to_classes
-from triform.sklearn.estimator import TextEstimator
+from triform.sklearn.estimator import SETTINGS, TextEstimator
 from triform.sklearn.given import Array, check_texts
 from triform.tasks.classify import Classify
 from triform.tasks.labelled import encoded_rows
 from triform.tasks.task import ByLength
-from triform.text import PAD
 
 
 class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEstimator):
-    """An encoder's states, averaged over the tokens of a text: as many features as `d_model`.
+    """What stands for a text in an encoder, the mean of its states unless `model.pooling` says otherwise.
+
+    As many features as `d_model`.
 
     `fit(X, y)` trains a classifier and leaves its last layer off. With `run`, the folder of a classifier that
     was trained before, `fit` only opens it.
@@ -68,10 +70,16 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         """Learn to tell the classes apart; with a `run`, which has learned already, y is not looked at."""
         if self.run is None:
             fit_to_classes(self, X, y)
-        else:
-            check_texts(X)
-            opened = self.from_run(self.run, device=self.device)
-            self._keep(opened._model, opened._files)
+            return self
+        check_texts(X)
+        usual = TextVectorizer().get_params()
+        said = [name for name in (*SETTINGS, "preset", "settings") if getattr(self, name) != usual[name]]
+        if said:
+            raise ConfigError(
+                f"run={str(self.run)!r} has learned with settings of its own; leave out {', '.join(said)}"
+            )
+        opened = self.from_run(self.run, device=self.device)
+        self._keep(opened._model, opened._files)
         return self
 
     def transform(self, X: object) -> Array:
@@ -92,14 +100,23 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
 
 @torch.inference_mode()
 def pooled_states(run: Run, texts: list[str]) -> Array:
-    """What the encoder makes of each text, averaged over its tokens, as the layer of labels would read it."""
+    """What the encoder makes of each text, as the layer of labels would read it."""
     task = cast(Classify, run.task)
-    model, tokenizer, max_len = task.model.eval(), task.tokenizer, task.config.data.max_len
+    tokenizer, max_len = task.tokenizer, task.config.data.max_len
+    task.model.eval()
     store = TokenStore.build_rows(encoded_rows(texts, tokenizer), vocab_size=tokenizer.vocab_size)
-    lay = pack if task.device.type == "cpu" else partial(pad, fill=PAD)
+    lay = pack if task.device.type == "cpu" else partial(pad, fill=tokenizer.special.filling)
     found: Array = np.empty((len(texts), task.config.model.d_model), dtype=np.float32)
     for indices in in_order_of_length(np.minimum(store.lengths, max_len), batch_tokens=ByLength.EVAL_TOKENS):
-        tokens, keep = lay([store[index][:max_len] for index in indices.tolist()])
-        rows = rows_of(keep.to(task.device) if isinstance(keep, Tensor) else keep)
-        found[indices] = rows.mean(model.encoder(tokens.to(task.device), rows)).float().cpu().numpy()
+        tokens, keep = lay([tokenizer.special.cut(store[index], max_len) for index in indices.tolist()])
+        keep = keep.to(task.device) if isinstance(keep, Tensor) else keep
+        found[indices] = pooled(task, tokens.to(task.device), keep).float().cpu().numpy()
+    return found
+
+
+def pooled(task: Classify, tokens: Tensor, keep: Keep) -> Tensor:  # (B, T) -> (rows, D)
+    """Pooled as `model.pooling` says; the two kinds of model take what they pool in another order."""
+    rows = rows_of(keep)
+    states, pool = task.model.encoder(tokens, rows), cast(Any, task.model.pool)
+    found: Tensor = pool(states, rows) if task.config.model.is_recurrent else pool(rows, states)
     return found
