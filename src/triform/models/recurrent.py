@@ -19,7 +19,7 @@ from triform.nn.embedding import Embedding
 from triform.nn.init import initialise
 from triform.nn.positions import Relation
 from triform.nn.recurrent import BothWays, Carry, Forwards, OneWay, cell_of
-from triform.nn.rows import Keep, Packed, Padded, rows_of
+from triform.nn.rows import POOLINGS, Keep, Packed, Padded, Rows, rows_of
 
 
 def _laid(keep: Keep) -> Padded | Packed:
@@ -45,7 +45,7 @@ class RecurrentEncoder(nn.Module):
             x = block(x, back)
         return rows.together(x)
 
-    def ends(self, x: Tensor, rows: Padded | Packed) -> Tensor:  # (B, T, D) -> (rows, D)
+    def ends(self, rows: Rows, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """What was known of each row when all of it had been read: forwards its last state, backwards its first."""
         return torch.cat([rows.last(x)[:, : self.reads_ahead], rows.first(x)[:, self.reads_ahead :]], dim=-1)
 
@@ -56,14 +56,14 @@ class RecurrentClassifier(nn.Module):
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
         self.encoder = RecurrentEncoder(config, sizes)
-        self.pool = self.encoder.ends if config.pooling == "last" else lambda x, rows: rows.mean(x)
+        self.pool = self.encoder.ends if config.pooling == "last" else POOLINGS[config.pooling]
         self.dropout = nn.Dropout(config.dropout)
         self.head = label_head(config, sizes.n_labels)
         initialise(self, depth=0)
 
     def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
         rows = _laid(keep)
-        return self.head(self.dropout(self.pool(self.encoder(tokens, rows), rows)))
+        return self.head(self.dropout(self.pool(rows, self.encoder(tokens, rows))))
 
 
 class RecurrentDecoder(nn.Module):
@@ -151,7 +151,7 @@ class RecurrentSeq2Seq(nn.Module):
     def first_state(self, states: Tensor, source: Padded | Packed) -> Tensor:  # (B, S, D) -> (L, P, B, D)
         """What the decoder begins with: made of what the encoder knew at the ends of the source."""
         n, parts, width = self.blocks.shape
-        begun = torch.tanh(self.begin(self.encoder.ends(states, source)))  # (B, L · P · D)
+        begun = torch.tanh(self.begin(self.encoder.ends(source, states)))  # (B, L · P · D)
         return begun.view(len(begun), n, parts, width).permute(1, 2, 0, 3).contiguous()
 
     def _looked(

@@ -15,7 +15,7 @@ from torch import Tensor
 from triform.data.loader import in_order_of_length
 from triform.data.store import TokenStore
 from triform.errors import ConfigError
-from triform.nn.rows import Keep, pack, pad, rows_of
+from triform.nn.rows import pack, pad, rows_of
 from triform.run import Run
 from triform.sklearn.classifier import fit_to_classes
 from triform.sklearn.estimator import SETTINGS, TextEstimator
@@ -102,21 +102,13 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
 def pooled_states(run: Run, texts: list[str]) -> Array:
     """What the encoder makes of each text, as the layer of labels would read it."""
     task = cast(Classify, run.task)
-    tokenizer, max_len = task.tokenizer, task.config.data.max_len
-    task.model.eval()
+    model, tokenizer, max_len = task.model.eval(), task.tokenizer, task.config.data.max_len
     store = TokenStore.build_rows(encoded_rows(texts, tokenizer), vocab_size=tokenizer.vocab_size)
     lay = pack if task.device.type == "cpu" else partial(pad, fill=tokenizer.special.filling)
     found: Array = np.empty((len(texts), task.config.model.d_model), dtype=np.float32)
     for indices in in_order_of_length(np.minimum(store.lengths, max_len), batch_tokens=ByLength.EVAL_TOKENS):
         tokens, keep = lay([tokenizer.special.cut(store[index], max_len) for index in indices.tolist()])
-        keep = keep.to(task.device) if isinstance(keep, Tensor) else keep
-        found[indices] = pooled(task, tokens.to(task.device), keep).float().cpu().numpy()
-    return found
-
-
-def pooled(task: Classify, tokens: Tensor, keep: Keep) -> Tensor:  # (B, T) -> (rows, D)
-    """Pooled as `model.pooling` says; the two kinds of model take what they pool in another order."""
-    rows = rows_of(keep)
-    states, pool = task.model.encoder(tokens, rows), cast(Any, task.model.pool)
-    found: Tensor = pool(states, rows) if task.config.model.is_recurrent else pool(rows, states)
+        rows = rows_of(keep.to(task.device) if isinstance(keep, Tensor) else keep)
+        states = model.encoder(tokens.to(task.device), rows)
+        found[indices] = model.pool(rows, states).float().cpu().numpy()
     return found
