@@ -117,6 +117,17 @@ def test_torch_opens_what_was_learned_without_it(tmp_path: Path) -> None:
         assert scratch.load(tmp_path / f"t{shared}").translate(TEXTS) == translator.translate(TEXTS)
 
 
+def test_what_was_saved_without_checkpoints_is_not_trained_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    quick("classify").fit(WORDS, LABELS).save(folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(CheckpointError, match="was saved without checkpoints; its model works, but cannot be tr"):
+        triform.train("classify", out=folder, resume=True, device="cpu", quiet=True)
+    with pytest.raises(CheckpointError, match="already holds a finished run"):
+        triform.train("classify", out=folder, device="cpu", quiet=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
 def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:
     losses = [quick("classify").fit(WORDS, LABELS).losses for _ in range(2)]
     assert losses[0] == losses[1]
