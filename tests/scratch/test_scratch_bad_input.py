@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scratch_twins import FORMS, MAX_LEN, Twins
 
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
-from triform.errors import ConfigError, DataError, DivergedError
+from triform.errors import ConfigError, DataError, DivergedError, TriformError
 from triform.scratch import models
 from triform.scratch.supported import MODEL, MODEL_FREE, TRAIN, TRAIN_FREE
 
@@ -161,3 +162,35 @@ def test_a_loss_that_is_no_number_stops_the_learning() -> None:
     wild = replace(QUICK, train=replace(QUICK.train, lr=1e30, max_steps=50, warmup_steps=0, clip_norm=0.0))
     with pytest.raises(DivergedError, match=r"stopped being a finite number at step \d+; lower train\.lr"):
         scratch.TextClassifier(wild).fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+
+
+def test_a_step_that_goes_too_far_is_told_even_when_it_is_the_last() -> None:
+    wild = replace(QUICK, train=replace(QUICK.train, lr=1e38, max_steps=1, warmup_steps=0, clip_norm=0.0))
+    learner = scratch.TextClassifier(wild)
+    with pytest.raises(DivergedError, match=r"the last step, 1, left weights that give no finite number"):
+        learner.fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+    with pytest.raises(DataError, match="has learned nothing yet"):
+        learner.predict(["a"])
+
+
+def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
+    classifier = scratch.TextClassifier(QUICK).fit(["a b", "b c"], ["x", "y"])
+    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    translator = scratch.Translator(QUICK).fit(["a b", "b"], ["x y", "y"])
+    for learner, refused in (
+        (classifier, (["new words"], ["z"])),
+        (writer, ("p",)),
+        (translator, (["", ""], ["", ""])),
+    ):
+        before, losses = learner.predict(["a", "b"]), learner.losses
+        with pytest.raises(TriformError):
+            learner.fit(*refused)
+        assert learner.predict(["a", "b"]) == before
+        assert learner.losses is losses
+        learner.save(tmp_path / learner.task)
+        assert scratch.load(tmp_path / learner.task).predict(["a", "b"]) == before
+    weights = classifier.weights.value.copy()
+    classifier.asked = replace(classifier.asked, train=replace(QUICK.train, lr=1e38, warmup_steps=0, clip_norm=0.0))
+    with pytest.raises(DivergedError):
+        classifier.fit(["a b", "b c"], ["x", "y"])
+    np.testing.assert_array_equal(classifier.weights.value, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -65,6 +66,16 @@ class Learner:
         check_training(self.asked)
         self.config = self.asked
 
+    def learn_from(self, *data: Any) -> Self:
+        """A copy learns, and only one that ends well is taken over: what fails leaves this one as it was."""
+        fresh = copy(self)
+        vars(self).update(vars(fresh.learn(fresh.lesson(*data))))
+        return self
+
+    def lesson(self, *data: Any) -> Lesson:
+        """What these data teach. Settings, vocabularies and a model are made for them."""
+        raise NotImplementedError
+
     def learn(self, lesson: Lesson) -> Self:
         self.losses = learn(self.model, self.weights, lesson, self.config)
         return self
@@ -105,7 +116,7 @@ class TextClassifier(Learner):
 
     def fit(self, texts: Sequence[str], labels: Sequence[str]) -> Self:
         """Learn which label belongs to which text."""
-        return self.learn(self.lesson(texts, labels))
+        return self.learn_from(texts, labels)
 
     def lesson(self, texts: Sequence[str], labels: Sequence[str]) -> Lesson:
         self.begin()
@@ -151,7 +162,7 @@ class LanguageModel(Learner):
 
     def fit(self, texts: str | Sequence[str]) -> Self:
         """Learn to go on with a text, or with any of several documents."""
-        return self.learn(self.lesson(texts))
+        return self.learn_from(texts)
 
     def lesson(self, texts: str | Sequence[str]) -> Lesson:
         self.begin()
@@ -217,7 +228,7 @@ class Translator(Learner):
 
     def fit(self, sources: Sequence[str], targets: Sequence[str]) -> Self:
         """Learn to write the target of each source."""
-        return self.learn(self.lesson(sources, targets))
+        return self.learn_from(sources, targets)
 
     def lesson(self, sources: Sequence[str], targets: Sequence[str]) -> Lesson:
         self.begin()
