@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-import triform
 from triform.config import Config, DecodeConfig, Sizes, TaskName
-from triform.errors import DataError
-from triform.scratch import decode, weights
+from triform.errors import ConfigError, DataError
+from triform.scratch import decode, folder, weights
 from triform.scratch.attention import padding, softmax
 from triform.scratch.batches import by_length, pad
 from triform.scratch.learning import Batch, Lesson, learn, rows_again_and_again, windows
@@ -22,11 +21,9 @@ from triform.scratch.loss import IGNORE
 from triform.scratch.models import Classifier, Decoder, Seq2Seq
 from triform.scratch.part import Array, Source, Weights
 from triform.scratch.supported import check_model, check_training, settled
-from triform.settings import to_toml
-from triform.text import BOS, EOS, Tokenizer, train_tokenizer
+from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
 
 AT_ONCE = 8_192  # tokens read together when nothing is learned
-FORMAT = 1  # of a run folder
 
 
 class Learner:
@@ -85,7 +82,7 @@ class Learner:
         max_len = self.config.data.max_len or max(2, min(most, longest))
         self.config = replace(self.config, data=replace(self.config.data, max_len=max_len))
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """A run folder, which `triform.load` and the commands open as well."""
         self.check_fitted()
         vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
@@ -94,13 +91,7 @@ class Learner:
             tokenizer=replace(self.config.tokenizer, vocab_size=vocab_size),
             data=replace(self.config.data, valid_fraction=0.0),  # nothing was held out
         )
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, tokenizer in self.tokenizers.items():
-            tokenizer.save(folder / name)
-        weights.write(folder / "model.safetensors", self.weights)
-        marks = {"format": FORMAT, "triform": triform.__version__}
-        (folder / "config.toml").write_text(to_toml(config, marks), encoding="utf-8")
+        folder.write(Path(path), config, self.tokenizers, self.weights, overwrite=overwrite)
 
 
 class TextClassifier(Learner):
@@ -291,6 +282,27 @@ class Translator(Learner):
             return self.model.head(states[:, -1])[0]
 
         return scores
+
+
+LEARNERS: dict[str, type[Learner]] = {each.task: each for each in (TextClassifier, LanguageModel, Translator)}
+
+
+def load(path: str | Path) -> TextClassifier | LanguageModel | Translator:
+    """The model of a run folder, in NumPy."""
+    place = Path(path)
+    config = folder.read_config(place)
+    try:
+        learner = LEARNERS[config.task](config)
+        two = config.task == "translate" and not config.tokenizer.shared
+        names = ["tokenizer.source.json", "tokenizer.target.json"] if two else ["tokenizer.json"]
+        learner.tokenizers = {name: load_tokenizer(place / name) for name in names}
+        learner.build()
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    file = place / folder.MODEL
+    weights.put(learner.weights, weights.read(file), str(file))
+    assert isinstance(learner, TextClassifier | LanguageModel | Translator)
+    return learner
 
 
 def readable(text: list[int], max_len: int) -> list[int]:
