@@ -132,9 +132,9 @@ def test_data_that_does_not_fit_is_told() -> None:
         translator.fit([], [])
     with pytest.raises(DataError, match="give a list of texts, not one text by itself"):
         classifier.fit("abc", "abc")
-    with pytest.raises(DataError, match="texts are needed; 3 is int"):
+    with pytest.raises(DataError, match="texts must be strings; row 2 is 3, int"):
         classifier.fit(["a", 3], ["x", "y"])
-    with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
+    with pytest.raises(DataError, match="there is only one label, 'x'; a classifier needs at least two labels"):
         classifier.fit(["a", "b"], ["x", "x"])
     known = replace(QUICK, data=DataConfig(labels=("x", "y")))
     with pytest.raises(DataError, match=r"label 'z' is not among data\.labels: x, y"):
@@ -194,3 +194,51 @@ def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(DivergedError):
         classifier.fit(["a b", "b c"], ["x", "y"])
     np.testing.assert_array_equal(classifier.weights.value, weights)
+
+
+def test_whatever_can_be_walked_over_is_taken_and_nothing_else() -> None:
+    texts, labels = ["a b", "b c", "c d"], ["x", "y", "x"]
+    known = scratch.TextClassifier(QUICK).fit(texts, labels)
+    drawn = scratch.TextClassifier(QUICK).fit((text for text in texts), iter(labels))
+    assert drawn.losses == known.losses
+    assert drawn.predict(text for text in texts) == known.predict(texts)
+    writer = scratch.LanguageModel(QUICK).fit(text * 9 for text in texts)
+    translator = scratch.Translator(QUICK).fit(iter(texts), iter(labels))
+    for odd in (None, 5, np.array(5)):
+        for call in (known.predict, writer.fit, writer.generate, translator.translate):
+            with pytest.raises(DataError, match=f"give a list of texts, not {type(odd).__name__}"):
+                call(odd)
+        with pytest.raises(DataError, match=f"give a list of labels, not {type(odd).__name__}"):
+            known.fit(texts, odd)
+
+
+def test_labels_are_plain_strings_whatever_held_them() -> None:
+    learner = scratch.TextClassifier(QUICK).fit(np.array(["a b", "b c", "d"]), np.array(["x", " y", "y"]))
+    assert learner.labels == ("x", "y")
+    assert all(type(label) is str for label in (*learner.labels, *learner.predict(["a", "b"])))
+
+
+def test_labels_that_are_none_are_told_with_their_row() -> None:
+    texts = ["a", "b", "c"]
+    with pytest.raises(DataError, match="labels must be strings; row 2 is 1, int"):
+        scratch.TextClassifier(QUICK).fit(texts, ["0", 1, 0])
+    with pytest.raises(DataError, match="labels must be strings; row 1 is True, bool"):
+        scratch.TextClassifier(QUICK).fit(texts, [True, False, True])
+    with pytest.raises(DataError, match="the label of row 3 is empty"):
+        scratch.TextClassifier(QUICK).fit(texts, ["x", "y", " "])
+    for labels in (("x", "x", "y"), ("x", "y", "")):
+        known = replace(QUICK, data=DataConfig(labels=labels))
+        with pytest.raises(ConfigError, match=r"data\.labels=.* must be names, and no two alike"):
+            scratch.TextClassifier(known).fit(texts, ["x", "y", "x"])
+
+
+@pytest.mark.parametrize("seed", [-5, 1.5, "x", 2**32])
+def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
+    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    with pytest.raises(ConfigError, match=rf"seed='?{re.escape(str(seed))}'? must"):
+        writer.generate(["a"], seed=seed)
+
+
+def test_the_seed_of_the_settings_is_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"seed=1\.5 must be a whole number"):
+        scratch.TextClassifier(replace(QUICK, seed=1.5))

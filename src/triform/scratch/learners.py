@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import chain
@@ -16,11 +16,13 @@ from triform.errors import ConfigError, DataError
 from triform.scratch import decode, folder, weights
 from triform.scratch.attention import padding, softmax
 from triform.scratch.batches import by_length, pad
+from triform.scratch.given import check_pairs, check_texts, label_names, seeds_of
 from triform.scratch.learning import Batch, Lesson, learn, rows_again_and_again, windows
 from triform.scratch.loss import IGNORE
 from triform.scratch.models import Classifier, Decoder, Seq2Seq
 from triform.scratch.part import Array, Source, Weights
 from triform.scratch.supported import check_model, check_training, settled
+from triform.settings import build
 from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
 
 AT_ONCE = 8_192  # tokens read together when nothing is learned
@@ -35,7 +37,8 @@ class Learner:
     weights: Weights
 
     def __init__(self, config: Config | None = None) -> None:
-        self.asked = self.config = settled(replace(config or Config(), task=self.task))
+        config = replace(config or Config(), task=self.task)
+        self.asked = self.config = settled(build({"seed": config.seed}, config))  # a seed is a whole number
         check_model(self.config.model)
         self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
         self.losses: list[float] = []  # of each step
@@ -105,16 +108,15 @@ class TextClassifier(Learner):
     def labels(self) -> tuple[str, ...]:
         return self.config.data.labels
 
-    def fit(self, texts: Sequence[str], labels: Sequence[str]) -> Self:
+    def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
         """Learn which label belongs to which text."""
         return self.learn_from(texts, labels)
 
-    def lesson(self, texts: Sequence[str], labels: Sequence[str]) -> Lesson:
+    def lesson(self, texts: Iterable[str], labels: Iterable[str]) -> Lesson:
         self.begin()
-        check_alike(texts, labels, "texts", "labels")
-        names = self.asked.data.labels or tuple(sorted(set(labels)))
-        if odd := set(labels) - set(names):
-            raise DataError(f"label {min(odd)!r} is not among data.labels: {', '.join(names)}")
+        texts, labels = check_pairs(texts, labels, "texts", "labels")
+        labels = [label.strip() for label in labels]  # as torch reads them
+        names = label_names(labels, self.asked.data.labels)
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
         numbers = np.array([names.index(label) for label in labels])
@@ -130,19 +132,19 @@ class TextClassifier(Learner):
         return Lesson(*rows_again_and_again(np.array([len(row) for row in rows]), self.config), batch)
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
-        return [row or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
+        return [row or [EOS] for row in self.tokenizer.encode_batch(texts)]
 
-    def predict_proba(self, texts: Sequence[str]) -> Array:  # -> (texts, labels)
+    def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
         """How likely each label is, in the order of `labels`."""
         self.check_fitted()
-        rows = [row[: self.config.data.max_len] for row in self.rows(texts)]
+        rows = [row[: self.config.data.max_len] for row in self.rows(check_texts(texts))]
         found = np.zeros((len(rows), len(self.labels)))
         for batch in by_length([len(row) for row in rows], AT_ONCE):
             scores, _ = self.model(*pad([rows[row] for row in batch.tolist()]))
             found[batch] = softmax(scores)
         return found
 
-    def predict(self, texts: Sequence[str]) -> list[str]:
+    def predict(self, texts: Iterable[str]) -> list[str]:
         """A label for each text."""
         return [self.labels[best] for best in self.predict_proba(texts).argmax(axis=-1).tolist()]
 
@@ -151,11 +153,11 @@ class LanguageModel(Learner):
     task = "generate"
     form = Decoder
 
-    def fit(self, texts: str | Sequence[str]) -> Self:
+    def fit(self, texts: str | Iterable[str]) -> Self:
         """Learn to go on with a text, or with any of several documents."""
         return self.learn_from(texts)
 
-    def lesson(self, texts: str | Sequence[str]) -> Lesson:
+    def lesson(self, texts: str | Iterable[str]) -> Lesson:
         self.begin()
         documents = [texts] if isinstance(texts, str) else check_texts(texts)
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
@@ -176,7 +178,7 @@ class LanguageModel(Learner):
         return Lesson(*windows(len(stream) - width, width, self.config), batch)
 
     def generate(
-        self, prompts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
+        self, prompts: Iterable[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """What follows each prompt."""
         self.check_fitted()
@@ -217,13 +219,13 @@ class Translator(Learner):
     def target(self) -> Tokenizer:
         return list(self.tokenizers.values())[-1]
 
-    def fit(self, sources: Sequence[str], targets: Sequence[str]) -> Self:
+    def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
         """Learn to write the target of each source."""
         return self.learn_from(sources, targets)
 
-    def lesson(self, sources: Sequence[str], targets: Sequence[str]) -> Lesson:
+    def lesson(self, sources: Iterable[str], targets: Iterable[str]) -> Lesson:
         self.begin()
-        check_alike(sources, targets, "sources", "targets")
+        sources, targets = check_pairs(sources, targets, "sources", "targets")
         if self.config.tokenizer.shared:
             self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}
         else:
@@ -251,7 +253,7 @@ class Translator(Learner):
         return Lesson(*rows_again_and_again(lengths, self.config), batch)
 
     def translate(
-        self, texts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
+        self, texts: Iterable[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """A translation of each text."""
         self.check_fitted()
@@ -318,29 +320,8 @@ def continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> 
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(tokens)
 
 
-def seeds_of(config: Config, seed: int | None, n: int) -> list[int]:
-    """A seed for each row, as the torch models have it."""
-    return [(config.seed if seed is None else seed) * 1_000_003 + row for row in range(n)]
-
-
 def with_rows(config: Config, width: int) -> Config:
     """Windows are all of one width: a budget of tokens is so many rows."""
     train = config.train
     rows = train.batch_size or max(1, train.batch_tokens // width)
     return replace(config, train=replace(train, batch_size=rows, batch_tokens=0))
-
-
-def check_texts(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise DataError("give a list of texts, not one text by itself")
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"texts are needed; {text!r} is {type(text).__name__}")
-    return list(texts)
-
-
-def check_alike(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
-    if len(check_texts(one)) != len(check_texts(other)):
-        raise DataError(f"there are {len(one)} {name} and {len(other)} {other_name}: they must be as many")
-    if not len(one):
-        raise DataError(f"there are no {name} to learn from")
