@@ -15,7 +15,7 @@ from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
 from triform.errors import ConfigError, DataError, DivergedError, TriformError
 from triform.scratch import models
-from triform.scratch.supported import MODEL, MODEL_FREE, TRAIN, TRAIN_FREE
+from triform.scratch.supported import DATA_FREE, MODEL, MODEL_FREE, TRAIN, TRAIN_FREE, TRAIN_IDLE
 
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
 QUICK = Config(model=SMALL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word"))
@@ -49,7 +49,18 @@ OTHER_TRAINING: dict[str, Any] = {
     "layer_decay": 0.5,
     "freeze": 1,
     "auto_batch": True,
+    "base": "a run",
     "embeddings": "vectors.bin",
+}
+OTHER_DATA: dict[str, Any] = {
+    "train": "rows.csv",
+    "valid": "rows.csv",
+    "text_column": "2",
+    "label_column": "1",
+    "source_column": "1",
+    "target_column": "2",
+    "header": "no",
+    "valid_fraction": 0.3,
 }
 
 
@@ -73,8 +84,39 @@ def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"train.{name}={OTHER_TRAINING[name]} is not known")):
         scratch.TextClassifier(replace(QUICK, train=train)).fit(["a", "b"], ["x", "y"])
     assert TRAIN.keys() <= OTHER_TRAINING.keys()
-    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *OTHER_TRAINING}
-    assert all(name in ("base", "momentum") or name.startswith("lora") for name in others), others
+    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *TRAIN_IDLE, *OTHER_TRAINING}
+    assert all(name.startswith("lora") for name in others), others
+
+
+@pytest.mark.parametrize("name", OTHER_DATA)
+def test_where_files_lie_is_nothing_to_a_learner_that_is_given_its_data(name: str) -> None:
+    config = replace(QUICK, data=DataConfig(**{name: OTHER_DATA[name]}))
+    with pytest.raises(ConfigError, match=re.escape(f"data.{name}={OTHER_DATA[name]} is about files")):
+        scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
+    others = {each.name for each in fields(DataConfig)} - {*DATA_FREE, *OTHER_DATA}
+    assert others == {"source", "target", "valid_source", "valid_target"}, "of translate: tried by themselves"
+
+
+def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> None:
+    for first, second in (("source", "target"), ("valid_source", "valid_target")):
+        config = replace(QUICK, task="translate", data=DataConfig(**{first: "a", second: "b"}))
+        with pytest.raises(ConfigError, match=rf"data\.{first}=a is about files"):
+            scratch.Translator(config).fit(["a", "b"], ["x", "y"])
+
+
+def test_settings_without_meaning_here_change_nothing() -> None:
+    idle = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
+    idle |= {"plateau_patience": 1}
+    assert idle.keys() == set(TRAIN_IDLE)
+    told = replace(QUICK, train=replace(QUICK.train, **idle), data=DataConfig(valid_fraction=0.0))
+    losses = [scratch.TextClassifier(each).fit(["a b", "b"], ["x", "y"]).losses for each in (QUICK, told)]
+    assert losses[0] == losses[1]
+
+
+def test_a_setting_that_must_be_empty_says_so() -> None:
+    config = replace(QUICK, train=replace(QUICK.train, base="x"))
+    with pytest.raises(ConfigError, match=r"train\.base=x is not known .* \(it must be left empty\)"):
+        scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
 
 
 def test_sizes_left_open_and_vocabularies_that_are_empty_are_named() -> None:

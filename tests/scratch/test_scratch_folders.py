@@ -183,6 +183,38 @@ def test_learning_again_forgets_what_earlier_data_decided() -> None:
     assert learner.losses == fresh.losses
 
 
+def test_a_run_that_was_opened_learns_other_data_by_its_own_settings(runs: dict[str, Any], tmp_path: Path) -> None:
+    texts, labels = ["one two", "three four five", "six"], ["1", "2", "3"]
+    learner = scratch.load(runs["classify"].path).fit(texts, labels)
+    assert learner.labels == ("1", "2", "3")
+    assert learner.config.data == DataConfig(labels=learner.labels, max_len=3)
+    assert learner.config.model == runs["classify"].config.model
+    assert learner.tokenizer.vocab_size == 10
+    scratch.load(runs["generate"].path).fit("other words entirely")
+    scratch.load(runs["translate"].path).fit(texts, labels)
+
+
+def test_a_vocabulary_with_special_tokens_of_its_own_is_not_read_as_if_it_had_ours(
+    runs: dict[str, Any], tmp_path: Path
+) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "cold"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    run = triform.train(
+        "classify",
+        out=tmp_path / "run",
+        data={"train": runs["classify"].config.data.train, "header": "no"},
+        tokenizer={"file": str(tmp_path / "vocab.txt")},
+        model=MODEL,
+        train={"max_steps": 1},
+        device="cpu",
+        quiet=True,
+    )
+    with pytest.raises(
+        triform.ConfigError, match=r"run: tokenizer\.kind=imported is not known to triform\.scratch"
+    ):
+        scratch.load(run.path)
+
+
 def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, Any], tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from triform.config import Config, DecodeConfig, Sizes, TaskName
+from triform.config import Config, DataConfig, DecodeConfig, Sizes, TaskName
 from triform.errors import ConfigError, DataError
 from triform.scratch import decode, folder, weights
 from triform.scratch.attention import padding, softmax
@@ -21,7 +21,7 @@ from triform.scratch.learning import Batch, Lesson, learn, rows_again_and_again,
 from triform.scratch.loss import IGNORE
 from triform.scratch.models import Classifier, Decoder, Seq2Seq
 from triform.scratch.part import Array, Source, Weights
-from triform.scratch.supported import check_model, check_training, settled
+from triform.scratch.supported import check_model, check_tokenizer, check_training, settled
 from triform.settings import build
 from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
 
@@ -62,7 +62,7 @@ class Learner:
         weights.initialise(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
     def begin(self) -> None:
-        """Forget what earlier data decided."""
+        """Forget what earlier data decided, here or in the run that was opened."""
         check_training(self.asked)
         self.config = self.asked
 
@@ -298,13 +298,21 @@ def load(path: str | Path) -> TextClassifier | LanguageModel | Translator:
         two = config.task == "translate" and not config.tokenizer.shared
         names = ["tokenizer.source.json", "tokenizer.target.json"] if two else ["tokenizer.json"]
         learner.tokenizers = {name: load_tokenizer(place / name) for name in names}
+        for tokenizer in learner.tokenizers.values():
+            check_tokenizer(tokenizer)
         learner.build()
+        learner.asked = undecided(config)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     file = place / folder.MODEL
     weights.put(learner.weights, weights.read(file), str(file))
     assert isinstance(learner, TextClassifier | LanguageModel | Translator)
     return learner
+
+
+def undecided(config: Config) -> Config:
+    """A run's settings without what came from its data: for others, that is decided anew."""
+    return settled(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
 
 
 def readable(text: list[int], max_len: int) -> list[int]:
