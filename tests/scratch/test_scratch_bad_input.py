@@ -13,8 +13,9 @@ from scratch_twins import FORMS, MAX_LEN, Twins
 
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
-from triform.errors import ConfigError, DataError, DivergedError, TriformError
-from triform.scratch import models
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, TriformError
+from triform.scratch import models, weights
+from triform.scratch.part import Weights
 from triform.scratch.supported import DATA_FREE, MODEL, MODEL_FREE, TRAIN, TRAIN_FREE, TRAIN_IDLE
 
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
@@ -231,11 +232,11 @@ def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
         assert learner.losses is losses
         learner.save(tmp_path / learner.task)
         assert scratch.load(tmp_path / learner.task).predict(["a", "b"]) == before
-    weights = classifier.weights.value.copy()
+    before = classifier.weights.value.copy()
     classifier.asked = replace(classifier.asked, train=replace(QUICK.train, lr=1e38, warmup_steps=0, clip_norm=0.0))
     with pytest.raises(DivergedError):
         classifier.fit(["a b", "b c"], ["x", "y"])
-    np.testing.assert_array_equal(classifier.weights.value, weights)
+    np.testing.assert_array_equal(classifier.weights.value, before)
 
 
 def test_whatever_can_be_walked_over_is_taken_and_nothing_else() -> None:
@@ -284,3 +285,54 @@ def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
 def test_the_seed_of_the_settings_is_a_whole_number() -> None:
     with pytest.raises(ConfigError, match=r"seed=1\.5 must be a whole number"):
         scratch.TextClassifier(replace(QUICK, seed=1.5))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lists_do_as_well_as_arrays(form: str) -> None:
+    twins = Twins(form, {})
+    lists = {name: each.tolist() for name, each in (twins.inputs | twins.targets).items()}
+    assert twins.ours.loss(**lists)[0] == twins.ours.loss(**twins.inputs, **twins.targets)[0]
+    (tokens, *_) = twins.inputs
+    for bad, message in ((None, r"these are object of shape \(\)"), ([[1, 2], [3]], "rows of one length")):
+        inputs = twins.inputs | {tokens: bad, **({"target": bad} if form == "seq2seq" else {})}
+        inputs = {name: each for name, each in inputs.items() if "keep" not in name}
+        with pytest.raises(DataError, match=message):
+            twins.ours(**inputs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_must_be_whole_numbers_and_smoothing_a_share(form: str) -> None:
+    twins = Twins(form, {})
+    ((name, targets),) = twins.targets.items()
+    with pytest.raises(DataError, match="targets must be whole numbers; these are float64"):
+        twins.ours.loss(**twins.inputs, **{name: targets * 1.0})
+    for share in (2.0, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match=rf"smoothing={share} must lie between 0 and 1"):
+            twins.ours.loss(**twins.inputs, **twins.targets, smoothing=share)
+
+
+def test_a_model_without_weights_and_sizes_below_nothing_are_told() -> None:
+    sizes = Sizes(vocab_size=5, max_len=4, n_labels=2)
+    for form, _ in FORMS.values():
+        inputs = [np.zeros((1, 2), int)] * (2 if form is models.Seq2Seq else 1)
+        with pytest.raises(DataError, match=r"this model has no weights yet: make them with Weights\(model\)"):
+            form(SMALL, sizes)(*inputs)
+    with pytest.raises(ConfigError, match="target_vocab_size=-2 must be at least 1, or 0"):
+        models.Seq2Seq(SMALL, replace(sizes, target_vocab_size=-2))
+
+
+def test_weights_that_cannot_be_kept_are_refused_before_any_is_written() -> None:
+    model = models.Decoder(SMALL, Sizes(vocab_size=5, max_len=4))
+    held = Weights(model)
+    weights.put(held, {name: each.value.tolist() for name, each in held.named.items()})  # lists will do
+    last = list(held.named)[-1]
+    for bad, message in (
+        (np.full(held.named[last].shape, 1e300), f"{last} holds what is no finite number"),
+        (np.full(held.named[last].shape, 1 + 1j), f"{last} must be real numbers; these are complex128"),
+        (np.full(held.named[last].shape, "a"), f"{last} must be real numbers; these are <U1"),
+        ([1.0], rf"{last} is \(1,\), wanted"),
+    ):
+        ones = {name: np.ones(each.shape) for name, each in held.named.items()}
+        with pytest.raises(CheckpointError, match=message):
+            weights.put(held, {**ones, last: bad})
+        assert not held.value.any()
