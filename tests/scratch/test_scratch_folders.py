@@ -251,12 +251,8 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
         scratch.load(tmp_path)
     whole = (runs["classify"].path / "config.toml").read_text()
-    for damage in (
-        whole.replace("format = 1", 'format = "x"'),
-        whole.replace("format = 1", "format = [1]"),
-        "",
-        "= [",
-    ):
+    odd = (whole.replace("format = 1", 'format = "x"'), whole.replace("format = 1", "format = [1]"))
+    for damage in (*odd, "", "= [", whole[:-1]):
         config.write_text(damage)
         with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}: is damaged \(.+\)"):
             scratch.load(tmp_path)

@@ -16,7 +16,7 @@ from triform.settings import build, load_toml, settings_of, to_toml
 from triform.text import Tokenizer
 
 FORMAT = 1
-LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it, one is whole
+LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
 MODEL = "model.safetensors"
 # What a run may leave in its folder, torch's too.
 OWN = (
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> Config:
         if int(tree.get("format", 0)) > FORMAT:
             raise CheckpointError(f"{folder}: was made by a newer Triform: upgrade to open it")
         settings = settings_of(tree, file)
-        if LAST not in settings:
+        if LAST not in settings or not file.read_bytes().endswith(b"\n"):
             raise CheckpointError(f"{folder}: is damaged (config.toml lacks its end)")
         return build(settings)
     except (ConfigError, TypeError, ValueError) as error:

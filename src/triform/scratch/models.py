@@ -85,9 +85,9 @@ def real(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
     """Which tokens are no padding, as True and False; None: all of them."""
     if keep is None:
         return None
-    keep, shape = as_array(keep, "keep"), np.shape(tokens)
-    if keep.shape != shape:
-        raise DataError(f"keep has the shape {keep.shape}, and its tokens {shape}: they must be alike")
+    keep = as_array(keep, "keep")
+    if keep.shape != tokens.shape:
+        raise DataError(f"keep has the shape {keep.shape}, and its tokens {tokens.shape}: they must be alike")
     return keep.astype(bool)
 
 
