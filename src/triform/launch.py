@@ -206,18 +206,27 @@ def claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None
             raise ConfigError(
                 f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
             )
-        if folder.latest_checkpoint() is None and folder.ended():
-            raise CheckpointError(
-                f"{folder.path}: has lost its checkpoints; its model works, but cannot be trained on"
-            )
+        if _only_a_model(folder):
+            what = "has lost its" if folder.ended() else "was saved without"
+            raise CheckpointError(f"{folder.path}: {what} checkpoints; its model works, but cannot be trained on")
         return stored
     if not options.resume and not options.overwrite and folder.config_file.exists():
-        state = "a finished run" if folder.finished() else "an unfinished run (--resume goes on with it)"
+        over = folder.finished() or _only_a_model(folder)
+        state = "a finished run" if over else "an unfinished run (--resume goes on with it)"
         raise CheckpointError(f"{folder.path}: already holds {state}; choose another --out or give --overwrite")
     if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
         raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
     folder.create()
     return None
+
+
+def _only_a_model(folder: RunFolder) -> bool:
+    """Whether nothing tells where training stood: its checkpoints are lost, or it was not `train` that saved it.
+
+    A run killed before its first checkpoint has metrics that do not end: it may begin again.
+    """
+    without_metrics = folder.model_file.exists() and not folder.metrics_file.exists()
+    return folder.latest_checkpoint() is None and (folder.ended() or without_metrics)
 
 
 def _foreign(path: Path) -> bool:

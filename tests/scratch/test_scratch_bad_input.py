@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from scratch_twins import FORMS, MAX_LEN, Twins
 
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
-from triform.errors import ConfigError, DataError, DivergedError
-from triform.scratch import models
-from triform.scratch.supported import MODEL, MODEL_FREE, TRAIN, TRAIN_FREE
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, TriformError
+from triform.scratch import models, weights
+from triform.scratch.part import Weights
+from triform.scratch.supported import DATA_FREE, MODEL, MODEL_FREE, TRAIN, TRAIN_FREE, TRAIN_IDLE
 
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
 QUICK = Config(model=SMALL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word"))
@@ -48,7 +50,18 @@ OTHER_TRAINING: dict[str, Any] = {
     "layer_decay": 0.5,
     "freeze": 1,
     "auto_batch": True,
+    "base": "a run",
     "embeddings": "vectors.bin",
+}
+OTHER_DATA: dict[str, Any] = {
+    "train": "rows.csv",
+    "valid": "rows.csv",
+    "text_column": "2",
+    "label_column": "1",
+    "source_column": "1",
+    "target_column": "2",
+    "header": "no",
+    "valid_fraction": 0.3,
 }
 
 
@@ -72,8 +85,39 @@ def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"train.{name}={OTHER_TRAINING[name]} is not known")):
         scratch.TextClassifier(replace(QUICK, train=train)).fit(["a", "b"], ["x", "y"])
     assert TRAIN.keys() <= OTHER_TRAINING.keys()
-    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *OTHER_TRAINING}
-    assert all(name in ("base", "momentum") or name.startswith("lora") for name in others), others
+    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *TRAIN_IDLE, *OTHER_TRAINING}
+    assert all(name.startswith("lora") for name in others), others
+
+
+@pytest.mark.parametrize("name", OTHER_DATA)
+def test_where_files_lie_is_nothing_to_a_learner_that_is_given_its_data(name: str) -> None:
+    config = replace(QUICK, data=DataConfig(**{name: OTHER_DATA[name]}))
+    with pytest.raises(ConfigError, match=re.escape(f"data.{name}={OTHER_DATA[name]} is about files")):
+        scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
+    others = {each.name for each in fields(DataConfig)} - {*DATA_FREE, *OTHER_DATA}
+    assert others == {"source", "target", "valid_source", "valid_target"}, "of translate: tried by themselves"
+
+
+def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> None:
+    for first, second in (("source", "target"), ("valid_source", "valid_target")):
+        config = replace(QUICK, task="translate", data=DataConfig(**{first: "a", second: "b"}))
+        with pytest.raises(ConfigError, match=rf"data\.{first}=a is about files"):
+            scratch.Translator(config).fit(["a", "b"], ["x", "y"])
+
+
+def test_settings_without_meaning_here_change_nothing() -> None:
+    idle = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
+    idle |= {"plateau_patience": 1}
+    assert idle.keys() == set(TRAIN_IDLE)
+    told = replace(QUICK, train=replace(QUICK.train, **idle), data=DataConfig(valid_fraction=0.0))
+    losses = [scratch.TextClassifier(each).fit(["a b", "b"], ["x", "y"]).losses for each in (QUICK, told)]
+    assert losses[0] == losses[1]
+
+
+def test_a_setting_that_must_be_empty_says_so() -> None:
+    config = replace(QUICK, train=replace(QUICK.train, base="x"))
+    with pytest.raises(ConfigError, match=r"train\.base=x is not known .* \(it must be left empty\)"):
+        scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
 
 
 def test_sizes_left_open_and_vocabularies_that_are_empty_are_named() -> None:
@@ -131,9 +175,9 @@ def test_data_that_does_not_fit_is_told() -> None:
         translator.fit([], [])
     with pytest.raises(DataError, match="give a list of texts, not one text by itself"):
         classifier.fit("abc", "abc")
-    with pytest.raises(DataError, match="texts are needed; 3 is int"):
+    with pytest.raises(DataError, match="texts must be strings; row 2 is 3, int"):
         classifier.fit(["a", 3], ["x", "y"])
-    with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
+    with pytest.raises(DataError, match="there is only one label, 'x'; a classifier needs at least two labels"):
         classifier.fit(["a", "b"], ["x", "x"])
     known = replace(QUICK, data=DataConfig(labels=("x", "y")))
     with pytest.raises(DataError, match=r"label 'z' is not among data\.labels: x, y"):
@@ -161,3 +205,134 @@ def test_a_loss_that_is_no_number_stops_the_learning() -> None:
     wild = replace(QUICK, train=replace(QUICK.train, lr=1e30, max_steps=50, warmup_steps=0, clip_norm=0.0))
     with pytest.raises(DivergedError, match=r"stopped being a finite number at step \d+; lower train\.lr"):
         scratch.TextClassifier(wild).fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+
+
+def test_a_step_that_goes_too_far_is_told_even_when_it_is_the_last() -> None:
+    wild = replace(QUICK, train=replace(QUICK.train, lr=1e38, max_steps=1, warmup_steps=0, clip_norm=0.0))
+    learner = scratch.TextClassifier(wild)
+    with pytest.raises(DivergedError, match=r"the last step, 1, left weights that give no finite number"):
+        learner.fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+    with pytest.raises(DataError, match="has learned nothing yet"):
+        learner.predict(["a"])
+
+
+def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
+    classifier = scratch.TextClassifier(QUICK).fit(["a b", "b c"], ["x", "y"])
+    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    translator = scratch.Translator(QUICK).fit(["a b", "b"], ["x y", "y"])
+    for learner, refused in (
+        (classifier, (["new words"], ["z"])),
+        (writer, ("p",)),
+        (translator, (["", ""], ["", ""])),
+    ):
+        before, losses = learner.predict(["a", "b"]), learner.losses
+        with pytest.raises(TriformError):
+            learner.fit(*refused)
+        assert learner.predict(["a", "b"]) == before
+        assert learner.losses is losses
+        learner.save(tmp_path / learner.task)
+        assert scratch.load(tmp_path / learner.task).predict(["a", "b"]) == before
+    before = classifier.weights.value.copy()
+    classifier.asked = replace(classifier.asked, train=replace(QUICK.train, lr=1e38, warmup_steps=0, clip_norm=0.0))
+    with pytest.raises(DivergedError):
+        classifier.fit(["a b", "b c"], ["x", "y"])
+    np.testing.assert_array_equal(classifier.weights.value, before)
+
+
+def test_whatever_can_be_walked_over_is_taken_and_nothing_else() -> None:
+    texts, labels = ["a b", "b c", "c d"], ["x", "y", "x"]
+    known = scratch.TextClassifier(QUICK).fit(texts, labels)
+    drawn = scratch.TextClassifier(QUICK).fit((text for text in texts), iter(labels))
+    assert drawn.losses == known.losses
+    assert drawn.predict(text for text in texts) == known.predict(texts)
+    writer = scratch.LanguageModel(QUICK).fit(text * 9 for text in texts)
+    translator = scratch.Translator(QUICK).fit(iter(texts), iter(labels))
+    for odd in (None, 5, np.array(5)):
+        for call in (known.predict, writer.fit, writer.generate, translator.translate):
+            with pytest.raises(DataError, match=f"give a list of texts, not {type(odd).__name__}"):
+                call(odd)
+        with pytest.raises(DataError, match=f"give a list of labels, not {type(odd).__name__}"):
+            known.fit(texts, odd)
+
+
+def test_labels_are_plain_strings_whatever_held_them() -> None:
+    learner = scratch.TextClassifier(QUICK).fit(np.array(["a b", "b c", "d"]), np.array(["x", " y", "y"]))
+    assert learner.labels == ("x", "y")
+    assert all(type(label) is str for label in (*learner.labels, *learner.predict(["a", "b"])))
+
+
+def test_labels_that_are_none_are_told_with_their_row() -> None:
+    texts = ["a", "b", "c"]
+    with pytest.raises(DataError, match="labels must be strings; row 2 is 1, int"):
+        scratch.TextClassifier(QUICK).fit(texts, ["0", 1, 0])
+    with pytest.raises(DataError, match="labels must be strings; row 1 is True, bool"):
+        scratch.TextClassifier(QUICK).fit(texts, [True, False, True])
+    with pytest.raises(DataError, match="the label of row 3 is empty"):
+        scratch.TextClassifier(QUICK).fit(texts, ["x", "y", " "])
+    for labels in (("x", "x", "y"), ("x", "y", "")):
+        known = replace(QUICK, data=DataConfig(labels=labels))
+        with pytest.raises(ConfigError, match=r"data\.labels=.* must be names, and no two alike"):
+            scratch.TextClassifier(known).fit(texts, ["x", "y", "x"])
+
+
+@pytest.mark.parametrize("seed", [-5, 1.5, "x", 2**32])
+def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
+    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    with pytest.raises(ConfigError, match=rf"seed='?{re.escape(str(seed))}'? must"):
+        writer.generate(["a"], seed=seed)
+
+
+def test_the_seed_of_the_settings_is_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"seed=1\.5 must be a whole number"):
+        scratch.TextClassifier(replace(QUICK, seed=1.5))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lists_do_as_well_as_arrays(form: str) -> None:
+    twins = Twins(form, {})
+    lists = {name: each.tolist() for name, each in (twins.inputs | twins.targets).items()}
+    assert twins.ours.loss(**lists)[0] == twins.ours.loss(**twins.inputs, **twins.targets)[0]
+    (tokens, *_) = twins.inputs
+    for bad, message in ((None, r"these are object of shape \(\)"), ([[1, 2], [3]], "rows of one length")):
+        inputs = twins.inputs | {tokens: bad, **({"target": bad} if form == "seq2seq" else {})}
+        inputs = {name: each for name, each in inputs.items() if "keep" not in name}
+        with pytest.raises(DataError, match=message):
+            twins.ours(**inputs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_targets_must_be_whole_numbers_and_smoothing_a_share(form: str) -> None:
+    twins = Twins(form, {})
+    ((name, targets),) = twins.targets.items()
+    with pytest.raises(DataError, match="targets must be whole numbers; these are float64"):
+        twins.ours.loss(**twins.inputs, **{name: targets * 1.0})
+    for share in (2.0, -0.1, float("nan")):
+        with pytest.raises(ConfigError, match=rf"smoothing={share} must lie between 0 and 1"):
+            twins.ours.loss(**twins.inputs, **twins.targets, smoothing=share)
+
+
+def test_a_model_without_weights_and_sizes_below_nothing_are_told() -> None:
+    sizes = Sizes(vocab_size=5, max_len=4, n_labels=2)
+    for form, _ in FORMS.values():
+        inputs = [np.zeros((1, 2), int)] * (2 if form is models.Seq2Seq else 1)
+        with pytest.raises(DataError, match=r"this model has no weights yet: make them with Weights\(model\)"):
+            form(SMALL, sizes)(*inputs)
+    with pytest.raises(ConfigError, match="target_vocab_size=-2 must be at least 1, or 0"):
+        models.Seq2Seq(SMALL, replace(sizes, target_vocab_size=-2))
+
+
+def test_weights_that_cannot_be_kept_are_refused_before_any_is_written() -> None:
+    model = models.Decoder(SMALL, Sizes(vocab_size=5, max_len=4))
+    held = Weights(model)
+    weights.put(held, {name: each.value.tolist() for name, each in held.named.items()})  # lists will do
+    last = list(held.named)[-1]
+    for bad, message in (
+        (np.full(held.named[last].shape, 1e300), f"{last} holds what is no finite number"),
+        (np.full(held.named[last].shape, 1 + 1j), f"{last} must be real numbers; these are complex128"),
+        (np.full(held.named[last].shape, "a"), f"{last} must be real numbers; these are <U1"),
+        ([1.0], rf"{last} is \(1,\), wanted"),
+    ):
+        ones = {name: np.ones(each.shape) for name, each in held.named.items()}
+        with pytest.raises(CheckpointError, match=message):
+            weights.put(held, {**ones, last: bad})
+        assert not held.value.any()

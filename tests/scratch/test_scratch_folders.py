@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import triform
 from triform import scratch
 from triform.config import Config, DataConfig, DecodeConfig, ModelConfig, TokenizerConfig, TrainConfig
 from triform.errors import CheckpointError
+from triform.scratch import folder
+from triform.training import folder as torch_folder
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
 WORDS = ["the soup was cold", "a warm and good meal", "good good good", "cold, cold and bad", "a bad day"]
@@ -117,6 +120,53 @@ def test_torch_opens_what_was_learned_without_it(tmp_path: Path) -> None:
         assert scratch.load(tmp_path / f"t{shared}").translate(TEXTS) == translator.translate(TEXTS)
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_what_was_saved_without_checkpoints_is_not_trained_anew(tmp_path: Path) -> None:
+    run = tmp_path / "c"
+    quick("classify").fit(WORDS, LABELS).save(run)
+    before = content(run)
+    with pytest.raises(CheckpointError, match="was saved without checkpoints; its model works, but cannot be tr"):
+        triform.train("classify", out=run, resume=True, device="cpu", quiet=True)
+    with pytest.raises(CheckpointError, match="already holds a finished run"):
+        triform.train("classify", out=run, device="cpu", quiet=True)
+    assert content(run) == before
+
+
+def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Path) -> None:
+    classifier = quick("classify").fit(WORDS, LABELS)
+    translator = quick("translate", shared=False).fit(WORDS, LABELS)
+    run, mine, file = tmp_path / "run", tmp_path / "mine", tmp_path / "file"
+    translator.save(run)
+    (run / "notes.md").write_text("mine")
+    (run / "checkpoints").mkdir()
+    before = content(run)
+    with pytest.raises(CheckpointError, match="run: already holds a run; choose another folder, or give overwrite"):
+        classifier.save(run)
+    assert content(run) == before
+    classifier.save(run, overwrite=True)
+    assert set(content(run)) == {"config.toml", "model.safetensors", "tokenizer.json", "notes.md"}
+    assert not (run / "checkpoints").exists()
+    assert scratch.load(run).predict(WORDS) == classifier.predict(WORDS)
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match="mine: exists and is not a run folder; choose another"):
+            classifier.save(mine, overwrite=overwrite)
+    assert content(mine) == {"thesis.txt": b"years of work"}
+    file.write_text("a file")
+    with pytest.raises(CheckpointError, match="file: is a file; choose another folder"):
+        classifier.save(file)
+    with pytest.raises(CheckpointError, match="below: cannot be written: Not a directory"):
+        classifier.save(file / "below")
+
+
+def test_both_sides_agree_on_what_a_run_folder_is() -> None:
+    assert (folder.FORMAT, folder.LAST, folder.OWN) == (torch_folder.FORMAT, torch_folder.LAST, torch_folder.OWN)
+
+
 def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:
     losses = [quick("classify").fit(WORDS, LABELS).losses for _ in range(2)]
     assert losses[0] == losses[1]
@@ -131,6 +181,38 @@ def test_learning_again_forgets_what_earlier_data_decided() -> None:
     assert learner.config.data.max_len == 10
     fresh = quick("classify").fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
     assert learner.losses == fresh.losses
+
+
+def test_a_run_that_was_opened_learns_other_data_by_its_own_settings(runs: dict[str, Any], tmp_path: Path) -> None:
+    texts, labels = ["one two", "three four five", "six"], ["1", "2", "3"]
+    learner = scratch.load(runs["classify"].path).fit(texts, labels)
+    assert learner.labels == ("1", "2", "3")
+    assert learner.config.data == DataConfig(labels=learner.labels, max_len=3)
+    assert learner.config.model == runs["classify"].config.model
+    assert learner.tokenizer.vocab_size == 10
+    scratch.load(runs["generate"].path).fit("other words entirely")
+    scratch.load(runs["translate"].path).fit(texts, labels)
+
+
+def test_a_vocabulary_with_special_tokens_of_its_own_is_not_read_as_if_it_had_ours(
+    runs: dict[str, Any], tmp_path: Path
+) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "cold"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    run = triform.train(
+        "classify",
+        out=tmp_path / "run",
+        data={"train": runs["classify"].config.data.train, "header": "no"},
+        tokenizer={"file": str(tmp_path / "vocab.txt")},
+        model=MODEL,
+        train={"max_steps": 1},
+        device="cpu",
+        quiet=True,
+    )
+    with pytest.raises(
+        triform.ConfigError, match=r"run: tokenizer\.kind=imported is not known to triform\.scratch"
+    ):
+        scratch.load(run.path)
 
 
 def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, Any], tmp_path: Path) -> None:
@@ -167,4 +249,13 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
         scratch.load(tmp_path)
     config.write_text("[model]\nwings = 2\n")
     with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
+        scratch.load(tmp_path)
+    whole = (runs["classify"].path / "config.toml").read_text()
+    odd = (whole.replace("format = 1", 'format = "x"'), whole.replace("format = 1", "format = [1]"))
+    for damage in (*odd, "", "= [", whole[:-1]):
+        config.write_text(damage)
+        with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}: is damaged \(.+\)"):
+            scratch.load(tmp_path)
+    config.write_text(whole.replace('labels = ["bad", "good"]', 'labels = ["bad"]'))
+    with pytest.raises(triform.ConfigError, match=rf"^{re.escape(str(tmp_path))}: n_labels=1"):
         scratch.load(tmp_path)

@@ -89,3 +89,26 @@ def test_every_registry_knows_just_what_is_supported() -> None:
     assert tuple(optim.SHAPES) == supported.TRAIN["schedule"]
     assert tuple(decode.CHOICES) == ("greedy", "sample")
     assert models.Classifier is FORMS["encoder"][0]
+
+
+@pytest.mark.parametrize("reach", ["auto", "causal"])
+@pytest.mark.parametrize("form", ["encoder", "seq2seq"])
+@pytest.mark.parametrize("rows", [(1,), (0, 1, 2)], ids=str)
+def test_where_nothing_may_be_read_nothing_is_taken_as_in_torch(form: str, reach: str, rows: tuple[int]) -> None:
+    twins = Twins(form, {"reach": reach})
+    keep = twins.inputs["keep" if form == "encoder" else "source_keep"]
+    keep[0, :2] = False  # looking back, the first position has nothing to read either
+    keep[list(rows)] = False
+    assert apart(*twins.scores()) < 1e-9
+    twins.losses(smoothing=0.1)
+    for name, pair in twins.gradients().items():
+        assert apart(*pair) < 1e-9, name
+
+
+def test_a_label_that_is_no_prediction_counts_as_little_as_in_torch() -> None:
+    twins = Twins("encoder", {"head_hidden": 5})
+    twins.targets["labels"][1] = -100
+    loss, wanted = twins.losses(smoothing=0.1)
+    assert abs(loss - wanted) < 1e-9 * abs(wanted)
+    for name, pair in twins.gradients().items():
+        assert apart(*pair) < 1e-9, name

@@ -4,7 +4,6 @@ No torch and no automatic differentiation. The parameters have the names of the 
 ways; `docs/scratch.md` walks through it.
 """
 
-from triform.scratch.folder import load
-from triform.scratch.learners import LanguageModel, TextClassifier, Translator
+from triform.scratch.learners import LanguageModel, TextClassifier, Translator, load
 
 __all__ = ["LanguageModel", "TextClassifier", "Translator", "load"]

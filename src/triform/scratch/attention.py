@@ -13,6 +13,7 @@ from triform.scratch.layers import Chance, dropout, linear
 from triform.scratch.part import Array, Back, Part
 
 NEVER = -1e30  # added to the score of a key that may not be read: its weight is exp(-1e30) = 0
+LOW = NEVER / 2  # no score of a key that may be read is lower
 SMALLEST = 1e-20  # a sum of weights below this has lost digits
 Masks = Sequence[Array]  # each is added to the scores (B, H, T, S)
 SCALES: dict[str, Callable[[int], float]] = {"scaled_dot": lambda width: 1 / math.sqrt(width), "dot": lambda _: 1.0}
@@ -32,13 +33,14 @@ def softmax(scores: Array) -> Array:
     """w_j = exp(s_j) / Σ_k exp(s_k) over the last axis.
 
     A number taken from all scores of a row changes nothing, and keeps exp within bounds. The largest score of all
-    rows will do, and is found quickly, unless some row lies so far below that nothing is left of it.
+    rows will do, and is found quickly, unless some row lies so far below that nothing is left of it. A row in which
+    nothing may be read takes nothing: all its weights are 0.
     """
-    weights = np.exp(scores - scores.max())
+    weights = np.exp(scores - max(scores.max(), LOW))
     sums = _sums(weights)
     if not sums.min() > SMALLEST:
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        sums = _sums(weights)
+        weights = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), LOW))
+        sums = np.maximum(_sums(weights), SMALLEST)
     weights /= sums
     return weights
 

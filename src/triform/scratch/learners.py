@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,22 +11,21 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-import triform
-from triform.config import Config, DecodeConfig, Sizes, TaskName
-from triform.errors import DataError
-from triform.scratch import decode, weights
+from triform.config import Config, DataConfig, DecodeConfig, Sizes, TaskName
+from triform.errors import ConfigError, DataError
+from triform.scratch import decode, folder, weights
 from triform.scratch.attention import padding, softmax
 from triform.scratch.batches import by_length, pad
+from triform.scratch.given import check_pairs, check_texts, label_names, seeds_of
 from triform.scratch.learning import Batch, Lesson, learn, rows_again_and_again, windows
 from triform.scratch.loss import IGNORE
 from triform.scratch.models import Classifier, Decoder, Seq2Seq
 from triform.scratch.part import Array, Source, Weights
-from triform.scratch.supported import check_model, check_training, settled
-from triform.settings import to_toml
-from triform.text import BOS, EOS, Tokenizer, train_tokenizer
+from triform.scratch.supported import check_model, check_tokenizer, check_training, settled
+from triform.settings import build
+from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
 
 AT_ONCE = 8_192  # tokens read together when nothing is learned
-FORMAT = 1  # of a run folder
 
 
 class Learner:
@@ -37,7 +37,8 @@ class Learner:
     weights: Weights
 
     def __init__(self, config: Config | None = None) -> None:
-        self.asked = self.config = settled(replace(config or Config(), task=self.task))
+        config = replace(config or Config(), task=self.task)
+        self.asked = self.config = settled(build({"seed": config.seed}, config))  # a seed is a whole number
         check_model(self.config.model)
         self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
         self.losses: list[float] = []  # of each step
@@ -61,9 +62,19 @@ class Learner:
         weights.initialise(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
     def begin(self) -> None:
-        """Forget what earlier data decided."""
+        """Forget what earlier data decided, here or in the run that was opened."""
         check_training(self.asked)
         self.config = self.asked
+
+    def learn_from(self, *data: Any) -> Self:
+        """A copy learns, and only one that ends well is taken over: what fails leaves this one as it was."""
+        fresh = copy(self)
+        vars(self).update(vars(fresh.learn(fresh.lesson(*data))))
+        return self
+
+    def lesson(self, *data: Any) -> Lesson:
+        """What these data teach. Settings, vocabularies and a model are made for them."""
+        raise NotImplementedError
 
     def learn(self, lesson: Lesson) -> Self:
         self.losses = learn(self.model, self.weights, lesson, self.config)
@@ -74,7 +85,7 @@ class Learner:
         max_len = self.config.data.max_len or max(2, min(most, longest))
         self.config = replace(self.config, data=replace(self.config.data, max_len=max_len))
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """A run folder, which `triform.load` and the commands open as well."""
         self.check_fitted()
         vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
@@ -83,13 +94,7 @@ class Learner:
             tokenizer=replace(self.config.tokenizer, vocab_size=vocab_size),
             data=replace(self.config.data, valid_fraction=0.0),  # nothing was held out
         )
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, tokenizer in self.tokenizers.items():
-            tokenizer.save(folder / name)
-        weights.write(folder / "model.safetensors", self.weights)
-        marks = {"format": FORMAT, "triform": triform.__version__}
-        (folder / "config.toml").write_text(to_toml(config, marks), encoding="utf-8")
+        folder.write(Path(path), config, self.tokenizers, self.weights, overwrite=overwrite)
 
 
 class TextClassifier(Learner):
@@ -103,16 +108,15 @@ class TextClassifier(Learner):
     def labels(self) -> tuple[str, ...]:
         return self.config.data.labels
 
-    def fit(self, texts: Sequence[str], labels: Sequence[str]) -> Self:
+    def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
         """Learn which label belongs to which text."""
-        return self.learn(self.lesson(texts, labels))
+        return self.learn_from(texts, labels)
 
-    def lesson(self, texts: Sequence[str], labels: Sequence[str]) -> Lesson:
+    def lesson(self, texts: Iterable[str], labels: Iterable[str]) -> Lesson:
         self.begin()
-        check_alike(texts, labels, "texts", "labels")
-        names = self.asked.data.labels or tuple(sorted(set(labels)))
-        if odd := set(labels) - set(names):
-            raise DataError(f"label {min(odd)!r} is not among data.labels: {', '.join(names)}")
+        texts, labels = check_pairs(texts, labels, "texts", "labels")
+        labels = [label.strip() for label in labels]  # as torch reads them
+        names = label_names(labels, self.asked.data.labels)
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
         numbers = np.array([names.index(label) for label in labels])
@@ -128,19 +132,19 @@ class TextClassifier(Learner):
         return Lesson(*rows_again_and_again(np.array([len(row) for row in rows]), self.config), batch)
 
     def rows(self, texts: Sequence[str]) -> list[list[int]]:
-        return [row or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
+        return [row or [EOS] for row in self.tokenizer.encode_batch(texts)]
 
-    def predict_proba(self, texts: Sequence[str]) -> Array:  # -> (texts, labels)
+    def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
         """How likely each label is, in the order of `labels`."""
         self.check_fitted()
-        rows = [row[: self.config.data.max_len] for row in self.rows(texts)]
+        rows = [row[: self.config.data.max_len] for row in self.rows(check_texts(texts))]
         found = np.zeros((len(rows), len(self.labels)))
         for batch in by_length([len(row) for row in rows], AT_ONCE):
             scores, _ = self.model(*pad([rows[row] for row in batch.tolist()]))
             found[batch] = softmax(scores)
         return found
 
-    def predict(self, texts: Sequence[str]) -> list[str]:
+    def predict(self, texts: Iterable[str]) -> list[str]:
         """A label for each text."""
         return [self.labels[best] for best in self.predict_proba(texts).argmax(axis=-1).tolist()]
 
@@ -149,11 +153,11 @@ class LanguageModel(Learner):
     task = "generate"
     form = Decoder
 
-    def fit(self, texts: str | Sequence[str]) -> Self:
+    def fit(self, texts: str | Iterable[str]) -> Self:
         """Learn to go on with a text, or with any of several documents."""
-        return self.learn(self.lesson(texts))
+        return self.learn_from(texts)
 
-    def lesson(self, texts: str | Sequence[str]) -> Lesson:
+    def lesson(self, texts: str | Iterable[str]) -> Lesson:
         self.begin()
         documents = [texts] if isinstance(texts, str) else check_texts(texts)
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
@@ -174,7 +178,7 @@ class LanguageModel(Learner):
         return Lesson(*windows(len(stream) - width, width, self.config), batch)
 
     def generate(
-        self, prompts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
+        self, prompts: Iterable[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """What follows each prompt."""
         self.check_fitted()
@@ -215,13 +219,13 @@ class Translator(Learner):
     def target(self) -> Tokenizer:
         return list(self.tokenizers.values())[-1]
 
-    def fit(self, sources: Sequence[str], targets: Sequence[str]) -> Self:
+    def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
         """Learn to write the target of each source."""
-        return self.learn(self.lesson(sources, targets))
+        return self.learn_from(sources, targets)
 
-    def lesson(self, sources: Sequence[str], targets: Sequence[str]) -> Lesson:
+    def lesson(self, sources: Iterable[str], targets: Iterable[str]) -> Lesson:
         self.begin()
-        check_alike(sources, targets, "sources", "targets")
+        sources, targets = check_pairs(sources, targets, "sources", "targets")
         if self.config.tokenizer.shared:
             self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}
         else:
@@ -249,7 +253,7 @@ class Translator(Learner):
         return Lesson(*rows_again_and_again(lengths, self.config), batch)
 
     def translate(
-        self, texts: Sequence[str], how: DecodeConfig | None = None, seed: int | None = None
+        self, texts: Iterable[str], how: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
         """A translation of each text."""
         self.check_fitted()
@@ -282,6 +286,35 @@ class Translator(Learner):
         return scores
 
 
+LEARNERS: dict[str, type[Learner]] = {each.task: each for each in (TextClassifier, LanguageModel, Translator)}
+
+
+def load(path: str | Path) -> TextClassifier | LanguageModel | Translator:
+    """The model of a run folder, in NumPy."""
+    place = Path(path)
+    config = folder.read_config(place)
+    try:
+        learner = LEARNERS[config.task](config)
+        two = config.task == "translate" and not config.tokenizer.shared
+        names = ["tokenizer.source.json", "tokenizer.target.json"] if two else ["tokenizer.json"]
+        learner.tokenizers = {name: load_tokenizer(place / name) for name in names}
+        for tokenizer in learner.tokenizers.values():
+            check_tokenizer(tokenizer)
+        learner.build()
+        learner.asked = undecided(config)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    file = place / folder.MODEL
+    weights.put(learner.weights, weights.read(file), str(file))
+    assert isinstance(learner, TextClassifier | LanguageModel | Translator)
+    return learner
+
+
+def undecided(config: Config) -> Config:
+    """A run's settings without what came from its data: for others, that is decided anew."""
+    return settled(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
+
+
 def readable(text: list[int], max_len: int) -> list[int]:
     """What is read of a text: one that grew beyond the model's length goes on from its newer half, and so on."""
     half = max_len // 2
@@ -295,29 +328,8 @@ def continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> 
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(tokens)
 
 
-def seeds_of(config: Config, seed: int | None, n: int) -> list[int]:
-    """A seed for each row, as the torch models have it."""
-    return [(config.seed if seed is None else seed) * 1_000_003 + row for row in range(n)]
-
-
 def with_rows(config: Config, width: int) -> Config:
     """Windows are all of one width: a budget of tokens is so many rows."""
     train = config.train
     rows = train.batch_size or max(1, train.batch_tokens // width)
     return replace(config, train=replace(train, batch_size=rows, batch_tokens=0))
-
-
-def check_texts(texts: Sequence[str]) -> list[str]:
-    if isinstance(texts, str):
-        raise DataError("give a list of texts, not one text by itself")
-    for text in texts:
-        if not isinstance(text, str):
-            raise DataError(f"texts are needed; {text!r} is {type(text).__name__}")
-    return list(texts)
-
-
-def check_alike(one: Sequence[str], other: Sequence[str], name: str, other_name: str) -> None:
-    if len(check_texts(one)) != len(check_texts(other)):
-        raise DataError(f"there are {len(one)} {name} and {len(other)} {other_name}: they must be as many")
-    if not len(one):
-        raise DataError(f"there are no {name} to learn from")

@@ -77,4 +77,7 @@ def learn(model: Any, weights: Weights, lesson: Lesson, config: Config) -> list[
             raise DivergedError(f"{what} stopped being a finite number at step {step}; lower train.lr")
         optimizer.step(rate(train, step, n_steps))
         losses.append(loss / weight)
+    loss, _ = model.loss(**inputs)  # the weights of the last step have told nothing yet
+    if not (math.isfinite(loss) and np.isfinite(weights.value).all()):
+        raise DivergedError(f"the last step, {n_steps}, left weights that give no finite number; lower train.lr")
     return losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from triform.errors import ConfigError, DataError
 from triform.scratch.part import Array
 
 IGNORE = -100  # a target that is not a prediction
@@ -17,6 +18,10 @@ def cross_entropy(scores: Array, targets: Array, smoothing: float) -> tuple[floa
     is as simple as can be: ds = p - y.
     """
     rows, n = np.arange(len(targets)), scores.shape[-1]
+    if not 0 <= smoothing <= 1:
+        raise ConfigError(f"smoothing={smoothing} must lie between 0 and 1")
+    if targets.size and (targets.min() < 0 or targets.max() >= n):
+        raise DataError(f"targets must be from 0 to {n - 1}; they are from {targets.min()} to {targets.max()}")
     shifted = scores - scores.max(axis=-1, keepdims=True)
     right = shifted[rows, targets]
     mean = shifted.sum(axis=-1) / n if smoothing else 0.0

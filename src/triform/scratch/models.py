@@ -45,7 +45,7 @@ class Embedding(Part):
         self.rate, self.vocab_size, self.max_len = config.dropout, vocab_size, max_len
 
     def __call__(self, tokens: Array, chance: Chance) -> tuple[Array, Back]:  # (B, T) -> (B, T, D)
-        self.check(tokens)
+        tokens = self.checked(tokens)
         x, back_table = self.tokens(tokens)
         x *= x.dtype.type(self.scale)
         x, back_positions = self.positions(x)
@@ -56,7 +56,10 @@ class Embedding(Part):
 
         return x, back
 
-    def check(self, tokens: Array) -> None:
+    def checked(self, tokens: Array) -> Array:
+        if not hasattr(self.tokens.weight, "value"):
+            raise DataError("this model has no weights yet: make them with Weights(model)")
+        tokens = as_array(tokens, "tokens")
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
             raise DataError(
                 f"tokens must be whole numbers in an array (rows, length), none of them 0 long; these are "
@@ -67,15 +70,30 @@ class Embedding(Part):
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             odd = tokens.min() if tokens.min() < 0 else tokens.max()
             raise DataError(f"token {odd} is not in the vocabulary, which has 0 to {self.vocab_size - 1}")
+        return tokens
 
 
-def padding_of(keep: Array | None, tokens: Array, dtype: Any) -> Masks:
-    """What hides padding; nothing where there is none."""
+def as_array(given: Any, name: str) -> Array:
+    """Lists will do as well."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise DataError(f"{name} must be an array: rows of one length") from None
+
+
+def real(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
+    """Which tokens are no padding, as True and False; None: all of them."""
     if keep is None:
-        return ()
+        return None
+    keep = as_array(keep, "keep")
     if keep.shape != tokens.shape:
         raise DataError(f"keep has the shape {keep.shape}, and its tokens {tokens.shape}: they must be alike")
-    return (padding(keep, dtype),)
+    return keep.astype(bool)
+
+
+def padding_of(keep: Array | None, dtype: Any) -> Masks:
+    """What hides padding; nothing where there is none."""
+    return () if keep is None else (padding(keep, dtype),)
 
 
 def final_norm(config: ModelConfig) -> Any:
@@ -93,7 +111,7 @@ class Encoder(Part):
 
     def __call__(self, tokens: Array, keep: Array | None, chance: Chance) -> tuple[Array, Back]:  # -> (B, T, D)
         x, back = self.embedding(tokens, chance)
-        masks = [*padding_of(keep, tokens, x.dtype), *([causal(x.shape[1], x.dtype)] if self.causal else [])]
+        masks = [*padding_of(keep, x.dtype), *([causal(x.shape[1], x.dtype)] if self.causal else [])]
         backs = [back]
         for block in self.blocks:
             x, back = block(x, masks, chance)
@@ -136,19 +154,26 @@ class Classifier(Part):
     def __call__(
         self, tokens: Array, keep: Array | None = None, chance: Chance = None
     ) -> tuple[Array, Back]:  # (B, T) -> (B, labels)
+        pooled, back_pooled = self.pooled(tokens, keep, chance)
+        scores, back_head = self.head(pooled)
+        return scores, backwards([back_pooled, back_head])
+
+    def pooled(
+        self, tokens: Array, keep: Array | None = None, chance: Chance = None
+    ) -> tuple[Array, Back]:  # (B, T) -> (B, D)
+        """What the head reads: a state for each text."""
+        tokens = as_array(tokens, "tokens")
+        keep = real(keep, tokens)
         states, back_encoder = self.encoder(tokens, keep, chance)
         pooled, back_mean = mean(states, keep)
         pooled, back_dropout = dropout(pooled, self.rate, chance)
-        scores, back_head = self.head(pooled)
-        return scores, backwards([back_encoder, back_mean, back_dropout, back_head])
+        return pooled, backwards([back_encoder, back_mean, back_dropout])
 
     def loss(
         self, tokens: Array, labels: Array, keep: Array | None = None, smoothing: float = 0.0, chance: Chance = None
     ) -> Loss:
-        scores, back = self(tokens, keep, chance)
-        check_targets(labels, scores.shape[:-1], scores.shape[-1])
-        loss, d_scores = cross_entropy(scores, labels, smoothing)
-        return loss, lambda share: back(d_scores * d_scores.dtype.type(share))
+        pooled, back_pooled = self.pooled(tokens, keep, chance)
+        return prediction_loss(pooled, back_pooled, self.head, labels, smoothing)
 
 
 class Decoder(Part):
@@ -179,7 +204,7 @@ class Decoder(Part):
 
     def loss(self, tokens: Array, expected: Array, smoothing: float = 0.0, chance: Chance = None) -> Loss:
         states, back_states = self.states(tokens, chance)
-        return token_loss(states, back_states, self.head, expected, smoothing)
+        return prediction_loss(states, back_states, self.head, expected, smoothing)
 
 
 class Seq2Seq(Part):
@@ -206,11 +231,13 @@ class Seq2Seq(Part):
     def states(
         self, source: Array, target: Array, source_keep: Array | None = None, chance: Chance = None
     ) -> tuple[Array, Back]:  # -> (B, T, D)
-        if len(source) != len(target):
+        source, target = as_array(source, "tokens"), as_array(target, "tokens")
+        if source.shape[:1] != target.shape[:1]:
             raise DataError(f"sources {source.shape} and targets {target.shape} must be as many")
-        read, back_encoder = self.encoder(source, source_keep, chance)
+        keep = real(source_keep, source)
+        read, back_encoder = self.encoder(source, keep, chance)
         seen = Source(read)
-        x, back_decoder = self.decoded(target, seen, padding_of(source_keep, source, read.dtype), chance)
+        x, back_decoder = self.decoded(target, seen, padding_of(keep, read.dtype), chance)
 
         def back(d: Array) -> Array:
             back_decoder(d)
@@ -234,7 +261,7 @@ class Seq2Seq(Part):
         smoothing: float = 0.0, chance: Chance = None,
     ) -> Loss:  # fmt: skip
         states, back_states = self.states(source, target, source_keep, chance)
-        return token_loss(states, back_states, self.head, expected, smoothing)
+        return prediction_loss(states, back_states, self.head, expected, smoothing)
 
 
 def vocabulary_head(config: ModelConfig, embedding: Embedding) -> Any:
@@ -245,9 +272,9 @@ def vocabulary_head(config: ModelConfig, embedding: Embedding) -> Any:
     return head
 
 
-def token_loss(states: Array, back_states: Back, head: Any, expected: Array, smoothing: float) -> Loss:
+def prediction_loss(states: Array, back_states: Back, head: Any, expected: Array, smoothing: float) -> Loss:
     """Of the states that predict something: the others are never scored."""
-    check_targets(expected, states.shape[:-1], head.weight.shape[0])
+    expected = check_targets(expected, states.shape[:-1])
     counted = (expected != IGNORE).ravel()
     scores, back_head = head(states.reshape(-1, states.shape[-1])[counted])  # (N, V)
     loss, d_scores = cross_entropy(scores, expected.ravel()[counted], smoothing)
@@ -265,13 +292,18 @@ def check_sizes(sizes: Sizes) -> None:
         raise ConfigError("the vocabulary is empty: vocab_size must be at least 1")
     if sizes.max_len < 1:
         raise ConfigError(f"max_len={sizes.max_len} leaves nothing to read: it must be at least 1")
+    if sizes.target_vocab_size < 0:
+        raise ConfigError(
+            f"target_vocab_size={sizes.target_vocab_size} must be at least 1, or 0 for one vocabulary"
+        )
 
 
-def check_targets(targets: Array, shape: tuple[int, ...], n: int) -> None:
+def check_targets(targets: Array, shape: tuple[int, ...]) -> Array:
+    targets = as_array(targets, "targets")
     if targets.shape != shape:
         raise DataError(
             f"targets have the shape {targets.shape}, and what predicts them {shape}: they must be alike"
         )
-    counted = targets[targets != IGNORE]
-    if counted.size and (counted.min() < 0 or counted.max() >= n):
-        raise DataError(f"targets must be from 0 to {n - 1}; they are from {counted.min()} to {counted.max()}")
+    if targets.dtype.kind not in "iu":
+        raise DataError(f"targets must be whole numbers; these are {targets.dtype}")
+    return targets

@@ -1,12 +1,14 @@
-"""Which settings the NumPy models know. Any other is refused by name: nothing is silently left out."""
+"""Which settings the NumPy models know. Any other that would change something is refused by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from triform.config import Config, ModelConfig
+from triform.config import Config, DataConfig, ModelConfig
 from triform.errors import ConfigError
+from triform.text import OWN, Tokenizer
 
 MODEL: dict[str, tuple[Any, ...]] = {
     "kind": ("transformer",),
@@ -29,10 +31,15 @@ TRAIN: dict[str, tuple[Any, ...]] = {
     "precision": ("auto", "fp32"),
 }
 TRAIN_FREE = (
-    *("lr", "betas", "momentum", "weight_decay", "warmup_steps", "final_lr_ratio", "plateau_factor"),
-    *("plateau_patience", "batch_size", "batch_tokens", "max_steps", "epochs", "clip_norm", "label_smoothing"),
-    *("eval_every", "checkpoint_every", "log_every"),
+    *("lr", "betas", "weight_decay", "warmup_steps", "final_lr_ratio", "batch_size", "batch_tokens", "max_steps"),
+    *("epochs", "clip_norm", "label_smoothing"),
 )
+# Without meaning here, so they may be anything: the first three are for sgd and plateau, which are refused, and
+# nothing is judged, saved or shown while these models learn.
+TRAIN_IDLE = ("momentum", "plateau_factor", "plateau_patience", "eval_every", "checkpoint_every", "log_every")
+TOKENIZER_FREE = ("kind", "vocab_size", "min_count", "lowercase", "shared")
+DATA: dict[str, tuple[Any, ...]] = {"valid_fraction": (0.0, DataConfig.valid_fraction)}  # nothing is held out
+DATA_FREE = ("labels", "max_len")
 
 
 def check_model(config: ModelConfig) -> None:
@@ -47,26 +54,40 @@ def check_model(config: ModelConfig) -> None:
 
 def check_known(config: ModelConfig) -> None:
     """The same of settings some of which are left open."""
-    _check("model", config, MODEL, MODEL_FREE)
+    for found in _unknown(config, MODEL, MODEL_FREE):
+        _refuse("model", *found)
 
 
 def check_training(config: Config) -> None:
-    _check("train", config.train, TRAIN, TRAIN_FREE)
-    _check("tokenizer", config.tokenizer, {}, ("kind", "vocab_size", "min_count", "lowercase", "shared"))
+    for found in _unknown(config.train, TRAIN, (*TRAIN_FREE, *TRAIN_IDLE)):
+        _refuse("train", *found)
+    for found in _unknown(config.tokenizer, {}, TOKENIZER_FREE):
+        _refuse("tokenizer", *found)
+    for name, value, _ in _unknown(config.data, DATA, DATA_FREE):
+        raise ConfigError(f"data.{name}={value} is about files, and here `fit` is given all data: leave it out")
 
 
-def _check(section: str, config: Any, known: dict[str, tuple[Any, ...]], free: tuple[str, ...]) -> None:
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Of a run: what begins, ends and frames a text must be as in vocabularies that are learned here."""
+    if tokenizer.special != OWN:
+        _refuse("tokenizer", "kind", tokenizer.kind, ("char", "word", "bpe"))
+
+
+def _unknown(
+    config: Any, known: dict[str, tuple[Any, ...]], free: tuple[str, ...]
+) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Settings with a value that is not known, and which are."""
     for each in fields(config):
-        values = known.get(each.name, (each.default,))
-        if each.name not in free and getattr(config, each.name) not in values:
-            _refuse(section, each.name, getattr(config, each.name), values)
+        value, values = getattr(config, each.name), known.get(each.name, (each.default,))
+        if each.name not in free and value not in values:
+            yield each.name, value, values
 
 
 def _refuse(section: str, name: str, value: object, known: tuple[Any, ...]) -> None:
     shown = ", ".join(str(list(each) if isinstance(each, tuple) else each) for each in known)
     raise ConfigError(
         f"{section}.{name}={list(value) if isinstance(value, tuple) else value} is not known to triform.scratch "
-        f"(only {shown}); the torch models have it"
+        f"({f'only {shown}' if shown else 'it must be left empty'}); the torch models have it"
     )
 
 

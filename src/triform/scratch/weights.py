@@ -14,7 +14,7 @@ from triform.scratch.attention import Attention
 from triform.scratch.blocks import FeedForward
 from triform.scratch.layers import LayerNorm, Linear, Table
 from triform.scratch.models import Embedding
-from triform.scratch.part import Array, Part, Weights
+from triform.scratch.part import Array, Parameter, Part, Weights
 
 SMALL = 0.02
 
@@ -41,26 +41,35 @@ def initialise(model: Part, depth: int, rng: np.random.Generator) -> None:
             part.out.weight.value /= math.sqrt(2 * depth)
         elif isinstance(part, FeedForward):
             part.down.weight.value /= math.sqrt(2 * depth)
-    for (
-        part
-    ) in parts:  # scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself
+    # Scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself.
+    for part in parts:
         if isinstance(part, Embedding) and part.scale != 1 and id(part.tokens.weight) in outputs:
             draw(part.tokens.weight.value, SMALL)
 
 
 def put(weights: Weights, tensors: dict[str, Array], name: str = "the weights") -> None:
-    """Take these numbers; every parameter must be there, with its shape, and finite."""
+    """Take these numbers, all or none; every parameter must be there, with its shape, and finite."""
     if odd := sorted(weights.named.keys() ^ tensors.keys()):
         raise CheckpointError(f"{name}: do not fit the settings: {odd[0]} is missing or unknown")
+    values = {each: checked(tensors[each], parameter, each, name) for each, parameter in weights.named.items()}
     for each, parameter in weights.named.items():
-        tensor = tensors[each]
-        if tensor.shape != parameter.shape:
-            raise CheckpointError(
-                f"{name}: do not fit the settings: {each} is {tensor.shape}, wanted {parameter.shape}"
-            )
-        if not np.isfinite(tensor).all():
-            raise CheckpointError(f"{name}: {each} holds what is no finite number")
-        parameter.value[...] = tensor
+        parameter.value[...] = values[each]
+
+
+def checked(tensor: Array, parameter: Parameter, each: str, name: str) -> Array:
+    """In the number format of the parameter."""
+    tensor = np.asarray(tensor)
+    if tensor.shape != parameter.shape:
+        raise CheckpointError(
+            f"{name}: do not fit the settings: {each} is {tensor.shape}, wanted {parameter.shape}"
+        )
+    if tensor.dtype.kind not in "fiu":
+        raise CheckpointError(f"{name}: {each} must be real numbers; these are {tensor.dtype}")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        tensor = tensor.astype(parameter.value.dtype)
+    if not np.isfinite(tensor).all():
+        raise CheckpointError(f"{name}: {each} holds what is no finite number")
+    return tensor
 
 
 def taken(weights: Weights) -> dict[str, Array]:
@@ -80,5 +89,6 @@ def read(path: Path) -> dict[str, Array]:
 def write(path: Path, weights: Weights) -> None:
     try:
         save_file(taken(weights), path)
+        path.chmod(0o644)  # the library writes for the owner alone
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be written ({error})") from None
