@@ -228,10 +228,20 @@ def test_without_gensim_the_extra_is_named(text: Path, monkeypatch: pytest.Monke
 
 def test_vectors_that_do_not_fit_their_words_are_refused() -> None:
     one = np.ones((1, 2))
-    for words, matrix, told in (
+    wrong: list[tuple[list[Any], Any, str]] = [
         (["a", "b"], one, "as many rows"),
         (["a"], one * np.nan, "finite"),
+        (["a"], one * 1e60, "finite"),
+        (["a"], np.ones((1, 0)), "at least one"),
         (["a", "a"], np.ones((2, 2)), "one vector only"),
-    ):
+        (["a", "b"], [[1, 2], [3]], "must be numbers"),
+        (["a"], np.array([["x", "y"]]), "must be numbers"),
+        ([1], one, "words must be text"),
+    ]
+    for words, matrix, told in wrong:
         with pytest.raises(ConfigError, match=told):
             WordVectors(words, matrix)
+
+
+def test_a_plain_list_of_rows_will_do() -> None:
+    assert WordVectors(["a", "b"], [[1, 0], [1, 1]]).similarity("a", "b") == pytest.approx(0.5**0.5)

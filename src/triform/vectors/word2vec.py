@@ -138,7 +138,16 @@ def texts_of(path: str, layout: DataConfig) -> Iterator[str]:
     else:
         ending = Path(path.lower().removesuffix(".gz")).suffix
         blocks = decoded_blocks(path) if KINDS.get(ending, "txt") == "txt" else None
-    return (row.text for row in read_rows(path, layout, labelled=False)) if blocks is None else _lines(blocks)
+    return _rows(path, layout) if blocks is None else _lines(blocks)
+
+
+def _rows(path: str, layout: DataConfig) -> Iterator[str]:
+    """The texts of a table; where its column is not found, the option is named as it is called here."""
+    try:
+        yield from (row.text for row in read_rows(path, layout, labelled=False))
+    except DataError as problem:
+        problem.args = (str(problem).replace("data.text_column", "--text-column"),)
+        raise
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
