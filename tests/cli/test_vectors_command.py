@@ -66,6 +66,7 @@ def rows(folder: Path) -> Path:
         (("train", "builtin:topics", "--out", "v.npy"), "v.npy: ends in '.npy'"),
         (("train", "none.txt", "--out", "v.bin"), "none.txt: no such file"),
         (("train", "builtin:topics/valid", "--out", "v.bin", "--min-count", "1000000"), "leaves no word"),
+        (("train", "builtin:topics", "--out", "/dev/null/v.bin"), "v.bin: cannot be written (Not a directory)"),
         (("nearest", "VECTORS", "catt"), "no vector for 'catt'; did you mean 'cat'"),
         (("nearest", "none.bin", "cat"), "none.bin: no such file"),
         (("evaluate", "VECTORS", "--data", "nowhere"), "word_eval/questions-words.txt"),
@@ -75,3 +76,9 @@ def rows(folder: Path) -> Path:
 def test_what_is_wrong_is_one_line(triform: Command, made: Path, arguments: tuple[str, ...], told: str) -> None:
     answer = triform("vectors", *(made if each == "VECTORS" else each for each in arguments))
     assert told in answer.refusal
+
+
+def test_a_column_that_is_not_there_names_the_option(triform: Command, tmp_path: Path) -> None:
+    answer = triform("vectors", "train", rows(tmp_path), "--out", tmp_path / "v.bin", "--text-column", "nope")
+    assert "has no column 'nope'" in answer.refusal
+    assert "set --text-column to one of them" in answer.refusal

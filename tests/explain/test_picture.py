@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
-from triform.explain.maps import AttentionMap, Explanation
-from triform.explain.picture import LARGEST, RAMP, TIGHTEST, ZERO, lay_out, readable
+from triform.explain.maps import AttentionMap, Attribution, Explanation
+from triform.explain.picture import DOWN, LARGEST, RAMP, TIGHTEST, UP, ZERO, lay_out, readable
 
 ODD = (
     "שלום",
@@ -132,6 +134,29 @@ def test_no_piece_whatever_it_holds_raises_or_warns(tmp_path: Path, suffix: str)
     path = explained(uniform("encoder", 1, 1, ODD, ODD)).save(tmp_path / f"odd.{suffix}")
     if suffix == "svg":
         ElementTree.parse(path)
+
+
+def test_without_maps_the_tokens_that_speak_for_a_label_are_drawn(tmp_path: Path) -> None:
+    pieces, values = tuple("abc"), (0.5, -1.0, 0.0)
+    given = Attribution(method="gradient × input", label="$good$", pieces=pieces, values=values)
+    figure = lay_out(replace(explained(), attributions=(given,)))
+    [panel] = figure.axes
+    assert [bar.get_height() for bar in panel.patches] == list(values)  # type: ignore[attr-defined]
+    assert [bar.get_facecolor() for bar in panel.patches[:2]] == [to_rgba(UP), to_rgba(DOWN)]
+    assert [label.get_text() for label in panel.get_xticklabels()] == list(pieces)
+    assert r"gradient × input, score of \$good\$" in [text.get_text() for text in figure.texts]
+    maps = (uniform("encoder", 1, 1, pieces, pieces),)
+    assert len(lay_out(replace(explained(*maps), attributions=(given,))).axes) == 2, "a map and its colour bar"
+
+
+def test_bars_of_many_or_odd_tokens_stay_within_bounds(tmp_path: Path) -> None:
+    many = tuple(f"w{i}" for i in range(600))
+    for pieces in (many, ODD, ("one",)):
+        given = Attribution(method="m", label="x" * 99, pieces=pieces, values=(0.0,) * len(pieces))
+        explanation = replace(explained(), attributions=(given, given))
+        assert lay_out(explanation).get_size_inches()[0] <= LARGEST[0]
+        explanation.save(tmp_path / "bars.svg")
+        ElementTree.parse(tmp_path / "bars.svg")
 
 
 def test_without_maps_the_picture_says_so(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from grouped import drawn
 
-from triform.errors import ConfigError, DataError, TriformError
+from triform.errors import CheckpointError, ConfigError, DataError, TriformError
 from triform.vectors import WordVectors
-from triform.vectors.files import width_of
+from triform.vectors.files import check_writable, width_of
 
 ENDINGS = pytest.mark.parametrize("ending", ["txt", "bin", "safetensors"])
 
@@ -98,6 +98,8 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, endin
         ("2 2\na 1 inf\nb 1 2\n", "the vector of 'a'"),
         ("0 5\n", "holds no vectors"),
         ("99999999999 99999999999\na 1\n", "was cut short"),
+        ("3 2\n 1 2\nb 3 4\nc 1 -4\n", "word 1 is empty"),
+        ("1 2\na 1 2\nb 3 4\n\nc 1 -4\n", "promises 1 words; lines left after them: 2"),
     ],
 )
 def test_a_file_that_is_no_vectors_is_told_where(tmp_path: Path, content: str, told: str) -> None:
@@ -117,6 +119,64 @@ def test_other_tensors_are_no_vectors(tmp_path: Path) -> None:
     save_file({"vectors": np.ones((2, 2), np.float32), "words": words}, tmp_path / "odd.safetensors")
     with pytest.raises(DataError, match="3 words and 2 vectors"):
         WordVectors.load(tmp_path / "odd.safetensors")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
+    for content in ("2 2\na 1 2\nb 3 4\n\n", "a 1 2\nb 3 4\n"):
+        (tmp_path / "v.txt").write_text(content, encoding="utf-8-sig")
+        assert WordVectors.load(tmp_path / "v.txt").words == ["a", "b"]
+        assert width_of(tmp_path / "v.txt") == 2
+
+
+def test_tensors_of_other_numbers_are_read_or_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    path, words = tmp_path / "v.safetensors", torch.tensor(list(b"a\nb"), dtype=torch.uint8)
+    numbers = torch.tensor([[1.5, -2.0], [3.0, 4.0]])
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        save_file({"vectors": numbers.to(dtype), "words": words}, path)
+        np.testing.assert_array_equal(WordVectors.load(path).matrix, numbers.numpy())
+    for vectors, told in (
+        (numbers.to(torch.float8_e4m3fn), "its vectors are F8_E4M3"),
+        (numbers.double() * 1e60, "the vector of 'a' has a number that is not finite"),
+    ):
+        save_file({"vectors": vectors, "words": words}, path)
+        with pytest.raises(DataError, match=told):
+            WordVectors.load(path)
+
+
+@ENDINGS
+def test_a_folder_is_called_one(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"v.{ending}").mkdir()
+    with pytest.raises(DataError, match="is a folder"):
+        WordVectors.load(tmp_path / f"v.{ending}")
+    with pytest.raises(CheckpointError, match=r"cannot be written \(it is a folder\)"):
+        check_writable(tmp_path / f"v.{ending}")
+
+
+@ENDINGS
+def test_a_place_that_cannot_be_written_is_told_before_the_work_and_after(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / f"v.{ending}", tmp_path / "file" / "new" / f"v.{ending}"):
+        for write in (drawn().save, check_writable):
+            with pytest.raises(CheckpointError, match=rf"v\.{ending}: cannot be written \(Not a directory\)"):
+                write(path)
+    check_writable(tmp_path / "new" / f"v.{ending}")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"], "nothing is left of the question"
+
+
+@ENDINGS
+@pytest.mark.parametrize("word", ["a b", "a\nb", "", "\ud800"])
+def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, ending: str, word: str) -> None:
+    vectors, path = WordVectors([word, "c"], np.eye(2)), tmp_path / f"v.{ending}"
+    if (word, ending) == ("a b", "safetensors"):
+        vectors.save(path)
+        assert WordVectors.load(path).words == vectors.words
+        return
+    with pytest.raises(TriformError, match=r"cannot hold the word|surrogates not allowed"):
+        vectors.save(path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_text_that_is_called_binary_is_told(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from triform.config import TokenizerConfig
-from triform.errors import ConfigError, DataError
+from triform.errors import ConfigError, DataError, TriformError
 from triform.text import WordTokenizer, split_words
 from triform.text.base import TextStream
 from triform.vectors import WordVectors
@@ -157,11 +157,38 @@ def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None
         ({"size": 0}, "--size 0 is too small"),
         ({"min_count": 0}, "--min-count 0 is too small"),
         ({"lr": 0.0}, "--lr"),
+        ({"sample": float("nan")}, "--sample nan must be a share"),
+        ({"sample": float("inf")}, "--sample inf must be a share"),
+        *(({name: 99_999_999_999}, "is too large") for name in ("window", "negative", "seed", "size", "workers")),
     ],
 )
 def test_a_recipe_that_cannot_be_meant_is_refused(text: Path, wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         WordVectors.train(text, **wrong)
+
+
+def test_a_thread_that_fails_ends_learning_with_a_line(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gensim = pytest.importorskip("gensim.models")
+
+    def fail(*_: object) -> None:
+        raise OverflowError("too large for C")
+
+    before = threading.active_count()
+    monkeypatch.setattr(gensim.Word2Vec, "_do_train_job", fail)
+    with pytest.raises(TriformError, match=r"learning failed: OverflowError\('too large for C'\)"):
+        WordVectors.train(text, workers=2)
+    assert threading.active_count() == before, "and leaves none behind"
+
+
+def test_vectors_that_do_not_fit_memory_are_told(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gensim = pytest.importorskip("gensim.models")
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(gensim.Word2Vec, "build_vocab_from_freq", fail)
+    with pytest.raises(ConfigError, match="--size 100: vectors of so many words do not fit memory"):
+        WordVectors.train(text)
 
 
 def test_text_that_is_not_there_or_empty_is_told(tmp_path: Path) -> None:
@@ -201,10 +228,20 @@ def test_without_gensim_the_extra_is_named(text: Path, monkeypatch: pytest.Monke
 
 def test_vectors_that_do_not_fit_their_words_are_refused() -> None:
     one = np.ones((1, 2))
-    for words, matrix, told in (
+    wrong: list[tuple[list[Any], Any, str]] = [
         (["a", "b"], one, "as many rows"),
         (["a"], one * np.nan, "finite"),
+        (["a"], one * 1e60, "finite"),
+        (["a"], np.ones((1, 0)), "at least one"),
         (["a", "a"], np.ones((2, 2)), "one vector only"),
-    ):
+        (["a", "b"], [[1, 2], [3]], "must be numbers"),
+        (["a"], np.array([["x", "y"]]), "must be numbers"),
+        ([1], one, "words must be text"),
+    ]
+    for words, matrix, told in wrong:
         with pytest.raises(ConfigError, match=told):
             WordVectors(words, matrix)
+
+
+def test_a_plain_list_of_rows_will_do() -> None:
+    assert WordVectors(["a", "b"], [[1, 0], [1, 1]]).similarity("a", "b") == pytest.approx(0.5**0.5)

@@ -41,9 +41,9 @@ def train(
     Words are cut as tokenizer.kind=word cuts them, so that `train --embeddings` finds them.
     """
     from triform.vectors import Recipe, WordVectors, learn
-    from triform.vectors.files import WRITES, kind_of
+    from triform.vectors.files import check_writable
 
-    kind_of(out, WRITES)  # better told now than after the work
+    check_writable(out)  # better told now than after the work
     recipe = Recipe(
         kind=kind,  # type: ignore[arg-type]
         size=size, window=window, min_count=min_count, negative=negative, sample=sample, epochs=epochs,

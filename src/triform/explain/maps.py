@@ -117,7 +117,10 @@ class Explanation:
         assert len(set(names)) == len(names), f"two maps of one name: {names}"
 
     def save(self, path: str | Path, *, map: str = "") -> Path:  # noqa: A002 (the option's name)
-        """Write a page (.html) or a picture (.png, .svg) of all maps, or of the one named; gives the path back."""
+        """Write a page (.html) or a picture (.png, .svg) of all maps, or of the one named; gives the path back.
+
+        A picture has the attributions only where there is no map.
+        """
         path = Path(path)
         suffix = check_suffix(path)
         chosen = replace(self, maps=self._named(map)) if map else self

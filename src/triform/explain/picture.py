@@ -1,4 +1,7 @@
-"""Attention as a picture for a report: a grid of layers by heads for each map, in one PNG or SVG file."""
+"""Attention as a picture for a report: a grid of layers by heads for each map, in one PNG or SVG file.
+
+Of a classifier that attends to nothing: how much each token speaks for the label.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from triform.explain.maps import AttentionMap, Explanation
+    from triform.explain.maps import AttentionMap, Attribution, Explanation
 
 # One hue from light to dark: its order survives grey printing and every kind of colour blindness.
 RAMP = ("#f4f6fb", "#b7cff5", "#5a8dee", "#2348b0", "#0a1a5c")
 ZERO = "#e6dfd3"  # what may not be read: warm, so that it is no step of the ramp
+UP, DOWN = "#2f62d0", "#d9731f"  # what speaks for a label, and against it
 INK, SOFT, LINE = "#1b1e25", "#5b606b", "#cfd3dc"
 FONT: Any = {"font.family": "DejaVu Sans", "svg.fonttype": "none", "svg.hashsalt": "triform", "text.usetex": False}
 HEADINGS = {
@@ -35,6 +39,7 @@ PITCH = 0.165  # of one labelled token
 TIGHTEST = 0.115  # below this pitch labels would touch
 PANEL = (1.3, 4.6)  # longer side of a panel: from, to
 GAP = 0.1
+STRIP = (3.2, 1.3)  # least width, and height, of the bars of an attribution
 LETTER = 0.066  # width of a letter in a tick label
 LONGEST_PIECE = 14
 LINE_HEIGHT = 0.22
@@ -81,8 +86,29 @@ class Block:
         return self.left + wide, self.above + tall + self.below
 
 
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """Where the bars of one attribution go, in inches."""
+
+    attribution: Attribution
+    left: float = 0.85
+    above: float = 0.72  # the heading and what up and down mean
+
+    @property
+    def width(self) -> float:
+        return min(max(STRIP[0], PITCH * len(self.attribution.pieces)), LARGEST[0] - 2)
+
+    @property
+    def keys(self) -> dict[int, str]:
+        return _labels(self.attribution.pieces, self.width)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return self.left + self.width, self.above + STRIP[1] + 0.2 + _room(self.keys.values())
+
+
 def draw(explanation: Explanation, path: Path, *, kind: str = "png", dpi: int = 160) -> None:
-    """Draw every map of an explanation into one file of that kind ("png" or "svg")."""
+    """Draw an explanation into one file of that kind ("png" or "svg")."""
     import matplotlib
 
     with warnings.catch_warnings(), matplotlib.rc_context(FONT):
@@ -95,15 +121,19 @@ def draw(explanation: Explanation, path: Path, *, kind: str = "png", dpi: int = 
 
 
 def lay_out(explanation: Explanation) -> Figure:
-    """The figure: title, then the maps from top to bottom, each a grid; one colour bar for all."""
+    """The figure: title, then the maps from top to bottom, each a grid; one colour bar for all.
+
+    Without any map there are the attributions instead.
+    """
     from matplotlib.figure import Figure
 
     blocks = [_block(each, share=len(explanation.maps)) for each in explanation.maps]
+    strips = [Strip(attribution=each) for each in explanation.attributions if each.pieces and not blocks]
     bar, edge = 0.95, 0.3
-    width = max([4.2, *(block.size[0] + bar for block in blocks)]) + edge
+    width = max([4.2, *(block.size[0] + bar for block in blocks), *(strip.size[0] for strip in strips)]) + edge
     lines = _lines(explanation, room=int((width - 2 * edge) / 0.08))
     head = 0.58 + LINE_HEIGHT * len(lines)
-    height = head + sum(block.size[1] for block in blocks) + edge
+    height = head + sum(block.size[1] for block in blocks) + sum(strip.size[1] for strip in strips) + edge
     figure = Figure(figsize=(width, height))
     for row, line in enumerate(lines):  # the title first
         how: Any = (
@@ -114,13 +144,16 @@ def lay_out(explanation: Explanation) -> Figure:
     for block in blocks:
         _draw_block(figure, block, top)
         top -= block.size[1]
+    for strip in strips:
+        _draw_strip(figure, strip, top)
+        top -= strip.size[1]
     if blocks:
         tall = min(2.4, blocks[0].grid[1])
         left, bottom = max(block.size[0] for block in blocks) + 0.2, height - head - blocks[0].above - tall
         _draw_bar(figure, (left, bottom, 0.13, tall))
         if any(bool((block.map.weights == 0).any()) for block in blocks):
             _draw_zero(figure, left, bottom - 0.28)
-    else:
+    elif not strips:
         figure.text(edge / width, edge / height, "no attention was recorded", color=SOFT, fontsize=9)
     return figure
 
@@ -203,6 +236,26 @@ def _draw_panel(axes: Any, block: Block, layer: int, head: int) -> None:
         axes.set_yticks(list(block.queries), list(block.queries.values()), **labels)
     if layer == shown.n_layers - 1:
         axes.set_xticks(list(block.keys), list(block.keys.values()), rotation=90, **labels)
+    axes.tick_params(length=0, pad=3)
+
+
+def _draw_strip(figure: Figure, strip: Strip, top: float) -> None:
+    width, height = figure.get_size_inches()
+    shown = strip.attribution
+    heading = readable(f"{shown.method}, score of {shown.label}", int((width - 0.6) / 0.082))
+    figure.text(0.3 / width, (top - 0.3) / height, heading, fontsize=10, fontweight="bold", color=INK)
+    figure.text(0.3 / width, (top - 0.5) / height, "up: speaks for it; down: against it", fontsize=8, color=SOFT)
+    bottom = top - strip.above - STRIP[1]
+    axes: Any = figure.add_axes((strip.left / width, bottom / height, strip.width / width, STRIP[1] / height))
+    axes.bar(range(len(shown.values)), shown.values, color=[UP if value > 0 else DOWN for value in shown.values])
+    axes.axhline(0, color=INK, linewidth=0.6)
+    most = max(1e-6, *map(abs, shown.values))  # what is less was rounded
+    axes.set(xlim=(-0.5, len(shown.values) - 0.5), ylim=(-1.05 * most, 1.05 * most))
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines["left"].set(color=LINE, linewidth=0.6)
+    labels: Any = {"fontsize": 7, "color": INK, "family": FONT["font.family"]}
+    axes.set_xticks(list(strip.keys), list(strip.keys.values()), rotation=90, **labels)
+    axes.set_yticks([-most, 0, most], [f"{-most:.2g}", "0", f"{most:+.2g}"], **labels)
     axes.tick_params(length=0, pad=3)
 
 

@@ -7,18 +7,19 @@ tensor `vectors` holds the numbers and `words` the words as UTF-8, a line each. 
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
 from triform.data.files import opened
@@ -28,6 +29,8 @@ Matrix = NDArray[np.float32]
 FORMAT = "1"  # of our safetensors; another number in a file means that it is newer than this code
 READS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safetensors"}
 WRITES = {ending: kind for ending, kind in READS.items() if ending != ".vec"}
+FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
+PARTS = {"text": " \n", "binary": " \n", "safetensors": "\n"}  # what parts words in a file: it can be in none
 SHORTEST_NUMBER = 2  # bytes of a number in a text file, with the space before it
 
 
@@ -58,6 +61,8 @@ def read(path: Path) -> Content:
     found = {"text": _read_text, "binary": _read_binary, "safetensors": _read_tensors}[kind_of(path, READS)](path)
     if not found.words or not found.matrix.shape[1]:
         raise DataError("holds no vectors", path=path)
+    if "" in found.words:
+        raise DataError(f"word {found.words.index('') + 1:,} is empty; make the file again", path=path)
     finite = np.isfinite(found.matrix).all(axis=1)
     if not finite.all():
         word = found.words[int(np.argmin(finite))]
@@ -81,7 +86,12 @@ def width_of(path: Path) -> int:
         with _tensors(path) as file:
             return int(file.get_slice("vectors").get_shape()[1])
     with opened(str(path)) as file:
-        return _sizes(file.readline(), path, headless=kind == "text")[1]
+        return _sizes(_first_line(file), path, headless=kind == "text")[1]
+
+
+def _first_line(file: BinaryIO) -> bytes:
+    """Without a byte order mark."""
+    return file.readline().removeprefix(codecs.BOM_UTF8)
 
 
 def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int]:
@@ -106,13 +116,14 @@ def _read_text(path: Path) -> Content:
     rows: list[Matrix] = []
     with opened(str(path)) as file, warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)  # how numpy says that a number is none
-        first = file.readline()
+        first = _first_line(file)
         n, width = _sizes(first, path, headless=True)
         _check_size(path, n * width * SHORTEST_NUMBER)
         promised = n >= 0
         lines = enumerate(file, 2)
         for number, line in lines if promised else _before((1, first), lines):
             if len(words) == n:
+                _check_nothing_left(path, n, line, file)
                 break
             word, _, numbers = line.rstrip().partition(b" ")
             try:
@@ -125,6 +136,12 @@ def _read_text(path: Path) -> Content:
             rows.append(row)
     _check_whole(path, len(words), n)
     return Content(words, np.stack(rows) if rows else np.empty((0, width), np.float32), {})
+
+
+def _check_nothing_left(path: Path, n: int, line: bytes, others: BinaryIO) -> None:
+    """After the words that the first line promises there may be blank lines, no more words."""
+    if left := bool(line.strip()) + sum(bool(other.strip()) for other in others):
+        raise DataError(f"its first line promises {n:,} words; lines left after them: {left:,}", path=path)
 
 
 def _before(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -172,13 +189,13 @@ def _check_whole(path: Path, found: int, promised: int) -> None:
 
 @contextmanager
 def _tensors(path: Path) -> Iterator[Any]:
+    with opened(str(path)):
+        pass  # what is no file, or may not be read, is told as of any other
     try:
         with safe_open(path, framework="numpy") as file:
             if not {"vectors", "words"} <= set(file.keys()) or len(file.get_slice("vectors").get_shape()) != 2:
                 raise DataError("is not word vectors: it has no tensors named vectors and words", path=path)
             yield file
-    except FileNotFoundError:
-        raise DataError("no such file", path=path) from None
     except (OSError, SafetensorError) as error:
         raise DataError(f"is not a whole safetensors file ({error})", path=path) from None
 
@@ -188,9 +205,15 @@ def _read_tensors(path: Path) -> Content:
         metadata = file.metadata() or {}
         if metadata.get("format", FORMAT) != FORMAT:
             raise DataError(f"format {metadata['format']} is newer than this Triform reads ({FORMAT})", path=path)
-        matrix = file.get_tensor("vectors").astype(np.float32)
+        kinds = [file.get_slice(name).get_dtype() for name in ("vectors", "words")]
+        if kinds[0] not in FLOATS or kinds[1] != "U8":
+            raise DataError(
+                f"its vectors are {kinds[0]} and its words {kinds[1]}, not one of {', '.join(FLOATS)} and U8",
+                path=path,
+            )
+        matrix = _halves(path) if kinds[0] == "BF16" else singles(file.get_tensor("vectors"))
         try:
-            words = file.get_tensor("words").astype(np.uint8).tobytes().decode().split("\n")
+            words = file.get_tensor("words").tobytes().decode().split("\n")
             about = json.loads(metadata.get("about", "{}"))
         except ValueError:
             raise DataError("is damaged: its words cannot be read", path=path) from None
@@ -199,10 +222,56 @@ def _read_tensors(path: Path) -> Content:
     return Content(words, matrix, about)
 
 
+def singles(numbers: ArrayLike) -> Matrix:
+    """As float32; what is too large for it becomes infinite, without a warning."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(numbers, np.float32)
+
+
+def _halves(path: Path) -> Matrix:
+    """Vectors of bfloat16, which numpy does not know: the upper halves of float32."""
+    kept = dict(deserialize(path.read_bytes()))["vectors"]  # type: ignore[no-untyped-call]
+    upper = np.frombuffer(kept["data"], "<u2").astype(np.uint32)
+    return (upper << 16).view(np.float32).reshape(kept["shape"])
+
+
+def check_writable(path: Path) -> None:
+    """Before any work: whether a file of this name can be written here."""
+    kind_of(path, WRITES)
+    try:
+        if path.is_dir():
+            raise OSError("it is a folder")
+        folder = next(each for each in path.parents if each.exists())
+        probe = folder / _aside(path).name
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _aside(path: Path) -> Path:
+    """Where a file is while it is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _unwritable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})")
+
+
+def _check_words(path: Path, words: Sequence[str], kind: str) -> None:
+    """What is written must be read back as it was."""
+    for word in words:
+        if not word or any(part in word for part in PARTS[kind]):
+            hint = "; .safetensors can" if word and "\n" not in word else ""
+            raise ConfigError(f"{path}: cannot hold the word {word!r}{hint}")
+
+
 def write(path: Path, words: Sequence[str], matrix: Matrix, about: dict[str, Any]) -> None:
     """Write the format that the ending says; the file appears whole or not at all."""
+    check_writable(path)
     kind = kind_of(path, WRITES)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    _check_words(path, words, kind)
+    aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "safetensors":
@@ -216,6 +285,7 @@ def write(path: Path, words: Sequence[str], matrix: Matrix, about: dict[str, Any
                     file.write(word.encode() + b" ")
                     file.write((" ".join(row.astype(str)) + "\n").encode() if kind == "text" else row.tobytes())
         aside.replace(path)
-    except (OSError, SafetensorError) as error:
-        aside.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    except (OSError, SafetensorError, UnicodeEncodeError) as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None

@@ -140,19 +140,23 @@ def _label(figure: Any, axes: Any, places: NDArray[Any], chosen: Sequence[Chosen
 def _around(x: float, y: float, width: float, height: float, gap: float) -> Iterator[Box]:
     """Places for a label: right of the dot, left, above, below, at the corners; then farther and farther away."""
     for away in (gap, 2.5 * gap, 4.5 * gap, 8 * gap, 13 * gap, 20 * gap, 30 * gap):
-        rights, lefts, middles = x + away, x - away - width, x - width / 2
-        ups, downs, centres = y + away, y - away - height, y - height / 2
-        for left, bottom in (
-            *((rights, centres), (lefts, centres), (middles, ups), (middles, downs)),
-            *((rights, ups), (lefts, ups), (rights, downs), (lefts, downs)),
-            *(
-                (rights, y + away / 2),
-                (lefts, y + away / 2),
-                (rights, downs / 2 + y / 2),
-                (lefts, downs / 2 + y / 2),
-            ),
-        ):
-            yield Box(left, bottom, left + width, bottom + height)
+        left, down = -away - width, -away - height
+        offsets = [
+            (away, -height / 2),
+            (left, -height / 2),
+            (-width / 2, away),
+            (-width / 2, down),
+            (away, away),
+            (left, away),
+            (away, down),
+            (left, down),
+            (away, away / 2),
+            (left, away / 2),
+            (away, down / 2),
+            (left, down / 2),
+        ]
+        for dx, dy in offsets:
+            yield Box(x + dx, y + dy, x + dx + width, y + dy + height)
 
 
 def _distance(box: Box, x: float, y: float) -> float:

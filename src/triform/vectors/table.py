@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from triform.errors import ConfigError, DataError
 from triform.vectors import files, word2vec
@@ -20,13 +20,19 @@ LOOKED_AT = 50_000  # words, the most frequent ones, among which a misspelled on
 class WordVectors:
     """Words, most frequent first, and a row of numbers for each."""
 
-    def __init__(self, words: Sequence[str], matrix: NDArray[Any], about: dict[str, Any] | None = None) -> None:
+    def __init__(self, words: Sequence[str], matrix: ArrayLike, about: dict[str, Any] | None = None) -> None:
         """`about` says how they were made; safetensors keep it."""
-        if matrix.ndim != 2 or len(matrix) != len(words):
-            raise ConfigError(f"{len(words)} words need a matrix of as many rows, not one of shape {matrix.shape}")
-        if not len(words) or not np.isfinite(matrix).all():
+        try:
+            self.words, self.matrix = list(words), files.singles(matrix)
+        except (TypeError, ValueError):
+            raise ConfigError("vectors must be numbers, a row of the same length for each word") from None
+        if self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
+            shape = self.matrix.shape
+            raise ConfigError(f"{len(self.words)} words need a matrix of as many rows, not one of shape {shape}")
+        if not self.matrix.size or not np.isfinite(self.matrix).all():
             raise ConfigError("word vectors must be at least one, and finite")
-        self.words, self.matrix = list(words), np.ascontiguousarray(matrix, np.float32)
+        if not all(isinstance(word, str) for word in self.words):
+            raise ConfigError("words must be text")
         self.about = about or {}
         self.places = {word: place for place, word in enumerate(self.words)}
         if len(self.places) < len(self.words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,17 @@ MARK = "_"  # between the words of a phrase
 JOINT = "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
 MOST_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
 Say = Callable[[str], None]
+# From, to. gensim reads some of them as C's int, and a number that cannot be meant would take for ever.
+RANGES: dict[str, tuple[float, float]] = {
+    "size": (1, 10_000),
+    "window": (1, LONGEST),
+    "min_count": (1, math.inf),
+    "negative": (1, 10_000),
+    "epochs": (1, math.inf),
+    "phrases": (0, 10),
+    "seed": (0, 2**32 - 1),
+    "workers": (1, 1_000),
+}
 
 
 def silent(line: str) -> None:
@@ -57,11 +69,14 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.kind not in ("skipgram", "cbow"):
             raise ConfigError(f"--kind {self.kind} is not known; choose from skipgram, cbow")
-        least = {"size": 1, "window": 1, "min_count": 1, "negative": 1, "epochs": 1, "workers": 1, "seed": 0}
-        for name, low in (least | {"sample": 0, "phrases": 0}).items():
-            if getattr(self, name) < low:
-                option = name.replace("_", "-")
-                raise ConfigError(f"--{option} {getattr(self, name)} is too small: it must be at least {low}")
+        for name, (low, high) in RANGES.items():
+            value, option = getattr(self, name), name.replace("_", "-")
+            if value < low:
+                raise ConfigError(f"--{option} {value} is too small: it must be at least {low}")
+            if value > high:
+                raise ConfigError(f"--{option} {value} is too large: it must be at most {high}")
+        if not 0 <= self.sample < 1:
+            raise ConfigError(f"--sample {self.sample} must be a share: from 0, below 1")
         if not 0 < self.lr <= 1:
             raise ConfigError(f"--lr {self.lr} must be above 0 and at most 1")
 
@@ -90,25 +105,29 @@ class Learned(NamedTuple):
 class Texts:
     """The words of files, a text at a time: a line of plain text, a row of a table. They are read anew each time.
 
-    gensim waits for ever when reading fails in its thread, so reading just ends, and `check` tells of it.
+    gensim waits for ever when one of its threads fails, so reading just ends, and `check` tells why.
     """
 
     def __init__(self, files: Sequence[str], layout: DataConfig, *, lowercase: bool) -> None:
         self.files, self.layout, self.lowercase = files, layout, lowercase
-        self.problem: TriformError | None = None
+        self.problem: Exception | None = None
         self.join: Callable[[list[str]], list[str]] = list  # makes phrases, once they are known
 
     def __iter__(self) -> Iterator[list[str]]:
         try:
             for text in (text for file in self.files for text in texts_of(file, self.layout)):
+                if self.problem:
+                    return
                 words = self.join(split_words(text, lowercase=self.lowercase))
                 yield from (words[at : at + LONGEST] for at in range(0, len(words), LONGEST))
-        except TriformError as problem:
+        except Exception as problem:
             self.problem = problem
 
     def check(self) -> None:
-        if self.problem:
+        if isinstance(self.problem, TriformError):
             raise self.problem
+        if self.problem:
+            raise TriformError(f"learning failed: {self.problem!r}") from self.problem
 
 
 def texts_of(path: str, layout: DataConfig) -> Iterator[str]:
@@ -119,7 +138,16 @@ def texts_of(path: str, layout: DataConfig) -> Iterator[str]:
     else:
         ending = Path(path.lower().removesuffix(".gz")).suffix
         blocks = decoded_blocks(path) if KINDS.get(ending, "txt") == "txt" else None
-    return (row.text for row in read_rows(path, layout, labelled=False)) if blocks is None else _lines(blocks)
+    return _rows(path, layout) if blocks is None else _lines(blocks)
+
+
+def _rows(path: str, layout: DataConfig) -> Iterator[str]:
+    """The texts of a table; where its column is not found, the option is named as it is called here."""
+    try:
+        yield from (row.text for row in read_rows(path, layout, labelled=False))
+    except DataError as problem:
+        problem.args = (str(problem).replace("data.text_column", "--text-column"),)
+        raise
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
@@ -136,12 +164,12 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
 
 def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: Say = silent) -> Learned:
     """Vectors of the words of these files; `say` hears how far it is."""
-    gensim = _gensim()
     if not files:
         raise ConfigError("give at least one file of text")
     texts = Texts(files, DataConfig(text_column=text_column), lowercase=recipe.lowercase)
     start = time.perf_counter()
     with quiet():
+        model = _model(recipe, texts)
         for _ in range(recipe.phrases):
             texts.join = phrase_joiner(texts, recipe.min_count)
             texts.check()
@@ -153,18 +181,17 @@ def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: S
         texts.check()
         _check_counts(counts, recipe, files)
         say(f"{counts.total():,} words in {n_texts:,} texts, {len(counts):,} of them distinct")
-        model = gensim.Word2Vec(
-            vector_size=recipe.size, window=recipe.window, min_count=recipe.min_count, negative=recipe.negative,
-            sample=recipe.sample, sg=int(recipe.kind == "skipgram"), alpha=recipe.lr, seed=recipe.seed,
-            workers=recipe.workers, epochs=recipe.epochs,
-        )  # fmt: skip
-        model.build_vocab_from_freq(counts, corpus_count=n_texts)
+        try:
+            model.build_vocab_from_freq(counts, corpus_count=n_texts)
+        except MemoryError:
+            raise ConfigError(
+                f"--size {recipe.size}: vectors of so many words do not fit memory; give less, or more --min-count"
+            ) from None
         with _leaving_none_at_work():
             model.train(
                 texts, total_examples=n_texts, total_words=counts.total(), epochs=recipe.epochs,
-                callbacks=[_teller(say, recipe.epochs, start)],
+                callbacks=[_teller(texts, say, recipe.epochs, start)],
             )  # fmt: skip
-        texts.check()
     about = asdict(recipe) | {"texts": {name: fingerprint(name) for name in files}}
     seconds = time.perf_counter() - start
     return Learned(list(model.wv.index_to_key), model.wv.vectors, counts.total(), seconds, about)
@@ -203,15 +230,33 @@ def _runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
     return ((is_word, list(run)) for is_word, run in groupby(words, lambda word: word[0].isalnum()))
 
 
-def _gensim() -> Any:
+def _model(recipe: Recipe, texts: Texts) -> Any:
+    """gensim's model, before it has seen a word."""
     try:
-        import gensim.models as gensim
+        from gensim.models import Word2Vec
     except ImportError as error:
         raise ConfigError(f"learning word vectors needs gensim ({error}); pip install 'triform[vectors]'") from None
-    return gensim
+
+    class Watched(Word2Vec):
+        """Reading ends when a worker fails; else all would wait for it."""
+
+        def _worker_loop(self, jobs: Any, progress: Any) -> None:
+            try:
+                super()._worker_loop(jobs, progress)
+            except Exception as problem:
+                texts.problem = problem
+                while jobs.get() is not None:  # None: there are no more
+                    pass
+                progress.put(None)
+
+    return Watched(
+        vector_size=recipe.size, window=recipe.window, min_count=recipe.min_count, negative=recipe.negative,
+        sample=recipe.sample, sg=int(recipe.kind == "skipgram"), alpha=recipe.lr, seed=recipe.seed,
+        workers=recipe.workers, epochs=recipe.epochs,
+    )  # fmt: skip
 
 
-def _teller(say: Say, epochs: int, start: float) -> Any:
+def _teller(texts: Texts, say: Say, epochs: int, start: float) -> Any:
     """What gensim calls after every epoch."""
     from gensim.models.callbacks import CallbackAny2Vec
 
@@ -219,6 +264,7 @@ def _teller(say: Say, epochs: int, start: float) -> Any:
         done, told = 0, start
 
         def on_epoch_end(self, model: Any) -> None:
+            texts.check()
             self.done += 1
             now = time.perf_counter()
             if now - self.told > BETWEEN:
