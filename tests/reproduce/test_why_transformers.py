@@ -13,11 +13,13 @@ from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.reproduce.outcome import read, write
 from triform.reproduce.page import pages
 from triform.reproduce.runner import Asked
+from triform.reproduce.why import runner
 from triform.reproduce.why.equal import equal_width, parameters, seconds_of, steps_per_second
 from triform.reproduce.why.parts import NAME, PARTS, RATES, SHAKESPEARE, SPEECHES, TED, WITHIN, Part
-from triform.reproduce.why.runner import best_rate, why_transformers
+from triform.reproduce.why.runner import Study, best_rate, why_transformers
 from triform.reproduce.why.tables import section, verdicts
-from triform.settings import build
+from triform.run import Run
+from triform.settings import Settings, build
 from triform.training.trainer import Trainer
 
 REAL_SIZES = {
@@ -107,6 +109,25 @@ def test_the_rate_is_that_of_the_lowest_loss_and_a_model_may_diverge_at_some() -
     assert best_rate([{"rate": 1e-3, "loss": 2.0}, {"rate": 2e-3, "loss": None}]) == 1e-3
     with pytest.raises(DivergedError, match="every rate"):
         best_rate([{"rate": 1e-3, "loss": None}])
+
+
+def test_a_rate_at_which_a_model_diverges_is_told_and_not_taken(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = Study._trained
+
+    def diverges(self: Study, name: str, settings: Settings, steps: int, seed: int) -> Run:
+        if settings.get("train.lr") == RATES[0]:
+            raise DivergedError("the loss is not finite at step 3")
+        return trained(self, name, settings, steps, seed)
+
+    monkeypatch.setattr(Study, "_trained", diverges)
+    monkeypatch.setattr(runner, "PARTS", (SPEECHES,))
+    asked = Asked(data=str(data), out=tmp_path / "runs", results=tmp_path, device="cpu", quick=True, seeds=1)
+    outcome = why_transformers(asked)
+    assert [each["settings"]["train.lr"] for each in outcome["parts"]["speeches"]["variants"]] == [RATES[1]] * 2
+    assert capsys.readouterr().err.count("not finite at step 3") == 2
+    assert section(outcome).count("| diverged | **") == 2
 
 
 def test_a_second_call_trains_nothing_again(

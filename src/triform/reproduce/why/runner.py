@@ -139,7 +139,8 @@ class Study:
             _say(f"{NAME}, {self.part.name}: {kind}, {steps} steps at a rate of {rate:g}")
             try:
                 run = self._trained(f"try-{kind}", overlay(settings, {**held, "train.lr": rate}), steps, seed=0)
-            except DivergedError:
+            except DivergedError as error:
+                _say(str(error))
                 found = {"loss": None}
             else:
                 found = next(event for event in reversed(_heard(run)) if event["event"] == "valid")
