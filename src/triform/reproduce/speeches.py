@@ -238,7 +238,13 @@ SPEECHES_LM = _lm(
             question="Is the best setting better?",
         ),
     ),
-    notes=("The model is trained on train_LM alone.", ABOUT_VOCABULARY),
+    notes=(
+        (
+            "The model is trained on train_LM alone: 1,553 lines, so few that counted n-grams, smoothed, are better "
+            "than any Transformer we found, on all three test files."
+        ),
+        ABOUT_VOCABULARY,
+    ),
 )
 SPEECHES_WINDOW = _lm(
     "speeches-window",
