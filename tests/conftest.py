@@ -14,15 +14,7 @@ settings.register_profile("triform", deadline=None, derandomize=True, database=N
 settings.load_profile("triform")
 
 
-LONGEST = ("test_resume.py", "test_benchmarks.py")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _token_cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """For child processes too; the folder lives as long as the tests do."""
     os.environ["TRIFORM_CACHE"] = str(tmp_path_factory.mktemp("token-cache"))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first: as the last one, a process would be busy with it alone."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
