@@ -240,8 +240,8 @@ SPEECHES_LM = _lm(
     ),
     notes=(
         (
-            "The model is trained on train_LM alone: 1,553 lines, so few that counted n-grams, smoothed, are "
-            "better than any Transformer we found, on all three test files."
+            "The model is trained on train_LM alone, 1,553 lines. Counted n-grams, smoothed, are better than both "
+            "settings on all three test files."
         ),
         ABOUT_VOCABULARY,
     ),
