@@ -20,6 +20,7 @@ SOURCE = Path(triform.__file__).parent
 # Each room with the rooms it may import, lowest first. A new room is a decision: it is added here.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "formatting": (),
     "config": ("errors",),
     "settings": ("errors", "config"),
     "presets": ("errors", "config", "settings"),
@@ -34,12 +35,26 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "stats": ("errors",),
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
-    "training": (*("errors", "config", "settings", "text", "nn", "data", "vectors", "metrics", "stats", "tasks"),),
+    "training": (
+        *(
+            "errors",
+            "formatting",
+            "config",
+            "settings",
+            "text",
+            "nn",
+            "data",
+            "vectors",
+            "metrics",
+            "stats",
+            "tasks",
+        ),
+    ),
     "pretrained": ("errors", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": (),
     "pages": (),
-    "report": ("errors", "charts", "pages"),
+    "report": ("errors", "formatting", "charts", "pages"),
     "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
@@ -48,11 +63,35 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "seeds": ("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "launch"),
     "study": (
-        *("errors", "config", "settings", "data", "metrics", "stats", "tasks", "training", "charts", "pages"),
+        *(
+            "errors",
+            "formatting",
+            "config",
+            "settings",
+            "data",
+            "metrics",
+            "stats",
+            "tasks",
+            "training",
+            "charts",
+            "pages",
+        ),
         *("report", "run", "launch", "seeds"),
     ),
     "reproduce": (
-        *("errors", "config", "settings", "presets", "text", "data", "vectors", "metrics", "stats", "baselines"),
+        *(
+            "errors",
+            "formatting",
+            "config",
+            "settings",
+            "presets",
+            "text",
+            "data",
+            "vectors",
+            "metrics",
+            "stats",
+            "baselines",
+        ),
         *("tasks", "training", "explain", "charts", "pages", "run", "launch", "seeds"),
     ),
     "sklearn": (
@@ -63,7 +102,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ROOMS = (*MAY_IMPORT, "cli")
 MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
-    *("errors", "config", "settings", "presets", "text", "scratch", "data", "vectors", "metrics", "stats"),
+    *(
+        "errors",
+        "formatting",
+        "config",
+        "settings",
+        "presets",
+        "text",
+        "scratch",
+        "data",
+        "vectors",
+        "metrics",
+        "stats",
+    ),
     *("baselines", "charts", "pages", "report"),
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triform.cli.options import Device, Json, print_json, show_score
+from triform.cli.options import Device, Json, print_json
+from triform.formatting import format_metric
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -119,7 +120,7 @@ def _show(rows: list[ScoreRow], page: Path) -> None:
     for row in rows:
         sign = "above" if row.higher_is_better else "below"
         reached = "[green]reached[/green]" if row.reached else "[red]missed[/red]"
-        score, target = show_score(row.metric, row.score), show_score(row.metric, row.target)
+        score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
         table.add_row(row.task, row.metric, score, f"{sign} {target}", reached, f"{row.seconds:.0f} s")
     Console().print(table)
     typer.echo(f"report: {page}")

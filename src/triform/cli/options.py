@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from triform.formatting import format_metric
+
 if TYPE_CHECKING:
     from triform.baselines import Table
 
@@ -51,15 +53,6 @@ def decode_settings(assignments: list[str] | None) -> dict[str, object]:
     return {name.removeprefix("decode."): value for name, value in settings.items()}
 
 
-def show_score(name: str, value: float) -> str:
-    """A score as people read it: shares in percent, counts whole."""
-    if name in ("accuracy", "f1", "exact_match", "token_accuracy"):
-        return f"{100 * value:.2f} %"
-    if math.isfinite(value) and value == int(value):
-        return f"{int(value):,}"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-
-
 def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, Table] | None = None) -> None:
     """A table with a row a set and a column a score; under each set the baselines that stand beside it."""
     lines: list[tuple[str, Mapping[str, float], str]] = []
@@ -72,7 +65,7 @@ def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, 
     rows = [
         ["set", *names],
         *(
-            [key, *(show_score(name, scores[name]) if name in scores else "-" for name in names)]
+            [key, *(format_metric(name, scores[name]) if name in scores else "-" for name in names)]
             for key, scores, _ in lines
         ),
     ]
