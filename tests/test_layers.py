@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "models": ("errors", "config", "nn"),
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
-    "stats": ("errors",),
+    "stats": ("errors", "formatting"),
     "baselines": ("errors", "config", "text", "data", "metrics"),
     "tasks": ("errors", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
     "training": (

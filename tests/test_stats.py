@@ -30,10 +30,12 @@ def test_the_spread_of_seeds_is_scipys_t_interval(n: int) -> None:
     assert (mean, deviation) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
     wanted = scipy_stats.t.interval(0.95, n - 1, loc=mean, scale=deviation / math.sqrt(n))
     assert (low, high) == pytest.approx(wanted, rel=1e-12)
+    assert stats.spread(values).half_width == pytest.approx((wanted[1] - wanted[0]) / 2)
 
 
 def test_of_a_single_run_no_interval_is_known() -> None:
     assert stats.spread([2.0]) == (2.0, 0.0, -math.inf, math.inf)
+    assert stats.spread([2.0]).half_width == math.inf
     assert math.isnan(stats.spread([2.0, math.inf]).deviation)
 
 

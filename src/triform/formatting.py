@@ -1,16 +1,68 @@
-"""How numbers are shown to people, everywhere alike."""
+"""How metrics are shown to people: in percent, from 0 to 100, or as plain numbers, everywhere alike.
+
+Files and JSON keep metrics as they are computed: fractions of 1, and BLEU from 0 to 100.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 
-PERCENT_METRICS = ("accuracy", "f1", "exact_match", "token_accuracy")  # stored as fractions of 1
+PERCENT_METRICS = ("accuracy", "f1", "macro_f1", "exact_match", "token_accuracy")  # stored as fractions of 1
+HUNDRED_POINT_METRICS = ("bleu", "chrf", "sentence_bleu")  # stored from 0 to 100 already
+LABELS = {"f1": "F1", "macro_f1": "F1", "bleu": "BLEU", "chrf": "chrF", "sentence_bleu": "sentence BLEU"}
+
+
+def metric_label(name: str) -> str:
+    """A metric's name as it is written in a sentence."""
+    return LABELS.get(name, name.replace("_", " "))
+
+
+def metric_scale(name: str) -> tuple[float, str]:
+    """What a metric is multiplied by to be shown, and the unit that follows it.
+
+    A name may have a prefix, such as "best accuracy" or "test.accuracy".
+    """
+    return (100.0, " %") if _base_name(name) in PERCENT_METRICS else (1.0, "")
 
 
 def format_metric(name: str, value: float) -> str:
-    """A metric as people read it: fractions in percent, BLEU from 0 to 100, counts as whole numbers."""
-    if name in PERCENT_METRICS:
-        return f"{100 * value:.2f} %"
-    if math.isfinite(value) and value == int(value):
+    """A metric as people read it: fractions in percent, BLEU from 0 to 100, counts as whole numbers.
+
+    >>> format_metric("accuracy", 0.9325), format_metric("bleu", 4.5), format_metric("rows", 1200)
+    ('93.25 %', '4.50', '1,200')
+    """
+    scale, unit = metric_scale(name)
+    whole = math.isfinite(value) and value == int(value) and _base_name(name) not in HUNDRED_POINT_METRICS
+    if whole and not unit:
         return f"{int(value):,}"
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+    return f"{scale * value:,.{_decimals(name, value)}f}{unit}"
+
+
+def format_mean(name: str, mean: float, half_width: float) -> str:
+    """The mean of several runs, ± half of its 95 % interval where that is known.
+
+    >>> format_mean("accuracy", 0.9325, 0.012)
+    '93.25 ± 1.20 %'
+    """
+    if not math.isfinite(half_width):
+        return format_metric(name, mean)
+    scale, unit = metric_scale(name)
+    places = _decimals(name, mean)
+    return f"{scale * mean:,.{places}f} ± {scale * half_width:,.{places}f}{unit}"
+
+
+def format_range(name: str, low: float, high: float) -> str:
+    """Both ends of an interval, such as `92.05 to 94.45 %`."""
+    scale, unit = metric_scale(name)
+    places = _decimals(name, max(abs(low), abs(high)))
+    return f"{scale * low:,.{places}f} to {scale * high:,.{places}f}{unit}"
+
+
+def _base_name(name: str) -> str:
+    return re.split(r"[ .]", name)[-1]
+
+
+def _decimals(name: str, value: float) -> int:
+    fixed = _base_name(name) in (*PERCENT_METRICS, *HUNDRED_POINT_METRICS)
+    return 2 if fixed or abs(value) >= 10 else 4

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triform.errors import ConfigError
+from triform.formatting import metric_label, metric_scale
 
 Numbers = npt.NDArray[np.float64]
 
@@ -26,15 +27,20 @@ AT_ONCE = 1 << 22  # numbers of a bootstrap held at once
 
 
 class Spread(NamedTuple):
-    """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be."""
+    """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be.
+
+    Wherever a mean is shown with ±, what follows is `half_width`, never the standard deviation.
+    """
 
     mean: float
     deviation: float  # 0 for a single run, of which nothing more is known
     low: float  # the 95 % interval, from Student's t
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.deviation:.4f}"
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval of the mean; infinite for a single run."""
+        return (self.high - self.low) / 2
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -185,27 +191,28 @@ class Measure(NamedTuple):
     name: str
     unit: str
     higher_is_better: bool
-    times: float = 1.0
-    percent: str = ""
+    times: float
+    percent: str
 
 
-def _share(name: str, unit: str) -> Measure:
-    return Measure(name, unit, True, 100.0, " %")
+def _measure(metric: str, unit: str = "", *, higher_is_better: bool) -> Measure:
+    label, (times, percent) = metric_label(metric), metric_scale(metric)
+    return Measure(label, unit or f"{label} points" if percent else unit or label, higher_is_better, times, percent)
 
 
 MEASURES = {
-    "accuracy": _share("accuracy", "accuracy points"),
-    "f1": _share("F1", "F1 points"),
-    "macro_f1": _share("F1", "F1 points"),
-    "exact_match": _share("exact match", "exact-match points"),
-    "token_accuracy": _share("token accuracy", "token accuracy points"),
-    "loss": Measure("loss", "nats", False),
-    "training loss": Measure("training loss", "nats", False),
-    "perplexity": Measure("perplexity", "perplexity", False),
-    "bits_per_byte": Measure("bits per byte", "bits per byte", False),
-    "bleu": Measure("BLEU", "BLEU", True),
-    "chrf": Measure("chrF", "chrF", True),
-    "sentence_bleu": Measure("sentence BLEU", "sentence BLEU", True),
+    "accuracy": _measure("accuracy", higher_is_better=True),
+    "f1": _measure("f1", higher_is_better=True),
+    "macro_f1": _measure("macro_f1", higher_is_better=True),
+    "exact_match": _measure("exact_match", "exact-match points", higher_is_better=True),
+    "token_accuracy": _measure("token_accuracy", higher_is_better=True),
+    "loss": _measure("loss", "nats", higher_is_better=False),
+    "training loss": _measure("training loss", "nats", higher_is_better=False),
+    "perplexity": _measure("perplexity", higher_is_better=False),
+    "bits_per_byte": _measure("bits_per_byte", higher_is_better=False),
+    "bleu": _measure("bleu", higher_is_better=True),
+    "chrf": _measure("chrf", higher_is_better=True),
+    "sentence_bleu": _measure("sentence_bleu", higher_is_better=True),
 }
 
 

@@ -22,9 +22,12 @@ def test_seeds_are_runs_like_any_other_and_their_interval_is_told(
     answer = train("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 5)
     assert answer.code == 0, answer.err
     assert sorted(path.name for path in out.iterdir()) == ["seed-5", "seed-6", "seed-7"]
-    assert re.search(r"^seed-6 +accuracy 0\.\d{4}$", answer.out, re.MULTILINE)
-    last = r"accuracy of 3 seeds: 0\.\d{4} ± \d\.\d{4}, 95 % interval -?\d\.\d{4} to \d\.\d{4}\n"
-    assert re.search(last, answer.out)
+    assert re.search(r"^seed-6 +accuracy \d+\.\d\d %$", answer.out, re.MULTILINE)
+    last = r"accuracy of 3 seeds: (\S+) ± (\S+) % \(95 % interval: (\S+) to (\S+) %, Student's t\)\n"
+    found = re.search(last, answer.out)
+    assert found
+    mean, half_width, low, high = map(float, found.groups())
+    assert (low, high) == pytest.approx((mean - half_width, mean + half_width), abs=0.02)
     assert "classify: 3 seeds of " in answer.err
     assert len(re.findall(r"^step 4/4  3 seeds  valid loss", answer.err, re.MULTILINE)) == 1
     run = out / "seed-6"

@@ -457,10 +457,10 @@ def test_a_validation_of_all_is_one_line_with_mean_and_spread() -> None:
     told(chorus, voices[:2], 10, [0.5, 0.7])
     assert not out.getvalue()
     told(chorus, voices[2:], 11, [0.9])
-    assert out.getvalue() == "step 11/20  3 seeds  valid loss 0.7000  accuracy 0.7000 ± 0.2000\n"
+    assert out.getvalue() == "step 11/20  3 seeds  valid loss 0.7000  accuracy 70.00 ± 49.68 %\n"
     told(chorus, voices[:2], 20, [0.5, 0.5])
     voices[2].hear({"event": "end", "step": 15, "reason": "patience", "seconds": 2.0, "best": 0.9, "best_step": 11})
-    assert "step 20/20  2 seeds  valid loss 0.5000  accuracy 0.5000 ± 0.0000\n" in out.getvalue()
+    assert "step 20/20  2 seeds  valid loss 0.5000  accuracy 50.00 ± 0.00 %\n" in out.getvalue()
     for voice in voices[:2]:
         voice.hear({"event": "end", "step": 20, "reason": "max_steps", "seconds": 3.0, "best": 1, "best_step": 1})
     assert out.getvalue().endswith("done after 20 steps, 3 s\n")
@@ -472,6 +472,6 @@ def test_nobody_waits_to_hear_from_a_member_that_diverged() -> None:
     voices = [chorus.voice() for _ in range(3)]
     told(chorus, voices[:2], 10, [0.5, 0.7])
     voices[2].hear({"event": "diverged", "step": 10, "text": "the loss is not finite", "seconds": 1.0})
-    assert out.getvalue() == "step 10/20  2 seeds  valid loss 0.6000  accuracy 0.6000 ± 0.1414\n"
+    assert out.getvalue() == "step 10/20  2 seeds  valid loss 0.6000  accuracy 60.00 ± 127.06 %\n"
     for voice in voices[:2]:
         voice.hear({"event": "diverged", "step": 12, "text": "the loss is not finite", "seconds": 2.0})

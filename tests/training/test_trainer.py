@@ -122,7 +122,7 @@ def test_on_a_terminal_one_line_rewrites_itself() -> None:
     for event in EVENTS:
         line.hear(event)
     shown = out.getvalue()
-    assert "\rstep 20/40  loss 1.5000  accuracy 0.5000  1,234 tokens/s  4 s left" in shown
+    assert "\rstep 20/40  loss 1.5000  accuracy 50.00 %  1,234 tokens/s  4 s left" in shown
     assert shown.endswith("\n")
 
 
@@ -132,8 +132,8 @@ def test_elsewhere_lines_are_plain() -> None:
     for event in EVENTS:
         line.hear(event)
     assert out.getvalue().splitlines() == [
-        "step 10/40  valid loss 2.2500  accuracy 0.5000",
-        "done after 20 steps, 3 s; best accuracy 0.5000 at step 10; 1,234 tokens/s",
+        "step 10/40  valid loss 2.2500  accuracy 50.00 %",
+        "done after 20 steps, 3 s; best accuracy 50.00 % at step 10; 1,234 tokens/s",
     ]
 
 

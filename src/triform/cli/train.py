@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import Device, Json, Set, print_json
+from triform.formatting import format_mean, format_metric, format_range
 
 if TYPE_CHECKING:
     from triform.seeds import Seeds
@@ -83,9 +84,10 @@ def show_seeds(made: Seeds, *, as_json: bool) -> None:
         print_json({"run": str(made.path), "metric": made.metric, **spread._asdict(), "seeds": rows})
         return
     for folder, value in zip(made.folders, made.values, strict=True):
-        typer.echo(f"{folder.name:<12}{made.metric} {value:.4f}")
-    interval = f", 95 % interval {spread.low:.4f} to {spread.high:.4f}" if len(made.values) > 1 else ""
+        typer.echo(f"{folder.name:<12}{made.metric} {format_metric(made.metric, value)}")
     if len(made.values) > 1:
-        typer.echo(f"{made.metric} of {len(made.values)} seeds: {spread}{interval}")
+        mean = format_mean(made.metric, spread.mean, spread.half_width)
+        interval = format_range(made.metric, spread.low, spread.high)
+        typer.echo(f"{made.metric} of {len(made.values)} seeds: {mean} (95 % interval: {interval}, Student's t)")
     named = [str(folder) for folder in made.folders]
     typer.echo(f"run folders: {', '.join(named if len(named) < 5 else [named[0], '...', named[-1]])}")

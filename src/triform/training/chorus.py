@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
+from triform.formatting import format_mean
 from triform.stats import spread
 from triform.training.listeners import ProgressLine
 from triform.training.trainer import Event
@@ -67,7 +68,8 @@ class Chorus:
             self.line.hear(told)
             return
         scores = spread([event[self.metric] for event in events])
-        self.line.hear(told | {"event": "seeds", "n": len(events), "spread": str(scores)})
+        shown = format_mean(self.metric, scores.mean, scores.half_width)
+        self.line.hear(told | {"event": "seeds", "n": len(events), "spread": shown})
 
     def _end(self) -> None:
         """The slowest tells when it was over; what came out is told by who asked for it."""

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from triform.formatting import format_metric
 from triform.training.folder import writing
 from triform.training.trainer import Event
 
@@ -79,7 +80,7 @@ class ProgressLine:
             self._line(text)
 
     def _valid(self, event: Event) -> None:
-        self.score = f"  {self.metric} {event[self.metric]:.4f}"
+        self.score = f"  {self.metric} {format_metric(self.metric, event[self.metric])}"
         self._line(f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}{self.score}")
 
     def _seeds(self, event: Event) -> None:
@@ -97,7 +98,9 @@ class ProgressLine:
             "patience": "stopped early: no better score",
             "interrupted": "interrupted",
         }
-        best = f"; best {self.metric} {event['best']:.4f} at step {event['best_step']}" if "best" in event else ""
+        best = ""
+        if "best" in event:
+            best = f"; best {self.metric} {format_metric(self.metric, event['best'])} at step {event['best_step']}"
         took = f"{event['step']} steps, {clock(event['seconds'])}"
         self._line(f"{reasons[event['reason']]} after {took}{best}{self.pace}")
 

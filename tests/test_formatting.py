@@ -1,0 +1,44 @@
+"""Numbers for people: one style everywhere, whatever a metric is called."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from triform.formatting import format_mean, format_metric, format_range, metric_label
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("accuracy", 0.9325, "93.25 %"),
+        ("best accuracy", 1.0, "100.00 %"),
+        ("test.macro_f1", 0.5, "50.00 %"),
+        ("exact_match", 0.0, "0.00 %"),
+        ("bleu", 4.5, "4.50"),
+        ("chrf", 30.0, "30.00"),
+        ("sentence_bleu", 0.0, "0.00"),
+        ("loss", 0.12345, "0.1235"),
+        ("training loss", 12.345, "12.35"),
+        ("perplexity", 12345.678, "12,345.68"),
+        ("rows", 1200, "1,200"),
+    ],
+)
+def test_fractions_are_percent_and_bleu_is_from_0_to_100(name: str, value: float, shown: str) -> None:
+    assert format_metric(name, value) == shown
+
+
+def test_a_mean_is_shown_with_half_of_its_interval_and_one_unit() -> None:
+    assert format_mean("accuracy", 0.9325, 0.012) == "93.25 ± 1.20 %"
+    assert format_mean("loss", 1.5, 0.25) == "1.5000 ± 0.2500"
+    assert format_mean("bleu", 5.0, 1.0) == "5.00 ± 1.00"
+    assert format_range("accuracy", 0.92, 0.945) == "92.00 to 94.50 %"
+
+
+def test_a_mean_of_one_run_has_nothing_after_it() -> None:
+    assert format_mean("accuracy", 0.9325, math.inf) == "93.25 %"
+
+
+def test_names_are_written_as_the_field_writes_them() -> None:
+    assert [metric_label(name) for name in ("bleu", "f1", "bits_per_byte")] == ["BLEU", "F1", "bits per byte"]
