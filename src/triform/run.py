@@ -15,7 +15,7 @@ from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.metrics import Scores
-from triform.nn.precision import Precision, cast_model, settle, suited
+from triform.nn.precision import Precision, cast_model, resolve_precision
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
 from triform.tasks.task import Dataset
@@ -140,15 +140,14 @@ def _strided(data: Dataset, stride: int) -> Dataset:
 
 
 def load(path: str | Path, *, device: str = "auto", precision: str = "auto", adapter: str | Path = "") -> Run:
-    """Open a run folder. `precision`: auto, fp32, bf16 or int8 (the last on the CPU only).
+    """Open a run folder. `precision`: auto (fp32 on every machine), fp32, bf16 or int8 (the last on the CPU only).
 
     `adapter` is the adapter.safetensors of a LoRA run that began with this one.
     """
     place = pick_device(device)
-    settled = settle(precision, place)
     folder = RunFolder(Path(path))
     config = folder.read_config()
-    settled = suited(settled, precision, config.model)
+    resolved = resolve_precision(precision, place, config.model)
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
     found = read_adapter(Path(adapter)) if adapter else None
@@ -156,8 +155,8 @@ def load(path: str | Path, *, device: str = "auto", precision: str = "auto", ada
         task = TASKS[config.task].load(config, folder.path) if found is None else adapted(folder.path, found)
     if found is None:
         load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
-    cast_model(task.model.to(place).eval(), settled)
-    return Run(path=folder.path, task=task, precision=settled, adapter=found.path if found else None)
+    cast_model(task.model.to(place).eval(), resolved)
+    return Run(path=folder.path, task=task, precision=resolved, adapter=found.path if found else None)
 
 
 def adapted(base: Path, adapter: Adapter) -> Task:

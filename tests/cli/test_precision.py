@@ -12,6 +12,7 @@ import torch
 import triform as package
 from triform.errors import ConfigError
 from triform.nn import quantize
+from triform.nn.precision import BF16_UNITS
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 RUNS = ("classifier", "writer", "translator")
@@ -46,8 +47,12 @@ def test_explaining_reads_the_weights_as_they_were_trained(kind: str, classifier
     assert pages[0] == pages[1]
 
 
-def test_auto_on_a_cpu_without_bf16_is_fp32_bit_for_bit(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triform.nn.precision.has_bf16", lambda device: False)
+@pytest.mark.parametrize("has_units", [False, True], ids=["without bf16 units", "with bf16 units"])
+def test_auto_on_a_cpu_is_fp32_bit_for_bit(
+    has_units: bool, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unit in BF16_UNITS:
+        monkeypatch.setattr(torch.cpu, unit, lambda: has_units)
     opened = package.load(classifier, device="cpu")
     assert opened.precision == "fp32"
     exact = package.load(classifier, device="cpu", precision="fp32")
@@ -60,7 +65,7 @@ def test_the_commands_take_a_precision(triform: Command, kind: str, classifier: 
     assert sum(answer[0]["probabilities"].values()) == pytest.approx(1)
     found = triform("evaluate", classifier, "--precision", kind, "--device", "cpu", "--json").json
     assert found["sets"]["valid"]["rows"] > 0
-    assert found["precision"] == kind or kind == "auto"
+    assert found["precision"] == ("fp32" if kind == "auto" else kind)
 
 
 @pytest.mark.parametrize("command", [("predict", "x"), ("evaluate",)])
@@ -75,11 +80,11 @@ def test_int8_on_a_machine_without_it_says_what_to_use(
     monkeypatch.setattr(quantize, "trouble", lambda: "no int8 kernels")
     arguments = ("predict", classifier, "x", "--device", "cpu", "--precision")
     refusal = triform(*arguments, "int8").refusal
-    assert refusal == "precision int8 cannot be had on this machine (no int8 kernels); use fp32 or auto"
+    assert refusal == "precision int8 is not available on this machine (no int8 kernels); use fp32"
     assert triform(*arguments, "auto").code == 0
 
 
-def test_int8_on_cuda_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_on_cuda_is_refused_before_weights_are_read(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="int8 is for the CPU"):
-        package.load(tmp_path, device="cuda", precision="int8")
+        package.load(classifier, device="cuda", precision="int8")

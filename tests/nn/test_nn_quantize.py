@@ -124,39 +124,28 @@ def test_the_mean_of_a_long_packed_row_is_exact_in_bf16_too() -> None:
 # ------------------------------------------------------------------------------------------ what is chosen
 
 
-def test_auto_takes_bf16_only_where_it_is_multiplied_by_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_auto_is_fp32_whatever_the_hardware_can_do(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for unit in precision.BF16_UNITS:
-        monkeypatch.setattr(torch.cpu, unit, lambda: False)
-    assert precision.settle("auto", CPU) == "fp32"
-    for unit in precision.BF16_UNITS:
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.cpu, unit, lambda: True)
-            assert precision.settle("auto", CPU) == "bf16"
+        monkeypatch.setattr(torch.cpu, unit, lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert precision.settle("auto", torch.device("cuda")) == "bf16"
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    assert precision.settle("auto", torch.device("cuda")) == "fp32"
-    assert precision.settle("auto", torch.device("mps")) == "fp32"
-
-
-def test_a_torch_that_no_longer_knows_its_bf16_units_means_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "cpu", SimpleNamespace())
-    assert precision.settle("auto", CPU) == "fp32"
-
-
-def test_auto_never_means_int8_and_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantize, "trouble", lambda: "broken")
-    assert precision.settle("auto", CPU) in ("fp32", "bf16")
+    assert precision.resolve_precision("auto", torch.device(device), ModelConfig()) == "fp32"
+
+
+def test_a_torch_that_no_longer_knows_its_bf16_units_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cpu", SimpleNamespace())
+    assert not precision.has_bf16(CPU)
 
 
 def test_what_cannot_be_had_is_refused_with_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown precision 'fp8'; choose from auto, fp32, bf16, int8"):
-        precision.settle("fp8", CPU)
+        precision.resolve_precision("fp8", CPU, ModelConfig())
     with pytest.raises(ConfigError, match="int8 is for the CPU, not for cuda; use bf16, or --device cpu"):
-        precision.settle("int8", torch.device("cuda"))
+        precision.resolve_precision("int8", torch.device("cuda"), ModelConfig())
     monkeypatch.setattr(quantize, "trouble", lambda: "no such operator")
-    with pytest.raises(ConfigError, match=r"cannot be had on this machine \(no such operator\); use fp32 or auto"):
-        precision.settle("int8", CPU)
+    with pytest.raises(ConfigError, match=r"not available on this machine \(no such operator\); use fp32"):
+        precision.resolve_precision("int8", CPU, ModelConfig())
 
 
 def test_missing_and_wrong_operators_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

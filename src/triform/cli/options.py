@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, or int8: faster on a CPU, scores move a little.")]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="fp32 (auto means the same), bf16 or int8. bf16 and int8 are faster on some hardware and "
+        "change the answers a little."
+    ),
+]
 Adapter = Annotated[
     str, typer.Option(metavar="F", help="The adapter.safetensors of a LoRA run that began with RUN.")
 ]

@@ -1,7 +1,7 @@
 """Which numbers a trained model computes with: fp32, bf16, or int8 products on the CPU.
 
-`auto` never changes what a model says by more than rounding: bf16 where the hardware multiplies it faster than
-fp32, else fp32. int8 must be asked for, because it moves scores.
+`auto` is fp32 on every machine, so that a run gives the same answers wherever it is opened. bf16 and int8 are
+faster on some hardware and change the logits, so they must be asked for.
 """
 
 from __future__ import annotations
@@ -19,26 +19,19 @@ Precision = Literal["fp32", "bf16", "int8"]
 BF16_UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
 
 
-def settle(asked: str, device: torch.device) -> Precision:
-    """What was asked for, where it can be had; for `auto` what is best here."""
-    if asked == "auto":
-        return "bf16" if has_bf16(device) else "fp32"
-    if asked not in get_args(Precision):
-        raise ConfigError(f"unknown precision {asked!r}; choose from auto, {', '.join(get_args(Precision))}")
-    if asked == "int8" and device.type != "cpu":
+def resolve_precision(requested: str, device: torch.device, model: ModelConfig) -> Precision:
+    """Return the precision to use, or raise `ConfigError` where it is unknown or not available."""
+    if requested in ("auto", "fp32"):
+        return "fp32"
+    if requested not in get_args(Precision):
+        raise ConfigError(f"unknown precision {requested!r}; choose from auto, {', '.join(get_args(Precision))}")
+    if model.is_recurrent:
+        raise ConfigError(f"precision {requested} is for Transformers; model.kind={model.kind} answers in fp32")
+    if requested == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
-    if asked == "int8" and (why := quantize.trouble()):
-        raise ConfigError(f"precision int8 cannot be had on this machine ({why}); use fp32 or auto")
-    return cast("Precision", asked)
-
-
-def suited(settled: Precision, asked: str, model: ModelConfig) -> Precision:
-    """What a model can have of that: a recurrent one stays in fp32."""
-    if not model.is_recurrent:
-        return settled
-    if asked not in ("auto", "fp32"):
-        raise ConfigError(f"precision {asked} is for Transformers; model.kind={model.kind} answers in fp32")
-    return "fp32"
+    if requested == "int8" and (why := quantize.trouble()):
+        raise ConfigError(f"precision int8 is not available on this machine ({why}); use fp32")
+    return cast("Precision", requested)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -171,9 +171,8 @@ def _held_out(made: Seeds) -> dict[str, Any]:
 
 
 def _scored(folder: Path, seed: int, tests: dict[str, str], asked: Asked) -> dict[str, Any]:
-    """One seed on all sets: losses in the numbers the weights are kept in, translations in the fastest ones."""
-    writes = RunFolder(folder).read_config().task == "translate"
-    run = load(folder, device=asked.device, precision="auto" if writes else "fp32")
+    """One seed on all sets, in the numbers the weights are kept in."""
+    run = load(folder, device=asked.device)
     return {
         "seed": seed,
         "steps": run.progress()["step"],

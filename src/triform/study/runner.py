@@ -116,7 +116,7 @@ def _score(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
 
 
 def _evaluate(folder: RunFolder, plan: Study, sets: Mapping[str, str], device: str) -> None:
-    run = load(folder.path, device=device, precision="fp32")
+    run = load(folder.path, device=device)
     for name, test in sets.items():
         entry = _translated(run, test) if plan.metric == "bleu" else _evaluated(run, test)
         if entry:

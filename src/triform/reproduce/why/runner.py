@@ -155,7 +155,7 @@ class Study:
         out = self.place / f"{name}-{mark(settings)}" / f"seed-{seed}"
         options = Options(out=str(out), resume=(out / "config.toml").exists(), device=self.asked.device)
         train(self.part.system.task, options=options, seed=seed, **settings)  # type: ignore[arg-type]
-        return load(out, device=self.asked.device, precision="fp32")
+        return load(out, device=self.asked.device)
 
 
 def best_rate(tries: Sequence[Mapping[str, Any]]) -> float:
