@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 300
 
 bench: $(VENV)/.installed-dev
 	@echo "== Triform beside its peers, one benchmark after the other (leave the machine alone meanwhile)"

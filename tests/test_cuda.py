@@ -219,11 +219,11 @@ def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
-def test_a_run_opened_on_cuda_answers_in_bf16_and_close_to_fp32(task: Any, tmp_path: Path) -> None:
+def test_a_run_opened_on_cuda_answers_in_fp32_and_closely_in_bf16(task: Any, tmp_path: Path) -> None:
     path = train(
         task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL
     ).path
-    opened, exact = load(path, device="cuda"), load(path, device="cuda", precision="fp32")
+    opened, exact = load(path, device="cuda", precision="bf16"), load(path, device="cuda")
     assert (opened.precision, exact.precision) == ("bf16", "fp32")
     assert {parameter.dtype for parameter in opened.task.model.parameters()} == {torch.bfloat16}
     short = {"max_new_tokens": 4}
@@ -638,7 +638,7 @@ def test_an_estimator_answers_on_a_card_as_on_a_cpu() -> None:
     here = vectorizer.fit(texts, [n % 2 for n in range(40)]).transform(texts)
     there = pickle.loads(pickle.dumps(vectorizer)).set_params(device="cpu").transform(texts)
     assert here.shape == there.shape == (40, 32)
-    assert np.abs(here - there).max() < 0.1  # answers on a card are in bf16
+    np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-3)  # of states whose size is about 1
 
 
 RECURRENT = {"kind": "lstm", "d_model": 32, "n_layers": 2, "dropout": 0.2}
