@@ -11,7 +11,9 @@ import pytest
 
 try:
     from hypothesis import settings
-except ImportError:  # a GPU machine may have pytest and little else; the files that need hypothesis do not run there
+except (
+    ImportError
+):  # a GPU machine may have pytest and little else; the files that need hypothesis do not run there
     pass
 else:
     settings.register_profile("triform", deadline=None, derandomize=True, database=None, max_examples=60)
