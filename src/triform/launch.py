@@ -46,6 +46,7 @@ from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
 
 FILES = tuple(f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target"))
+OF_TOKENIZER_FILE = ("tokenizer.kind", "tokenizer.vocab_size")
 SHORT = {
     "data": "data.train",
     "valid": "data.valid",
@@ -135,8 +136,12 @@ def collect(task: TaskName, preset: str, config: str | Path | Config | None, set
     if config is not None:
         layers.append(chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config)))
     if preset:
-        kind: Any = overlay(*layers, settings).get("model.kind", "transformer")  # a size fits any
-        layers.insert(0, chosen(flatten(preset_of(preset, task, kind))))
+        given = overlay(*layers, settings)
+        kind: Any = given.get("model.kind", "transformer")  # a size fits any
+        named = chosen(flatten(preset_of(preset, task, kind)))
+        if given.get("tokenizer.file"):  # decides its own kind and size
+            named = {name: value for name, value in named.items() if name not in OF_TOKENIZER_FILE}
+        layers.insert(0, named)
     asked = overlay(*(_aligned(layer, task) for layer in (*layers, settings)))
     if asked.get("task", task) != task:
         raise ConfigError(f"the settings are for {asked['task']}, not {task}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from published import EVERY_MODEL, rewritten, saved, told
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from triform.errors import CheckpointError, ConfigError, TriformError
 from triform.pretrained import open_folder
@@ -68,8 +68,26 @@ def test_an_unknown_architecture_is_named_and_the_known_are_listed(folder: Path)
     said = trouble(folder, kind=ConfigError)
     assert "the architecture mamba (MambaForCausalLM) is not known" in said
     assert said.endswith("known are gpt2, llama, bert, distilbert, marian, nanogpt")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "distilbert", "marian"])
+def test_a_config_without_model_type_is_told_the_line_to_add(name: str, tmp_path: Path) -> None:
+    model = EVERY_MODEL[name].make()
+    folder = saved(model, tmp_path)
+    told(folder, model_type=None)
+    line = f'the line to add is "model_type": "{name}",'
+    assert trouble(folder, kind=ConfigError) == (
+        f"{folder / 'config.json'}: does not name its model_type; {type(model).__name__} means that {line}"
+    )
     told(folder, model_type=None, architectures=None)
-    assert "that config.json does not name" in trouble(folder, kind=ConfigError)
+    assert trouble(folder, kind=ConfigError).endswith(f"the names of its tensors mean that {line}")
+
+
+def test_a_config_without_model_type_and_tensors_that_nobody_knows_is_told_the_choices(folder: Path) -> None:
+    told(folder, model_type=None, architectures=None)
+    save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
+    said = trouble(folder, kind=ConfigError)
+    assert 'add the line "model_type": "NAME", with one of gpt2, llama, bert, distilbert,' in said
 
 
 @pytest.mark.parametrize(("name", "task"), [("gpt2", "classify"), ("bert", "generate"), ("marian", "generate")])

@@ -57,3 +57,18 @@ def test_a_vocabulary_that_does_not_fit_is_refused(story: Path, vocabulary: Path
     with pytest.raises(ConfigError, match=r"one vocabulary and tokenizer\.shared=false asks for two"):
         train(story, out, file=vocabulary, shared=False)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("preset", ["gpt2-small", "shakespeare-char", "multi30k-tiny", "tiny"])
+def test_a_given_vocabulary_overrides_the_kind_and_size_of_a_preset(
+    preset: str, story: Path, vocabulary: Path, tmp_path: Path
+) -> None:
+    task = "translate" if preset == "multi30k-tiny" else "generate"
+    pairs = "red and\tgreen and\n" * 30
+    (tmp_path / "pairs.tsv").write_text(pairs)
+    run = launch(
+        task, preset=preset, options=Options(out=str(tmp_path / "run"), quiet=True, device="cpu"),
+        data={"train": str(tmp_path / "pairs.tsv" if task == "translate" else story), "max_len": 8},
+        tokenizer={"file": str(vocabulary)}, model=TINY | {"d_ff": 16}, train={"max_steps": 1},
+    )  # fmt: skip
+    assert (run.config.tokenizer.kind, run.config.tokenizer.vocab_size) == ("word", 15)

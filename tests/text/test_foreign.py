@@ -370,6 +370,26 @@ def test_where_a_model_begins_to_write_is_told_by_its_config(tmp_path: Path) -> 
     assert read_tokenizer(folder).bos == 2
 
 
+@pytest.mark.parametrize("file", ["tokenizer.model", "tokenizer.json"])
+def test_a_llama_folder_without_tokenizer_config_adds_its_bos(file: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    path = sentencepiece_model(tmp_path, "tokenizer.model", "bpe", byte_fallback=True, vocab_size=400)
+    if file == "tokenizer.json":
+        pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        ids = {piece: token for token, piece in enumerate(pieces)}
+        core = Core(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+        core.add_special_tokens(["<s>", "</s>"])
+        path.unlink()
+        core.save(str(tmp_path / file))
+    assert read_tokenizer(tmp_path).special.before == (), "nothing says that this is Llama's"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert read_tokenizer(tmp_path).special.whole([5, 6]) == [1, 5, 6]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    assert read_tokenizer(tmp_path).special.whole([5, 6]) == [5, 6]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
+    assert read_tokenizer(tmp_path).special.whole([5, 6]) == [5, 6]
+
+
 def test_marians_two_sides_share_their_numbers(tmp_path: Path) -> None:
     (source, _), (target, theirs) = marian_case(tmp_path / "a"), marian_case(tmp_path / "b", "target")
     assert source.vocab_size == target.vocab_size

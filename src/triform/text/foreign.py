@@ -9,7 +9,7 @@ from pathlib import Path
 from triform.errors import CheckpointError
 from triform.text.base import Special, Tokenizer
 from triform.text.ranks import read_ranks
-from triform.text.special import find_special, read_json, read_settings
+from triform.text.special import adds_bos, find_special, read_json, read_settings
 from triform.text.spm import SentencePieces, processor
 from triform.text.tokenizer import load_tokenizer
 from triform.text.vocabularies import numbered, read_gpt2, read_library_file, read_wordpiece
@@ -108,6 +108,6 @@ def _sentencepiece(file: Path, side: Side) -> Tokenizer:
     read = processor(model)
     numbers = (read.pad_id(), read.unk_id(), read.bos_id(), read.eos_id())
     pad, unk, bos, eos = (None if number < 0 else number for number in numbers)
-    before = (bos,) if bos is not None and settings.get("add_bos_token") else ()
+    before = (bos,) if bos is not None and adds_bos(settings) else ()
     after = (eos,) if eos is not None and settings.get("add_eos_token") else ()
     return SentencePieces(model, Special(pad, unk, bos, eos, before, after))

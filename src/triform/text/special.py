@@ -56,6 +56,12 @@ def find_special(ids: Mapping[str, int], settings: Mapping[str, Any], *, guess: 
     return Special(**found)  # type: ignore[arg-type]
 
 
+def adds_bos(settings: Mapping[str, Any]) -> bool:
+    """Whether texts begin with the BOS token. Llama's do, unless a file says otherwise or names another class."""
+    family = str(settings.get("tokenizer_class") or settings.get("model_type", ""))
+    return bool(settings.get("add_bos_token", "llama" in family.lower()))
+
+
 def frame(core: Core) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What a tokenizer.json puts before and after a text, found by letting it."""
     for text in ("a", "1", ".", "\n"):

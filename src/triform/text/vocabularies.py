@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Core
 from triform.errors import CheckpointError
 from triform.text.bpe import byte_characters
 from triform.text.imported import ImportedBpe, ImportedPieces, import_core
-from triform.text.special import find_special, frame, read_json, read_settings, read_text
+from triform.text.special import adds_bos, find_special, frame, read_json, read_settings, read_text
 
 LONGEST_WORD = 100  # characters; BERT takes a longer word for unknown
 
@@ -101,6 +101,10 @@ def read_library_file(path: Path) -> ImportedBpe | ImportedPieces:
     settings = {**_unknown(content["model"], ids), **read_settings(path.parent)}
     before, after = frame(core)
     special = find_special(ids, settings)._replace(before=before, after=after)
+    # A SentencePiece model as tokenizer.json, with no word on what stands around a text: as for the model itself.
+    says_nothing = content.get("post_processor") is None and content["model"].get("byte_fallback")
+    if says_nothing and special.bos is not None and adds_bos(settings):
+        special = special._replace(before=(special.bos,))
     try:
         return import_core(core, special)
     except Exception as error:  # as above: a vocabulary of words without one for the unknown
