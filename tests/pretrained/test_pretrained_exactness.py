@@ -46,11 +46,15 @@ def test_gradients_are_equal(name: str, double: bool, most: float, tmp_path: Pat
     got.backward(cotangent)
     wanted.backward(cotangent)
     others = gradients(theirs, ours)
+    largest = max(float(other.detach().abs().max()) for other in others.values())
     for mine, parameter in ours.model.named_parameters():
         if mine == "head.bias" and ours.config.task != "classify":
             continue  # theirs is not trained
         assert parameter.grad is not None
-        assert apart(parameter.grad, others[mine]) <= most, mine
+        if double:
+            assert apart(parameter.grad, others[mine]) <= most, mine
+        else:  # terms as large as the largest gradient cancel in small ones, and leave their rounding behind
+            assert float((parameter.grad - others[mine]).abs().max()) <= most * largest, mine
 
 
 @EVERY
