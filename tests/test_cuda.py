@@ -167,14 +167,17 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
     return made
 
 
-@pytest.mark.parametrize("positions", ["learned", "t5"])
-@pytest.mark.parametrize("task", ["classify", "generate", "translate"])
+@pytest.mark.parametrize(
+    ("task", "positions"),
+    [("classify", "learned"), ("classify", "t5"), ("generate", "t5"), ("translate", "learned")],
+)
 def test_members_of_a_recorded_population_equal_the_same_seeds_alone(
     task: Any, positions: str, tmp_path: Path, stacks: list[Stack]
 ) -> None:
     how = {
         "device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.0, "positions": positions, "window": 8},
         "train": {"max_steps": 25, "optimizer": "sgd", "lr": 0.1, "precision": "fp32", "log_every": 1},
+        "decode": {"max_new_tokens": 4},
     }  # fmt: skip
     made = train_seeds(task, 3, out=tmp_path / "seeds", **how)
     assert len(stacks) == 1
@@ -291,6 +294,8 @@ class Sight:
         return [x.to(dtype).requires_grad_() for x in drawn]
 
 
+# Each kind is compiled anew, which takes seconds: all in float32, where an error cannot hide, and some in bf16.
+IN_BF16 = ("causal window", "t5 both ways, padded", "two heads a key", "one row, packed")
 SIGHTS = {
     "causal window": Sight(width=128),
     "causal window, long": Sight(t=2048, width=200),
@@ -331,12 +336,10 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
 
 
-exactness = pytest.mark.parametrize(
-    ("dtype", "most"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
-)
+MOST_APART = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-def same_as_the_formula(sight: Sight, kernels: list[Kernel], dtype: torch.dtype, most: float) -> None:
+def same_as_the_formula(sight: Sight, kernels: list[Kernel], dtype: torch.dtype) -> None:
     made, inputs = sight.matching(), sight.inputs(dtype)
     cotangent = torch.randn_like(inputs[0], dtype=torch.float32)
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -346,32 +349,35 @@ def same_as_the_formula(sight: Sight, kernels: list[Kernel], dtype: torch.dtype,
         got = outcome(kernel, inputs, sight.rule(), made, cotangent)
         assert got[0].dtype == dtype
         for name, ours, theirs in zip("yqkv", got, wanted, strict=False):
-            assert apart(ours, theirs) < most, name
+            assert apart(ours, theirs) < MOST_APART[dtype], name
         for ours, theirs in zip(got[4:], wanted[4:], strict=True):  # sums over all pairs, most of which cancel
             assert apart(ours, theirs) < (1e-3 if dtype is torch.float32 else 5e-2)
 
 
-@exactness
-@pytest.mark.parametrize("name", SIGHTS)
-def test_flex_attention_equals_the_formula_forward_and_backward(name: str, dtype: torch.dtype, most: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in SIGHTS), *((name, torch.bfloat16) for name in IN_BF16)]
+)
+def test_flex_attention_equals_the_formula_forward_and_backward(name: str, dtype: torch.dtype) -> None:
     sight = SIGHTS[name]
     q, k, _ = sight.inputs(dtype)
     assert choose(q, k, sight.rule(), sight.matching(), 0.0) is FLEX
-    same_as_the_formula(sight, [flex, automatic], dtype, most)
+    same_as_the_formula(sight, [flex, automatic], dtype)
 
 
-@exactness
+@pytest.mark.parametrize("dtype", MOST_APART)
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: torch.dtype, most: float) -> None:
+def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: torch.dtype) -> None:
     sight = PACKED[name]
     q, k, _ = sight.inputs(dtype)
     flash_takes_it = dtype is torch.bfloat16 and sight.positions == "none"
     assert (choose(q, k, sight.rule(), sight.matching(), 0.0) is FLASH) is flash_takes_it
-    same_as_the_formula(sight, [automatic, fused], dtype, most)
+    same_as_the_formula(sight, [automatic, fused], dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("positions", ["none", "alibi", "t5"])
+@pytest.mark.parametrize(
+    ("positions", "dtype"),
+    [("none", torch.float32), ("none", torch.bfloat16), ("alibi", torch.float32), ("t5", torch.float32)],
+)
 @pytest.mark.parametrize("kernel", [flex, fused])
 def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
     kernel: Kernel, positions: str, dtype: torch.dtype
@@ -427,7 +433,7 @@ def padded_batch(*lengths: int) -> tuple[Tensor, Tensor]:
     return torch.randint(64, keep.shape, device=DEVICE), keep
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "t5"])
+@pytest.mark.parametrize("positions", ["learned", "t5"])
 def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
     ours = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
     theirs = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
@@ -462,7 +468,7 @@ def test_layers_of_one_shape_share_one_compilation() -> None:
 
 def test_memory_of_a_window_on_cuda_grows_with_the_text_and_not_with_its_square() -> None:
     peaks = []
-    for t in (2048, 4096, 8192):
+    for t in (2048, 4096):
         sight = Sight(t=t, width=128)
         inputs, made = sight.inputs(torch.bfloat16), sight.matching()
         for _ in range(2):  # the first time compiles
@@ -473,8 +479,7 @@ def test_memory_of_a_window_on_cuda_grows_with_the_text_and_not_with_its_square(
             torch.cuda.synchronize()
             most = torch.cuda.max_memory_allocated() - before
         peaks.append(most)
-    assert peaks[1] < 2.6 * peaks[0]
-    assert peaks[2] < 2.6 * peaks[1]
+    assert peaks[1] < 2.6 * peaks[0]  # a square would make it four times as much
 
 
 def captured(step: Any) -> torch.cuda.CUDAGraph:
@@ -619,7 +624,8 @@ def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) ->
     }
     tree = {
         "task": task,
-        "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32},
+        "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32}
+        | {"decode.max_new_tokens": 4},
         "variants": {"plain": {}, "narrow": {"model.window": 4}},
         "tests": {"test": tests[task]},
     }
