@@ -21,6 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL, PYTHON = (re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) for language in ("sh", "python"))
 FILES = {
     "reviews.csv": "".join(f"{'good' if n % 2 else 'bad'},word{n % 9} thing {n}\n" for n in range(80)),
+    "new.csv": "id,text\n1,word3 thing\n",
     "book.txt.gz": "".join(f"Line {n} of the book says {n * 7 % 11}.\n" for n in range(300)),
     "train.en": "".join(f"one {n} two\n" for n in range(80)),
     "train.fr": "".join(f"un {n} deux\n" for n in range(80)),
@@ -32,7 +33,7 @@ FILES = {
     '[variants.full]\n[variants.window8]\n"model.window" = 8\n',
     "b.txt": "We shall go on, my friends.\n" * 20,
 }
-QUICK = "--set model.d_model=16 --set model.n_heads=2 --set model.n_layers=1 --set train.max_steps=3"
+QUICK = "--set model.d_model=16 --set model.n_heads=2 --set model.n_layers=1 --max-steps 3"  # the last one counts
 
 
 def run(arguments: list[str], folder: Path) -> str:

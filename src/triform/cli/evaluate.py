@@ -18,6 +18,7 @@ from triform.cli.options import (
     decode_settings,
     print_json,
     print_scores,
+    say_precision,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def evaluate(
             typer.echo(f"note: {notice}", err=True)
         if baselines:
             beside[name] = opened.baselines(path)
+    say_precision(opened)
     if json_:
         extra: dict[str, object] = (
             {"baselines": {name: told(table) for name, table in beside.items()}} if beside else {}

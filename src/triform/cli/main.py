@@ -28,6 +28,7 @@ from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
 from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
+from triform.cli.usage import describe_usage_error
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
 
@@ -89,9 +90,8 @@ def main() -> None:
             fail(f"the memory of the device is full ({problem}); give fewer or shorter texts, or --device cpu", 2)
         if not hasattr(error, "format_message"):  # only the command line's own errors have one
             raise
-        problem = error.format_message().rstrip(".")
-        dash = "; put -- before a text that begins with a dash" if problem.startswith("No such option") else ""
-        fail(f"{problem}{dash}. See triform --help", 2)
+        problem = describe_usage_error(error)
+        fail(f"{problem}{'' if problem.endswith('?') else '.'} See triform --help", 2)
 
 
 def fail(problem: str, code: int) -> None:

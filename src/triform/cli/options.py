@@ -14,6 +14,7 @@ from triform.formatting import format_metric
 
 if TYPE_CHECKING:
     from triform.baselines import Table
+    from triform.run import Run
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
@@ -57,6 +58,12 @@ def decode_settings(assignments: list[str] | None) -> dict[str, object]:
         if not name.startswith("decode."):
             raise ConfigError(f"--set {name}: only decode.* can be changed in a trained run")
     return {name.removeprefix("decode."): value for name, value in settings.items()}
+
+
+def say_precision(opened: Run) -> None:
+    """Say on standard error that lower precision than fp32 was used; answers may differ a little."""
+    if opened.precision != "fp32":
+        typer.echo(f"note: computed in {opened.precision}; answers may differ a little from fp32", err=True)
 
 
 def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, Table] | None = None) -> None:

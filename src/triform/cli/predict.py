@@ -2,57 +2,161 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Adapter, Device, Json, Precision, RunPath, Set, decode_settings, print_json
+from triform.cli.options import (
+    Adapter,
+    Device,
+    Json,
+    Precision,
+    RunPath,
+    Set,
+    decode_settings,
+    print_json,
+    say_precision,
+)
+from triform.cli.prediction_file import check_cells, check_output, notes_of, write_predictions
+from triform.cli.shorthands import with_shorthands
+from triform.errors import DataError
+
+if TYPE_CHECKING:
+    from triform.config import Config, DataConfig
+    from triform.data.inputs import Inputs
+    from triform.settings import Settings
+    from triform.tasks import Prediction
+
+SHOWN_LABELS = 5
+LAYOUT = ("data.text_column", "data.source_column", "data.header")  # how a table is read, beside decode.*
 
 
+@with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
 def predict(
     run: RunPath,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts to read.")] = None,
-    input_: Annotated[str, typer.Option("--input", metavar="F", help="A file of texts, one a line, or - .")] = "",
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="The texts to predict.")] = None,
+    input_: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="F",
+            help="Read texts from this file: a table (.csv, .tsv, .jsonl), or one text per line. "
+            "Write - for standard input.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="F", help="Write the rows with their predictions to this file: .csv, .tsv or .jsonl."),
+    ] = None,
     set_: Set = None,
-    seed: Annotated[int | None, typer.Option(help="For sampling; default the run's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for sampling; the default is the run's.")] = None,
     json_: Json = False,
     device: Device = "auto",
     precision: Precision = "auto",
     adapter: Adapter = "",
 ) -> None:
-    """Ask a trained run: text in, answer out."""
+    """Predict with a trained run: text in, answer out."""
     from triform.run import load
 
-    given = [*(texts or []), *lines_of(input_)]
-    if not given:
-        from triform.errors import DataError
-
+    if not texts and not input_:
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
-    decode = decode_settings(set_)
+    if output is not None:
+        check_output(output, input_)
+    decode, layout = _split_settings(set_)
     opened = load(run, device=device, precision=precision, adapter=adapter)
-    made = opened.predict(given, seed=seed, **decode)
-    if cut := sum(one.cut for one in made):
+    inputs = gather(texts or [], input_, opened.config, layout)
+    if inputs.description:
+        typer.echo(inputs.description, err=True)
+    if output is not None:
+        check_cells(output, inputs, opened.config.task, opened.config.data.labels)
+    predictions = opened.predict(inputs.texts, seed=seed, **decode)
+    say_precision(opened)
+    if (cut := sum(one.cut for one in predictions)) and not any(map(notes_of, predictions)):
         read = f"only the first {opened.config.data.max_len} tokens were read"
-        typer.echo(f"note: {cut} of {len(made)} texts were too long: {read}", err=True)
+        typer.echo(f"note: {cut} of {len(predictions)} texts were too long: {read}", err=True)
+    for line in summarize_notes(predictions):
+        typer.echo(line, err=True)
+    if output is not None:
+        write_predictions(output, inputs, predictions, opened.config.task)
     if json_:
-        print_json(
-            [{name: value for name, value in asdict(one).items() if value not in (None, False)} for one in made]
-        )
-        return
-    for one in made:
-        if one.probabilities is None:
-            typer.echo(one.input * (opened.config.task == "generate") + one.output)
-        else:
-            shares = sorted(one.probabilities.items(), key=lambda item: -item[1])
-            typer.echo(f"{one.output}\t" + "  ".join(f"{label} {100 * share:.1f} %" for label, share in shares))
+        extra = {} if opened.precision == "fp32" else {"precision": opened.precision}
+        print_json([{**as_json(each), **extra} for each in predictions])
+    elif output is not None:
+        typer.echo(f"{len(predictions)} predictions written to {output}")
+    else:
+        for each in predictions:
+            typer.echo(each.input * (opened.config.task == "generate") + shown(each))
+
+
+def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], Settings]:
+    """`--set` as decode settings by keyword, and as settings that say how a table is read."""
+    from triform.settings import parse_assignments
+
+    layout = {name: value for name, value in parse_assignments(assignments or []).items() if name in LAYOUT}
+    others = [each for each in assignments or [] if each.partition("=")[0].strip() not in LAYOUT]
+    return decode_settings(others), layout
+
+
+def gather(texts: Sequence[str], input_: str, config: Config, settings: Settings) -> Inputs:
+    """The texts of the arguments, then those of the file, with their rows."""
+    from triform.data.inputs import from_texts, read_inputs
+
+    typed = from_texts(texts, config.task)
+    if not input_:
+        return typed
+    if input_ == "-":
+        read = from_texts(_standard_input(), config.task)
+    else:
+        read = read_inputs(input_, config.task, _layout(config, settings))
+    if not read.texts and not texts:
+        raise DataError("standard input is empty: give TEXT, --input FILE, or --input - with a text per line")
+    rows: list[dict[str, object]] = [{read.column: text} for text in texts]
+    return replace(read, texts=[*typed.texts, *read.texts], rows=[*rows, *read.rows])
+
+
+def _layout(config: Config, settings: Settings) -> DataConfig:
+    """How the run reads tables, with the settings of this call; --text-column is the source for translate."""
+    from triform.settings import build
+
+    if config.task == "translate" and "data.text_column" in settings:
+        settings = {"data.source_column": settings["data.text_column"], **settings}
+    return build(settings, config).data
+
+
+def as_json(prediction: Prediction) -> dict[str, object]:
+    return {name: value for name, value in asdict(prediction).items() if value not in (None, False, ())}
+
+
+def shown(prediction: Prediction) -> str:
+    """The answer; a label with the probabilities of the likeliest labels."""
+    if prediction.probabilities is None:
+        return prediction.output
+    shares = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
+    listed = [f"{label} {100 * share:.1f} %" for label, share in shares[:SHOWN_LABELS]]
+    more = [f"and {len(shares) - SHOWN_LABELS} more"] if len(shares) > SHOWN_LABELS else []
+    return f"{prediction.output}\t" + "  ".join([*listed, *more])
+
+
+def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
+    """One line per kind of note with the number of texts it is about; notes alike but for numbers are one kind."""
+    kinds: dict[str, list[str]] = {}
+    for each in predictions:
+        for note in notes_of(each):
+            kinds.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+    lines = []
+    for notes in kinds.values():
+        example = notes[0] if len(set(notes)) == 1 else f"for example, {notes[0]}"
+        count = f"{len(notes)} of {len(predictions)} texts: " if len(predictions) > 1 else ""
+        lines.append(f"note: {count}{example}")
+    return lines
 
 
 def _standard_input() -> Iterator[str]:
-    from triform.errors import DataError
-
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             yield line.decode().rstrip("\r\n")

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triform.cli.options import Device, Json, Set, print_json
+from triform.cli.shorthands import check_agreement, with_shorthands
 from triform.formatting import format_mean, format_metric, format_range
 
 if TYPE_CHECKING:
     from triform.seeds import Seeds
+    from triform.settings import Settings, Value
+
+OPTIONS = {
+    "--data": "data.train",
+    "--source": "data.source",
+    "--target": "data.target",
+    "--valid": "data.valid",
+    "--from": "train.base",
+    "--embeddings": "train.embeddings",
+    "--seed": "seed",
+}
 
 
+@with_shorthands("--epochs", "--max-steps", "--lr", "--batch-size", "--text-column", "--label-column")
 def train(
     task: Annotated[str, typer.Argument(metavar="TASK", help="classify, generate or translate.")],
     data: Annotated[str, typer.Option(help="Training file; without one the built-in set is used.")] = "",
@@ -33,7 +47,7 @@ def train(
     out: Annotated[str, typer.Option(metavar="RUN", help="The run folder; default runs/TASK-DATA.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights, order and dropout.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = None,
     seeds: Annotated[
         int | None, typer.Option(metavar="N", help="Train N models, seeds counted from --seed, in RUN/seed-*.")
     ] = None,
@@ -49,16 +63,10 @@ def train(
     from triform.launch import Options
     from triform.launch import train as launch
     from triform.seeds import train_seeds
-    from triform.settings import Settings, parse_assignments
 
     if resume and not out:
         raise ConfigError("--resume needs --out RUN: which run is to go on?")
-    asked: Settings = parse_assignments(set_ or [])
-    given = {"data.train": data, "data.source": source, "data.target": target, "data.valid": valid}
-    given |= {"train.base": from_, "train.embeddings": embeddings}
-    asked |= {name: value for name, value in given.items() if value}
-    if seed is not None:
-        asked["seed"] = seed
+    asked = _settings(task, set_, (data, source, target, valid, from_, embeddings, "" if seed is None else seed))
     options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
     if seeds is not None:
         made = train_seeds(task, seeds, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
@@ -72,6 +80,24 @@ def train(
     typer.echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
     typer.echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+
+
+def _settings(task: str, assignments: list[str] | None, values: Sequence[Value]) -> Settings:
+    """What `--set` and the options of `OPTIONS` say, the values in their order; "" is an option left out."""
+    from triform.errors import ConfigError
+    from triform.settings import parse_assignments
+
+    settings = parse_assignments(assignments or [])
+    for name in ("data.text_column", "data.label_column"):
+        if task == "translate" and name in settings:
+            raise ConfigError(
+                f"{name}={settings[name]} is not for translate: set data.source_column and data.target_column"
+            )
+    for (option, name), value in zip(OPTIONS.items(), values, strict=True):
+        if value != "":
+            check_agreement(option, value, name, settings)
+            settings[name] = value
+    return settings
 
 
 def show_seeds(made: Seeds, *, as_json: bool) -> None:

@@ -12,6 +12,9 @@ With `header = "auto"`, looking at the first rows of a table:
 
 A label column that was guessed and never repeats is refused: it is more likely an identifier. Pairs are
 simpler: source and target names, or two languages, make a header; otherwise the first two columns are meant.
+
+Tables to predict need neither a label nor a target (`triform.data.inputs`). In them a column of numbers below a
+word also makes a header.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triform.config import DataConfig
 from triform.errors import ConfigError, DataError
@@ -145,6 +148,27 @@ def _pairs_headed(rows: Rows) -> bool:
     return len({_fold(first[place]) for place in places}) >= 2 and not any(_recurs(rows, place) for place in places)
 
 
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _inputs_headed(rows: Rows) -> bool:
+    """Whether the first row of a table without labels or targets holds names."""
+    first, rest = rows[0], rows[1:]
+    if known_name(first, (*SOURCE_NAMES, *TEXT_NAMES)) is not None and not any(
+        _recurs(rows, column) for column in range(len(first))
+    ):
+        return True
+    return bool(rest) and any(
+        WORD.fullmatch(first[column].strip()) and all(map(_is_number, _cells(rest, column)))
+        for column in range(len(first))
+    )
+
+
 def _headed(rows: Rows, layout: DataConfig, asked: dict[str, str], looks: Callable[[Rows], bool]) -> bool:
     names = {setting: value for setting, value in asked.items() if value and not value.isdecimal()}
     if layout.header == "no" and names:
@@ -226,6 +250,44 @@ def pair_places(names: Sequence[str], source: int | None, target: int | None) ->
     if target is None:
         target = next((place for place in order if place != source), source)
     return source, target
+
+
+def text_input_column(path: str, rows: Rows, layout: DataConfig) -> Columns:
+    """The text of a table to predict, which need not have labels."""
+    header = layout.header
+    if header == "auto" and _inputs_headed(rows):
+        header = "yes"
+    found = row_columns(path, rows, replace(layout, header=header), labelled=False)
+    return replace(found, second=None)
+
+
+def source_input_column(path: str, rows: Rows, layout: DataConfig) -> Columns:
+    """The source of a table to predict, which need not have targets."""
+    first, width = rows[0], len(rows[0])
+    target_column = "" if _absent(layout.target_column, first) else layout.target_column
+    asked = {"source_column": layout.source_column, "target_column": target_column}
+    header = _headed(rows, layout, asked, lambda rows: _pairs_headed(rows) or _inputs_headed(rows))
+    names = first if header else None
+    source = _asked(path, "source_column", layout.source_column, names, width)
+    target = _asked(path, "target_column", target_column, names, width)
+    return Columns(header, _source_place(names or ("",) * width, source, target), None)
+
+
+def _source_place(names: Sequence[str], source: int | None, target: int | None) -> int:
+    """The place of the source, as for pairs; without a source or language name, a text name also counts."""
+    if source is None and known_name(names, SOURCE_NAMES, but=target) is None and not _languages(names):
+        source = known_name(names, TEXT_NAMES, but=target)
+    return pair_places(names, source, target if len(names) > 1 else None)[0]
+
+
+def source_input_key(path: str, keys: Sequence[str], layout: DataConfig) -> str:
+    """The key of the source in JSON objects, which need not have targets."""
+    if not keys:
+        raise DataError("has no key; a source is needed", path=path)
+    asked = layout.source_column
+    source = named(path, "source_column", asked, keys, what="key") if asked else None
+    target = None if _absent(layout.target_column, keys) else known_name(keys, (_fold(layout.target_column),))
+    return keys[_source_place(keys, source, target)]
 
 
 def row_keys(path: str, keys: Sequence[str], layout: DataConfig, *, labelled: bool) -> tuple[str, str]:

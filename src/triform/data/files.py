@@ -38,15 +38,24 @@ def kind_of(path: str) -> Kind:
         return "builtin"
     with opened(path):
         pass  # a missing file is the first thing to tell, whatever its name
+    if kind := kind_by_name(path):
+        return kind
+    known = ", ".join(KINDS)
+    last = _suffix(path)
+    ending = f"ends in {last!r}" if last else "has no ending"
+    raise DataError(f"{ending}, which does not say its format; known are {known}, each also .gz", path=path)
+
+
+def kind_by_name(path: str) -> Kind | None:
+    """The format that the name of a file says, or None."""
+    return KINDS.get(_suffix(path))
+
+
+def _suffix(path: str) -> str:
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     if suffixes and suffixes[-1] == ".gz":
         suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    if last not in KINDS:
-        known = ", ".join(KINDS)
-        ending = f"ends in {last!r}" if last else "has no ending"
-        raise DataError(f"{ending}, which does not say its format; known are {known}, each also .gz", path=path)
-    return KINDS[last]
+    return suffixes[-1] if suffixes else ""
 
 
 @contextmanager

@@ -63,20 +63,32 @@ def columns_of(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Colu
 
 def delimited(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Iterator[Cells]:
     """The two chosen cells of every row; `choose` sees the first rows."""
+    columns, _, rows = whole_rows(path, kind, choose)
+    for line, fields in rows:
+        yield line, fields[columns.first], "" if columns.second is None else fields[columns.second]
+
+
+def whole_rows(
+    path: str, kind: Kind, choose: Callable[[Rows], Columns]
+) -> tuple[Columns, list[str], Iterator[Record]]:
+    """The chosen columns, the first row of the file, and an iterator over the rows without the header."""
     records = _csv_records(path) if kind == "csv" else _tsv_records(path)
     sample = _sample(records)
     if not sample:
         raise DataError("is empty", path=path)
     columns = choose([fields for _, fields in sample])
-    first, second, width = columns.first, columns.second, len(sample[0][1])
-    needed = 1 + max(first, -1 if second is None else second)
-    some = False
-    for line, fields in islice(chain(sample, records), int(columns.header), None):
-        _check_width(path, line, fields, kind=kind, needed=needed, width=width)
-        yield line, fields[first], "" if second is None else fields[second]
-        some = True
-    if not some:
-        raise DataError("is empty: there is a header and no row", path=path)
+    needed = 1 + max(columns.first, -1 if columns.second is None else columns.second)
+
+    def rows() -> Iterator[Record]:
+        some = False
+        for line, fields in islice(chain(sample, records), int(columns.header), None):
+            _check_width(path, line, fields, kind=kind, needed=needed, width=len(sample[0][1]))
+            yield line, fields
+            some = True
+        if not some:
+            raise DataError("is empty: there is a header and no row", path=path)
+
+    return columns, sample[0][1], rows()
 
 
 def _check_width(path: str, line: int, fields: list[str], *, kind: Kind, needed: int, width: int) -> None:

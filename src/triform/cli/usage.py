@@ -1,0 +1,95 @@
+"""Usage errors of the command line as one sentence that says what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+from typing import Any
+
+from triform.cli.shorthands import SHORTHANDS
+
+EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
+TAKE_TEXTS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
+SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # where a name is looked for first
+# Names that other libraries have for settings, where difflib would not find ours.
+OTHER_NAMES = {
+    "learning_rate": "train.lr",
+    "hidden_size": "model.d_model",
+    "embed_dim": "model.d_model",
+    "block_size": "data.max_len",
+    "context_length": "data.max_len",
+    "num_beams": "decode.beam_size",
+}
+# Settings that --set changes in a command; those that are not listed take all settings or have no --set.
+SETTABLE = {
+    "predict": ("decode.", "data.text_column", "data.source_column", "data.header"),
+    "evaluate": ("decode.",),
+    "audit": ("data.", "decode."),
+}
+
+
+def describe_usage_error(error: Any) -> str:
+    """What is wrong with a command line, from click's exception, without a full stop."""
+    command = error.ctx.info_name if getattr(error, "ctx", None) else ""
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        return _unknown_option(error, command)
+    problem = str(error.format_message()).rstrip(".")
+    if extra := EXTRA.fullmatch(problem):
+        return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1])}"
+    return problem
+
+
+def _for_extra(command: str, extra: str) -> str:
+    if command == "train":
+        return f"; to train on a file, write --data {extra}"
+    if command == "audit":
+        return f"; to compare with a test set, write --test {extra}"
+    if command in ("evaluate", "vectors"):
+        return f"; to name a file, write --data {extra}"
+    return ""
+
+
+def _unknown_option(error: Any, command: str) -> str:
+    """An option of the command that is spelt much like it, the setting that it means, or neither."""
+    known = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
+    option, setting = nearest(error.option_name, known)
+    option = option or next((name for name in known & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), "")
+    advice = ["put -- before a text that begins with a dash"] if command in TAKE_TEXTS else []
+    if option and not setting:
+        advice.append(f"did you mean {option}?")
+    elif option:
+        advice.insert(0, f"write {option} VALUE")
+    elif setting and setting.startswith(SETTABLE.get(command, ("",))):
+        advice.insert(0, f"write --set {setting}=VALUE")
+    elif setting:
+        advice.insert(0, f"{setting} is a setting of `triform train`")
+    return "; ".join([f"No such option {error.option_name}", *([", or ".join(advice)] if advice else [])])
+
+
+def nearest(option: str, known: Collection[str]) -> tuple[str, str]:
+    """The option, or else the setting, that an unknown option most likely means; "" for what it is not."""
+    from triform.settings import HINTS
+
+    name = _plain(option)
+    options = {_plain(each): each for each in known if each.startswith("--")}
+    settings: dict[str, str] = {}
+    if "--set" in known:
+        for each in sorted(HINTS, key=lambda each: _priority(each.partition(".")[0])):
+            settings.setdefault(each.rpartition(".")[2], each)
+            settings[each.replace(".", "_")] = each  # --model-dropout
+        settings |= OTHER_NAMES
+    if name in settings:
+        return "", settings[name]
+    close = difflib.get_close_matches(name, [*options, *settings], n=1, cutoff=0.65)
+    if not close:
+        return "", ""
+    return (options[close[0]], "") if close[0] in options else ("", settings[close[0]])
+
+
+def _plain(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _priority(section: str) -> int:
+    return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)

@@ -1,0 +1,110 @@
+"""Everyday options stand for `--set`; an unknown option or an extra word is answered with what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triform as package
+from triform.cli.shorthands import SHORTHANDS, merged
+from triform.errors import ConfigError
+from triform.settings import DEFAULTS, HINTS
+
+Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
+Files = Any
+
+
+def test_every_shorthand_names_a_setting_of_its_own() -> None:
+    settings = [each.setting for each in SHORTHANDS.values()]
+    assert set(settings) <= HINTS.keys()
+    assert len(set(settings)) == len(settings)
+    for option, each in SHORTHANDS.items():
+        assert each.setting.rpartition(".")[2] == option.removeprefix("--").replace("-", "_")
+        assert each.help.endswith(".")
+
+
+def test_training_options_become_settings_of_the_run(triform: Command, files: Files, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(files.csv.read_text().replace("text,label", "one,two"))
+    small = ("--set", "model.d_model=16", "--set", "model.n_layers=1", "--set", "model.n_heads=2")
+    asked = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--text-column", "one", "--label-column", "two")
+    answer = triform(
+        "train", "classify", "--data", table, *asked, *small, "--device", "cpu", "--out", tmp_path / "r"
+    )
+    assert answer.code == 0, answer.err
+    config = package.load(tmp_path / "r", device="cpu").config
+    assert (config.train.epochs, config.train.lr, config.train.batch_size) == (1.0, 1e-3, 8)
+    assert (config.data.text_column, config.data.label_column) == ("one", "two")
+
+
+def test_decode_options_equal_their_settings(triform: Command, writer: Path) -> None:
+    short = ("--temperature", "0.5", "--top-k", 5, "--top-p", "0.9", "--max-new-tokens", 6)
+    long = (
+        *("--set", "decode.temperature=0.5", "--set", "decode.top_k=5", "--set", "decode.top_p=0.9"),
+        *("--set", "decode.max_new_tokens=6"),
+    )
+    first = triform("predict", writer, "1 bird", *short, "--seed", 3).out
+    assert first == triform("predict", writer, "1 bird", *long, "--seed", 3).out
+    beam = triform("predict", writer, "1 bird", "--beam-size", 2, "--max-new-tokens", 6).out
+    assert beam == triform("predict", writer, "1 bird", "--set", "decode.beam_size=2", *long[-2:]).out
+
+
+def test_an_option_and_a_set_that_disagree_are_both_named(triform: Command, writer: Path) -> None:
+    assert triform("predict", writer, "x", "--top-k", 5, "--set", "decode.top_k=6").refusal == (
+        "--top-k 5 and --set decode.top_k=6 are different values of one setting: give one of them"
+    )
+    assert triform("train", "classify", "--data", "a.csv", "--set", "data.train=b.csv").refusal == (
+        "--data a.csv and --set data.train=b.csv are different values of one setting: give one of them"
+    )
+    assert merged(["train.lr=0.001"], {"--lr": "1e-3"}) == ["train.lr=0.001", "train.lr=1e-3"]
+
+
+def test_a_value_of_the_wrong_kind_names_the_option(triform: Command) -> None:
+    assert triform("train", "classify", "--epochs", "many").refusal == (
+        "--epochs many: train.epochs='many' must be a number"
+    )
+    with pytest.raises(ConfigError, match=r"--top-k 1\.5: decode\.top_k='1\.5' must be a whole number"):
+        merged([], {"--top-k": "1.5"})
+
+
+def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
+    assert triform("train", "translate", "--text-column", "en").refusal == (
+        "data.text_column=en is not for translate: set data.source_column and data.target_column"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("train classify --dropout 0.1", "No such option --dropout; write --set model.dropout=VALUE."),
+        ("train classify --n-layer 3", "No such option --n-layer; write --set model.n_layers=VALUE."),
+        ("train classify --model-dropout 3", "No such option --model-dropout; write --set model.dropout=VALUE."),
+        ("train classify --learning-rate 3", "No such option --learning-rate; write --lr VALUE."),
+        ("train classify --hidden-size 3", "No such option --hidden-size; write --set model.d_model=VALUE."),
+        ("train classify --devise cpu", "No such option --devise; did you mean --device?"),
+        (
+            "predict run --length-penalty 1",
+            "No such option --length-penalty; write --set decode.length_penalty=VALUE, or",
+        ),
+        ("predict run --num-beams 1", "No such option --num-beams; write --beam-size VALUE, or"),
+        ("predict run --dropout 1", "No such option --dropout; model.dropout is a setting of `triform train`, or"),
+        ("predict run -5", "No such option -5; put -- before a text that begins with a dash."),
+        ("doctor --wings", "No such option --wings."),
+        (
+            "train classify reviews.csv",
+            "unexpected extra argument reviews.csv; to train on a file, write --data reviews.csv.",
+        ),
+        ("trian classify", "No such command 'trian'. Did you mean 'train'? See"),
+    ],
+)
+def test_what_to_write_instead_is_said(triform: Command, command: str, advice: str) -> None:
+    refusal = triform(*command.split()).refusal
+    assert advice in refusal
+    assert refusal.endswith("See triform --help")
+
+
+def test_an_option_left_out_changes_nothing() -> None:
+    assert merged(None, dict.fromkeys(SHORTHANDS)) == []
+    assert all(each.setting in DEFAULTS for each in SHORTHANDS.values())

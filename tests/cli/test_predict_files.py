@@ -1,0 +1,164 @@
+"""`predict` on tables and `predict --output`: the right column is read, and every row is kept with its answer."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triform.cli.predict import shown
+from triform.data.tables import objects
+from triform.tasks import Prediction
+
+Command = Any  # `triform(...)` of conftest: it gives an Answer
+TEXTS = ["the soup was lovely", 'the "room", cold\nwas awful', ""]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "p.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [["id", "text", "label"], *([n, text, "é\r\n,"] for n, text in enumerate(TEXTS))]
+        )
+    return path
+
+
+def test_a_table_is_read_by_its_text_column_and_that_is_said(
+    triform: Command, classifier: Path, table: Path
+) -> None:
+    direct = triform("predict", classifier, *TEXTS, "--json").json
+    answer = triform("predict", classifier, "--input", table, "--json")
+    assert answer.json == direct
+    assert f"{table}: a header, texts in column 'text'" in answer.err
+    other = triform("predict", classifier, "--input", table, "--text-column", "id", "--json").json
+    assert [one["input"] for one in other] == ["0", "1", "2"]
+    by_setting = triform("predict", classifier, "--input", table, "--set", "data.text_column=id", "--json").json
+    assert by_setting == other
+
+
+def test_a_missing_column_is_refused_by_name(triform: Command, classifier: Path, table: Path) -> None:
+    refusal = triform("predict", classifier, "--input", table, "--text-column", "gone").refusal
+    assert "has no column 'gone'" in refusal
+    assert "'text'" in refusal
+
+
+def test_rows_are_kept_and_answers_added(triform: Command, classifier: Path, table: Path, tmp_path: Path) -> None:
+    answers = triform("predict", classifier, *TEXTS, "--json").json
+    out = tmp_path / "new" / "preds.csv"
+    answer = triform("predict", classifier, "--input", table, "--output", out)
+    assert answer.out == f"3 predictions written to {out}\n"
+    read = read_csv(out)
+    assert list(read[0])[:6] == ["id", "text", "label", "predicted_label", "probability_bad", "probability_good"]
+    for number, (row, wanted) in enumerate(zip(read, answers, strict=True)):
+        assert (row["id"], row["text"], row["label"]) == (str(number), TEXTS[number], "é\r\n,")
+        assert row["predicted_label"] == wanted["output"]
+        for label, share in wanted["probabilities"].items():
+            assert float(row[f"probability_{label}"]) == pytest.approx(share, abs=1e-6)
+    again = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
+    assert [one["input"] for one in again] == TEXTS
+    assert [path.name for path in out.parent.iterdir()] == ["preds.csv"]
+
+
+def test_objects_keep_their_values_and_get_an_object_of_probabilities(
+    triform: Command, classifier: Path, tmp_path: Path
+) -> None:
+    rows = [{"text": text, "n": 1.5, "deep": [None, {"x": True}], "notes": "mine"} for text in TEXTS]
+    source, out = tmp_path / "p.jsonl", tmp_path / "preds.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"text": "a", "odd": "\\ud800"}\n')
+    answers = triform("predict", classifier, "--input", source, "--output", out, "--json").json
+    written = [record for _, record in objects(str(out))]
+    assert [{name: record[name] for name in rows[0]} for record in written[:3]] == rows
+    assert written[3]["odd"] == "\ud800"
+    assert [record["predicted_label"] for record in written] == [one["output"] for one in answers]
+    assert [record["probabilities"] for record in written] == [one["probabilities"] for one in answers]
+    triform("predict", classifier, "--input", source, "--output", tmp_path / "as.csv")
+    assert read_csv(tmp_path / "as.csv")[0]["deep"] == '[null, {"x": true}]'
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_lines_and_arguments_can_be_written_too(
+    triform: Command, classifier: Path, tmp_path: Path, suffix: str
+) -> None:
+    lines, out = tmp_path / "p.txt", tmp_path / f"preds.{suffix}"
+    lines.write_text('a "quoted" line\nanother\n')
+    assert triform("predict", classifier, "typed", "--input", lines, "--output", out).code == 0
+    found = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
+    assert [one["input"] for one in found] == ["typed", 'a "quoted" line', "another"]
+
+
+def test_names_that_are_taken_are_numbered(triform: Command, classifier: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "p.csv", tmp_path / "preds.csv"
+    source.write_text("text,predicted_label,same,same\na,old,1,2\n")
+    assert triform("predict", classifier, "--input", source, "--output", out).code == 0
+    row = read_csv(out)[0]
+    assert (row["predicted_label"], row["same"], row["same_2"]) == ("old", "1", "2")
+    assert row["predicted_label_2"] in ("bad", "good")
+
+
+def test_translations_and_continuations_are_written_beside_their_rows(
+    triform: Command, translator: Path, writer: Path, tmp_path: Path
+) -> None:
+    pairs, prompts = tmp_path / "pairs.tsv", tmp_path / "prompts.csv"
+    pairs.write_text("fr\ten\nun et deux\tone and two\n")
+    prompts.write_text("id,text\n1,3 birds\n")
+    short = ("--max-new-tokens", 3)
+    out = tmp_path / "t.tsv"
+    answer = triform("predict", translator, "--input", pairs, "--text-column", "en", "--output", out, *short)
+    assert answer.code == 0, answer.err
+    assert out.read_text().splitlines()[0].split("\t")[:3] == ["fr", "en", "predicted_translation"]
+    found = triform("predict", translator, "--input", pairs, "--text-column", "en", "--json", *short).json
+    assert found[0]["input"] == "one and two"
+    out = tmp_path / "g.jsonl"
+    assert triform("predict", writer, "--input", prompts, "--output", out, *short, "--top-k", 1).code == 0
+    written = json.loads(out.read_text())
+    assert written["text"] + written["predicted_continuation"] == (
+        triform("predict", writer, "3 birds", *short, "--top-k", 1).out.removesuffix("\n")
+    )
+    refusal = triform("predict", writer, "--input", prompts, "--output", tmp_path / "g.tsv").last_line
+    assert "a continuation may have several lines, which a .tsv cannot hold" in refusal
+
+
+def test_an_output_that_cannot_be_is_refused_before_the_run_is_opened(
+    triform: Command, table: Path, tmp_path: Path
+) -> None:
+    before = table.read_bytes()
+    ask = ("predict", tmp_path / "no-run", "--input", table, "--output")
+    assert "the name must end in .csv, .tsv, .jsonl" in triform(*ask, tmp_path / "p.xlsx").refusal
+    assert "is the input file, which is not overwritten" in triform(*ask, table).refusal
+    (tmp_path / "link.csv").symlink_to(table)
+    assert "is the input file, which is not overwritten" in triform(*ask, tmp_path / "link.csv").refusal
+    (tmp_path / "folder.csv").mkdir()
+    assert "is a folder" in triform(*ask, tmp_path / "folder.csv").refusal
+    assert table.read_bytes() == before
+
+
+def test_a_cell_that_a_tsv_cannot_hold_is_refused_and_leaves_no_file(
+    triform: Command, classifier: Path, table: Path, tmp_path: Path
+) -> None:
+    answer = triform("predict", classifier, "--input", table, "--output", tmp_path / "p.tsv")
+    assert "has a tab or several lines, which a .tsv cannot hold" in answer.last_line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(triform: Command, classifier: Path, table: Path) -> None:
+    answer = triform("predict", classifier, "--input", table, "--output", table / "p.csv")
+    assert "cannot be written" in answer.last_line
+
+
+def test_of_many_labels_the_five_likeliest_are_shown() -> None:
+    shares = {f"label{n}": (n + 1) / 1275 for n in range(50)}
+    line = shown(Prediction(input="a", output="label49", probabilities=shares))
+    assert line.startswith("label49\tlabel49 3.9 %  label48 3.8 %")
+    assert line.endswith("label45 3.6 %  and 45 more")
+    few = {f"label{n}": 0.2 for n in range(5)}
+    assert shown(Prediction(input="a", output="label0", probabilities=few)).count("%") == 5
+    assert "more" not in shown(Prediction(input="a", output="label0", probabilities=few))

@@ -1,0 +1,144 @@
+"""Texts to predict: tables are read as for training, without labels or targets, and their rows are kept."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from triform.config import DataConfig, TaskName
+from triform.data.inputs import from_texts, read_inputs, unique_names
+from triform.errors import DataError
+
+NONE = DataConfig()
+
+
+def write(path: Path, text: str) -> str:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'id,text\n7,"one, two"\n8,three\n'),
+        ("a.csv.gz", 'id,text\n7,"one, two"\n8,three\n'),
+        ("a.tsv", "id\ttext\n7\tone, two\n8\tthree\n"),
+        ("a.jsonl", '{"id": "7", "text": "one, two"}\n{"id": "8", "text": "three"}\n'),
+        ("A.JSONL.GZ", '{"id": "7", "text": "one, two"}\n{"id": "8", "text": "three"}\n'),
+    ],
+)
+def test_the_text_column_of_a_table_without_labels_is_read(tmp_path: Path, name: str, text: str) -> None:
+    found = read_inputs(write(tmp_path / name, text), "classify", NONE)
+    assert found.texts == ["one, two", "three"]
+    assert found.names == ["id", "text"]
+    assert found.rows == [{"id": "7", "text": "one, two"}, {"id": "8", "text": "three"}]
+    assert found.column == "text"
+    assert "'text'" in found.description
+
+
+@pytest.mark.parametrize(
+    ("table", "task", "texts"),
+    [
+        ("text,label\na b,good\nc d,bad\n", "classify", ["a b", "c d"]),
+        ("label,review\ngood,a b\nbad,c d\n", "classify", ["a b", "c d"]),
+        ("text\na b\nc d\n", "classify", ["a b", "c d"]),
+        ("id,phrase\n1,a b\n2,c d\n", "classify", ["a b", "c d"]),  # numbers below a word: a header
+        ("1,a b\n2,c d\n", "classify", ["a b", "c d"]),
+        ("a b\nc d\n", "classify", ["a b", "c d"]),
+        ("id,text\n1,a b\n2,c d\n", "generate", ["a b", "c d"]),
+        ("en,fr\na b,x\nc d,y\n", "translate", ["a b", "c d"]),
+        ("target,source\nx,a b\ny,c d\n", "translate", ["a b", "c d"]),
+        ("source\na b\nc d\n", "translate", ["a b", "c d"]),
+        ("id,text\n1,a b\n2,c d\n", "translate", ["a b", "c d"]),
+        ("a b,x\nc d,y\n", "translate", ["a b", "c d"]),
+        ("no\nit is\n", "translate", ["no", "it is"]),  # a word of a text, and not Norwegian
+    ],
+)
+def test_headers_and_columns_are_found_as_for_training(
+    tmp_path: Path, table: str, task: TaskName, texts: list[str]
+) -> None:
+    found = read_inputs(write(tmp_path / "a.csv", table), task, NONE)
+    assert found.texts == texts
+    header = table.splitlines()[0].split(",")
+    assert found.names == header or "no header" in found.description
+
+
+def test_columns_without_a_header_get_names(tmp_path: Path) -> None:
+    found = read_inputs(write(tmp_path / "a.tsv", "1\ta b\tx\n2\tc d\n"), "classify", NONE)
+    assert found.rows == [
+        {"column_1": "1", "text": "a b", "column_3": "x"},
+        {"column_1": "2", "text": "c d", "column_3": ""},
+    ]
+    assert found.description.endswith("no header, texts in column 2")
+
+
+def test_a_column_is_chosen_by_name_or_number(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text,other\na,b\n")
+    assert read_inputs(path, "classify", DataConfig(text_column="Other")).texts == ["b"]
+    assert read_inputs(path, "classify", DataConfig(text_column="2")).texts == ["b"]
+    assert read_inputs(path, "translate", DataConfig(source_column="other")).texts == ["b"]
+    assert read_inputs(path, "classify", DataConfig(label_column="gone")).texts == ["a"]
+    with pytest.raises(
+        DataError, match=r"a\.csv: has no column 'gone'; there are .*'text'.* set data\.text_column"
+    ):
+        read_inputs(path, "classify", DataConfig(text_column="gone"))
+
+
+def test_the_columns_of_the_training_table_are_known_by_name(tmp_path: Path) -> None:
+    rows = "".join(f"a b {n},{'xy'[n % 2]}\n" for n in range(6))
+    trained = DataConfig(train=write(tmp_path / "train.csv", f"phrase,mood\n{rows}"))
+    one = write(tmp_path / "one.csv", "phrase\nc d\n")
+    more = write(tmp_path / "more.jsonl", '{"remark": "much longer than that", "phrase": "c d"}\n')
+    assert read_inputs(one, "classify", trained).texts == ["c d"]
+    assert read_inputs(more, "classify", trained).texts == ["c d"]
+    (tmp_path / "train.csv").unlink()
+    found = read_inputs(one, "classify", trained)
+    assert found.texts == ["phrase", "c d"]
+    assert "no header" in found.description  # and that is said
+    pairs = DataConfig(train=write(tmp_path / "pairs.csv", "en,fr\na,b\nc,d\n"))
+    assert read_inputs(write(tmp_path / "en.csv", "en\nhi\n"), "translate", pairs).texts == ["hi"]
+
+
+def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", '{"text": "a", "n": 1.5, "deep": {"x": [null]}}\n\n{"text": "b", "new": true}\n'
+    )
+    found = read_inputs(path, "generate", NONE)
+    assert found.rows == [{"text": "a", "n": 1.5, "deep": {"x": [None]}}, {"text": "b", "new": True}]
+    assert found.names == ["text", "n", "deep", "new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.csv", "", "is empty"),
+        ("a.csv", "text,label\n", "is empty: there is a header and no row"),
+        ("a.csv", "id,text\n1,a\n2\n", "line 3: has 1 field but needs 2"),
+        ("a.jsonl", '{"text": "a"}\n{"label": "b"}\n', "line 2: has no 'text'"),
+        ("a.jsonl", '{"text": 3}\n', "line 1: 'text' holds 3, which is not a text"),
+        ("a.jsonl", "{}\n", "has no key like 'text'"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    with pytest.raises(DataError) as raised:
+        read_inputs(write(tmp_path / name, text), "classify", NONE)
+    assert reason in str(raised.value)
+
+
+def test_an_object_without_a_key_has_no_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a source is needed"):
+        read_inputs(write(tmp_path / "a.jsonl", "{}\n"), "translate", NONE)
+
+
+def test_other_files_have_one_text_per_line(tmp_path: Path) -> None:
+    for name in ("a.txt", "a", "a.en"):
+        found = read_inputs(write(tmp_path / name, "text,label\n\na,b\n"), "translate", NONE)
+        assert found == from_texts(["text,label", "", "a,b"], "translate")
+        assert (found.column, found.description) == ("source", "")
+
+
+def test_names_are_numbered_where_they_would_occur_twice() -> None:
+    assert unique_names(["a", "a", "b", "a"]) == ["a", "a_2", "b", "a_3"]
+    assert unique_names(["a", "b"], taken=["a", "a_2"]) == ["a_3", "b"]
