@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "pretrained": ("errors", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
-    "charts": (),
+    "charts": ("formatting",),
     "pages": (),
     "report": ("errors", "formatting", "charts", "pages"),
     "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),

@@ -119,7 +119,7 @@ def test_the_page_is_well_formed_and_says_everything(report: Callable[..., str])
     text = report(events())
     page = Page(text)
     words = " ".join(data for _, data in page.texts)
-    for expected in ["classify", "first-try", "Finished", "12 of 6000 texts were cut", "held out", "0.8765"]:
+    for expected in ["classify", "first-try", "Finished", "12 of 6000 texts were cut", "held out", "87.65 %"]:
         assert expected in words
     for expected in ["Samples at step 300", "in 300", "d_model", "128", "true", "Triform 9.8.7"]:
         assert expected in words
@@ -132,7 +132,7 @@ def test_the_page_is_well_formed_and_says_everything(report: Callable[..., str])
 
 def test_every_number_in_the_tiles_is_the_one_in_the_metrics(report: Callable[..., str]) -> None:
     assert Page(report(events())).tiles() == {
-        "Best accuracy": ("0.95", "at step 300"),
+        "Best accuracy": ("95.00 %", "at step 300"),
         "Steps": ("300", "of 300"),
         "Parameters": ("576,467", "vocabulary of 263"),
         "Time": ("1 m 01 s", "training"),
@@ -195,7 +195,7 @@ def test_a_cut_last_line_is_passed_over(report: Callable[..., str]) -> None:
 
 def test_damaged_lines_in_the_middle_are_counted(report: Callable[..., str]) -> None:
     text = report(events(), tail='{"event": "tr{"event": "resume"}\n[1]\n{"event": ["x"]}\n{"event": "new"}\n')
-    assert "Left out: 1 damaged line of metrics.jsonl" in text
+    assert "This page leaves out 1 damaged line of metrics.jsonl." in text
 
 
 def test_values_that_are_not_numbers_are_skipped(report: Callable[..., str]) -> None:
@@ -235,7 +235,7 @@ def test_a_resumed_run_is_running_again(report: Callable[..., str]) -> None:
 
 def test_the_best_of_a_loss_is_the_lowest_even_when_nobody_says_so(report: Callable[..., str]) -> None:
     losses = [{"event": "valid", "step": step, "loss": loss} for step, loss in [(1, 0.5), (2, 0.25), (3, 0.75)]]
-    assert Page(report([{"event": "start", "task": "generate"}, *losses])).tiles()["Best loss"][0] == "0.25"
+    assert Page(report([{"event": "start", "task": "generate"}, *losses])).tiles()["Best loss"][0] == "0.2500"
 
 
 def test_a_very_long_run_stays_below_300_kilobytes(report: Callable[..., str]) -> None:
@@ -303,12 +303,15 @@ def test_a_loss_that_falls_far_is_drawn_on_a_log_scale() -> None:
 
 
 def row(folder: Path, **changes: Any) -> ScoreRow:
+    run = folder / "runs" / "a b"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events()), encoding="utf-8")
     values: dict[str, Any] = {"task": "classify", "summary": "Tells <b> from <i>", "metric": "accuracy"}
     values |= {
         "score": 0.98,
         "target": 0.95,
         "seconds": 61.2,
-        "report": folder / "runs" / "a b" / "report.html",
+        "report": run / "report.html",
     }
     return ScoreRow(**values | changes)
 
@@ -320,9 +323,44 @@ def test_the_scoreboard_shows_each_task_and_links_to_its_report(tmp_path: Path) 
     ]
     page = Page(write_scoreboard(tmp_path / "index.html", rows).read_text(encoding="utf-8"))
     words = [data for _, data in page.texts]
-    for expected in ["1 of 2", "Tells <b> from <i>", "0.98", "≥ 0.95", "✓ yes", "✗ no", "≤ 2", "1 m 01 s"]:
+    for expected in ["1 of 2", "Tells <b> from <i>", "98.00 %", "≥ 95.00 %", "✓ yes", "✗ no", "≤ 2", "1 m 01 s"]:
         assert expected in words
-    assert [attrs["href"] for tag, attrs in page.seen if tag == "a"] == ["runs/a%20b/report.html"] * 2
+    assert [attrs["href"] for tag, attrs in page.seen if tag == "a"] == ["runs/a%20b/report.html"] * 4
+
+
+def test_the_scoreboard_shows_curves_and_samples_of_every_run(tmp_path: Path) -> None:
+    page = Page(write_scoreboard(tmp_path / "index.html", [row(tmp_path), row(tmp_path)]).read_text("utf-8"))
+    titles = [data.strip() for tag, data in page.texts if tag == "h3"]
+    assert titles == ["Loss", "Accuracy"] * 2
+    assert page.charts()[1]["curves"][0][3] == [[100, 0.85], [200, 0.9], [300, 0.95]]
+    assert [data for _, data in page.texts].count("in 300") == 2
+
+
+def test_warnings_and_facts_are_different_boxes(report: Callable[..., str]) -> None:
+    lines = events()
+    lines[1:1] = [
+        {"event": "notice", "level": "warning", "text": "most labels are alike"},
+        {"event": "notice", "level": "info", "text": "6000 texts to train on"},
+    ]
+    text = report(lines)
+    boxes = {
+        title: re.findall("<li>(.*?)</li>", items)
+        for title, items in re.findall(r'<section class="notices .*?"><h2>(.*?)</h2><ul>(.*?)</ul>', text)
+    }
+    assert boxes == {
+        "Warnings": ["most labels are alike"],
+        "About this run": ["6000 texts to train on", "12 of 6000 texts were cut"],  # the last has no level
+    }
+    without = [line for line in events() if line["event"] != "notice"]
+    assert '<section class="notices' not in report(without)
+
+
+def test_fractions_are_drawn_in_percent(report: Callable[..., str]) -> None:
+    text = report(events())
+    accuracy = Page(text).charts()[1]
+    assert (accuracy["times"], accuracy["unit"]) == (100, " %")
+    assert "valid goes from 85.00 % at step 100 to 95.00 % at step 300" in text
+    assert '">86 %</text>' in text
 
 
 @pytest.mark.parametrize(

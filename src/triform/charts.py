@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 
+from triform.formatting import format_metric, metric_scale
+
 Point = tuple[float, float]  # (step, value)
 Reach = tuple[float, float, float]  # (step, low, high)
 
@@ -52,6 +54,11 @@ class Chart:
     marks: Sequence[Mark] = ()
     small: bool = False
     may_log: bool = True
+    metric: str = ""  # what the values are, if a metric: a fraction is then drawn in percent
+
+    def say(self, value: float) -> str:
+        """A value as text."""
+        return format_metric(self.metric, value) if self.metric else show(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +145,14 @@ def _tick(value: float, step: float, high: float) -> str:
 
 
 def _value_scale(chart: Chart) -> Scale:
+    """The scale of the values as they are, with ticks at round numbers of what they are shown as."""
+    times, unit = metric_scale(chart.metric)
+    shown = _shown_scale(chart, times)
+    ticks = [(value / times, f"{label}{unit}") for value, label in shown.ticks]
+    return Scale(low=shown.low / times, high=shown.high / times, ticks=ticks, log=shown.log)
+
+
+def _shown_scale(chart: Chart, times: float) -> Scale:
     """Fits the clear curves whole and the bulk of the faint ones: one spike must not flatten the rest."""
     clear = [value for curve in chart.curves if not curve.faint for _, value in curve.points]
     clear += [value for curve in chart.curves for _, *ends in curve.band for value in ends]
@@ -145,7 +160,7 @@ def _value_scale(chart: Chart) -> Scale:
         if curve.faint:
             values = sorted(value for _, value in curve.points)
             clear += values[len(values) // 50 : len(values) - len(values) // 50]
-    low, high = min(clear), max(clear)
+    low, high = times * min(clear), times * max(clear)
     if chart.may_log and low > 0 and high / low >= LOG_FROM:
         return log_scale(low, high, count=4 if chart.small else 6)
     if 0 < low < high * 0.4:
@@ -164,10 +179,10 @@ def draw(chart: Chart) -> str:
     for curve in curves:
         if not curve.faint:
             first, last = (
-                f"{show(value)} at step {show(step)}" for step, value in (curve.points[0], curve.points[-1])
+                f"{chart.say(value)} at step {show(step)}" for step, value in (curve.points[0], curve.points[-1])
             )
             story.append(f"{curve.name} goes from {first} to {last}")
-            name, value = escape(curve.name), show(curve.points[-1][1])
+            name, value = escape(curve.name), chart.say(curve.points[-1][1])
             kind = " dashed" if curve.dashed else ""
             legend.append(f'<li class="tone-{curve.tone}{kind}"><span>{name}</span> <b>{value}</b></li>')
     title = escape(chart.title)
@@ -181,7 +196,7 @@ def draw(chart: Chart) -> str:
         '<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'
         f"{''.join(_band(curve, x, y) for curve in curves)}"
         f"{''.join(_path(curve, x, y) for curve in curves)}</svg>"
-        f"{''.join(_dots(curve, x, y) for curve in curves)}</svg></div></figure>\n"
+        f"{''.join(_dots(chart, curve, x, y) for curve in curves)}</svg></div></figure>\n"
     )
 
 
@@ -228,14 +243,14 @@ def _path(curve: Curve, x: Scale, y: Scale) -> str:
     return f'<path class="line tone-{curve.tone}{kind}" d="M{corners}"/>'
 
 
-def _dots(curve: Curve, x: Scale, y: Scale) -> str:
+def _dots(chart: Chart, curve: Curve, x: Scale, y: Scale) -> str:
     lonely = len(curve.points) == 1  # a path of one point is invisible
     if not lonely and (not curve.dots or len(curve.points) > MOST_DOTS):
         return ""
     parts = []
     for step, value in curve.points:
         place = f'cx="{100 * x.at(step):.2f}%" cy="{100 - 100 * y.at(value):.2f}%" r="3"'
-        says = f"{escape(curve.name)}: {show(value)} at step {show(step)}"
+        says = f"{escape(curve.name)}: {chart.say(value)} at step {show(step)}"
         parts.append(f'<circle class="dot tone-{curve.tone}" {place}><title>{says}</title></circle>')
     return "".join(parts)
 
@@ -251,5 +266,7 @@ def _hover_data(chart: Chart, curves: Sequence[Curve], y: Scale) -> str:
         )
         for curve in curves
     ]
+    times, unit = metric_scale(chart.metric)
     data = {"last": max(chart.last_step, 1.0), "low": y.low, "high": y.high, "log": y.log, "curves": lines}
+    data |= {"times": times, "unit": unit} if unit else {}
     return json.dumps(data, separators=(",", ":"))

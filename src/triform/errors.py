@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one line that says what, where and what to do."""
+"""What a user sees when something is or may be wrong: one line that says what, where and what to do."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ class DivergedError(TriformError):
 
 class InterruptedRun(TriformError):
     """The user stopped training; everything is saved and the message says how to go on."""
+
+
+class WarningText(str):
+    """A notice that casts doubt on a result or asks the user to do something. Other notices are plain strings."""
+
+    __slots__ = ()
+
+
+def notice_level(notice: str) -> str:
+    """`warning` or `info`, as `metrics.jsonl` records it."""
+    return "warning" if isinstance(notice, WarningText) else "info"
+
+
+def show_notice(notice: str, *, fact: str = "") -> str:
+    """A notice as a line of text: a warning says that it is one, `fact` is what other notices begin with."""
+    return f"warning: {notice}" if isinstance(notice, WarningText) else f"{fact}{notice}"

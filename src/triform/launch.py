@@ -18,7 +18,7 @@ import torch
 import triform
 from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
-from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun
+from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
 from triform.memory import divide, free_memory, halved, out_of_memory, texts_at_once
 from triform.presets import preset as preset_of
@@ -310,7 +310,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
     some = f", {learns:,} of which learn," if learns < parameters else ""
     if not options.quiet:
         for line in (
-            *notices,
+            *map(show_notice, notices),
             f"{task.name}: {parameters:,} parameters{some} on {task.device}, {trainer.max_steps} steps",
         ):
             print(line, file=out or sys.stderr)
@@ -337,7 +337,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
     }
     file.hear(start)
     for text in notices:
-        file.hear({"event": "notice", "text": text})
+        file.hear({"event": "notice", "level": notice_level(text), "text": text})
 
 
 class Stoppable(Protocol):

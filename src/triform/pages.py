@@ -43,6 +43,13 @@ def tile(name: str, value: str, note: str = "", extra: str = "") -> str:
     )
 
 
+def notices(title: str, texts: Iterable[str], *, warning: bool = False) -> str:
+    """A box of sentences, each once: facts on a card, warnings in their own colour. Without texts, nothing."""
+    items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(texts))
+    kind = "warnings" if warning else "card"
+    return f'<section class="notices {kind}"><h2>{escape(title)}</h2><ul>{items}</ul></section>\n' if items else ""
+
+
 def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -69,7 +76,8 @@ const make = (tag, parent, name, text = '') => {
 const near = (points, step) => points.reduce(
   (best, p, i) => Math.abs(p[0] - step) < Math.abs(points[best][0] - step) ? i : best, 0);
 for (const plot of document.querySelectorAll('[data-chart]')) {
-  const {last, low, high, log, curves} = JSON.parse(plot.dataset.chart);
+  const {last, low, high, log, curves, times, unit} = JSON.parse(plot.dataset.chart);
+  const value = v => unit ? (times * v).toFixed(2) + unit : say(v);
   const scale = v => log ? Math.log(Math.max(v, low)) : v;
   const height = v => Math.min(1, Math.max(0, (scale(v) - scale(low)) / (scale(high) - scale(low))));
   const rule = make('i', plot, 'rule'), tip = make('div', plot, 'tip');
@@ -89,7 +97,7 @@ for (const plot of document.querySelectorAll('[data-chart]')) {
     curves.forEach(([name, tone, faint, points], i) => {
       const [s, v] = points[near(points, step)], row = make('div', tip, 'tip-row tone-' + tone);
       make('span', row, faint ? 'faint' : '', name + (s === step ? '' : ' at ' + say(s)));
-      make('b', row, '', say(v));
+      make('b', row, '', value(v));
       rings[i].hidden = faint;
       rings[i].style.left = 100 * s / last + '%';
       rings[i].style.top = 100 - 100 * height(v) + '%';
@@ -138,7 +146,7 @@ h1, dd, td, pre { overflow-wrap: anywhere }
 .hint { font-weight: 400; font-size: 12px; margin-left: 6px }
 .pill { display: inline-block; font-size: 13px; font-weight: 600; letter-spacing: 0; line-height: 1;
   padding: 6px 11px; border-radius: 99px; color: var(--good); background: var(--good-bg) }
-.pill.warn, .notices { color: var(--warn); background: var(--warn-bg) }
+.pill.warn, .warnings { color: var(--warn); background: var(--warn-bg) }
 .pill.live { color: var(--live); background: var(--live-bg) }
 .card, .tile { background: var(--card); border: 1px solid var(--line); border-radius: 12px }
 .tiles { display: grid;
@@ -152,7 +160,10 @@ progress { appearance: none; border: 0; display: block; width: 100%; height: 4px
 progress, progress::-webkit-progress-bar { background: var(--grid); border-radius: 9px; overflow: hidden }
 progress::-webkit-progress-value { background: var(--a) }
 progress::-moz-progress-bar { background: var(--a) }
-.notices { margin: 0; border-radius: 12px; padding: 11px 16px; font-size: 14px; list-style: none }
+.notices { border-radius: 12px; padding: 11px 16px; margin-top: 12px; font-size: 14px }
+.notices h2 { font-size: 14px; margin: 0 0 2px }
+.notices ul { margin: 0; padding: 0; list-style: none }
+.notices li { overflow-wrap: anywhere }
 .charts { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px }
 .chart { flex: 1 1 420px; min-width: 0; margin: 0; padding: 16px 24px 40px 14px }
 .chart.small { flex-basis: 236px; padding-bottom: 36px }
@@ -225,6 +236,7 @@ th { font-weight: 600 }
 thead th { font-size: 13px; border-top: 0; font-weight: 400 }
 .num { text-align: right }
 .text { white-space: pre-wrap; min-width: 130px }
+.text div { max-height: 11em; overflow-y: auto }
 .miss :nth-child(2) { color: var(--warn) }
 .groups { columns: 310px; column-gap: 12px }
 .group { break-inside: avoid; margin-bottom: 12px; padding: 13px 16px 8px }
@@ -237,5 +249,5 @@ pre { margin: 0 0 14px; padding: 12px 16px; font-size: 13px; white-space: pre-wr
   main, footer { max-width: none; padding: 0 } h2 { margin-top: 24px; break-after: avoid }
   .card, .tile, tr { break-inside: avoid } .frame { height: 200px }
   .chart { flex-basis: 300px } .chart.small, .thirds .chart.small { flex-basis: 190px }
-  .tip, .rule, .ring { display: none } }
+  .tip, .rule, .ring { display: none } .text div { max-height: none } }
 """

@@ -20,13 +20,13 @@ from urllib.parse import quote
 from triform import __version__
 from triform.charts import Chart, Curve, Mark, Point, draw, show, smooth, thin
 from triform.errors import DataError
-from triform.pages import duration, page, section, table, tile, write_page
+from triform.formatting import LABELS, format_metric, metric_label
+from triform.pages import duration, notices, page, section, table, tile, write_page
 
 Event = Mapping[str, Any]
 
-# What a `valid` event may hold beside the loss; and the names that are not simply written with a capital.
+# What a `valid` event may hold beside the loss.
 SCORES = ("accuracy", "f1", "perplexity", "bits_per_byte", "bleu", "chrf", "exact_match", "token_accuracy")
-SPELLED = {"f1": "F1", "bleu": "BLEU", "chrf": "chrF"}
 PACE = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second"}
 LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte"}
 ENDINGS = {
@@ -110,22 +110,23 @@ def write_report(folder: Path) -> Path:
 
 
 def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
-    """Write one page that compares the tasks of a demo and links to each run's report."""
+    """Write one page on the runs of a demo: their scores, curves and samples, with links to their reports."""
     reached = sum(row.reached for row in rows)
     tiles = [
         tile("Targets reached", f"{reached} of {len(rows)}", "tasks"),
         tile("Training time", duration(sum(row.seconds for row in rows)), "all tasks together"),
     ]
     head = ["Task", "What it does", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
-    lines = []
+    lines, sections = [], []
     for row in rows:
         link = quote(Path(os.path.relpath(row.report, path.parent)).as_posix())
+        sections.append(_run_summary(row, f'<a href="{escape(link)}">Open the full report</a>'))
         tone, word = ("good", "✓ yes") if row.reached else ("warn", "✗ no")
         lines.append(
             f'<tr><th scope="row">{escape(row.task)}</th><td class="text">{escape(row.summary)}</td>'
             f'<td class="name">{escape(_label(row.metric))}</td>'
-            f'<td class="num"><b>{show(row.score)}</b></td>'
-            f'<td class="num">{"≥" if row.higher_is_better else "≤"} {show(row.target)}</td>'
+            f'<td class="num"><b>{format_metric(row.metric, row.score)}</b></td>'
+            f'<td class="num">{"≥" if row.higher_is_better else "≤"} {format_metric(row.metric, row.target)}</td>'
             f'<td><span class="pill {tone}">{word}</span></td><td class="num">{duration(row.seconds)}</td>'
             f'<td><a href="{escape(link)}">{escape(row.task)} report</a></td></tr>'
         )
@@ -134,7 +135,15 @@ def write_scoreboard(path: Path, rows: Sequence[ScoreRow]) -> Path:
         '<p class="lead">One Transformer in three forms, each trained from scratch.</p></header>'
         f'<dl class="tiles">{"".join(tiles)}</dl>{table(head, lines, numeric={3, 4, 6})}'
     )
-    return write_page(path, page("Scoreboard", body, f"Triform {__version__}"))
+    return write_page(path, page("Scoreboard", body + "".join(sections), f"Triform {__version__}"))
+
+
+def _run_summary(row: ScoreRow, link: str) -> str:
+    """One task of the scoreboard: its curves and a few of its samples."""
+    run = read_history(row.report.parent)
+    curves = "".join(map(draw, _headline_charts(run)))
+    lead = f'<p class="lead">{escape(row.summary)} · {link}</p>'
+    return section(row.task.capitalize(), f'{lead}<div class="charts">{curves}</div>{_sample_table(run, 4)}')
 
 
 def read_history(folder: Path) -> History:
@@ -184,8 +193,9 @@ def _finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _label(score: str) -> str:
-    return SPELLED.get(score, score.replace("_", " ").capitalize())
+def _label(metric: str) -> str:
+    """A metric's name as a title; what has capitals of its own keeps them."""
+    return metric_label(metric) if metric in LABELS else metric_label(metric).capitalize()
 
 
 def _count(value: object) -> str:
@@ -218,10 +228,9 @@ def _tiles(run: History) -> str:
     seconds = end["seconds"] if _finite(end.get("seconds")) else max(times, default=None)
     most, size, words = (start.get(key) for key in ("max_steps", "parameters", "vocab_size"))
     bar = f'<progress max="{most:.0f}" value="{run.last_step}"></progress>' if _finite(most) else ""
-    name = SPELLED.get(run.metric, _label(run.metric).lower())
     when = f"at step {_count(int(best[0]))}" if best else "not validated yet"
     tiles = [
-        tile(f"Best {name}", show(best[1]) if best else "–", when),
+        tile(f"Best {metric_label(run.metric)}", format_metric(run.metric, best[1]) if best else "–", when),
         tile("Steps", _count(run.last_step), f"of {_count(most)}", "" if run.end else bar),
         tile("Parameters", _count(size), f"vocabulary of {_count(words)}"),
         tile("Time", duration(seconds) if seconds is not None else "–", "training" if run.end else "so far"),
@@ -232,15 +241,19 @@ def _tiles(run: History) -> str:
 
 
 def _notices(run: History) -> str:
-    texts = [str(event.get("text", "")) for event in run.events["notice"]]
+    """Warnings in one box, facts in another; what an older version recorded has no level and counts as a fact."""
+    warnings: list[str] = []
+    facts: list[str] = []
+    for event in run.events["notice"]:
+        (warnings if event.get("level") == "warning" else facts).append(str(event.get("text", "")))
     if run.unreadable:
         lines = "1 damaged line" if run.unreadable == 1 else f"{run.unreadable} damaged lines"
-        texts.append(f"Left out: {lines} of metrics.jsonl")
-    items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(texts))
-    return f'<ul class="notices" aria-label="Notices">{items}</ul>' if items else ""
+        warnings.append(f"This page leaves out {lines} of metrics.jsonl.")
+    return notices("Warnings", warnings, warning=True) + notices("About this run", facts)
 
 
-def _charts(run: History) -> str:
+def _headline_charts(run: History) -> list[Chart]:
+    """The loss, and the metric by which the best weights are chosen."""
     best, resumed = run.best(), (event.get("step") for event in run.events["resume"])
     marks = [Mark(step=best[0], label="best")] if best else []
     marks += [Mark(step=step, label="resumed") for step in resumed if _finite(step)]
@@ -250,25 +263,30 @@ def _charts(run: History) -> str:
         Curve(name="train", points=thin(smooth(raw))),
         Curve(name="valid", points=thin(run.curve("valid", "loss")), tone="b", dots=True),
     ]
-    large = [Chart(title="Loss", curves=loss, last_step=last_step, marks=marks)]
-    small: list[Chart] = []
-    for key in dict.fromkeys([run.metric, *SCORES]):
-        if key != "loss" and (points := thin(run.curve("valid", key))):
-            headline = key == run.metric
-            chart = Chart(
-                title=_label(key),
-                curves=[Curve(name="valid", points=points, tone="b", dots=True)],
-                last_step=last_step,
-                marks=marks if headline else (),
-                small=not headline,
-                may_log=key in LOWER_IS_BETTER,
-            )
-            (large if headline else small).append(chart)
+    charts = [Chart(title="Loss", curves=loss, last_step=last_step, marks=marks, metric="loss")]
+    return charts if run.metric == "loss" else [*charts, _metric_chart(run, run.metric, marks)]
+
+
+def _metric_chart(run: History, metric: str, marks: Sequence[Mark] = (), *, small: bool = False) -> Chart:
+    return Chart(
+        title=_label(metric),
+        curves=[Curve(name="valid", points=thin(run.curve("valid", metric)), tone="b", dots=True)],
+        last_step=run.last_step,
+        marks=marks,
+        small=small,
+        may_log=metric in LOWER_IS_BETTER,
+        metric=metric,
+    )
+
+
+def _charts(run: History) -> str:
+    small = [_metric_chart(run, metric, small=True) for metric in SCORES if metric != run.metric]
+    small = [chart for chart in small if chart.curves[0].points]
     for key, title in PACE.items():
         curves = [Curve(name="train", points=thin(run.curve("train", key), 200))]
         log = key == "grad_norm"
-        small.append(Chart(title=title, curves=curves, last_step=last_step, small=True, may_log=log))
-    first, second = ("".join(map(draw, charts)) for charts in (large, small))
+        small.append(Chart(title=title, curves=curves, last_step=run.last_step, small=True, may_log=log))
+    first, second = ("".join(map(draw, charts)) for charts in (_headline_charts(run), small))
     layout = "charts" if len(small) % 4 == 0 else "charts thirds"
     if not first + second:
         return section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
@@ -282,26 +300,34 @@ def _tests(run: History) -> str:
     names.sort(key=lambda name: name != run.metric)  # the headline first
     lines = []
     for test, scores in tests.items():
-        values = (show(scores[name]) if _finite(scores.get(name)) else "–" for name in names)
+        values = (format_metric(name, scores[name]) if _finite(scores.get(name)) else "–" for name in names)
         cells = "".join(f'<td class="num">{value}</td>' for value in values)
         lines.append(f'<tr><th scope="row">{escape(test)}</th>{cells}</tr>')
     head = ["Data", *map(_label, names)]
     return section("Test scores", table(head, lines, numeric=range(1, len(head)))) if lines else ""
 
 
-def _samples(run: History) -> str:
+def _last_samples(run: History) -> list[Event]:
     samples = run.events["sample"]
-    last = [event for event in samples if event.get("step") == samples[-1].get("step")]
+    return [event for event in samples if event.get("step") == samples[-1].get("step")]
+
+
+def _samples(run: History) -> str:
+    last = _last_samples(run)
+    return section(f"Samples at step {_count(last[0].get('step'))}", _sample_table(run)) if last else ""
+
+
+def _sample_table(run: History, limit: int | None = None) -> str:
+    """What the best weights made of a few texts; a long text scrolls in its cell."""
+    last = _last_samples(run)[:limit]
     keys = [key for key in ("input", "output", "expected") if any(key in event for event in last)]
     lines = []
     for event in last:
         missed = "expected" in event and event.get("output") != event["expected"]
-        texts = (escape(str(event.get(key, ""))) for key in keys)
-        cells = "".join(f'<td class="text" dir="auto">{text}</td>' for text in texts)
+        texts = (escape(str(event.get(key, ""))) or '<i class="empty">(nothing)</i>' for key in keys)
+        cells = "".join(f'<td class="text" dir="auto"><div>{text}</div></td>' for text in texts)
         lines.append(f"<tr{' class=miss' if missed else ''}>{cells}</tr>")
-    if not lines:
-        return ""
-    return section(f"Samples at step {_count(last[0].get('step'))}", table(map(str.capitalize, keys), lines))
+    return table(map(str.capitalize, keys), lines) if lines else ""
 
 
 def _settings(run: History) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from triform.config import Config, TaskName
-from triform.errors import CheckpointError, ConfigError, DataError, DivergedError
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
 from triform.launch import (
     Options,
     announce,
@@ -217,7 +217,7 @@ class Crew:
         task, out = self.prepared.task, self.options.progress or sys.stderr
         parameters, steps = sum(p.numel() for p in task.model.parameters()), max(each.max_steps for each in members)
         what = f"{len(members)} seeds of {parameters:,} parameters together on {task.device}"
-        for line in (*self.prepared.notices, f"{task.name}: {what}, {steps} steps"):
+        for line in (*map(show_notice, self.prepared.notices), f"{task.name}: {what}, {steps} steps"):
             print(line, file=out)
         if begun := min(member.progress.step for member in members):
             print(f"going on from step {begun}", file=out)

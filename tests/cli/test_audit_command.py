@@ -40,7 +40,7 @@ def test_a_leak_is_counted_explained_and_shown(triform: Command, leaking: tuple[
     assert "train 6 1 1 0 0 2" in lines
     assert "test in train 4 3 2 0 1" in lines
     assert (
-        "test: 3 of 4 rows (75.0 %) are in train too, 2 of them with the same label; remembering scores 50.0 %"
+        "test: 3 of 4 rows (75.0 %) are in train too, 2 of them with the same label; remembering scores 50.00 %"
         in (answer.out)
     )
     assert "quote the score on the 1 unseen as well (--run RUN scores them apart)" in answer.out

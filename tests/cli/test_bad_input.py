@@ -176,7 +176,7 @@ def test_long_texts_are_cut_for_a_classifier_with_a_count_in_the_log(
     note = f"{files.csv}: 40 of 40 texts were cut at data.max_len=5 tokens"
     assert note in answer.err
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {"event": "notice", "text": note} in events
+    assert {"event": "notice", "level": "info", "text": note} in events
     assert f"note: {note}" in triform("evaluate", run, "--data", files.csv).err
     assert triform("predict", run, "the soup was lovely " * 200).code == 0
 

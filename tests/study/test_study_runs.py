@@ -237,7 +237,7 @@ def test_validation_rows_that_leak_are_said_once(place: Path, tree: Tree, study:
 def test_one_seed_runs_and_says_that_there_is_no_interval(place: Path, tree: Tree, study: Run) -> None:
     tree["variants"]["third"] = {"train.lr": 0.01}  # three pairs, so that more seeds are needed than for one
     said = as_text(study(tree, out="out", seeds=1))
-    assert "note: one seed each: there is no interval" in said
+    assert "warning: one seed each: there is no interval" in said
     assert "give seeds = 7 or more" in said
     assert "one seed: no interval and no test" in said or "no difference" in said
     assert "nan" not in said

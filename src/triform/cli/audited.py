@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from triform.cli.options import print_table
+from triform.formatting import format_metric
 
 if TYPE_CHECKING:
     from triform.data.audit import Audit, Content, Overlap, Rows
@@ -70,7 +71,8 @@ def _labels(found: Audit) -> Iterator[str]:
         if name != "train" and learned:
             usual = next(iter(learned))
             share = counts.get(usual, 0) / sum(counts.values())
-            yield f"  always saying {usual!r}, the usual label of train, scores {100 * share:.1f} % on {name}"
+            scores = format_metric("accuracy", share)
+            yield f"  always saying {usual!r}, the usual label of train, scores {scores} on {name}"
             strange = [label for label in counts if label not in learned]
             if strange:
                 yield f"  {name} has labels that train never has: {', '.join(map(repr, strange[:8]))}"
@@ -99,7 +101,8 @@ def _leak(overlap: Overlap, task: str, *, scored: bool) -> Iterator[str]:
     text = f"{name}: {seen:,} of {total:,} {unit} ({100 * seen / total:.1f} %) are in train too"
     if task == "classify":
         memory = overlap.same_label
-        text += f", {memory:,} of them with the same label; remembering scores {100 * memory / total:.1f} % here"
+        scores = format_metric("accuracy", memory / total)
+        text += f", {memory:,} of them with the same label; remembering scores {scores} here"
     if task == "generate":
         text += f", with {100 * overlap.share:.1f} % of its characters"
     yield text + (f"; {near:,} more nearly so" if near else "")

@@ -46,7 +46,7 @@ def evaluate(
     adapter: Adapter = "",
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
-    from triform.errors import ConfigError
+    from triform.errors import ConfigError, show_notice
     from triform.run import load
 
     if bool(source) != bool(target):
@@ -62,7 +62,7 @@ def evaluate(
     for name, path in sets.items():
         found[name], notices = opened.evaluate_with_notices(path, decode, stride=stride)
         for notice in notices:
-            typer.echo(f"note: {notice}", err=True)
+            typer.echo(show_notice(notice, fact="note: "), err=True)
         if baselines:
             beside[name] = opened.baselines(path)
     say_precision(opened)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import Json, print_json, print_table
+from triform.formatting import format_metric
 
 if TYPE_CHECKING:
     from triform.vectors import Judged
@@ -144,7 +145,7 @@ def _row(judged: Judged) -> list[str]:
     if not judged.covered:
         said = "no vectors for any of them"
     elif "accuracy" in scores:
-        said = f"{100 * scores['accuracy']:.2f} % right"
+        said = f"{format_metric('accuracy', scores['accuracy'])} right"
     else:
         said = f"Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f}"
     return [judged.name, f"{judged.covered:,}", f"{judged.asked:,}", said]

@@ -21,8 +21,8 @@ Every reference system under its reported settings and under better ones, beside
 `triform reproduce tables` from `results/*.json`, which `triform reproduce NAME` writes; a test makes it again and
 compares. How to repeat a figure is told in [reproduce.md](reproduce.md). Settings were chosen by validation data;
 the test set was scored once for each seed. Where several settings of ours were scored on it, the section says so.
-Curves and maps are of the first seed. In a map the token of a row reads those of the columns, the darker the more;
-what it may not read is beige.
+± is half of a 95 % interval of a mean over seeds (Student's t). Curves and maps are of the first seed. In a map the
+token of a row reads those of the columns, the darker the more; what it may not read is beige.
 """
 
 

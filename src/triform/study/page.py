@@ -11,6 +11,8 @@ from pathlib import Path
 
 from triform import __version__, pages
 from triform.charts import Chart, Curve, Point, Reach, Scale, draw, linear_scale, smooth
+from triform.errors import notice_level
+from triform.formatting import metric_label
 from triform.pages import duration, section, table, tile
 from triform.report import read_history
 from triform.settings import DEFAULTS
@@ -51,12 +53,14 @@ def _header(outcome: Outcome) -> str:
         tile("Runs", str(len(outcome.results)), f"{failed} failed" if failed else "all came to an end"),
         tile("Time", duration(seconds), "training, all together"),
     ]
-    notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
+    warnings = [note for note in outcome.notes if notice_level(note) == "warning"]
+    facts = [note for note in outcome.notes if note not in warnings]
     return (
         f'<header><p class="eyebrow">Triform <span>/</span> study</p><h1>{escape(outcome.study.name)} '
         f'<span class="pill {tone}">{status}</span></h1><p class="lead">{escape(title(outcome))}</p></header>'
         f'<dl class="tiles">{"".join(tiles)}</dl>'
-        + (f'<ul class="notices" aria-label="Notes">{notes}</ul>' if notes else "")
+        + pages.notices("Warnings", warnings, warning=True)
+        + pages.notices("About this study", facts)
     )
 
 
@@ -216,7 +220,7 @@ def _curves(outcome: Outcome) -> str:
         variant.name: [read_history(each.folder) for each in outcome.of(variant.name) if not each.failure]
         for variant in outcome.study.variants
     }
-    metric = measure(outcome.metric).name
+    metric = metric_label(outcome.metric)
     wanted = [("Training loss, smoothed", "train", "loss"), ("Validation loss", "valid", "loss")]
     if outcome.sets != (TRAINING,) and outcome.metric != "loss":
         wanted.append((f"Validation {metric}", "valid", outcome.metric))
@@ -236,7 +240,8 @@ def _curves(outcome: Outcome) -> str:
                 dashed=number >= len(TONES),
             )
             curves.append(curve)
-        chart = Chart(title=name, curves=[curve for curve in curves if curve.points], last_step=last)
+        drawable = [curve for curve in curves if curve.points]
+        chart = Chart(title=name, curves=drawable, last_step=last, metric=key)
         drawn.append(draw(chart) if chart.curves else "")
     told = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
     layout = "charts crowded" if len(histories) > len(TONES) // 2 else "charts"

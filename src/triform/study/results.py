@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triform.errors import DivergedError
+from triform.errors import DivergedError, WarningText
 from triform.report import History, read_history
 from triform.seeds import TRAINING_LOSS
 from triform.stats import (
@@ -260,7 +260,8 @@ def _notes(study: Study, results: Sequence[Result], metric: str, comparisons: in
         )
     if metric == TRAINING_LOSS:
         notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
-    return [*notes, *dict.fromkeys(notice for each in results for notice in each.notices)]
+    said = dict.fromkeys(notice for each in results for notice in each.notices)
+    return [*map(WarningText, notes), *(WarningText(text) if MEMORY in text else text for text in said)]
 
 
 def better(metric: str) -> str:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 
+from triform.errors import show_notice
 from triform.pages import duration
 from triform.settings import chosen
 from triform.stats import Difference, decimals, measure, show_p
@@ -41,11 +42,11 @@ def number(value: float, metric: str, places: int) -> str:
     return f"{value * how.times:.{places}f}{how.percent}"
 
 
-def interval(low: float, high: float, metric: str, places: int) -> str:
+def interval(low: float, high: float, metric: str, places: int, unit: str = "") -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "–"
     low, high = (end * measure(metric).times for end in (low, high))
-    return f"{_signed(low, places)} to {_signed(high, places)}"
+    return f"{_signed(low, places)} to {_signed(high, places)}{unit}"
 
 
 def _signed(value: float, places: int, plus: str = "") -> str:
@@ -68,8 +69,9 @@ def _variant_row(summary: Summary, metric: str, places: int) -> Row:
     if summary.spread is None:
         return (summary.set, summary.variant, "0", "–", "–", "–", *cost)
     mean, deviation, low, high = summary.spread
-    sd = f"{deviation * measure(metric).times:.{places}f}" if summary.n > 1 else "–"
-    shown = (number(mean, metric, places), sd, interval(low, high, metric, places))
+    sd = number(deviation, metric, places) if summary.n > 1 else "–"
+    unit = measure(metric).percent
+    shown = (number(mean, metric, places), sd, interval(low, high, metric, places, unit))
     return (summary.set, summary.variant, str(summary.n), *shown, *cost)
 
 
@@ -102,7 +104,9 @@ def verdicts(outcome: Outcome) -> list[str]:
 
 def method(outcome: Outcome) -> list[str]:
     """How the figures were made, to be quoted with them."""
-    lines = ["± and intervals: 95 %, Student's t over seeds, each by itself."]
+    lines = ["± is half of a 95 % interval; intervals are 95 %, Student's t over seeds, each by itself."]
+    if measure(outcome.metric).percent:
+        lines.append("Differences are in percentage points.")
     if outcome.study.tests and VALIDATION in outcome.sets:
         lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
     tests = list(dict.fromkeys(each.difference.test for each in outcome.comparisons))
@@ -130,7 +134,8 @@ def as_text(outcome: Outcome) -> str:
     parts = [f"{outcome.study.name}: {title(outcome)}", "", *_aligned([VARIANT_HEAD, *variant_rows(outcome)])]
     if outcome.comparisons:
         parts += ["", *_aligned([PAIR_HEAD, *pair_rows(outcome)]), "", *verdicts(outcome)]
-    parts += [f"note: {note}" for note in outcome.notes]
+        parts.append("± is half of a 95 % interval.")
+    parts += [show_notice(note, fact="note: ") for note in outcome.notes]
     return "\n".join(parts) + "\n"
 
 
@@ -152,7 +157,7 @@ def markdown(outcome: Outcome) -> str:
     if outcome.comparisons:
         parts += ["", *_piped(PAIR_HEAD, pair_rows(outcome)), "", *(f"- {line}" for line in verdicts(outcome))]
     if outcome.notes:
-        parts += ["", *(f"- Note: {note}" for note in outcome.notes)]
+        parts += ["", *(f"- {show_notice(note, fact='note: ')}" for note in outcome.notes)]
     return "\n".join([*parts, "", " ".join(method(outcome)), ""])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from triform.data.audit import seen
 from triform.data.cache import TokenCache
 from triform.data.readers import fingerprint
+from triform.errors import WarningText
 
 MEMORY = "is memory"  # what every line on a leak says, so that it is known again
 
@@ -34,14 +35,16 @@ def leak_notices(
     command = ["triform", "audit", "--train", name, *(["--valid", valid] if valid else [])]
     where = "are in the training data too" if valid else "held out for validation are repeats of rows trained on"
     share = f"{n} of {total} rows ({100 * n / total:.1f} %)"
-    return [f"{valid or name}: {share} {where}: what they score {MEMORY}; see {shlex.join(command)}"]
+    return [WarningText(f"{valid or name}: {share} {where}: what they score {MEMORY}; see {shlex.join(command)}")]
 
 
 def same_text_notices(train: str, valid: str) -> list[str]:
     """Of running texts only a whole one is compared: its lines are no examples, and refrains and names recur."""
     if not valid or fingerprint(valid) != fingerprint(train):
         return []
-    return [f"{valid}: is the training text itself: what it scores {MEMORY}; give --valid another file"]
+    return [
+        WarningText(f"{valid}: is the training text itself: what it scores {MEMORY}; give --valid another file")
+    ]
 
 
 def _files(valid: str) -> list[str]:

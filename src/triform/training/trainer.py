@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triform.data.loader import Indices
-from triform.errors import DivergedError
+from triform.errors import DivergedError, notice_level
 from triform.metrics import Scores
 from triform.nn.lora import merge, merged_weights
 from triform.tasks.resident import Resident
@@ -105,7 +105,7 @@ class Trainer:
         """Look, keep, save and stop where it is time to."""
         step = self.progress.step
         for text in self.learner.notices:
-            self._tell("notice", text=text)
+            self._tell("notice", level=notice_level(text), text=text)
         self.learner.notices.clear()
         if step % self.config.log_every == 0:
             self._log()
