@@ -21,6 +21,7 @@ SOURCE = Path(triform.__file__).parent
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "formatting": (),
+    "interrupts": (),
     "config": ("errors",),
     "settings": ("errors", "config"),
     "presets": ("errors", "config", "settings"),
@@ -59,9 +60,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "pretrained", "explain"),
-        *("report", "run", "memory"),
+        *("report", "run", "memory", "interrupts"),
     ),
-    "seeds": ("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "launch"),
+    "seeds": (
+        *("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "interrupts", "launch"),
+    ),
     "study": (
         *(
             "errors",
@@ -238,7 +241,7 @@ def test_a_command_imports_what_is_heavy_only_when_it_runs(path: Path) -> None:
     outside = {module.split(".")[0] for module in now} - set(sys.stdlib_module_names)
     assert outside <= {"triform", "typer"}
     inside = {module for module in now if module.startswith("triform")}
-    assert {room(module) for module in inside} <= {"", "cli", "errors", "formatting"}
+    assert {room(module) for module in inside} <= {"", "cli", "errors", "formatting", "interrupts"}
 
 
 def loaded_by(code: str) -> set[str]:

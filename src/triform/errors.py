@@ -31,7 +31,7 @@ class DivergedError(TriformError):
 
 
 class InterruptedRun(TriformError):
-    """The user stopped training; everything is saved and the message says how to go on."""
+    """The user stopped training; the message says what was saved and how to go on."""
 
 
 class WarningText(str):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
 
@@ -20,6 +17,7 @@ from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
+from triform.interrupts import handle_signals
 from triform.memory import divide, free_memory, halved, out_of_memory, texts_at_once
 from triform.presets import preset as preset_of
 from triform.report import write_report
@@ -40,7 +38,7 @@ from triform.tasks import TASKS, Prepared
 from triform.tasks.defaults import settle_steps
 from triform.tasks.task import ByLength
 from triform.training.base import begin, with_base
-from triform.training.folder import OWN, RunFolder
+from triform.training.folder import OWN, RunFolder, checkpoint_step
 from triform.training.layers import learning
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer, steps_in
@@ -95,18 +93,27 @@ def train(
     stored = claim(folder, asked, options)
     if stored is None or not folder.complete():
         try:
-            config = stored or build(with_base(asked))
-            trainer, notices = set_up(config, folder, options, resume=stored is not None)
-        except (ConfigError, DataError):
+            with handle_signals(out=options.progress):
+                _train(folder, asked, stored, options)
+        except KeyboardInterrupt:
             folder.discard_if_unused()
-            raise
-        announce(trainer, notices, options)
-        trainer = fit(trainer, options)
-        close(trainer)
-        if not trainer.progress.finished:
-            raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
-        folder.drop_tokens()
+            raise stopped_at_once([folder], asked["task"], folder.path, options) from None
     return load(folder.path, device=options.device)
+
+
+def _train(folder: RunFolder, asked: Settings, stored: Config | None, options: Options) -> None:
+    try:
+        config = stored or build(with_base(asked))
+        trainer, notices = set_up(config, folder, options, resume=stored is not None)
+    except (ConfigError, DataError):
+        folder.discard_if_unused()
+        raise
+    announce(trainer, notices, options)
+    trainer = fit(trainer, options)
+    close(trainer)
+    if not trainer.progress.finished:
+        raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
+    folder.drop_tokens()
 
 
 def fit(trainer: Trainer, options: Options) -> Trainer:
@@ -114,7 +121,7 @@ def fit(trainer: Trainer, options: Options) -> Trainer:
     device = trainer.task.device
     memory = free_memory(device) if device.type == "cuda" else 0
     try:
-        with stopping_at_ctrl_c(trainer):
+        with handle_signals(trainer, options.progress):
             trainer.fit()
         return trainer
     except torch.OutOfMemoryError:
@@ -340,33 +347,6 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         file.hear({"event": "notice", "level": notice_level(text), "text": text})
 
 
-class Stoppable(Protocol):
-    stopping: bool
-
-    def stop(self) -> None:
-        """Stop after the current step."""
-
-
-@contextmanager
-def stopping_at_ctrl_c(trainer: Stoppable) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) ends training after the current step; a second one ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if trainer.stopping:
-            raise KeyboardInterrupt
-        trainer.stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def close(trainer: Trainer, *, samples: bool = True) -> None:
     """Samples from the best weights, and the report."""
     task, folder = trainer.task, trainer.folder
@@ -380,8 +360,27 @@ def close(trainer: Trainer, *, samples: bool = True) -> None:
 
 
 def interrupted(step: int, task: object, path: Path, options: Options, more: str = "") -> InterruptedRun:
+    """The run was asked to stop, and has saved where it stood."""
+    again = _resume_command(task, path, options, more)
+    return InterruptedRun(f"stopped at step {step}, everything is saved; go on with: {again}")
+
+
+def stopped_at_once(
+    folders: Sequence[RunFolder], task: object, path: Path, options: Options, more: str = ""
+) -> InterruptedRun:
+    """The run was ended without saving: what there is to go on with."""
+    latest = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
+    again = _resume_command(task, path, options, more)
+    if latest and all(folder.finished() for folder in folders):
+        return InterruptedRun(f"stopped after training, before the report was written; finish with: {again}")
+    if latest:
+        step = min(checkpoint_step(checkpoint) for checkpoint in latest)
+        return InterruptedRun(f"stopped without saving; go on from the checkpoint of step {step} with: {again}")
+    if any(folder.config_file.exists() for folder in folders):
+        return InterruptedRun(f"stopped before the first checkpoint; begin again with: {again}")
+    return InterruptedRun("stopped before training began; nothing was saved")
+
+
+def _resume_command(task: object, path: Path, options: Options, more: str) -> str:
     device = "" if options.device == "auto" else f" --device {options.device}"
-    return InterruptedRun(
-        f"stopped at step {step}, everything is saved; "
-        f"go on with: triform train {task} --out {shlex.quote(str(path))}{more} --resume{device}"
-    )
+    return f"triform train {task} --out {shlex.quote(str(path))}{more} --resume{device}"

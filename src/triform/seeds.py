@@ -14,6 +14,7 @@ import torch
 
 from triform.config import Config, TaskName
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
+from triform.interrupts import handle_signals
 from triform.launch import (
     Options,
     announce,
@@ -25,7 +26,7 @@ from triform.launch import (
     fit,
     interrupted,
     ready,
-    stopping_at_ctrl_c,
+    stopped_at_once,
 )
 from triform.memory import divide
 from triform.run import Run, load, pick_device
@@ -101,7 +102,14 @@ def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Optio
     todo = [place for place in places if place.stored is None or not place.folder.complete()]
     if todo:
         stored = next((place.stored for place in places if place.stored), None)
-        _train(todo, stored or build(with_base(asked)), options, again)
+        try:
+            with handle_signals(out=options.progress):
+                _train(todo, stored or build(with_base(asked)), options, again)
+        except KeyboardInterrupt:
+            folders = [place.folder for place in places]
+            for folder in folders:
+                folder.discard_if_unused()
+            raise stopped_at_once(folders, asked["task"], out, options, again) from None
     for place in places:
         place.folder.drop_tokens()
     return places
@@ -192,7 +200,7 @@ class Crew:
                 if member.going:
                     member.listeners = [*member.listeners, chorus.voice()]
         population = Population(members, resident)
-        with stopping_at_ctrl_c(population):
+        with handle_signals(population, self.options.progress):
             population.fit()
         for member in members:
             if member.failure is None:

@@ -405,7 +405,7 @@ def test_an_interruption_before_training_begins_is_no_traceback(
 
     monkeypatch.setattr("triform.launch.set_up", interrupted)
     answer = triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run")
-    assert (answer.code, answer.err) == (130, "triform: interrupted\n")
+    assert (answer.code, answer.err) == (130, "triform: stopped before training began; nothing was saved\n")
 
 
 def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(

@@ -168,7 +168,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on_too(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "score", stopped)
-    with pytest.raises(InterruptedRun, match="everything is saved; go on with: triform reproduce speeches-lm"):
+    with pytest.raises(InterruptedRun, match="what was saved is kept; go on with: triform reproduce speeches-lm"):
         quickly(LM, data, tmp_path)
 
 

@@ -191,6 +191,16 @@ def test_better_means_a_better_metric_and_at_a_tie_a_lower_loss(name: TaskName, 
     assert task.better(good | {"loss": 9.0}, bad)
 
 
+def test_a_bleu_near_zero_is_noise_and_the_loss_decides(shelf: Shelf) -> None:
+    task = shelf["translate"].task
+    lucky, learned = {"bleu": 0.4, "loss": 5.0}, {"bleu": 0.1, "loss": 4.0}
+    assert task.better(learned, lucky)
+    assert not task.better(lucky, learned)
+    means_something = {"bleu": 1.2, "loss": 6.0}
+    assert task.better(means_something, learned)
+    assert not task.better(learned, means_something)
+
+
 # -- data held out
 
 

@@ -155,7 +155,7 @@ def test_initial_weights_are_those_of_the_seed_alone_bit_for_bit(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Population, "fit", watching)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InterruptedRun):
         train_seeds("translate", 3, out=tmp_path / "seeds", seed=1, **asked)
     monkeypatch.setattr(Trainer, "fit", lambda self: (_ for _ in ()).throw(Alone(self)))
     for seed in (1, 2, 3):

@@ -31,6 +31,7 @@ from triform.cli.train import train
 from triform.cli.usage import describe_usage_error
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
+from triform.interrupts import signals_as_ctrl_c
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -68,7 +69,8 @@ def main() -> None:
     atexit.register(gc.freeze)  # and none of them need be looked through to leave
     arguments = sys.argv[1:] or ["--help"]
     try:
-        code = app(arguments, prog_name="triform", standalone_mode=False) or 0
+        with signals_as_ctrl_c():
+            code = app(arguments, prog_name="triform", standalone_mode=False) or 0
         if code == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
             fail("interrupted", code)
         sys.exit(code)

@@ -86,7 +86,7 @@ def reproduce(system: System, asked: Asked) -> Outcome:
             found = run_variant(variant, material, asked, place)
         except (InterruptedRun, KeyboardInterrupt):  # while training, or while scoring
             again = asked.command(system, whole=True)
-            raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
+            raise InterruptedRun(f"stopped; what was saved is kept; go on with: {again}") from None
         except DivergedError as error:  # told in the table, and the others go on
             outcome["failures"][variant.name] = str(error)
             _say(f"{system.name}, {variant.name}: {error}")

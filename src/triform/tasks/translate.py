@@ -45,6 +45,7 @@ from triform.text import Tokenizer, load_tokenizer
 from triform.text.written import Side
 
 QUICK_PAIRS = 400  # translated at each validation during training
+MIN_BLEU = 1.0  # below this a difference in BLEU is chance: a few n-grams that happen to agree
 
 
 class Translate(Task):
@@ -176,6 +177,12 @@ class Translate(Task):
         written = self._translate([pair.source for pair in judged], greedy=quick)
         judgement = translation_scores(written, [pair.target for pair in judged])
         return {"loss": nats / weight, "token_accuracy": hits / weight, **judgement, "pairs": len(data)}
+
+    def better(self, scores: Scores, best: Scores | None) -> bool:
+        """By BLEU, once there is some; of two that are near zero the one with the lower loss is better."""
+        if best is not None and max(scores["bleu"], best["bleu"]) < MIN_BLEU:
+            return scores["loss"] < best["loss"]
+        return super().better(scores, best)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         written = self._translate(texts)

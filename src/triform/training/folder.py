@@ -26,6 +26,7 @@ from triform.settings import build, load_toml, settings_of, to_toml
 
 FORMAT = 1
 LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
+UNVALIDATED = "-unvalidated"  # ends the name of a checkpoint whose validation was interrupted
 SMALL = 1 << 20  # numbers of a tensor that is copied together with others
 OWN = (
     "config.toml",
@@ -128,6 +129,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> No
             parameter.copy_(tensors[name])
 
 
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(checkpoint.name.split("-")[1])
+
+
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,9 +189,14 @@ class RunFolder:
         except (ConfigError, TypeError, ValueError) as error:
             raise damaged(self.path, error) from None
 
-    def write_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """A folder that appears whole, by rename; older ones go only afterwards."""
-        final = self.checkpoints / f"step-{step:09d}"
+    def write_checkpoint(
+        self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, validation_due: bool = False
+    ) -> None:
+        """A folder that appears whole, by rename; older ones go only afterwards.
+
+        One whose validation was interrupted has a name of its own, for that of the finished step comes after it.
+        """
+        final = self.checkpoints / f"step-{step:09d}{UNVALIDATED if validation_due else ''}"
         if final.exists():
             return
         with writing(final):
@@ -203,7 +214,8 @@ class RunFolder:
 
     def latest_checkpoint(self) -> Path | None:
         """The newest whole checkpoint. One that a kill left half removed has lost a file and does not count."""
-        found = sorted(self.checkpoints.glob("step-*"), reverse=True)
+        # of one step's two, the one that was validated is the newer and has the shorter name
+        found = sorted(self.checkpoints.glob("step-*"), key=lambda path: (path.name[:14], -len(path.name)))[::-1]
         whole = [path for path in found if (path / "state.json").exists()]
         return whole[0] if whole else None
 

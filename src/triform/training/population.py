@@ -23,7 +23,7 @@ from triform.training.learner import Learner, counted
 from triform.training.replay import own_stream
 from triform.training.speed import peak_memory
 from triform.training.stack import Stack, joint_shape
-from triform.training.trainer import Trainer, resident_of
+from triform.training.trainer import Trainer, ValidationInterrupted, interruptible, resident_of
 
 TRIED = 8  # steps whose batches are looked at before deciding
 MOST_AT_ONCE = 128  # members of a stack; more gain nothing
@@ -88,10 +88,10 @@ class Member(Trainer):
     def make_learner(self, prepared: Prepared) -> Learner:
         return Learner(prepared.task, prepared.train)
 
-    def after_step(self) -> None:
+    def conclude_step(self) -> None:
         """As alone, but a checkpoint is only asked for: the population writes those of all together, or none."""
         self.waits, self.asks = True, False
-        super().after_step()
+        super().conclude_step()
         self.waits = False
 
     def save(self) -> None:
@@ -128,7 +128,8 @@ class Population:
         self.members, self.resident = members, resident
         self.device = members[0].task.device
         self.stack: Stack | None = None
-        self.stopping, self.most = False, MOST_AT_ONCE
+        self.stopping = self.interruptible = False
+        self.most = MOST_AT_ONCE
         self._judged: tuple[Dataset, list[Scores]] | None = None
         self._memory = 0
         numbers = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
@@ -148,8 +149,10 @@ class Population:
             self._each([member for member in self.members if member.going], Member.end)
 
     def stop(self) -> None:
-        """Ask for a stop after the current step; the state of all is saved first."""
+        """Ask for a stop after the current step, or inside a validation at once; all states are saved first."""
         self.stopping = True
+        if self.interruptible:
+            raise ValidationInterrupted
 
     def _behind(self) -> list[Member]:
         """Who goes next: a kill while saving may leave some members behind the others."""
@@ -159,10 +162,14 @@ class Population:
 
     def _train(self, crew: list[Member]) -> None:
         """Steps until all are done or level with the rest, or so few are left that a smaller stack is better."""
-        self.stack = Stack([member.learner for member in crew], self.resident)
+        self.stack, self._judged = Stack([member.learner for member in crew], self.resident), None
         ahead = [member.progress.step for member in self.members if member.going and member not in crew]
         level = min((step for step in ahead if step > crew[0].progress.step), default=-1)
         plans: list[list[Plan]] = [[] for _ in crew]
+        if due := [member for member in crew if member.progress.validation_due]:
+            self._between(due, Member.conclude_step)
+            if not all(member.going for member in crew):  # the others go on in a smaller stack
+                return
         while not self.stopping:
             rates = [0.0] * len(crew)
             going = [place for place, member in enumerate(crew) if member.going]
@@ -196,13 +203,13 @@ class Population:
         self.members[0].learner.notices.append(f"{n} models do not fit into memory: {self.most} at a time")
         self.stack.replay.graphs.clear()
 
-    def _between(self, members: list[Member]) -> None:
+    def _between(self, members: list[Member], do: Callable[[Member], None] = Member.after_step) -> None:
         """What each does between steps, files written side by side."""
         if self.stack is not None:
             members[0].learner.notices += self.stack.notices
             self.stack.notices.clear()
         for member in members:
-            member.attempt(Member.after_step)
+            member.attempt(do)
         asking = [member for member in members if member.asks and member.going]
         if asking and time.monotonic() - self._saved >= self._saving / SAVING:
             self._saved = time.monotonic()
@@ -235,7 +242,8 @@ class Population:
         """The scores of a member; who asks first has all of them computed."""
         assert self.stack is not None, "only who has taken a step is judged"
         if self._judged is None:
-            self._judged = data, self.stack.judge(data)
+            with interruptible(self):
+                self._judged = data, self.stack.judge(data)
         of, scores = self._judged
         assert of is data, "members share their validation data"
         return scores[self.stack.learners.index(member.learner)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +49,11 @@ class Progress:
     stale: int = 0  # validations since the best one
     seconds: float = 0.0
     finished: str = ""  # why training ended, once it has
+    validation_due: bool = False  # whether this step's validation was interrupted, and is done first after a resume
+
+
+class ValidationInterrupted(KeyboardInterrupt):
+    """A stop was asked for during a validation, which is abandoned."""
 
 
 class Trainer:
@@ -76,7 +82,7 @@ class Trainer:
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = Meter(self.task.device, operations)
-        self.stopping = False
+        self.stopping = self.interruptible = False
         self.seen = 0  # steps since the last look
 
     def make_learner(self, prepared: Prepared) -> Learner:
@@ -91,6 +97,8 @@ class Trainer:
             return
         with self.learner.running():
             self.begin()
+            if self.progress.validation_due:
+                self.conclude_step()
             while not self.progress.finished and not self.stopping:
                 self.step()
                 self.after_step()
@@ -102,15 +110,23 @@ class Trainer:
         self.meter.start()
 
     def after_step(self) -> None:
-        """Look, keep, save and stop where it is time to."""
+        """Log, validate, save and end where it is time to."""
         step = self.progress.step
         for text in self.learner.notices:
             self._tell("notice", level=notice_level(text), text=text)
         self.learner.notices.clear()
         if step % self.config.log_every == 0:
             self._log()
-        if step % self.config.eval_every == 0 or step == self.max_steps:
+        self.progress.validation_due = step % self.config.eval_every == 0 or step == self.max_steps
+        self.conclude_step()
+
+    def conclude_step(self) -> None:
+        """Validate if that is due, then save or end; an interrupted validation leaves all of it to a resume."""
+        step = self.progress.step
+        if self.progress.validation_due:
             self._validate()
+        if self.progress.validation_due:
+            return
         if step == self.max_steps:
             self.progress.finished = self.progress.finished or "max_steps"
         elif not self.progress.finished and step % self.config.checkpoint_every == 0:
@@ -125,8 +141,10 @@ class Trainer:
             self._tell("end", reason="interrupted")
 
     def stop(self) -> None:
-        """Ask for a stop after the current step; the state is saved first."""
+        """Ask for a stop after the current step, or inside a validation at once; the state is saved first."""
         self.stopping = True
+        if self.interruptible:
+            raise ValidationInterrupted
 
     def release(self) -> None:
         """Give the memory of the device back; this trainer is of no more use."""
@@ -187,12 +205,18 @@ class Trainer:
     def _validate(self) -> None:
         self._check_finite()
         if self.valid_data is None:
+            self.progress.validation_due = False
             return
-        began = time.monotonic()
-        with self.learner.averaged(self.progress.step):
-            scores = self.judge(self.valid_data)
+        began, random_state = time.monotonic(), rng_state(self.task.device)
+        try:
+            with self.learner.averaged(self.progress.step):
+                scores = self.judge(self.valid_data)
+                self.task.model.train()
+                self._keep_best(scores)
+            self.progress.validation_due = False
+        except ValidationInterrupted:
             self.task.model.train()
-            self._keep_best(scores)
+            set_rng_state(random_state, self.task.device)
         self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
 
     def _keep_best(self, scores: Scores) -> None:
@@ -221,7 +245,7 @@ class Trainer:
         load_weights(self.task.model, read_tensors(self.folder.model_file), self.folder.model_file)
 
     def judge(self, data: Dataset) -> Scores:
-        with self.learner.precision():
+        with interruptible(self), self.learner.precision():
             return self.task.evaluate(data, quick=True)
 
     def _finish(self) -> None:
@@ -252,11 +276,7 @@ class Trainer:
                 f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
             }
         tensors |= {f"average.{index}": tensor for index, tensor in enumerate(self.learner.sums)}
-        tensors["rng.cpu"] = torch.get_rng_state()
-        if self.task.device.type == "cuda":
-            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.task.device)
-        elif self.task.device.type == "mps":
-            tensors["rng.mps"] = torch.mps.get_rng_state()
+        tensors |= {f"rng.{name}": tensor for name, tensor in rng_state(self.task.device).items()}
         state = {
             "progress": vars(self.progress),
             "sampler": self.sampler.state(),
@@ -266,7 +286,8 @@ class Trainer:
             "marks": self.marks,
             "finished": self.progress.finished,
         }
-        self.folder.write_checkpoint(self.progress.step, tensors, state)
+        due = self.progress.validation_due
+        self.folder.write_checkpoint(self.progress.step, tensors, state, validation_due=due)
 
     def resume(self) -> None:
         """Go on from the latest checkpoint; with none, from the beginning."""
@@ -302,11 +323,43 @@ class Trainer:
         losses = state["window"]["losses"]
         self.seen = len(losses)
         self.learner.recall(losses)
-        torch.set_rng_state(parts["rng"]["cpu"])
-        if "cuda" in parts["rng"] and self.task.device.type == "cuda":
-            torch.cuda.set_rng_state(parts["rng"]["cuda"], self.task.device)
-        elif "mps" in parts["rng"] and self.task.device.type == "mps":
-            torch.mps.set_rng_state(parts["rng"]["mps"])
+        set_rng_state(parts["rng"], self.task.device)
+
+
+class Interruptible(Protocol):
+    stopping: bool
+    interruptible: bool
+
+
+@contextmanager
+def interruptible(trainer: Interruptible) -> Iterator[None]:
+    """Around what `stop` may break off at any point."""
+    if trainer.stopping:
+        raise ValidationInterrupted
+    trainer.interruptible = True
+    try:
+        yield
+    finally:
+        trainer.interruptible = False
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of torch's own random generators, of the CPU and of the device."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Restore what `rng_state` returned, on this device or another."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+    elif "mps" in states and device.type == "mps":
+        torch.mps.set_rng_state(states["mps"])
 
 
 def resident_of(task: Task, data: Dataset) -> Resident | None:

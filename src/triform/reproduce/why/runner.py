@@ -54,7 +54,7 @@ def why_transformers(asked: Asked) -> Outcome:
             outcome["parts"][part.name] = found | study.run()
         except (InterruptedRun, KeyboardInterrupt):  # while training, or while scoring
             again = asked.command_of(NAME, whole=True)
-            raise InterruptedRun(f"stopped; everything is saved; go on with: {again}") from None
+            raise InterruptedRun(f"stopped; what was saved is kept; go on with: {again}") from None
         outcomes.write(asked.kept, outcome)
     return outcome
 
