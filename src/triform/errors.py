@@ -26,6 +26,17 @@ class CheckpointError(TriformError):
     """A run folder or checkpoint is missing, damaged, foreign, or cannot be written."""
 
 
+class NonFiniteError(CheckpointError):
+    """A trained model's output is NaN or infinite."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        place = "" if path is None else f"{path}: "
+        super().__init__(
+            f"{place}the model's output is not finite (NaN or infinity): its weights are damaged or its training "
+            "diverged; restore the run from a copy, or train it again"
+        )
+
+
 class DivergedError(TriformError):
     """The loss or a gradient stopped being a finite number."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from triform.baselines import Fitted, Table
 from triform.config import Config
-from triform.errors import CheckpointError, ConfigError, DataError
+from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from triform.metrics import Scores
 from triform.nn.precision import Precision, cast_model, resolve_precision
 from triform.settings import build, typed
@@ -36,6 +38,11 @@ IMPLIES = {
 }
 
 
+# A recorded CUDA graph is replayed by one thread at a time, and while one is recorded no other thread may use the
+# device, whichever run it belongs to.
+_ACCELERATOR = threading.RLock()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A trained model with everything around it, opened from its folder."""
@@ -55,8 +62,9 @@ class Run:
         for text in texts:
             if not isinstance(text, str):
                 raise DataError(f"predict takes texts; {text!r} is {type(text).__name__}")
-        with self._decoding(decode, seed):
-            return self.task.predict(texts)
+        config = self._call_config(decode, seed)
+        with self._calling():
+            return self.task.predict(texts, decode=config.decode, seed=config.seed)
 
     def evaluate(
         self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
@@ -75,11 +83,15 @@ class Run:
         name = data or self.test_set()
         if not name:
             self._need_own_data("say which file to score")
-        with self._decoding(decode):
-            found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
-            if found is None:
-                raise ConfigError("nothing was held out of this run's training data; say which file to score")
-            return self.task.evaluate(_strided(found, stride) if stride else found), notices
+        config = self._call_config(decode)
+        found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
+        if found is None:
+            raise ConfigError("nothing was held out of this run's training data; say which file to score")
+        with self._calling():
+            scores = self.task.evaluate(_strided(found, stride) if stride else found, decode=config.decode)
+            if not math.isfinite(scores["loss"]):
+                raise NonFiniteError
+        return scores, notices
 
     def baselines(self, data: str | Path = "") -> Table:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
@@ -101,7 +113,8 @@ class Run:
         run = self
         if self.precision != "fp32":
             run = load(self.path, device=self.task.device.type, precision="fp32", adapter=self.adapter or "")
-        return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
+        with self._calling():
+            return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""
@@ -119,18 +132,22 @@ class Run:
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
-    @contextmanager
-    def _decoding(self, decode: Mapping[str, object], seed: int | None = None) -> Iterator[None]:
-        kept = self.task.config
+    def _call_config(self, decode: Mapping[str, object], seed: int | None = None) -> Config:
+        """The run's settings with those of one call put over them."""
         settings = {f"decode.{name}": typed(f"decode.{name}", value) for name, value in decode.items()}
         for name, strategy in IMPLIES.items():  # who asks for a beam of 8 wants a beam
             if name in decode and "strategy" not in decode:
                 settings["decode.strategy"] = strategy
-        self.task.config = build(settings | ({} if seed is None else {"seed": seed}), kept)
-        try:
-            yield
-        finally:
-            self.task.config = kept
+        return build(settings | ({} if seed is None else {"seed": seed}), self.config)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Use the model: on an accelerator one thread at a time, on a CPU as many as there are."""
+        with nullcontext() if self.task.device.type == "cpu" else _ACCELERATOR:
+            try:
+                yield
+            except NonFiniteError:
+                raise NonFiniteError(self.path) from None
 
 
 def _strided(data: Dataset, stride: int) -> Dataset:

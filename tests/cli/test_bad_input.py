@@ -146,13 +146,13 @@ def test_a_validation_set_that_is_empty_after_filtering(train: Command, tmp_path
     sides = put(tmp_path / "v.tsv", "one\t\n\tdeux\n")
     pairs = ("--source", files.source, "--target", files.target)
     refusal = train("translate", *pairs, "--valid", sides, *out).refusal
-    assert f"{sides}: no pairs are left for validation; give a validation set" in refusal
+    assert f"{sides}: has no pair with both sides filled to evaluate on" in refusal
     few = put(tmp_path / "few.csv", "text,label\na b,x\nc d,y\n")
     refusal = train("classify", "--data", few, *out).refusal
     assert f"{few}: no rows are left for validation; give --valid FILE, or raise data.valid_fraction" in refusal
     empty = put(tmp_path / "v.txt", "a")
     refusal = train("generate", "--data", files.txt, "--valid", empty, "--set", "data.max_len=16", *out).refusal
-    assert f"{empty}: fewer than two tokens are left for validation; give more text" in refusal
+    assert f"{empty}: has fewer than two tokens to evaluate on; give more text" in refusal
     assert not is_a_run(tmp_path / "run")
 
 
@@ -178,7 +178,10 @@ def test_long_texts_are_cut_for_a_classifier_with_a_count_in_the_log(
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"event": "notice", "level": "info", "text": note} in events
     assert f"note: {note}" in triform("evaluate", run, "--data", files.csv).err
-    assert triform("predict", run, "the soup was lovely " * 200).code == 0
+    answer = triform("predict", run, "the soup was lovely " * 200)
+    assert (answer.code, answer.err) == (0, "note: only the first 5 of 800 tokens of the text were read\n")
+    answer = triform("predict", run, "", "the soup", " ")
+    assert answer.err == "note: 2 of 3 texts: the text is empty\n"
 
 
 def test_a_language_model_reads_a_long_text_in_windows(triform: Command, files: Files, writer: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_text_too_long_is_cut_with_a_note_on_standard_error(
 ) -> None:
     text = "3 birds sat in the tree"
     answer = triform("explain", writer, text, "--out", tmp_path / "maps.svg")
-    assert answer.err == f"note: the text has {len(text)} tokens; the model reads the last 16, which are shown\n"
+    assert answer.err == f"note: only the last 16 of {len(text)} tokens of the text were read\n"
     assert "16 × 16 tokens" in answer.out
 
 
@@ -174,5 +174,5 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Com
 
 def test_words_never_seen_in_training_are_named(triform: Command, classifier: Path, tmp_path: Path) -> None:
     answer = triform("explain", classifier, "good zyzzyva", "--out", tmp_path / "m.svg")
-    assert "never seen in training, so read as <unk>:" in answer.err
+    assert "not in the vocabulary, so read as <unk>:" in answer.err
     assert "'zyzzyva'" in answer.err

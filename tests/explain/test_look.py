@@ -197,7 +197,7 @@ def test_only_the_beginning_of_a_long_text_is_read_and_said_so(make: Make) -> No
     text = " ".join(WORDS * 2)
     seen = make("classify").explain(text)
     assert pieces(seen, "encoder")[0] == tuple((WORDS * 2)[:MAX_LEN])
-    assert seen.notes == ("the text has 12 tokens; the model reads the first 8, which are shown",)
+    assert seen.notes == ("only the first 8 of 12 tokens of the text were read",)
     assert seen.text == text
     assert make("classify").explain(" ".join((WORDS * 2)[:MAX_LEN])).notes == ()
 
@@ -262,8 +262,8 @@ def test_long_sources_and_targets_are_cut_and_said_so(make: Make) -> None:
     assert pieces(seen, "decoder")[0] == ("<bos>", *(OTHERS * 2)[: MAX_LEN - 1])
     assert shapes(seen)["cross"] == (LAYERS, HEADS, MAX_LEN, MAX_LEN)
     assert seen.notes[:2] == (
-        "the text has 12 tokens; the model reads the first 8, which are shown",
-        "the target has 12 tokens; the model reads the first 7, which are shown",
+        "only the first 8 of 12 tokens of the text were read",
+        "only the first 7 of 12 tokens of the target were read",
     )
 
 
@@ -317,7 +317,7 @@ def test_only_the_end_of_a_long_text_is_read_and_said_so(make: Make) -> None:
     run = make("generate")
     seen = run.explain(" ".join(WORDS * 2))
     assert pieces(seen, "decoder")[0] == tuple((WORDS * 2)[-MAX_LEN:])
-    assert seen.notes == ("the text has 12 tokens; the model reads the last 8, which are shown",)
+    assert seen.notes == ("only the last 8 of 12 tokens of the text were read",)
     longer = run.explain(" ".join(WORDS), target=" ".join(WORDS))
     assert pieces(longer, "decoder")[0] == tuple((WORDS * 2)[-MAX_LEN:])
     assert len(run.explain(" ".join(WORDS), n_new=20).maps[0].queries) == MAX_LEN
@@ -326,7 +326,7 @@ def test_only_the_end_of_a_long_text_is_read_and_said_so(make: Make) -> None:
 def test_what_was_never_seen_is_read_as_unknown_and_said_so(make: Make) -> None:
     seen = make("generate").explain("one zebra", target=" two")
     assert pieces(seen, "decoder")[0] == ("one", "<unk>", "two")
-    assert seen.notes == ("never seen in training, so read as <unk>: 'zebra'",)
+    assert seen.notes == ("not in the vocabulary, so read as <unk>: 'zebra'",)
 
 
 def test_known_words_side_by_side_are_known(make: Make) -> None:

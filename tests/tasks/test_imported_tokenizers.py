@@ -13,7 +13,7 @@ import torch
 from task_cases import NAMES, WORDS, prepared
 
 from triform.config import TaskName, TrainConfig
-from triform.errors import ConfigError
+from triform.errors import ConfigError, DataError
 from triform.explain.look import explain
 from triform.tasks import TASKS
 from triform.tasks.classify import Classify
@@ -180,3 +180,11 @@ def test_runs_of_our_own_are_told_the_same_special_tokens_as_ever(tmp_path: Path
     assert task.tokenizer.special == Special(0, 1, 2, 3)
     assert task.tokenizer.never_written == (0, 1, 2)
     assert (task.tokenizer.pad, task.tokenizer.unk, task.tokenizer.bos, task.tokenizer.eos) == (0, 1, 2, 3)
+
+
+def test_advice_on_unknown_words_fits_a_tokenizer_that_was_imported(tmp_path: Path) -> None:
+    task = made("generate", "bert", tmp_path).task
+    with pytest.raises(DataError) as refused:
+        task.predict(["amber ☃"])
+    assert str(refused.value).endswith("'☃'; leave it out; the imported tokenizer has no token for it")
+    assert "read as [UNK]: '☃'" in task.look("amber ☃").notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -140,31 +141,28 @@ def assert_alike(one: list[Prediction], other: list[Prediction]) -> None:
             assert left.probabilities == pytest.approx(right.probabilities, rel=1e-5)
 
 
-@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("strategy", ["greedy", "beam"])
 @every_task
 def test_there_is_one_prediction_a_text_in_the_order_given(name: TaskName, strategy: str, shelf: Shelf) -> None:
     task = shelf[name].task
-    ask(task, decode__strategy=strategy)
+    decode = replace(task.config.decode, strategy=strategy)
     texts = ["dune ember", "", " ".join(WORDS * 60), "amber", "birch cedar dune ember fjord", "", "amber"]
-    made = task.predict(texts)
+    made = task.predict(texts, decode=decode)
     assert [each.input for each in made] == texts
     assert made[1] == made[5]
     for text, each in zip(texts, made, strict=True):
-        assert_alike(task.predict([text]), [each])
+        assert_alike(task.predict([text], decode=decode), [each])
     assert task.predict([]) == []
 
 
-@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("name", ["generate", "translate"])
 def test_a_sample_depends_on_the_seed_and_its_place_and_not_on_what_follows(name: TaskName, shelf: Shelf) -> None:
     task, texts = shelf[name].task, sentences()[:9]
-    ask(task, decode__strategy="sample", decode__temperature=2.0)
-    made = task.predict(texts)
-    assert task.predict(texts) == made
-    assert task.predict(texts[:4]) == made[:4]
-    ask(task, seed=4)
-    assert task.predict(texts) != made
+    decode = replace(task.config.decode, strategy="sample", temperature=2.0)
+    made = task.predict(texts, decode=decode)
+    assert task.predict(texts, decode=decode) == made
+    assert task.predict(texts[:4], decode=decode) == made[:4]
+    assert task.predict(texts, decode=decode, seed=4) != made
 
 
 @every_task

@@ -22,7 +22,7 @@ from triform.cli.options import (
     print_json,
     say_precision,
 )
-from triform.cli.prediction_file import check_cells, check_output, notes_of, write_predictions
+from triform.cli.prediction_file import check_cells, check_output, write_predictions
 from triform.cli.shorthands import with_shorthands
 from triform.errors import DataError
 
@@ -76,9 +76,6 @@ def predict(
         check_cells(output, inputs, opened.config.task, opened.config.data.labels)
     predictions = opened.predict(inputs.texts, seed=seed, **decode)
     say_precision(opened)
-    if (cut := sum(one.cut for one in predictions)) and not any(map(notes_of, predictions)):
-        read = f"only the first {opened.config.data.max_len} tokens were read"
-        typer.echo(f"note: {cut} of {len(predictions)} texts were too long: {read}", err=True)
     for line in summarize_notes(predictions):
         typer.echo(line, err=True)
     if output is not None:
@@ -146,7 +143,7 @@ def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
     """One line per kind of note with the number of texts it is about; notes alike but for numbers are one kind."""
     kinds: dict[str, list[str]] = {}
     for each in predictions:
-        for note in notes_of(each):
+        for note in each.notes:
             kinds.setdefault(re.sub(r"\d+", "0", note), []).append(note)
     lines = []
     for notes in kinds.values():

@@ -68,11 +68,11 @@ def _write_jsonl(file: IO[str], inputs: Inputs, predictions: Sequence[Prediction
     from triform.data.inputs import unique_names
 
     answer, shares, notes = unique_names([added, "probabilities", "notes"], taken=inputs.names)
-    noted = any(notes_of(each) for each in predictions)
+    noted = any(each.notes for each in predictions)
     for row, each in zip(inputs.rows, predictions, strict=True):
         written = {**row, answer: each.output}
         written |= {} if each.probabilities is None else {shares: each.probabilities}
-        written |= {notes: list(notes_of(each))} if noted else {}
+        written |= {notes: list(each.notes)} if noted else {}
         file.write(json.dumps(written, ensure_ascii=False) + "\n")
 
 
@@ -82,7 +82,7 @@ def _write_delimited(
     from triform.data.inputs import unique_names
 
     labels = list(predictions[0].probabilities or ())
-    noted = any(notes_of(each) for each in predictions)
+    noted = any(each.notes for each in predictions)
     new = unique_names(
         [added, *(f"probability_{label}" for label in labels), *["notes"] * noted], taken=inputs.names
     )
@@ -90,16 +90,11 @@ def _write_delimited(
     for row, each in zip(inputs.rows, predictions, strict=True):
         shares = [str((each.probabilities or {})[label]) for label in labels]
         kept = [_cell(row.get(name)) for name in inputs.names]
-        lines.append([*kept, each.output, *shares, *["; ".join(notes_of(each))] * noted])
+        lines.append([*kept, each.output, *shares, *["; ".join(each.notes)] * noted])
     if output.suffix.lower() == ".csv":
         csv.writer(file, lineterminator="\n").writerows(lines)
     else:
         file.writelines("\t".join(_tsv_cell(output, cell) for cell in line) + "\n" for line in lines)
-
-
-def notes_of(prediction: Prediction) -> tuple[str, ...]:
-    """Sentences about one prediction."""
-    return tuple(getattr(prediction, "notes", ()))
 
 
 def _cell(value: object) -> str:

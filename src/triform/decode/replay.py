@@ -18,6 +18,7 @@ from triform.decode.beam import Beams, Ending, Trail, traced
 from triform.decode.choose import Sample
 from triform.decode.forms import Form, Tokens
 from triform.decode.slots import STEPS, Ahead, Best, Draw, Lead, Pick, Shape, Slots
+from triform.nn.vocabulary import check_finite
 
 MOST_ROWS = 640  # hypotheses that are written at once
 MOST_MEMORY = 0.1  # of a card's memory, for what is remembered of them
@@ -93,6 +94,7 @@ class Replay:
             if isinstance(self.slots.pick, Draw):
                 self.slots.pick.points[:n] = self._points(sample, n).to(self.slots.pick.points.device)
             tokens, parents = self.slots.run(self.form, n)
+            check_finite(self.slots.scores[list(self.lines)])
             for slot, line in self.lines.items():
                 origins = parents or [[[0]] * self.slots.shape.rows] * n
                 line.trail += [(tokens[step][slot], origins[step][slot]) for step in range(n)]

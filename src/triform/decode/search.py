@@ -14,6 +14,7 @@ from triform.decode.choose import Choose, Sample, best
 from triform.decode.forms import Tokens
 from triform.decode.replay import replay
 from triform.decode.stepper import Stepper
+from triform.nn.vocabulary import check_finite
 
 AT_ONCE = 128  # hypotheses in a batch where steps are not replayed
 MOST_CARRIED = 2_048  # the same on CUDA, of states: they are small, and a step costs little more for many
@@ -46,6 +47,7 @@ def write(stepper: Stepper, choose: Choose, ending: Ending, waiting: Sequence[To
     queue = Queue(len(written), waiting)
     scores = stepper.start()
     while True:
+        check_finite(scores)
         tokens = choose(ending.allowed(scores), queue.there)
         for row, token in zip(queue.there, tokens.tolist(), strict=True):
             if row in queue.done:
@@ -82,6 +84,7 @@ def beam_search(
     beams = Beams(ending, size=size, length_penalty=length_penalty, device=scores.device)
     beams.join([ending.limits[row] for row in queue.there])
     while True:
+        check_finite(scores)
         tokens, parents = beams.advance(scores)
         ends = [beams.state[name].tolist() for name in ("over", "depth", "which")]
         steps = zip(queue.there, tokens.tolist(), parents.tolist(), *ends, strict=True)

@@ -7,7 +7,7 @@ the values add up to what the score gained on that way, and the number of steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ def attributions(
     def slope(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
         points = points.detach().requires_grad_()
         # cuDNN differentiates a recurrent layer only where it trains; torch's own layers do it here too
-        with torch.enable_grad(), _given(embed, points), torch.backends.cudnn.flags(enabled=False):
+        switched_off = torch.backends.cudnn.flags(enabled=False) if points.is_cuda else nullcontext()
+        with torch.enable_grad(), _given(embed, points), switched_off:
             scores = model(tokens.expand(len(points), -1))[:, label]
             return scores.detach(), torch.autograd.grad(scores.sum(), points)[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from triform.errors import ConfigError
 from triform.nn.kernels import Kernel, Matching, weights
 from triform.nn.masks import Rule
+
+_EXCHANGING = threading.Lock()  # while kernels are put around others, or taken away again
 
 
 class Attends(Protocol):
@@ -89,27 +92,44 @@ class Call(NamedTuple):
 def watch_attention(model: nn.Module, watcher: Callable[[Call], None]) -> Iterator[None]:
     """Within this, `watcher` sees every call of every layer; afterwards the kernels are what they were.
 
-    Answers do not change: each layer's own kernel still computes them.
+    Answers do not change: each layer's own kernel still computes them. Only calls of the thread that watches are
+    seen; other threads may use the model, and watch it too.
     """
-    kernels = [(layer, layer.kernel) for layers in layers_of(model).values() for layer in layers]
-    try:
+    watched: list[tuple[Attends, Watched]] = []
+    with _EXCHANGING:
         for stack, layers in layers_of(model).items():
             for place, layer in enumerate(layers):
-                layer.kernel = _watched(layer.kernel, partial(Call, stack, place), watcher)
+                layer.kernel = Watched(layer.kernel, partial(Call, stack, place), watcher)
+                watched.append((layer, layer.kernel))
+    try:
         yield
     finally:
-        for layer, kernel in kernels:
-            layer.kernel = kernel
+        with _EXCHANGING:
+            for layer, kernel in watched:
+                layer.kernel = kernel.removed_from(layer.kernel)
 
 
-def _watched(kernel: Kernel, call: Callable[..., Call], watcher: Callable[[Call], None]) -> Kernel:
-    def watched(q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
-        answer = kernel(q, k, v, rule, matching, dropout)
-        with torch.no_grad():
-            watcher(call((q, k, v, rule, matching, dropout), answer))
+class Watched:
+    """A kernel whose calls from one thread are shown to a watcher."""
+
+    def __init__(self, kernel: Kernel, call: Callable[..., Call], watcher: Callable[[Call], None]) -> None:
+        self.kernel, self.call, self.watcher = kernel, call, watcher
+        self.thread = threading.get_ident()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, matching: Matching, dropout: float) -> Tensor:
+        answer = self.kernel(q, k, v, rule, matching, dropout)
+        if threading.get_ident() == self.thread:
+            with torch.no_grad():
+                self.watcher(self.call((q, k, v, rule, matching, dropout), answer))
         return answer
 
-    return watched
+    def removed_from(self, kernel: Kernel) -> Kernel:
+        """The kernel without this watcher; other threads may have put theirs around it meanwhile."""
+        if kernel is self:
+            return self.kernel
+        if isinstance(kernel, Watched):
+            kernel.kernel = self.removed_from(kernel.kernel)
+        return kernel
 
 
 @contextmanager

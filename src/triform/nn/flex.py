@@ -88,13 +88,14 @@ def blocks(span: Span, stretches: tuple[Piece, ...], t: int, s: int, *, exact: b
 def _block_mask(rule: Rule, t: int, s: int, device: torch.device) -> Any:
     """The lists of blocks, which rules of one span share, with this rule's own say on single pairs."""
     key = (t, s, device)
-    if rule.block_mask is None or rule.block_mask[0] != key:
+    found = rule.block_mask  # read once: another thread may replace it at any time
+    if found is None or found[0] != key:
         none = torch.zeros(0, dtype=torch.long, device=device)
         rule.allows(none, none, none)  # what a rule remembers must be made before it is traced
         mask = copy(_listed(rule.span, rule.stretches(t, s), t, s, rule.exact, device))
         mask.mask_mod = rule.mask_mod(t, s)
-        rule.block_mask = key, mask
-    return rule.block_mask[1]
+        found = rule.block_mask = key, mask
+    return found[1]
 
 
 @lru_cache(maxsize=16)

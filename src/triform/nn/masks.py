@@ -11,6 +11,7 @@ in cached decoding. Cross-attention uses only rules that do not ask where the qu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -99,12 +100,13 @@ class Rule:
     def added(self, piece: Piece, device: torch.device, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         """The same as what is added to scores, 0 or minus infinity, and which queries may read nothing at all."""
         key = piece, device, kind
-        if self._added is None or self._added[0] != key:
+        found = self._added  # read once: another thread may replace it at any time
+        if found is None or found[0] != key:
             keep = self.dense(piece, device)
             with torch.inference_mode(False):
                 bias = torch.zeros(keep.shape, dtype=kind, device=device).masked_fill(~keep, float("-inf"))
-                self._added = key, bias, ~keep.any(dim=-1, keepdim=True)
-        return self._added[1], self._added[2]
+                found = self._added = key, bias, ~keep.any(dim=-1, keepdim=True)
+        return found[1], found[2]
 
     def remembered(self) -> list[object]:
         """Everything kept for kernels; who recorded a kernel must keep it too, for here it may be dropped."""
@@ -113,6 +115,13 @@ class Rule:
     def forget(self) -> None:
         """Make everything anew: what was made while a recording failed has never been computed."""
         self._masks, self._kept, self._added, self.block_mask = {}, 0, None, None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
+        """A copied model has rules of its own, with nothing remembered yet."""
+        made = copy(self)
+        made.forget()
+        made.pieces = {}
+        return made
 
     def mask_mod(self, t: int, s: int) -> MaskMod:
         """The rule as a function of single indices, for kernels that compile it."""

@@ -16,12 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import TrainConfig
+from triform.errors import NonFiniteError
 from triform.nn.half import product_kind, wide_product
 
 IGNORE = -100  # a target that is not a prediction
 MANY_SCORES = 1 << 27  # from here on they are made in parts,
 MOST_SCORES = 1 << 29  # each of so many
 LANES = 64  # a vocabulary is filled up to a multiple of this, which matrix units want
+
+
+def check_finite(logits: Tensor) -> None:  # (..., V)
+    """Refuse logits that give no probabilities: NaN or infinite ones."""
+    if not logits.amax(dim=-1).isfinite().all():
+        raise NonFiniteError
 
 
 def cross_entropy(scores: Tensor, targets: Tensor, smoothing: float) -> Tensor:  # (..., V), (...) -> ()

@@ -7,14 +7,15 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes
+from triform.config import Config, DecodeConfig, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.loader import Indices, in_order_of_length
@@ -24,7 +25,7 @@ from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
 from triform.models.kinds import AnyClassifier, make_classifier
 from triform.nn.rows import pack, pad
-from triform.nn.vocabulary import agreeing_loss, cross_entropy
+from triform.nn.vocabulary import agreeing_loss, check_finite, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.labelled import Examples, Labelled, encode, encode_once, encoded_rows
@@ -37,6 +38,8 @@ from triform.tasks.task import (
     Prepared,
     Task,
     check_not_empty,
+    cut_note,
+    empty_note,
     held_out,
     saved_tokenizer,
     seen_part,
@@ -110,7 +113,10 @@ class Classify(Task):
 
     def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Examples:
         rows = on_lines(read_rows(name, self.config.data), lines)
-        return self._examples(name, *encode(lambda: rows, name, self.numbers, [self.tokenizer]), notices)
+        store, labels = encode(lambda: rows, name, self.numbers, [self.tokenizer])
+        if not len(store):
+            raise DataError("has no rows to evaluate on", path=name)
+        return self._examples(name, store, labels, notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Examples | None:
         data = self.config.data
@@ -168,7 +174,7 @@ class Classify(Task):
         return cross_entropy(scores(), batch.labels, how.label_smoothing)
 
     @torch.inference_mode()
-    def evaluate(self, data: Examples, *, quick: bool = False) -> Scores:
+    def evaluate(self, data: Examples, *, quick: bool = False, decode: DecodeConfig | None = None) -> Scores:
         tallies = (
             label_tally(scores, torch.from_numpy(data.labels[indices]).to(self.device))
             for indices, scores in self._scores(data)
@@ -178,7 +184,9 @@ class Classify(Task):
     def tally(self, batch: Labelled) -> Tensor:
         return label_tally(self.model(batch.tokens, batch.keep), batch.labels)
 
-    def scores(self, sums: list[float], data: Examples, *, quick: bool) -> Scores:
+    def scores(
+        self, sums: list[float], data: Examples, *, quick: bool, decode: DecodeConfig | None = None
+    ) -> Scores:
         loss, *table = sums
         counts = np.array(table, dtype=np.int64).reshape(len(self.labels), len(self.labels))
         return {
@@ -189,15 +197,17 @@ class Classify(Task):
         }
 
     @torch.inference_mode()
-    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+    def predict(
+        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[Prediction]:
         store = TokenStore.build_rows(encoded_rows(texts, self.tokenizer), vocab_size=self.tokenizer.vocab_size)
         unlabelled = np.zeros(len(store), dtype=np.int64)
         data = Examples(store, unlabelled, self.config.data.max_len, special=self.tokenizer.special)
         found: dict[int, list[float]] = {}
         for indices, scores in self._scores(data):
+            check_finite(scores)
             found |= dict(zip(indices.tolist(), scores.float().softmax(-1).tolist(), strict=True))
-        cut = store.lengths > self.config.data.max_len
-        return [self._prediction(text, found[place], bool(cut[place])) for place, text in enumerate(texts)]
+        return [self._prediction(text, store[place], found[place]) for place, text in enumerate(texts)]
 
     def _scores(self, data: Examples) -> Iterator[tuple[Indices, Tensor]]:
         """Label scores of all texts, some at a time: end to end on a CPU, where padding would be computed too.
@@ -211,10 +221,19 @@ class Classify(Task):
             keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
             yield indices, self.model(tokens.to(self.device), keep)
 
-    def _prediction(self, text: str, shares: list[float], cut: bool) -> Prediction:
+    def _prediction(self, text: str, row: NDArray[Any], shares: list[float]) -> Prediction:
+        """`row` is the text's tokens in their frame, before it was cut."""
         best = max(range(len(shares)), key=shares.__getitem__)
-        probabilities = dict(zip(self.labels, shares, strict=True))
-        return Prediction(input=text, output=self.labels[best], probabilities=probabilities, cut=cut)
+        before, after = self.tokenizer.special.before, self.tokenizer.special.after
+        tokens = row[len(before) : len(row) - len(after)]
+        cut = cut_note(len(tokens), self.config.data.max_len - len(before) - len(after))
+        return Prediction(
+            input=text,
+            output=self.labels[best],
+            probabilities=dict(zip(self.labels, shares, strict=True)),
+            cut=bool(cut),
+            notes=(*empty_note(text, tokens, self.tokenizer), *cut),
+        )
 
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """`target` is the label whose score is to be explained; without one, the label that is predicted."""
@@ -222,13 +241,14 @@ class Classify(Task):
         if target and target not in self.numbers:
             raise DataError(f"there is no label {target!r}; known are {', '.join(self.labels)}")
         special, max_len = self.tokenizer.special, self.config.data.max_len
-        tokens, notes = seen_part(self.tokenizer.encode(text), max_len, "text", special)
+        tokens, _ = seen_part(self.tokenizer.encode(text), max_len, "text", special)
         pieces = self.tokenizer.pieces(tokens)
+        prediction = self.predict([text])[0]
         return Look(
             inputs=(torch.tensor([tokens], device=self.device),),
             pieces={"encoder": (pieces, pieces)},
-            prediction=self.predict([text])[0],
-            notes=(*notes, *unknown_note(self.tokenizer.unknown(text))),
+            prediction=prediction,
+            notes=(*prediction.notes, *unknown_note(text, self.tokenizer)),
         )
 
     def samples(self, data: Examples) -> list[dict[str, str]]:

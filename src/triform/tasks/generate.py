@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes
+from triform.config import Config, DecodeConfig, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.readers import Piece, count_units, is_running_text, on_lines, read_lines, read_pieces
@@ -38,6 +38,8 @@ from triform.tasks.task import (
     Task,
     check_not_empty,
     chunks,
+    cut_note,
+    listed,
     saved_tokenizer,
     seen_part,
     token_tally,
@@ -155,10 +157,11 @@ class Generate(Task):
     def _stream(self, name: str, encoded: tuple[TokenStore, int], notices: list[str]) -> Stream:
         store, n_bytes = encoded
         if store.total < 2:
-            raise DataError("fewer than two tokens are left for validation; give more text", path=name)
+            raise DataError("has fewer than two tokens to evaluate on; give more text", path=name)
         unk = self.tokenizer.unk
         if unk is not None and (unknown := store.count(unk)):
-            notices.append(f"{name}: {unknown} of {store.total} tokens were never seen in training (<unk>)")
+            lacking = f"{unknown} of {store.total} tokens are not in the vocabulary"
+            notices.append(f"{name}: {lacking} ({self.tokenizer.vocabulary[unk]})")
         return Stream(store, n_bytes, self.config.data.max_len)
 
     def loss(self, batch: Windows) -> Tensor:
@@ -174,7 +177,7 @@ class Generate(Task):
     def tally(self, batch: Windows) -> Tensor:
         return token_tally(self.model(batch.tokens), batch.targets)
 
-    def scores(self, sums: list[float], data: Stream, *, quick: bool) -> Scores:
+    def scores(self, sums: list[float], data: Stream, *, quick: bool, decode: DecodeConfig | None = None) -> Scores:
         nats, hits, weight = sums
         n_bytes = data.n_bytes * weight / len(data)  # words leave out spaces, so their bytes cannot be counted
         return {
@@ -185,22 +188,29 @@ class Generate(Task):
             "tokens": int(weight),
         }
 
-    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+    def predict(
+        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[Prediction]:
         prompts = [self._prompt(text) for text in texts]
-        written = self._continue(prompts, row_seeds(self.config.seed, range(len(texts))))
-        return [
-            Prediction(input=text, output=self._output(prompt, tokens))
-            for text, prompt, tokens in zip(texts, prompts, written, strict=True)
-        ]
+        seeds = row_seeds(self.config.seed if seed is None else seed, range(len(texts)))
+        written = self._continue(prompts, seeds, decode)
+        return [self._prediction(*each) for each in zip(texts, prompts, written, strict=True)]
+
+    def _prediction(self, text: str, prompt: list[int], written: list[int]) -> Prediction:
+        n_read = len(prompt) if self.config.model.is_recurrent else self.config.data.max_len
+        cut = cut_note(len(prompt), n_read, "prompt", newest=True)
+        empty = () if text else ("the prompt is empty, so the model starts a new text",)
+        output = self._output(prompt, written)
+        return Prediction(input=text, output=output, cut=bool(cut), notes=(*empty, *cut))
 
     def _prompt(self, text: str) -> list[int]:
         """A prompt as tokens; an empty one starts a new line or, failing that, a new document."""
         if unknown := self.tokenizer.unknown(text):
-            shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
-            raise DataError(
-                f"the prompt has what the model never saw in training: {shown}; "
-                "leave it out, or train with tokenizer.kind=bpe, which knows every text"
-            )
+            if self.tokenizer.kind == "imported":
+                remedy = "leave it out; the imported tokenizer has no token for it"
+            else:
+                remedy = "leave it out, or train with tokenizer.kind=bpe, which knows every text"
+            raise DataError(f"the prompt has what the model never saw in training: {listed(unknown)}; {remedy}")
         special = self.tokenizer.special
         if special.before:
             return [*special.before, *self.tokenizer.encode(text)]
@@ -212,9 +222,11 @@ class Generate(Task):
         before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode(prompt + tokens)
         return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)
 
-    def _continue(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+    def _continue(
+        self, prompts: list[list[int]], seeds: list[int], decode: DecodeConfig | None = None
+    ) -> list[list[int]]:
         self.model.eval()
-        decode = self.config.decode
+        decode = decode or self.config.decode
         limit = decode.max_new_tokens or 200
         ending = self._ending((limit,) * len(prompts))
         form = decoder_form(self.model, self.config.data.max_len)
@@ -238,7 +250,7 @@ class Generate(Task):
             written = self.tokenizer.encode(target)
         # as in decoding, the newest tokens are what the model goes by
         tokens, notes = seen_part(prompt + written, self.config.data.max_len, "text", newest=True)
-        notes += unknown_note(self.tokenizer.unknown(text) + self.tokenizer.unknown(target))
+        notes += [*unknown_note(text, self.tokenizer), *unknown_note(target, self.tokenizer)]
         pieces = self.tokenizer.pieces(tokens)
         return Look(
             inputs=(torch.tensor([tokens], device=self.device),),

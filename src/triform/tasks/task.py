@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from triform.baselines import Fitted
-from triform.config import Config, Sizes, TaskName, TrainConfig
+from triform.config import Config, DecodeConfig, Sizes, TaskName, TrainConfig
 from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
@@ -101,7 +102,8 @@ class Prediction:
     input: str
     output: str
     probabilities: dict[str, float] | None = None
-    cut: bool = False  # whether the model saw only the beginning of the input
+    cut: bool = False  # whether the input was longer than what the model reads
+    notes: tuple[str, ...] = ()  # sentences about this input, for example that no word of it is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +188,17 @@ class Task(ABC):
         """The loss summed over the batch's predictions."""
 
     @torch.inference_mode()
-    def evaluate(self, data: Any, *, quick: bool = False) -> Scores:
-        """Scores on data, the model left in evaluation mode; `quick` is for validation during training."""
+    def evaluate(self, data: Any, *, quick: bool = False, decode: DecodeConfig | None = None) -> Scores:
+        """Return the metrics on `data`, leaving the model in evaluation mode.
+
+        Args:
+            data: What `read` or `held_out` returned.
+            quick: Use less of the data, as validation during training does.
+            decode: How to decode, for metrics that need it; None: as the run's settings say.
+        """
         self.model.eval()
         tallies = (self.tally(batch.to(self.device)) for batch in self.judged_by(data, quick=quick))
-        return self.scores(summed(tallies).tolist(), data, quick=quick)
+        return self.scores(summed(tallies).tolist(), data, quick=quick, decode=decode)
 
     def judged_by(self, data: Any, *, quick: bool) -> Iterator[Any]:
         """The batches that an evaluation goes through."""
@@ -202,12 +210,22 @@ class Task(ABC):
         """What a batch adds to the scores: counts and sums, left on the device."""
 
     @abstractmethod
-    def scores(self, sums: list[float], data: Any, *, quick: bool) -> Scores:
+    def scores(self, sums: list[float], data: Any, *, quick: bool, decode: DecodeConfig | None = None) -> Scores:
         """The scores that tallies, added up, come to."""
 
     @abstractmethod
-    def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        """One prediction a text."""
+    def predict(
+        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[Prediction]:
+        """Return one prediction for each text.
+
+        Several threads may call this at once: a call changes nothing that another one reads.
+
+        Args:
+            texts: The inputs.
+            decode: How to decode, for tasks that write text; None: as the run's settings say.
+            seed: The seed for sampling; None: the run's.
+        """
 
     @abstractmethod
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
@@ -244,16 +262,37 @@ def seen_part(
 ) -> tuple[list[int], list[str]]:
     """The part of a text that a model reads, in its frame, and a note where that is not all of it."""
     part = special.whole(tokens) if special else tokens
-    if len(part) <= max_len:
-        return part, []
-    part = tokens[-max_len:] if newest else special.whole(tokens, max_len) if special else tokens[:max_len]
+    if len(part) > max_len:
+        part = tokens[-max_len:] if newest else special.whole(tokens, max_len) if special else tokens[:max_len]
+    frame = len(special.before) + len(special.after) if special else 0
+    return part, cut_note(len(tokens), max_len - frame, what, newest=newest)
+
+
+def cut_note(n_tokens: int, n_read: int, what: str = "text", *, newest: bool = False) -> list[str]:
+    """A note for a text that has more tokens than the model reads."""
     which = "last" if newest else "first"
-    return part, [f"the {what} has {len(tokens)} tokens; the model reads the {which} {max_len}, which are shown"]
+    note = f"only the {which} {max(0, n_read)} of {n_tokens} tokens of the {what} were read"
+    return [note] if n_tokens > n_read else []
 
 
-def unknown_note(words: list[str]) -> list[str]:
-    shown = ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
-    return [f"never seen in training, so read as <unk>: {shown}"] if words else []
+def empty_note(text: str, tokens: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> list[str]:
+    """A note for a text that tells the model nothing; `tokens` are the text's own, without any frame."""
+    if not text.strip():
+        return ["the text is empty"]
+    known = any(token != tokenizer.unk for token in tokens)
+    return [] if known else ["no word of the text is known to the model"]
+
+
+def unknown_note(text: str, tokenizer: Tokenizer) -> list[str]:
+    """A note for a text with words that the vocabulary lacks."""
+    words = tokenizer.unknown(text)
+    if not words or tokenizer.unk is None:
+        return []
+    return [f"not in the vocabulary, so read as {tokenizer.vocabulary[tokenizer.unk]}: {listed(words)}"]
+
+
+def listed(words: Sequence[str]) -> str:
+    return ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
 
 
 def check_not_empty(text: str) -> None:

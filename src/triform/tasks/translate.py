@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triform import baselines
-from triform.config import Config, Sizes
+from triform.config import Config, DecodeConfig, Sizes
 from triform.data import sets
 from triform.data.cache import TokenCache
 from triform.data.readers import Pair, on_lines, read_either
@@ -36,6 +37,7 @@ from triform.tasks.task import (
     Prepared,
     Task,
     check_not_empty,
+    empty_note,
     held_out,
     seen_part,
     token_tally,
@@ -114,7 +116,10 @@ class Translate(Task):
         return self.source if part.startswith("encoder.") else self.target
 
     def read(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Pairs:
-        return self._encoded(name, list(on_lines(read_either(name, self.config.data), lines)), notices)
+        pairs = list(on_lines(read_either(name, self.config.data), lines))
+        if not any(map(_whole, pairs)):
+            raise DataError("has no pair with both sides filled to evaluate on", path=name)
+        return self._encoded(name, pairs, notices)
 
     def held_out(self, notices: list[str], folder: Path | None = None) -> Pairs | None:
         if name := _validation_name(self.config):
@@ -171,12 +176,17 @@ class Translate(Task):
     def tally(self, batch: Paired) -> Tensor:
         return token_tally(self.model(batch.source, batch.target, batch.source_keep), batch.expected)
 
-    def scores(self, sums: list[float], data: Pairs, *, quick: bool) -> Scores:
+    def scores(self, sums: list[float], data: Pairs, *, quick: bool, decode: DecodeConfig | None = None) -> Scores:
         nats, hits, weight = sums
+        found: Scores = {"loss": nats / weight, "token_accuracy": hits / weight}
+        if not math.isfinite(nats):  # nothing can be decoded with such a model; the caller says so
+            return found
         judged = data.texts[: QUICK_PAIRS if quick else None]
-        written = self._translate([pair.source for pair in judged], greedy=quick)
+        decode = decode or self.config.decode
+        decode = replace(decode, strategy="greedy") if quick else decode
+        written = [made.output for made in self.predict([pair.source for pair in judged], decode=decode)]
         judgement = translation_scores(written, [pair.target for pair in judged])
-        return {"loss": nats / weight, "token_accuracy": hits / weight, **judgement, "pairs": len(data)}
+        return {**found, **judgement, "pairs": len(data)}
 
     def better(self, scores: Scores, best: Scores | None) -> bool:
         """By BLEU, once there is some; of two that are near zero the one with the lower loss is better."""
@@ -184,35 +194,42 @@ class Translate(Task):
             return scores["loss"] < best["loss"]
         return super().better(scores, best)
 
-    def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        written = self._translate(texts)
-        encoded = map(self.source.special.whole, self.source.encode_batch(texts))
-        cut = [len(tokens) > self.config.data.max_len for tokens in encoded]
-        rows = zip(texts, written, cut, strict=True)
-        return [Prediction(input=text, output=output, cut=short) for text, output, short in rows]
-
-    def _translate(self, texts: Sequence[str], *, greedy: bool = False) -> list[str]:
+    def predict(
+        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[Prediction]:
         self.model.eval()
-        max_len, special = self.config.data.max_len, self.source.special
-        encoded = [special.whole(tokens, max_len) for tokens in self.source.encode_batch(texts)]
-        return [self.target.decode(tokens) for tokens in self._decode(encoded, greedy=greedy)]
+        encoded = self.source.encode_batch(texts)
+        read = [seen_part(tokens, self.config.data.max_len, "text", self.source.special) for tokens in encoded]
+        written = self._decode([source for source, _ in read], decode, seed)
+        return [
+            Prediction(
+                input=text,
+                output=self.target.decode(target),
+                cut=bool(cut),
+                notes=(*empty_note(text, tokens, self.source), *cut),
+            )
+            for text, tokens, (_, cut), target in zip(texts, encoded, read, written, strict=True)
+        ]
 
-    def _decode(self, sources: list[list[int]], *, greedy: bool) -> list[list[int]]:
-        decode, room = self.config.decode, self.config.data.max_len - 1
+    def _decode(
+        self, sources: list[list[int]], decode: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[list[int]]:
+        decode, room = decode or self.config.decode, self.config.data.max_len - 1
         limits = tuple(min(room, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         special = self.target.special
         ending = Ending(eos=special.blank, limits=limits, banned=self.target.never_written)
         form = seq2seq_form(self.model, self.config.data.max_len, special.start)
-        how = replace(decode, strategy="greedy") if greedy else decode
-        seeds = row_seeds(self.config.seed, range(len(sources)))
-        return run_search(form, sources, how, ending, default="beam", seeds=seeds)
+        seeds = row_seeds(self.config.seed if seed is None else seed, range(len(sources)))
+        return run_search(form, sources, decode, ending, default="beam", seeds=seeds)
 
     def look(self, text: str, target: str = "", n_new: int = 0) -> Look:
         """The text beside `target`, or beside the model's own translation."""
         check_not_empty(text)
         max_len = self.config.data.max_len
-        source, notes = seen_part(self.source.encode(text), max_len, "text", self.source.special)
-        written = self.target.encode(target) if target else self._decode([source], greedy=False)[0]
+        tokens = self.source.encode(text)
+        source, notes = seen_part(tokens, max_len, "text", self.source.special)
+        notes = [*empty_note(text, tokens, self.source), *notes]
+        written = self.target.encode(target) if target else self._decode([source])[0]
         output = target or self.target.decode(written)
         start = self.target.special.start
         read, wrote = self.source.pieces(source), self.target.pieces([start, *written, self.target.special.blank])
@@ -227,17 +244,18 @@ class Translate(Task):
             notes=(
                 *notes,
                 *more,
-                *unknown_note(self.source.unknown(text) + self.target.unknown(target)),
+                *unknown_note(text, self.source),
+                *unknown_note(target, self.target),
                 "rows of cross-attention are named after the token that is being written",
             ),
         )
 
     def samples(self, data: Pairs) -> list[dict[str, str]]:
         picked = data.texts[:: max(1, len(data.texts) // 8)][:8]
-        written = self._translate([pair.source for pair in picked])
+        made = self.predict([pair.source for pair in picked])
         return [
-            {"input": pair.source, "output": output, "expected": pair.target}
-            for pair, output in zip(picked, written, strict=True)
+            {"input": pair.source, "output": each.output, "expected": pair.target}
+            for pair, each in zip(picked, made, strict=True)
         ]
 
 

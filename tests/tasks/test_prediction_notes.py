@@ -1,0 +1,78 @@
+"""A prediction says what the model could not read of its input, and never hides that it has no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from task_cases import NAMES, WORDS, prepared, write_data
+
+import triform
+from triform.config import TaskName
+from triform.run import Run
+from triform.tasks import Task
+
+EMPTY, UNKNOWN = "the text is empty", "no word of the text is known to the model"
+every_task = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+    folder = tmp_path_factory.mktemp("notes")
+    for name in NAMES:
+        (folder / name).mkdir()
+    return {name: prepared(name, folder / name).task for name in NAMES}
+
+
+def notes(task: Task, text: str) -> tuple[str, ...]:
+    return task.predict([text])[0].notes
+
+
+@pytest.mark.parametrize("name", ["classify", "translate"])
+def test_an_empty_text_an_unknown_one_and_a_long_one_are_noted(name: TaskName, tasks: dict[str, Task]) -> None:
+    task = tasks[name]
+    assert notes(task, "amber birch zebra") == ()
+    assert notes(task, "") == notes(task, " \t\n") == (EMPTY,)
+    assert notes(task, "zebra yak") == (UNKNOWN,)
+    long = task.predict([" ".join(WORDS * 2)])[0]
+    assert (long.cut, long.notes) == (True, ("only the first 14 of 20 tokens of the text were read",))
+    assert not task.predict([" ".join(WORDS)])[0].cut
+    assert notes(task, "zebra " * 15) == (UNKNOWN, "only the first 14 of 15 tokens of the text were read")
+
+
+def test_a_generator_notes_an_empty_prompt_and_reads_the_end_of_a_long_one(tasks: dict[str, Task]) -> None:
+    task = tasks["generate"]
+    assert notes(task, "amber birch") == ()
+    assert notes(task, "") == ("the prompt is empty, so the model starts a new text",)
+    long = task.predict([" ".join(WORDS * 2)])[0]
+    assert (long.cut, long.notes) == (True, ("only the last 14 of 20 tokens of the prompt were read",))
+
+
+def test_a_recurrent_generator_reads_a_prompt_of_any_length(tmp_path: Path) -> None:
+    task = prepared("generate", tmp_path, **{"model.kind": "gru", "model.n_heads": 0}).task
+    assert not task.predict([" ".join(WORDS * 2)])[0].notes
+
+
+@pytest.mark.parametrize("name", ["classify", "translate"])
+def test_explain_notes_what_predict_notes(name: TaskName, tasks: dict[str, Task]) -> None:
+    for text in ("zebra yak", "amber " * 15):
+        assert set(notes(tasks[name], text)) <= set(tasks[name].look(text).notes)
+
+
+@every_task
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_output_that_is_not_finite_is_an_error_that_names_the_run(
+    name: TaskName, value: float, tmp_path: Path
+) -> None:
+    run = Run(path=tmp_path / "run", task=prepared(name, tmp_path).task)
+    with torch.no_grad():
+        next(run.task.model.parameters()).fill_(value)
+    data: Any = write_data(name, tmp_path)
+    calls = [lambda: run.predict(["amber"]), lambda: run.evaluate(data), lambda: run.explain("amber birch")]
+    if name != "classify":
+        calls += [lambda: run.predict(["amber"], beam_size=2), lambda: run.predict(["amber"], strategy="greedy")]
+    for call in calls:
+        with pytest.raises(triform.CheckpointError, match=r"run: the model's output is not finite"):
+            call()
