@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 
@@ -59,3 +60,11 @@ def notice_level(notice: str) -> str:
 def show_notice(notice: str, *, fact: str = "") -> str:
     """A notice as a line of text: a warning says that it is one, `fact` is what other notices begin with."""
     return f"warning: {notice}" if isinstance(notice, WarningText) else f"{fact}{notice}"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an optional dependency: from the source folder, for no release is published yet."""
+    source = Path(__file__).resolve().parents[2]
+    if (source / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{source}[{extra}]')}"
+    return f"pip install '.[{extra}]' (in the folder of Triform's source)"

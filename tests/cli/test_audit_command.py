@@ -162,12 +162,31 @@ def test_what_cannot_be_scored_apart_is_a_note(triform: Command, tmp_path: Path,
     assert "note: test: unseen" in answer.err
 
 
+def test_a_run_or_a_file_is_given_by_position(triform: Command, classifier: Path, files: Files) -> None:
+    by_name = ("audit", "--train", files.csv, "--json"), ("audit", "--run", classifier, "--json")
+    by_place = ("audit", files.csv, "--json"), ("audit", classifier, "--json")
+    for one, other in zip(by_name, by_place, strict=True):
+        assert triform(*one).json == triform(*other).json
+    both = triform("audit", classifier, "--train", files.csv, "--json").json
+    assert both == triform("audit", "--run", classifier, "--train", files.csv, "--json").json
+    assert triform("audit", "builtin:reviews", "--json").json["task"] == "classify"
+
+
+def test_what_is_given_by_position_is_not_given_again(triform: Command, classifier: Path, files: Files) -> None:
+    twice = "are given for one thing: give one of them"
+    assert twice in triform("audit", files.csv, "--train", files.csv).refusal
+    assert twice in triform("audit", classifier, "--run", classifier).refusal
+    assert triform("audit", "nowhere").refusal == "nowhere: no such file or run folder"
+    assert "write --test b.csv" in triform("audit", files.csv, "b.csv").refusal
+
+
 # -- bad input
 
 
 def test_what_is_missing_is_asked_for(triform: Command, tmp_path: Path, files: Files) -> None:
-    assert triform("audit").refusal == "say what is learned from: --train FILE, or --run RUN"
-    assert triform("audit", "--test", files.csv).refusal == "say what is learned from: --train FILE, or --run RUN"
+    wanted = "say what to look at: a training file or a run folder (or --train FILE, --run RUN)"
+    assert triform("audit").refusal == wanted
+    assert triform("audit", "--test", files.csv).refusal == wanted
     none = tmp_path / "none.csv"
     assert triform("audit", "--train", none).refusal == f"{none}: no such file"
     assert triform("audit", "--train", files.csv, "--test", none).refusal == f"{none}: no such file"

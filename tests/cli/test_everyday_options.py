@@ -108,3 +108,34 @@ def test_what_to_write_instead_is_said(triform: Command, command: str, advice: s
 def test_an_option_left_out_changes_nothing() -> None:
     assert merged(None, dict.fromkeys(SHORTHANDS)) == []
     assert all(each.setting in DEFAULTS for each in SHORTHANDS.values())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train classify --data URL",
+        "train classify --set data.train=URL",
+        "train translate --source URL --target b",
+        "train generate --from URL",
+        "predict URL text",
+        "predict RUN --input URL",
+        "evaluate RUN --data test=URL",
+        "convert import URL --out RUN/new",
+        "tokenizer train URL --out RUN/new.json",
+        "audit URL",
+    ],
+)
+def test_a_url_is_recognised(triform: Command, classifier: Path, command: str) -> None:
+    url = "https://example.org/a/file.csv"
+    refusal = triform(*command.replace("RUN", str(classifier)).replace("URL", url).split()).refusal
+    assert refusal.startswith(f"{url}: Triform does not download from a URL; fetch the file first")
+    assert f"curl -LO {url}" in refusal
+    url = "https://huggingface.co/openai/gpt2"
+    refusal = triform(*command.replace("RUN", str(classifier)).replace("URL", url).split()).refusal
+    assert "triform convert import hub:openai/gpt2 --out RUN" in refusal
+
+
+def test_a_url_inside_a_text_is_text(triform: Command, classifier: Path) -> None:
+    assert triform("predict", classifier, "https://example.org").code == 0
+    refusal = triform("predict", classifier, "https://example.org", "--device", "wings").refusal
+    assert refusal == "unknown device 'wings'; choose from auto, cpu, cuda, mps"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import triform as package
@@ -48,6 +49,34 @@ def test_the_label_is_said_with_the_words_that_moved_it_most(
     for chosen in ("good", "bad"):
         told = triform("explain", classifier, "the soup", "--target", chosen, "--out", path).out
         assert f"\n{chosen} (integrated gradients): " in told
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_json_has_maps_tokens_and_attributions(
+    triform: Command, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = request.getfixturevalue(name)
+    found = triform("explain", run, TEXTS[name], "--json").json
+    assert not list(tmp_path.iterdir()), "without --out nothing is written"
+    seen = package.load(run, device="cpu").explain(TEXTS[name])
+    assert [found["text"], found["output"]] == [TEXTS[name], seen.output]
+    assert [each["name"] for each in found["maps"]] == STACKS[name]
+    for written, each in zip(found["maps"], seen.maps, strict=True):
+        assert [written["queries"], written["keys"]] == [list(each.queries), list(each.keys)]
+        np.testing.assert_allclose(np.array(written["weights"]), each.weights, rtol=1e-4, atol=1e-6)
+    methods = ["integrated gradients", "gradient × input"] if name == "classifier" else []
+    assert [each["method"] for each in found["attributions"]] == methods
+    if name == "classifier":
+        assert found["attributions"][0]["pieces"] == found["maps"][0]["keys"]
+        assert found["attributions"][1]["total"] is None  # this method promises no sum
+
+
+def test_json_and_a_file_can_be_had_together(triform: Command, translator: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cross.svg"
+    found = triform("explain", translator, "one and two", "--json", "--map", "cross", "--out", path).json
+    assert [each["name"] for each in found["maps"]] == ["cross"]
+    assert path.exists()
 
 
 def test_a_translation_is_looked_at_beside_a_target(triform: Command, translator: Path, tmp_path: Path) -> None:

@@ -45,6 +45,17 @@ def test_what_is_encoded_comes_back(triform: Command, learned: Path, tmp_path: P
     assert spaced == joined
 
 
+def test_files_are_given_by_position_too(triform: Command, learned: Path, book: Path, tmp_path: Path) -> None:
+    same = tmp_path / "same.json"
+    assert triform("tokenizer", "train", book, "--vocab-size", 280, "--out", same).code == 0
+    assert same.read_bytes() == learned.read_bytes()
+    two, three = tmp_path / "two.json", tmp_path / "three.json"
+    assert triform("tokenizer", "train", book, book, "--kind", "char", "--out", two).code == 0
+    assert triform("tokenizer", "train", book, "--data", book, "--kind", "char", "--out", three).code == 0
+    assert two.read_bytes() == three.read_bytes()
+    assert "nothing to learn from" in triform("tokenizer", "train", "--out", tmp_path / "none.json").refusal
+
+
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_each_kind_is_learned(triform: Command, kind: str, book: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "it.json"

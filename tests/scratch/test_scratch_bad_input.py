@@ -79,6 +79,17 @@ def test_a_setting_of_the_model_that_is_not_known_is_named(name: str) -> None:
     assert {each.name for each in fields(ModelConfig)} == known, "none is left out in silence"
 
 
+@pytest.mark.parametrize(
+    "same", [{"norm_eps": 1e-5}, {"out_bias": "yes"}, {"bias": False, "out_bias": "no"}, {"layer_windows": (-1,)}]
+)
+def test_a_setting_given_the_value_it_has_anyway_is_accepted(same: dict[str, Any]) -> None:
+    given = replace(SMALL, **same)
+    left_open = replace(SMALL, bias=given.bias)
+    built = [models.Decoder(config, Sizes(vocab_size=5, max_len=4)) for config in (given, left_open)]
+    assert built[0].parameters().keys() == built[1].parameters().keys()
+    scratch.TextClassifier(replace(QUICK, model=given)).fit(["a", "b"], ["x", "y"])
+
+
 @pytest.mark.parametrize("name", OTHER_TRAINING)
 def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
     train = replace(QUICK.train, **{name: OTHER_TRAINING[name]})

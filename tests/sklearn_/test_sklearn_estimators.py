@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 
 import triform
 from triform.data import cache
-from triform.errors import CheckpointError, ConfigError, InterruptedRun
+from triform.errors import CheckpointError, ConfigError, InterruptedRun, install_command
 from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVectorizer, Translator
 from triform.sklearn import estimator as estimator_module
 
@@ -274,7 +274,7 @@ def test_scikit_learn_is_imported_only_when_it_is_asked_for() -> None:
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'triform[sklearn]'" in done.stdout
+    assert f"install it with {install_command('sklearn')}" in done.stdout
 
 
 # -- bad input

@@ -30,6 +30,9 @@ class Asked:
 
 
 def audit(
+    subject: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="A run folder, as with --run, or a training file.")
+    ] = "",
     train: Annotated[str, typer.Option(metavar="F", help="What is learned from; default: what RUN was.")] = "",
     valid: Annotated[str, typer.Option(metavar="F", help="Validation set (translate: also SOURCE,TARGET).")] = "",
     test: Annotated[
@@ -50,6 +53,7 @@ def audit(
     """Find repeats, near repeats, leaks between sets, contradicting labels, empty and long rows."""
     from triform.settings import parse_assignments
 
+    train, run = _by_position(subject, train, run)
     settings = parse_assignments(set_ or [])
     decode = {name.removeprefix("decode."): value for name, value in settings.items() if name.startswith("decode.")}
     for name in settings:
@@ -58,7 +62,7 @@ def audit(
     if max_len < 0:
         raise ConfigError(f"--max-len {max_len} is no length: it must be at least 1")
     if not train and not run:
-        raise ConfigError("say what is learned from: --train FILE, or --run RUN")
+        raise ConfigError("say what to look at: a training file or a run folder (or --train FILE, --run RUN)")
     opened = _opened(run, device)
     config = _config(opened, task, train, {name: settings[name] for name in settings if name.startswith("data.")})
     asked = _asked(config, train, valid, test or [], opened)
@@ -78,6 +82,19 @@ def audit(
             print_scores(scores)
     if strict and (found.leaks or found.conflicts):
         raise typer.Exit(1)
+
+
+def _by_position(subject: str, train: str, run: Path | None) -> tuple[str, Path | None]:
+    """`--train` and `--run`, the one that is left out filled with what was given by position."""
+    if not subject:
+        return train, run
+    is_file = subject.startswith("builtin:") or "," in subject  # translate: SOURCE,TARGET
+    if not is_file and not Path(subject).exists():
+        raise DataError("no such file or run folder", path=subject)
+    option, other = ("--run", run) if Path(subject).is_dir() else ("--train", train)
+    if other:
+        raise ConfigError(f"{subject} and {option} {other} are given for one thing: give one of them")
+    return (train, Path(subject)) if option == "--run" else (subject, run)
 
 
 def _opened(run: Path | None, device: str) -> Run | None:

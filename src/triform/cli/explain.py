@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from textwrap import shorten
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Adapter, Device, RunPath
+from triform.cli.options import Adapter, Device, Json, RunPath, print_json
 from triform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triform.explain.maps import Explanation
+
+DEFAULT_OUT = "maps.html"
 
 
 def explain(
@@ -19,8 +24,16 @@ def explain(
         typer.Option(help="translate: look at this target; generate: go on with it; classify: explain this label."),
     ] = "",
     new: Annotated[int, typer.Option(metavar="N", min=0, help="generate: go on with the N likeliest tokens.")] = 0,
-    out: Annotated[str, typer.Option(metavar="F", help="maps.html, maps.png or maps.svg.")] = "maps.html",
-    map_: Annotated[str, typer.Option("--map", help="Only this one: encoder, decoder or cross.")] = "",
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F",
+            help="Write a page (.html) or a picture (.png, .svg) to this file. "
+            f"The default is {DEFAULT_OUT}, or no file with --json.",
+        ),
+    ] = None,
+    map_: Annotated[str, typer.Option("--map", help="Show only this map: encoder, decoder or cross.")] = "",
+    json_: Json = False,
     device: Device = "auto",
     adapter: Adapter = "",
 ) -> None:
@@ -28,7 +41,10 @@ def explain(
     from triform.explain.maps import check_suffix
     from triform.run import load
 
-    check_suffix(out)  # before the model is loaded
+    if out is None and not json_:
+        out = DEFAULT_OUT
+    if out is not None:
+        check_suffix(out)  # before the model is loaded
     opened = load(run, device=device, precision="fp32", adapter=adapter)
     if new and opened.config.task != "generate":
         raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
@@ -37,16 +53,24 @@ def explain(
     seen = opened.explain(text, target=target, n_new=new)
     for note in seen.notes:
         typer.echo(f"note: {note}", err=True)
-    path = seen.save(out, map=map_)
+    seen = seen.only(map_) if map_ else seen
+    path = None if out is None else seen.save(out)
+    if json_:
+        print_json({"run": str(run), "task": opened.config.task, **seen.as_dict()}, indent=None)
+    else:
+        _show(seen)
+        typer.echo(f"written to {path}")
+
+
+def _show(seen: Explanation) -> None:
+    """The answer, the size of each map, and the tokens that speak most for or against the label."""
     if seen.output:
         typer.echo(f"{shorten(seen.text, 80, placeholder=' …')} → {shorten(seen.output, 80, placeholder=' …')}")
     for each in seen.maps:
         layers, heads, queries, keys = each.weights.shape
-        if map_ in ("", each.name):
-            sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
-            typer.echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
+        sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
+        typer.echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
     for attribution in seen.attributions[:1]:
         most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
         shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)
         typer.echo(f"{attribution.label} ({attribution.method}): {shown}")
-    typer.echo(f"written to {path}")

@@ -28,7 +28,7 @@ from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
 from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
-from triform.cli.usage import describe_usage_error
+from triform.cli.usage import describe_url, describe_usage_error
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
 from triform.interrupts import signals_as_ctrl_c
@@ -77,7 +77,7 @@ def main() -> None:
     except InterruptedRun as error:
         fail(str(error), INTERRUPTED)
     except TriformError as error:
-        fail(str(error), 2)
+        fail(describe_url(str(error), arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe left, as `head` does

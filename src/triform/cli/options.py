@@ -35,8 +35,8 @@ Set = Annotated[
 ]
 
 
-def print_json(answer: object) -> None:
-    typer.echo(json.dumps(_plain(answer), ensure_ascii=False, indent=2))
+def print_json(answer: object, *, indent: int | None = 2) -> None:
+    typer.echo(json.dumps(_plain(answer), ensure_ascii=False, indent=indent))
 
 
 def _plain(value: object) -> object:

@@ -9,6 +9,7 @@ import typer
 
 from triform.cli.options import Json, print_json
 from triform.cli.predict import lines_of
+from triform.cli.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:
     from triform.text import Tokenizer
@@ -30,13 +31,18 @@ Encoding = Annotated[str, typer.Option(metavar="NAME", help="Of a tiktoken file:
 
 @tokenizer.command()
 def train(
-    data: Annotated[list[str], typer.Option("--data", metavar="F", help="Text to learn from; repeatable.")],
     out: Out,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Text to learn from: one or more files.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", metavar="F", help="The same as FILE; repeatable.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="bpe, word or char.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(min=0, help="Tokens; 0: as the data allows.")] = 0,
     min_count: Annotated[int, typer.Option(min=1, help="word: rarer ones become <unk>.")] = 1,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Read everything in lower case.")] = False,
-    text_column: Annotated[str, typer.Option(help="Of a table: a name, or a number from 1.")] = "",
+    text_column: Annotated[str, typer.Option(metavar="NAME", help=SHORTHANDS["--text-column"].help)] = "",
 ) -> None:
     """Learn a vocabulary from text; use it with --set tokenizer.file=F."""
     from triform.config import DataConfig, TokenizerConfig
@@ -47,12 +53,15 @@ def train(
 
     if kind not in TOKENIZERS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, TOKENIZERS)}")
+    names = [*(files or []), *(data or [])]
+    if not names:
+        raise ConfigError("there is nothing to learn from: give one or more files")
     free_place(out)
     layout = DataConfig(text_column=text_column)
     asked = TokenizerConfig(kind=kind, vocab_size=vocab_size, min_count=min_count, lowercase=lowercase)  # type: ignore[arg-type]
-    n_characters = sum(len(piece.text) for name in data for piece in read_pieces(name, layout))
-    texts = (piece.text for name in data for piece in read_pieces(name, layout))
-    saved(train_tokenizer(asked, texts, name=", ".join(data), n_characters=n_characters), out)
+    n_characters = sum(len(piece.text) for name in names for piece in read_pieces(name, layout))
+    texts = (piece.text for name in names for piece in read_pieces(name, layout))
+    saved(train_tokenizer(asked, texts, name=", ".join(names), n_characters=n_characters), out)
 
 
 @tokenizer.command()

@@ -1,15 +1,19 @@
-"""Usage errors of the command line as one sentence that says what to write instead."""
+"""Usage errors of the command line, and URLs in place of files, as one line that says what to write instead."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from triform.cli.shorthands import SHORTHANDS
 
 EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
+URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # by itself, or as NAME=URL
+PUBLISHED_MODEL = re.compile(r"https?://(?:www\.)?huggingface\.co/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)/?")
 TAKE_TEXTS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
 SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # where a name is looked for first
 # Names that other libraries have for settings, where difflib would not find ours.
@@ -37,6 +41,21 @@ def describe_usage_error(error: Any) -> str:
     problem = str(error.format_message()).rstrip(".")
     if extra := EXTRA.fullmatch(problem):
         return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1])}"
+    return problem
+
+
+def describe_url(problem: str, arguments: Sequence[str]) -> str:
+    """The problem, or how to fetch the file where the problem is that an argument is a URL."""
+    for argument in arguments:
+        found = URL.fullmatch(argument.partition(",")[0])  # translate takes SOURCE,TARGET
+        if not found or (found[1] not in problem and str(Path(found[1])) not in problem):
+            continue
+        url = found[1]
+        if model := PUBLISHED_MODEL.fullmatch(url):
+            remedy = f"import the published model with `triform convert import hub:{model[1]} --out RUN`"
+        else:
+            remedy = f"fetch the file first, for example with `curl -LO {shlex.quote(url)}`, and give its name"
+        return f"{url}: Triform does not download from a URL; {remedy}"
     return problem
 
 

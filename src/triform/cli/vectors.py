@@ -37,7 +37,7 @@ def train(
     workers: Annotated[int, typer.Option(help="Threads; only one gives the same vectors again.")] = 1,
     json_: Json = False,
 ) -> None:
-    """Learn a vector for each word from the words around it (needs gensim: triform[vectors]).
+    """Learn a vector for each word from the words around it (needs gensim, the extra `vectors`).
 
     Words are cut as tokenizer.kind=word cuts them, so that `train --embeddings` finds them.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +123,7 @@ class Explanation:
         """
         path = Path(path)
         suffix = check_suffix(path)
-        chosen = replace(self, maps=self._named(map)) if map else self
+        chosen = self.only(map) if map else self
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,11 +136,31 @@ class Explanation:
                 aside.unlink(missing_ok=True)
         return path
 
-    def _named(self, name: str) -> tuple[AttentionMap, ...]:
+    def only(self, name: str) -> Explanation:
+        """The same with this attention map and no other."""
         if found := tuple(each for each in self.maps if each.name == name):
-            return found
+            return replace(self, maps=found)
         names = ", ".join(each.name for each in self.maps) or "no map at all"
         raise ConfigError(f"there is no attention map {name!r} here; there is {names}")
+
+    def as_dict(self) -> dict[str, object]:
+        """Everything as lists, numbers and strings, for JSON; weights are nested by layer, head, query and key."""
+        return {
+            "text": self.text,
+            "output": self.output,
+            "probabilities": None if self.probabilities is None else dict(self.probabilities),
+            "notes": list(self.notes),
+            "maps": [
+                {
+                    "name": each.name,
+                    "queries": list(each.queries),
+                    "keys": list(each.keys),
+                    "weights": each.weights.tolist(),
+                }
+                for each in self.maps
+            ],
+            "attributions": [asdict(each) for each in self.attributions],
+        }
 
     def _write(self, path: Path, suffix: str) -> None:
         if suffix == ".html":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from triform.config import Config, ModelConfig
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, install_command
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.block import Block, CrossBlock
@@ -72,7 +72,7 @@ def _specs() -> Any:
         from ctranslate2 import specs
     except ImportError:
         raise CheckpointError(
-            "writing for ctranslate2 needs its package, which is not installed: pip install 'triform[export]'"
+            f"writing for ctranslate2 needs its package; install it with {install_command('export')}"
         ) from None
     return specs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, install_command
 from triform.models.encoder import Classifier
 from triform.nn.attention import Attention
 from triform.nn.kernels import Matching, spread
@@ -71,7 +71,7 @@ def _need_onnxscript() -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise CheckpointError(
-            "writing ONNX needs packages that are not installed: pip install 'triform[export]'"
+            f"writing ONNX needs packages that are not installed; install them with {install_command('export')}"
         ) from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from triform.config import Config, DataConfig, ModelConfig
 from triform.errors import ConfigError
+from triform.scratch.layers import LayerNorm
 from triform.text import OWN, Tokenizer
 
 MODEL: dict[str, tuple[Any, ...]] = {
@@ -15,6 +16,7 @@ MODEL: dict[str, tuple[Any, ...]] = {
     "positions": ("learned", "sinusoidal", "none"),
     "score": ("scaled_dot", "dot"),
     "norm": ("layer",),
+    "norm_eps": (0.0, LayerNorm.EPSILON),
     "activation": ("relu", "gelu", "gelu_tanh"),
     "window": (-1,),
     "layer_windows": ((),),
@@ -54,8 +56,15 @@ def check_model(config: ModelConfig) -> None:
 
 def check_known(config: ModelConfig) -> None:
     """The same of settings some of which are left open."""
-    for found in _unknown(config, MODEL, MODEL_FREE):
+    for found in _unknown(_without_defaults(config), MODEL, MODEL_FREE):
         _refuse("model", *found)
+
+
+def _without_defaults(config: ModelConfig) -> ModelConfig:
+    """The config with settings left open that were given the value they would have anyway."""
+    if config.out_bias == ("yes" if config.bias else "no"):
+        config = replace(config, out_bias="auto")
+    return replace(config, layer_windows=()) if set(config.layer_windows) == {-1} else config
 
 
 def check_training(config: Config) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from triform.errors import install_command
+
 try:
     import sklearn  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"triform.sklearn needs scikit-learn ({error}); pip install 'triform[sklearn]'", name=error.name
+        f"triform.sklearn needs scikit-learn ({error}); install it with {install_command('sklearn')}",
+        name=error.name,
     ) from None
 
 from triform.sklearn.classifier import TextClassifier

@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from triform.errors import CheckpointError
+from triform.errors import CheckpointError, install_command
 from triform.text.base import Special, Tokenizer, check_text
 from triform.text.imported import KIND, imported_header, is_lossless, padding, readable
 
@@ -91,7 +91,8 @@ def processor(model: bytes) -> Any:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
         raise CheckpointError(
-            "this vocabulary is a SentencePiece model, which needs a package: pip install sentencepiece"
+            "this vocabulary is a SentencePiece model, which needs a package; install it with "
+            + install_command("sentencepiece")
         ) from None
     try:
         return SentencePieceProcessor(model_proto=model)

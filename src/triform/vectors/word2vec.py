@@ -21,7 +21,7 @@ from triform.config import DataConfig
 from triform.data import sets
 from triform.data.files import BLOCK, BUILTIN, KINDS, decoded_blocks
 from triform.data.readers import fingerprint, read_rows
-from triform.errors import ConfigError, DataError, TriformError
+from triform.errors import ConfigError, DataError, TriformError, install_command
 from triform.text import split_words
 
 Kind = Literal["skipgram", "cbow"]
@@ -235,7 +235,8 @@ def _model(recipe: Recipe, texts: Texts) -> Any:
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
-        raise ConfigError(f"learning word vectors needs gensim ({error}); pip install 'triform[vectors]'") from None
+        needed = f"learning word vectors needs gensim ({error})"
+        raise ConfigError(f"{needed}; install it with {install_command('vectors')}") from None
 
     class Watched(Word2Vec):
         """Reading ends when a worker fails; else all would wait for it."""
