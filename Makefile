@@ -6,7 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test bench lint types clean
+INPUTS ?= 20000
+SEED ?= 0
+
+.PHONY: demo test fuzz bench lint types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -15,6 +18,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 300
+
+fuzz: $(VENV)/.installed-dev
+	@echo "== $(INPUTS) bad inputs (make fuzz INPUTS=... SEED=...; 20,000 take about ten minutes)"
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_fuzz.py --inputs $(INPUTS) --seed $(SEED)
 
 bench: $(VENV)/.installed-dev
 	@echo "== Triform beside its peers, one benchmark after the other (leave the machine alone meanwhile)"

@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pages": (),
     "report": ("errors", "formatting", "charts", "pages"),
     "run": ("errors", "config", "settings", "nn", "metrics", "baselines", "tasks", "training", "explain"),
-    "memory": ("errors", "config", "settings", "tasks", "training", "explain"),
+    "memory": ("errors", "config", "settings", "models", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "pretrained", "explain"),
         *("report", "run", "memory", "interrupts"),
@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "stats",
             "baselines",
         ),
-        *("tasks", "training", "explain", "charts", "pages", "run", "launch", "seeds"),
+        *("models", "tasks", "training", "explain", "charts", "pages", "run", "launch", "seeds"),
     ),
     "sklearn": (
         *("errors", "config", "settings", "text", "nn", "data", "metrics", "tasks", "training", "report"),

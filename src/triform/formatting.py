@@ -1,16 +1,39 @@
-"""How metrics are shown to people: in percent, from 0 to 100, or as plain numbers, everywhere alike.
+"""How metrics and texts are shown to people, everywhere alike.
 
-Files and JSON keep metrics as they are computed: fractions of 1, and BLEU from 0 to 100.
+Metrics are shown in percent, from 0 to 100, or as plain numbers. Files and JSON keep them as they are computed:
+fractions of 1, and BLEU from 0 to 100. Texts, labels and paths come from files that others made, so control
+characters in them never reach a terminal.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 
 PERCENT_METRICS = ("accuracy", "f1", "macro_f1", "exact_match", "token_accuracy")  # stored as fractions of 1
 HUNDRED_POINT_METRICS = ("bleu", "chrf", "sentence_bleu")  # stored from 0 to 100 already
 LABELS = {"f1": "F1", "macro_f1": "F1", "bleu": "BLEU", "chrf": "chrF", "sentence_bleu": "sentence BLEU"}
+
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line end
+
+
+def printable(text: str) -> str:
+    """The text with control characters written as escapes (\\x1b), so that it cannot change a terminal."""
+    return CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a line to standard output, or with `err` to standard error.
+
+    Control characters are escaped on a terminal and on standard error. In files and pipes, standard output
+    holds the text exactly, except for characters that the encoding of the stream does not have.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if err or stream.isatty():
+        text = printable(text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def metric_label(name: str) -> str:

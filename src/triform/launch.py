@@ -18,7 +18,7 @@ from triform.data.readers import fingerprint
 from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
 from triform.interrupts import handle_signals
-from triform.memory import divide, free_memory, halved, out_of_memory, texts_at_once
+from triform.memory import divide, free_memory, halved, out_of_memory, require_training_memory, texts_at_once
 from triform.presets import preset as preset_of
 from triform.report import write_report
 from triform.run import Run, load, pick_device
@@ -251,6 +251,7 @@ def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool)
     device = pick_device(options.device)
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
     prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
+    require_training_memory(prepared.task, device)
     if not resume:
         prepared = divide(prepared, device)
     prepared.task.model.to(device)

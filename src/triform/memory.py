@@ -9,12 +9,13 @@ import torch
 from triform.config import Config
 from triform.errors import ConfigError
 from triform.explain.capacity import fitting_batch, smaller_batches, use_of
+from triform.explain.costs import costs
+from triform.models.host_memory import GIB, available_memory
 from triform.settings import build
 from triform.tasks import Prepared, Task
 from triform.training.layers import learning
 from triform.training.learner import number_format
 
-GIB = 2**30
 OFFER = "or let --set train.auto_batch=true find it"
 
 
@@ -22,6 +23,23 @@ def free_memory(device: torch.device) -> int:
     """Bytes that this process could still take, with those it holds for later."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def require_training_memory(task: Task, device: torch.device) -> None:
+    """Refuse to train where weights, gradients and the optimizer's state alone do not fit."""
+    if device.type not in ("cpu", "cuda"):
+        return
+    use = use_of(task.config, task.config.data.max_len, half=False, gpu=device.type == "cuda")
+    use = replace(use, **learning(task.model)._asdict())
+    needed = sum(item.total for item in costs(task.config, task.sizes, use).training)
+    held = sum(p.numel() * p.element_size() for p in task.model.parameters())  # by the model, on the host
+    have = free_memory(device) if device.type == "cuda" else available_memory() + held
+    if needed > have:
+        raise ConfigError(
+            f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
+            f"{task.config.train.optimizer}; {have / GIB:,.1f} GiB are free on {device}: lower model.d_model or "
+            "model.n_layers, or train fewer weights (train.freeze, train.lora_rank)"
+        )
 
 
 def fitting(task: Task, device: torch.device, memory: int) -> int:

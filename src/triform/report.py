@@ -159,7 +159,7 @@ def read_history(folder: Path) -> History:
     for number, line in enumerate(lines, start=1):
         try:
             event = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             unreadable += number < len(lines)
             continue
         kind = event.get("event") if isinstance(event, dict) else None
@@ -185,7 +185,7 @@ def _rewind(events: dict[str, list[Event]], step: Any) -> None:
 def _read_settings(folder: Path) -> Mapping[str, Any] | None:
     try:
         return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the report of a run is worth having without its settings
+    except (OSError, ValueError, RecursionError):  # the report of a run is worth having without its settings
         return None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from triform.config import Config
+from triform.config.bounds import shortened, shown
 from triform.errors import ConfigError
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
@@ -46,12 +47,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def typed(name: str, value: object) -> Value:
     """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
     if name not in HINTS:
-        raise ConfigError(f"unknown setting {name!r}; {nearest(name, HINTS)}")
+        raise ConfigError(f"unknown setting {shown(name)}; {nearest(name, HINTS)}")
     hint = HINTS[name]
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             options = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{name}={value} is not known; choose from {options}")
+            raise ConfigError(f"{name}={shortened(str(value))} is not known; choose from {options}")
         return str(value)
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
@@ -60,7 +61,7 @@ def typed(name: str, value: object) -> Value:
             value = [part for part in inner.split(",") if part.strip()]
         parts = value
         if not isinstance(parts, list | tuple):
-            raise ConfigError(f"{name}={value!r} must be a list")
+            raise ConfigError(f"{name}={shown(value)} must be a list")
         kind = get_args(hint)[0]
         return tuple(_scalar(name, part.strip() if isinstance(part, str) else part, kind) for part in parts)
     return _scalar(name, value, hint)
@@ -75,12 +76,12 @@ def _scalar(name: str, value: object, kind: type) -> Any:
     if kind in (int, float) and isinstance(value, str):
         try:
             value = kind(value.replace("_", ""))
-        except ValueError:
-            raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}") from None
+        except ValueError:  # also of more digits than Python reads
+            raise ConfigError(f"{name}={shown(value)} must be {_WORDS[kind]}") from None
     if kind is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < 2**1023 else math.inf
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        raise ConfigError(f"{name}={value!r} must be {_WORDS[kind]}")
+        raise ConfigError(f"{name}={shown(value)} must be {_WORDS[kind]}")
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or mend the text")
     return value
@@ -186,12 +187,21 @@ def read_toml(path: Path) -> Settings:
 
 def load_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """A TOML text as a tree; `path` is for messages."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: brackets nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 

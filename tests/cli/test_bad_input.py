@@ -234,7 +234,7 @@ def test_standard_input_that_is_not_utf8_is_refused(triform: Command, classifier
         (("--set", "model.d_modle=8"), "unknown setting 'model.d_modle'; did you mean 'model.d_model'?"),
         (("--set", "model.d_model=wide"), "model.d_model='wide' must be a whole number"),
         (("--set", "model.d_model"), "write --set name=value"),
-        (("--set", "train.lr=-1"), "train.lr=-1.0 is too small: it must be at least 0"),
+        (("--set", "train.lr=-1"), "train.lr=-1.0 must lie between 0 and 1e+38"),
         (("--set", "train.epochs=inf", "--set", "train.max_steps=0"), "train.epochs=inf must be a number"),
         (("--set", "train.epochs=2"), "train.max_steps and train.epochs are two ways to say one thing"),
         (("--set", "data.header=perhaps"), "data.header=perhaps is not known; choose from auto, yes, no"),
@@ -283,7 +283,8 @@ def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: 
     assert "only decode.* can be changed" in triform("predict", writer, "1", "--set", "seed=3").refusal
     assert "only decode.* can be changed" in triform("evaluate", classifier, "--set", "model.d_ff=3").refusal
     assert (
-        "decode.beam_size=0 is too small" in triform("predict", writer, "1", "--set", "decode.beam_size=0").refusal
+        "decode.beam_size=0 must lie between 1 and 1000"
+        in triform("predict", writer, "1", "--set", "decode.beam_size=0").refusal
     )
     assert "did you mean 'decode.top_k'?" in triform("predict", writer, "1", "--set", "decode.topk=1").refusal
     assert "must lie between" in triform("predict", writer, "1", "--seed", 2**64).refusal

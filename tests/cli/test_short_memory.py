@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +30,85 @@ def test_memory_that_is_full_is_one_line(
         "triform: the memory of the device is full (CUDA out of memory. Tried to allocate 2.00 GiB.); "
         "give fewer or shorter texts, or --device cpu\n"
     )
+
+
+PLAIN_ERRORS = [
+    (MemoryError(), "the memory of this computer is full (MemoryError)"),
+    (MemoryError("Unable to allocate 9 TiB"), "the memory of this computer is full (Unable to allocate 9 TiB)"),
+    (
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: 1 bytes.\nx"
+        ),
+        "the memory of this computer is full ([enforce fail",
+    ),
+    (RuntimeError("Storage size calculation overflowed with sizes=[9]"), "the memory of this computer is full"),
+    (OverflowError("int too large to convert to float"), "a number in a file or a setting is too large"),
+    (RecursionError("maximum recursion depth exceeded"), "a file or a setting is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), PLAIN_ERRORS)
+def test_an_error_of_size_is_one_line_whatever_raised_it(
+    error: Exception, said: str, triform: Any, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*inputs: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(TASKS["classify"], "predict", failing)
+    assert triform("predict", str(classifier), "the soup").refusal.startswith(said)
+
+
+def test_any_other_error_is_still_a_bug_with_a_traceback(
+    triform: Any, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*inputs: Any, **named: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(TASKS["classify"], "predict", failing)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        triform("predict", str(classifier), "the soup")
+
+
+CHILD = """
+import json, resource, sys, torch
+import triform.launch, triform.cli.main
+torch.zeros(10) @ torch.zeros(10)
+status = open("/proc/self/status").read().split("VmSize:")[1].split()[0]
+limit = int(status) * 1024 + (600 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["triform", *arguments]
+    try:
+        triform.cli.main.main()
+    except SystemExit as ended:
+        print("exit", ended.code, file=sys.stderr)
+"""
+TOO_LARGE = {
+    "parameters, which need": ("model.d_model=8192",),
+    "training needs": ("model.d_model=2048", "model.n_layers=2", "model.d_ff=2048"),
+    "the memory of this computer is full": ("model.d_model=64", "model.d_ff=2000", "train.batch_size=200"),
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_AS")
+def test_a_computer_with_little_memory_says_so_in_one_line(tmp_path: Path) -> None:
+    data = tmp_path / "long.csv"
+    data.write_text("text,label\n" + "".join(f"{'word ' * 4000},{n % 2}\n" for n in range(200)))
+    given = ["train", "classify", "--data", str(data), "--device", "cpu", "--quiet", "--set", "data.max_len=4096"]
+    small = ["--set", "model.n_heads=2", "--set", "train.max_steps=1"]
+    commands = [
+        [*given, *small, "--out", str(tmp_path / str(n)), *(part for each in sets for part in ("--set", each))]
+        for n, sets in enumerate(TOO_LARGE.values())
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[1::2] == ["exit 2"] * 3, done.stderr[-2000:]
+    for line, said in zip(lines[::2], TOO_LARGE, strict=True):
+        assert line.startswith("triform: ")
+        assert said in line

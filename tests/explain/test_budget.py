@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from triform.config import Config, ModelConfig, Sizes, TaskName
 from triform.errors import ConfigError
 from triform.explain import costs as accounts
-from triform.explain.budget import Budget, budget, in_numbers, value_of
 from triform.explain.costs import Costs, Use, costs, pairs, tidy
 from triform.explain.reconcile import PUBLISHED, applies, reconcile
+from triform.models.budget import Budget, budget, in_numbers, value_of
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from triform.config import Config, ModelConfig, RecurrentKind, Sizes
-from triform.explain.budget import GATES, budget
 from triform.explain.checks import check_model
 from triform.explain.record import record_attention
+from triform.models.budget import GATES, budget
 from triform.models.kinds import make_classifier, make_decoder, make_seq2seq
 from triform.models.recurrent import RecurrentClassifier, RecurrentDecoder, RecurrentSeq2Seq
 from triform.nn.recurrent import CELLS, BothWays, Carry

@@ -254,7 +254,7 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
         ("gpt2", "n_head", 3, "model.d_model=16 is not divisible by model.n_heads=3"),
         ("gpt2", "n_head", 0, "n_head=0 must be a whole number above 0"),
         ("gpt2", "activation_function", [], "activation_function=[] is not known"),
-        ("gpt2", "vocab_size", -1, "vocab_size=-1 must be a whole number above 0"),
+        ("gpt2", "vocab_size", -1, "vocab_size=-1 must be a whole number from 1 to 2147483648"),
         ("gpt2", "quantization_config", {"bits": 4}, "the weights are quantized"),
         ("llama", "hidden_act", "gelu", "hidden_act='gelu' is not done here, only 'silu'"),
         ("llama", "head_dim", 16, "head_dim=16 is not done"),

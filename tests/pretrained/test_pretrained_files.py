@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triform.errors import ConfigError
-from triform.explain.budget import budget
 from triform.explain.checks import CHECKS, check_model
+from triform.models.budget import budget
 from triform.nn.rows import pack
 from triform.pretrained import open_folder
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import sys
 from typing import Annotated
 
@@ -31,9 +32,14 @@ from triform.cli.train import train
 from triform.cli.usage import describe_url, describe_usage_error
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
+from triform.formatting import echo
 from triform.interrupts import signals_as_ctrl_c
 
 INTERRUPTED = 130
+# What torch says in a RuntimeError when the computer has less memory than a tensor needs.
+NO_MEMORY = re.compile(
+    "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
+)
 app = typer.Typer(
     name="triform",
     help="One Transformer in three forms: classify, generate and translate text.",
@@ -87,15 +93,31 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}", 2)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            problem = str(error).strip().partition("\n")[0]
-            fail(f"the memory of the device is full ({problem}); give fewer or shorter texts, or --device cpu", 2)
+        if problem := out_of_resources(error):
+            fail(problem, 2)
         if not hasattr(error, "format_message"):  # only the command line's own errors have one
             raise
         problem = describe_usage_error(error)
         fail(f"{problem}{'' if problem.endswith('?') else '.'} See triform --help", 2)
 
 
+def out_of_resources(error: Exception) -> str:
+    """What to tell of an error that comes from sizes rather than from the program; empty for any other."""
+    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+        return f"the memory of the device is full ({said}); give fewer or shorter texts, or --device cpu"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(said)):
+        return (
+            f"the memory of this computer is full ({said}); use shorter texts, smaller batches or a smaller model"
+        )
+    if isinstance(error, RecursionError):
+        return f"a file or a setting is nested too deeply ({said})"
+    if isinstance(error, OverflowError):
+        return f"a number in a file or a setting is too large to compute with ({said})"
+    return ""
+
+
 def fail(problem: str, code: int) -> None:
-    print(f"triform: {' '.join(problem.split(chr(10)))}", file=sys.stderr)
+    """End the command with one line on standard error."""
+    echo(f"triform: {' '.join(problem.split(chr(10)))}", err=True)
     sys.exit(code)

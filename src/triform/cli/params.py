@@ -14,9 +14,9 @@ from triform.errors import ConfigError
 
 if TYPE_CHECKING:
     from triform.config import Config, Sizes
-    from triform.explain.budget import Budget, Line, Part
     from triform.explain.costs import Costs, Item, Use, Work
     from triform.explain.reconcile import Step
+    from triform.models.budget import Budget, Line, Part
     from triform.settings import Settings
 
 
@@ -41,9 +41,9 @@ def params(
     json_: Json = False,
 ) -> None:
     """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
-    from triform.explain.budget import budget
     from triform.explain.costs import costs
     from triform.explain.reconcile import applies, reconcile
+    from triform.models.budget import budget
     from triform.settings import parse_assignments
 
     _not_negative(vocab_size=vocab_size, max_len=max_len, labels=labels, batch_size=batch_size, length=length)

@@ -46,7 +46,7 @@ class Asked:
 def settled(asked: Asked) -> tuple[Config, Sizes]:
     """All settings and sizes; what only data could tell must be given."""
     from triform.config import Sizes
-    from triform.explain.budget import check_sizes
+    from triform.models.budget import check_sizes
     from triform.settings import build
 
     config = _config(asked)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from triform.config.checks import Answer, at_least, between, require
+from triform.config.bounds import check_bounds
+from triform.config.checks import Answer, require
 from triform.config.model import (
     OF_ATTENTION,
     ActivationKind,
@@ -83,8 +84,7 @@ class DataConfig:
     max_len: int = 0  # tokens a model reads at once
 
     def __post_init__(self) -> None:
-        between("data", 0.0, 0.5, valid_fraction=self.valid_fraction)
-        at_least("data", 0, max_len=self.max_len)
+        check_bounds(self, "data")
         require(self.max_len != 1, "data.max_len=1 leaves nothing to read: it must be at least 2")
         for first, second in (("source", "target"), ("valid_source", "valid_target")):
             require(
@@ -106,9 +106,7 @@ class TokenizerConfig:
     file: str = ""  # a tokenizer of Triform or another library, to take its vocabulary instead of learning one
 
     def __post_init__(self) -> None:
-        at_least("tokenizer", 0, vocab_size=self.vocab_size)
-        at_least("tokenizer", 1, min_count=self.min_count)
-        between("tokenizer", 0.0, 0.5, dropout=self.dropout)
+        check_bounds(self, "tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +127,7 @@ class DecodeConfig:
             f"decode.temperature={self.temperature} must be above 0; decode.strategy=greedy takes the best token",
         )
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
-        at_least("decode", 0, top_k=self.top_k, max_new_tokens=self.max_new_tokens)
-        at_least("decode", 0, length_penalty=self.length_penalty)
-        at_least("decode", 1, beam_size=self.beam_size)
+        check_bounds(self, "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +143,7 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
-        require(0 <= self.seed < 2**32, f"seed={self.seed} must lie between 0 and {2**32 - 1}")
+        check_bounds(self)
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
         if self.model.pair_rows and self.task != "classify":

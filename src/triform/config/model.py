@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from triform.config.checks import Answer, at_least, between, require
+from triform.config.bounds import check_bounds
+from triform.config.checks import Answer, require
 from triform.errors import ConfigError
 
 RecurrentKind = Literal["rnn", "gru", "lstm"]
@@ -70,12 +71,7 @@ class ModelConfig:
     head_bias: bool = True
 
     def __post_init__(self) -> None:
-        at_least("model", 0, d_model=self.d_model, d_ff=self.d_ff, n_layers=self.n_layers)
-        at_least("model", 0, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_hidden=self.head_hidden)
-        at_least("model", 0, max_distance=self.max_distance, pair_rows=self.pair_rows)
-        at_least("model", 0, norm_eps=self.norm_eps, segments=self.segments)
-        at_least("model", 4, n_buckets=self.n_buckets)
-        between("model", 0.0, 0.95, dropout=self.dropout, attention_dropout=self.attention_dropout)
+        check_bounds(self, "model")
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
             down = self.d_model - self.d_model % self.n_heads
             raise ConfigError(

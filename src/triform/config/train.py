@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from triform.config.checks import at_least, between, require
+from triform.config.bounds import check_bounds
+from triform.config.checks import require
 
 OptimizerKind = Literal["adam", "adamw", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
@@ -52,22 +53,7 @@ class TrainConfig:
     patience: int = 0  # evaluations without a better score before stopping; 0: never stop early
 
     def __post_init__(self) -> None:
-        at_least("train", 0, lr=self.lr, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-        at_least("train", 0, batch_size=self.batch_size, batch_tokens=self.batch_tokens)
-        at_least("train", 0, max_steps=self.max_steps, epochs=self.epochs, patience=self.patience)
-        at_least("train", 0, eval_every=self.eval_every, checkpoint_every=self.checkpoint_every)
-        at_least("train", 0, log_every=self.log_every, plateau_patience=self.plateau_patience)
-        at_least("train", 0, consistency=self.consistency)
-        at_least("train", 1, accumulate=self.accumulate)
-        at_least("train", -1, warmup_steps=self.warmup_steps)
-        between("train", 0.0, 0.9, label_smoothing=self.label_smoothing)
-        between("train", 0.0, 0.999999, average=self.average)
-        between("train", 0.0, 1.0, final_lr_ratio=self.final_lr_ratio, momentum=self.momentum)
-        between("train", 0.01, 0.99, plateau_factor=self.plateau_factor)
-        between("train", 0.01, 1.0, layer_decay=self.layer_decay)
-        between("train", 0.0, 0.95, lora_dropout=self.lora_dropout)
-        at_least("train", -1, freeze=self.freeze)
-        at_least("train", 0, lora_rank=self.lora_rank, lora_alpha=self.lora_alpha)
+        check_bounds(self, "train")
         require(
             bool(self.base) or not self.lora_rank,
             f"train.lora_rank={self.lora_rank}: adapters change a model that has learned already; "

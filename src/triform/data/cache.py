@@ -82,8 +82,22 @@ class TokenCache:
         def make(folder: Path) -> None:
             (folder / FACT).write_text(json.dumps(find()), encoding="utf-8")
 
-        fact: Fact = json.loads((self.folder(what, make) / FACT).read_text(encoding="utf-8"))
-        return fact
+        def read(folder: Path) -> Fact:
+            fact: Fact = json.loads((folder / FACT).read_text(encoding="utf-8"))
+            return fact
+
+        return self.open(what, make, read)
+
+    def open(self, what: object, make: Make, read: Callable[[Path], Fact]) -> Fact:
+        """What `read` finds in the folder; an entry that it cannot read is damaged, and built again."""
+        place = self.folder(what, make)
+        try:
+            return read(place)
+        except (CheckpointError, OSError, ValueError, TypeError, EOFError, RecursionError) as error:
+            if place == self.own:
+                raise
+            self._discard(place, str(error).partition("\n")[0])
+        return read(self.folder(what, make))
 
     def folder(self, what: object, make: Make) -> Path:
         """A folder with what `make` writes into it; `what` (plain values) decides its content with the files."""
@@ -140,9 +154,12 @@ class TokenCache:
         """Whether an entry is not as it was sealed; it is then removed."""
         problem = damage(place)
         if problem:
-            self.notices.append(f"{place}: this token cache is damaged ({problem}); it is built again")
-            shutil.rmtree(place)
+            self._discard(place, problem)
         return bool(problem)
+
+    def _discard(self, place: Path, problem: str) -> None:
+        self.notices.append(f"{place}: this token cache is damaged ({problem}); it is built again")
+        shutil.rmtree(place)
 
 
 def _seal(folder: Path) -> None:
@@ -161,7 +178,7 @@ def damage(folder: Path) -> str:
                 return f"{name} has changed"
     except OSError as error:
         return f"{Path(error.filename or folder).name}: {error.strerror or error}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{SEAL} cannot be read"
     return ""
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from triform.config import Config, Sizes
-from triform.explain.budget import budget
 from triform.explain.record import Recording, attends, record_attention, watch_attention
 from triform.explain.trial import TRIALS, Rows, Trial, fresh_model
+from triform.models.budget import budget
 from triform.nn.kernels import explicit
 
 EQUAL = 1e-9  # in float64

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triform.config import Config, Sizes
-from triform.explain.budget import Budget, budget, value_of
 from triform.explain.ledger import Costs, Item, Ledger, Use, Work, tidy
 from triform.explain.recurrent import RecurrentBook
+from triform.models.budget import Budget, budget, value_of
 
 __all__ = ["MOST_AT_ONCE", "SHORTEST", "WORTH_IT", "Costs", "Item", "Use", "Work", "costs", "pairs", "tidy"]
 
@@ -44,8 +44,8 @@ def costs(config: Config, sizes: Sizes, use: Use) -> Costs:
 
 def pairs(length: int, window: int, *, causal: bool) -> int:
     """How many (query, key) pairs a mask leaves of length²."""
-    width = length if window < 0 else window
-    before = sum(min(place + 1, width) for place in range(length))  # itself included
+    width = length if window < 0 else min(window, length)
+    before = width * (width + 1) // 2 + (length - width) * width  # itself included
     return before if causal else 2 * before - length
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triform.config import Config, ModelConfig, OptimizerKind, Sizes
-from triform.explain.budget import GATES, Budget, in_numbers, value_of
+from triform.models.budget import GATES, Budget, in_numbers, value_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from triform.config import Config, Sizes
-from triform.explain.budget import Budget, Line, Part, Role
+from triform.models.budget import Budget, Line, Part, Role
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 30_000, 512, 8, 6
 EMBEDDING = VOCABULARY * WIDTH

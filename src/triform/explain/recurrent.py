@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triform.explain.budget import Budget, value_of
 from triform.explain.ledger import Item, Ledger, Work
+from triform.models.budget import Budget, value_of
 
 # Numbers a token, layer and unit of width: read one way, and both ways.
 KEPT = {"rnn": (3, 5), "gru": (9, 11), "lstm": (18, 26)}

@@ -13,6 +13,7 @@ from triform.config import Config, Sizes, TaskName
 from triform.errors import ConfigError
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
+from triform.models.host_memory import require_memory
 from triform.models.seq2seq import Seq2Seq
 from triform.pretrained.families import family_of
 from triform.pretrained.family import Family, Shape
@@ -60,6 +61,10 @@ def imported(found: Foreign, task: TaskName, *, labels: Sequence[str] = (), max_
     shape = family.read(foreign, family.settings(foreign))
     shape = _shortened(_with_labels(shape, labels), max_len, foreign.place)
     config, sizes = _settled(shape, task, foreign.where)
+    try:
+        require_memory(config, sizes)
+    except ConfigError as error:
+        raise ConfigError(f"{foreign.where}: {error}") from None
     model = FORMS[task](config.model, sizes)
     pairs = [pair for pair in family.pairs if not (shape.fresh and pair.theirs == (family.scores,))]
     ignored = [*family.ignored, *family.others, *shape.unused, *([f"{family.scores}.*"] if shape.fresh else [])]

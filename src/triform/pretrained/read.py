@@ -92,12 +92,12 @@ def _read_weights(place: Path) -> dict[str, Tensor]:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     named = read_object(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
         raise CheckpointError(f"{index}: has no weight_map that says which file holds which tensor")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(named.values())):
-        shard = index.parent / Path(str(name)).name
-        if not shard.exists():
+        shard = index.parent / Path(name).name
+        if not shard.is_file():
             raise CheckpointError(f"{index}: names {name}, which is not there: the folder is not complete")
         tensors |= _read_file(shard)
     missing = sorted(set(named) - set(tensors))

@@ -72,7 +72,7 @@ class Kept:
             if any("settings" not in made or "seconds" not in made for made in plan["variants"].values()):
                 raise ValueError("a variant without settings")
             return plan | {"task": str(plan["task"])}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.plan_file}: is damaged ({error}); restore it, or remove the folder"
             ) from None
@@ -129,6 +129,6 @@ class TestScores:
             return {}
         try:
             found = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise damaged(self.file, error) from None
         return found if isinstance(found, dict) else {}

@@ -23,6 +23,7 @@ from triform.data.readers import Row, describe_rows, on_lines, read_rows
 from triform.data.store import TokenStore
 from triform.errors import DataError
 from triform.metrics import Labels, Scores, accuracy, macro_f1
+from triform.models.host_memory import require_memory
 from triform.models.kinds import AnyClassifier, make_classifier
 from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import agreeing_loss, check_finite, cross_entropy
@@ -61,6 +62,7 @@ class Classify(Task):
         self.tokenizer, self.labels = tokenizer, config.data.labels
         self.numbers = {label: number for number, label in enumerate(self.labels)}
         self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len, n_labels=len(self.labels))
+        require_memory(config, self.sizes)
         self.model = make_classifier(config.model, self.sizes)
 
     @classmethod

@@ -25,6 +25,7 @@ from triform.decode.choose import row_seeds
 from triform.decode.search import run_search
 from triform.errors import DataError
 from triform.metrics import Scores, bits_per_byte, perplexity
+from triform.models.host_memory import require_memory
 from triform.models.kinds import AnyDecoder, make_decoder
 from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
@@ -62,6 +63,7 @@ class Generate(Task):
         super().__init__(config)
         self.tokenizer = tokenizer
         self.sizes = Sizes(vocab_size=tokenizer.vocab_size, max_len=config.data.max_len)
+        require_memory(config, self.sizes)
         self.model = make_decoder(config.model, self.sizes)
 
     @classmethod
@@ -326,5 +328,7 @@ def encode_once(
     def make(folder: Path) -> None:
         np.save(folder / f"{name}.bytes.npy", encode(pieces(), tokenizer, path=folder / name)[1])
 
-    made = cache.folder(["generate", name, what, tokenizer.to_json()], make)
-    return TokenStore.open(made / name), int(np.load(made / f"{name}.bytes.npy"))
+    def read(folder: Path) -> tuple[TokenStore, int]:
+        return TokenStore.open(folder / name), int(np.load(folder / f"{name}.bytes.npy", allow_pickle=False))
+
+    return cache.open(["generate", name, what, tokenizer.to_json()], make, read)

@@ -129,8 +129,13 @@ def encode_once(
         found = encode(rows, cache.files[0], numbers, tokenizers, path=folder / name)[1]
         np.save(folder / f"{name}.labels.npy", found)
 
-    made = cache.folder(["classify", name, what, list(labels), tokenizers[0].to_json()], make)
-    return TokenStore.open(made / name), np.load(made / f"{name}.labels.npy")
+    def read(folder: Path) -> tuple[TokenStore, Labels]:
+        store, found = TokenStore.open(folder / name), np.load(folder / f"{name}.labels.npy", allow_pickle=False)
+        if found.dtype != np.int64 or found.shape != (len(store),):
+            raise ValueError(f"{name}.labels.npy does not hold a label for each text")
+        return store, found
+
+    return cache.open(["classify", name, what, list(labels), tokenizers[0].to_json()], make, read)
 
 
 def encoded_rows(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[Rows]:

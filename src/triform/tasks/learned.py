@@ -74,5 +74,8 @@ def learned_tokenizer(
 
     if not cache.large:
         return learn()
-    made = cache.folder(["tokenizer", asdict(config), what], lambda folder: learn().save(folder / "learned.json"))
-    return load_tokenizer(made / "learned.json")
+    what = ["tokenizer", asdict(config), what]
+    file = "learned.json"
+    return cache.open(
+        what, lambda folder: learn().save(folder / file), lambda folder: load_tokenizer(folder / file)
+    )

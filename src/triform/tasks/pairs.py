@@ -135,5 +135,7 @@ def encode_once(
     def make(folder: Path) -> None:
         encode(pairs, sources, targets, folder)
 
-    made = cache.folder(["translate", what, sources[0].to_json(), targets[0].to_json()], make)
-    return TokenStore.open(made / "train.source"), TokenStore.open(made / "train.target")
+    def read(folder: Path) -> tuple[TokenStore, TokenStore]:
+        return TokenStore.open(folder / "train.source"), TokenStore.open(folder / "train.target")
+
+    return cache.open(["translate", what, sources[0].to_json(), targets[0].to_json()], make, read)

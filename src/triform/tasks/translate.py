@@ -24,6 +24,7 @@ from triform.decode.choose import row_seeds
 from triform.decode.search import run_search
 from triform.errors import ConfigError, DataError
 from triform.metrics import Scores, translation_scores
+from triform.models.host_memory import require_memory
 from triform.models.kinds import AnySeq2Seq, make_seq2seq
 from triform.nn.vocabulary import learning_loss
 from triform.settings import Settings, build
@@ -67,6 +68,7 @@ class Translate(Task):
             max_len=config.data.max_len,
             target_vocab_size=0 if config.tokenizer.shared else target.vocab_size,
         )
+        require_memory(config, self.sizes)
         self.model = make_seq2seq(config.model, self.sizes)
 
     @classmethod

@@ -48,7 +48,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise CheckpointError(f"{path}: there is no tokenizer file here") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: not a Triform tokenizer, or a damaged one") from None
     if version > FORMAT:
         raise CheckpointError(f"{path}: format {version} is newer than this Triform reads ({FORMAT})")

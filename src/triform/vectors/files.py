@@ -31,6 +31,7 @@ READS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safe
 WRITES = {ending: kind for ending, kind in READS.items() if ending != ".vec"}
 FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
 PARTS = {"text": " \n", "binary": " \n", "safetensors": "\n"}  # what parts words in a file: it can be in none
+LONGEST_COUNT = 12  # digits of a number of words, or of numbers a vector
 SHORTEST_NUMBER = 2  # bytes of a number in a text file, with the space before it
 
 
@@ -98,6 +99,8 @@ def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int
     """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
+        if max(map(len, parts)) > LONGEST_COUNT:
+            raise DataError("its first line promises more words or numbers than any file holds", path=path)
         return int(parts[0]), int(parts[1])
     if headless and len(parts) > 2 and all(map(_is_number, parts[1:])):
         return -1, len(parts) - 1
@@ -215,7 +218,7 @@ def _read_tensors(path: Path) -> Content:
         try:
             words = file.get_tensor("words").tobytes().decode().split("\n")
             about = json.loads(metadata.get("about", "{}"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DataError("is damaged: its words cannot be read", path=path) from None
     if len(words) != len(matrix):
         raise DataError(f"is damaged: {len(words):,} words and {len(matrix):,} vectors", path=path)

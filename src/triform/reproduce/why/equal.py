@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from triform.config import Config, Sizes
-from triform.explain.budget import budget
+from triform.models.budget import budget
 from triform.reproduce.why.parts import WIDTHS
 from triform.settings import Settings, build
 

@@ -1,0 +1,101 @@
+"""The smallest and the largest value of every setting that is a number.
+
+The largest ones are generous: beyond them lies a slip of the pen, or a file that is not what it seems.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from triform.errors import ConfigError
+
+LONGEST = 2**24  # tokens a model reads at once
+WIDEST = 2**16  # d_model
+COUNT = 10**9  # steps, rows and the like
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 1),
+    "data.valid_fraction": (0, 0.5),
+    "data.max_len": (0, LONGEST),
+    "tokenizer.vocab_size": (0, 2**24),
+    "tokenizer.min_count": (1, COUNT),
+    "tokenizer.dropout": (0, 0.5),
+    "model.d_model": (0, WIDEST),
+    "model.d_ff": (0, 2**20),
+    "model.n_layers": (0, 1000),
+    "model.n_heads": (0, 4096),
+    "model.n_kv_heads": (0, 4096),
+    "model.dropout": (0, 0.95),
+    "model.attention_dropout": (0, 0.95),
+    "model.rotary_base": (1, 1e12),
+    "model.rotary_scaling": (0, 1e9),
+    "model.max_distance": (0, LONGEST),
+    "model.n_buckets": (4, WIDEST),
+    "model.window": (-1, 2**31),
+    "model.layer_windows": (-1, 2**31),
+    "model.norm_eps": (0, 1),
+    "model.segments": (0, 1000),
+    "model.pair_rows": (0, 2**28),
+    "model.head_hidden": (0, 2**20),
+    "train.lr": (0, 1e38),
+    "train.betas": (0, 1),
+    "train.momentum": (0, 1),
+    "train.weight_decay": (0, 1000),
+    "train.warmup_steps": (-1, COUNT),
+    "train.final_lr_ratio": (0, 1),
+    "train.plateau_factor": (0.01, 0.99),
+    "train.plateau_patience": (0, COUNT),
+    "train.batch_size": (0, 2**24),
+    "train.batch_tokens": (0, 2**30),
+    "train.accumulate": (1, 10**6),
+    "train.max_steps": (0, COUNT),
+    "train.epochs": (0, 10**6),
+    "train.clip_norm": (0, 1e18),
+    "train.label_smoothing": (0, 0.9),
+    "train.consistency": (0, 1000),
+    "train.average": (0, 0.999999),
+    "train.freeze": (-1, 1000),
+    "train.layer_decay": (0.01, 1),
+    "train.lora_rank": (0, WIDEST),
+    "train.lora_alpha": (0, 10**6),
+    "train.lora_dropout": (0, 0.95),
+    "train.eval_every": (0, COUNT),
+    "train.checkpoint_every": (0, COUNT),
+    "train.log_every": (0, 10**6),
+    "train.patience": (0, COUNT),
+    "decode.temperature": (1e-6, 1e6),
+    "decode.top_k": (0, 2**24),
+    "decode.top_p": (0, 1),
+    "decode.beam_size": (1, 1000),
+    "decode.length_penalty": (0, 10),
+    "decode.max_new_tokens": (0, 10**6),
+}
+
+
+def check_bounds(section: Any, name: str = "") -> None:
+    """Every number of a section lies where it may."""
+    for each in fields(section):
+        setting = f"{name}.{each.name}" if name else each.name
+        if setting in BOUNDS:
+            value = getattr(section, each.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                check_bound(setting, number)
+
+
+def check_bound(setting: str, number: float) -> None:
+    """One number lies within the bounds of its setting."""
+    low, high = BOUNDS[setting]
+    if not low <= number <= high:
+        raise ConfigError(f"{setting}={shown(number)} must lie between {low} and {high}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: of a very long one only the beginning."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    return shortened(repr(value))
+
+
+def shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"

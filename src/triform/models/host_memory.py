@@ -1,0 +1,116 @@
+"""Whether the memory of this computer can hold a model, told before any of it is built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from triform.config import Config, Sizes
+from triform.errors import ConfigError
+from triform.models.budget import budget
+
+GIB = 2**30
+FLOAT = 4  # bytes of a number
+MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+CONTROL_GROUPS = (  # limit and use of a container: of control groups 2, then of 1
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+# What makes each role of a parameter large, in the order in which to lower it.
+LARGE_BY = {
+    "tokens": "the vocabulary (tokenizer.vocab_size), model.pair_rows or model.d_model",
+    "output": "the vocabulary (tokenizer.vocab_size), model.head_hidden or model.d_model",
+    "positions": "data.max_len, model.max_distance or model.d_model",
+    "feedforward": "model.d_ff, model.d_model or model.n_layers",
+}
+
+
+def require_memory(config: Config, sizes: Sizes) -> None:
+    """Refuse a model whose weights alone do not fit into memory; counted by formulas, so that it takes no time."""
+    _check_sizes(config, sizes)
+    counted = budget(config, replace(sizes, n_labels=max(2, sizes.n_labels)))  # published models may have one
+    needed = FLOAT * (counted.total + _tables(config, sizes))
+    have = available_memory()
+    if needed <= have:
+        return
+    by_role: dict[str, int] = {}
+    for part, line in counted.every_line():
+        by_role[line.role] = by_role.get(line.role, 0) + part.layers * line.total
+    largest = max(by_role, key=by_role.__getitem__)
+    largest = "positions" if _tables(config, sizes) > by_role[largest] else largest
+    raise ConfigError(
+        f"the model has {counted.total:,} parameters, which need {needed / GIB:,.1f} GiB of memory; "
+        f"{have / GIB:,.1f} GiB are free: lower {LARGE_BY.get(largest, 'model.d_model or model.n_layers')}"
+    )
+
+
+def _check_sizes(config: Config, sizes: Sizes) -> None:
+    """Nothing is left open of what a stored config must say."""
+    model = config.model
+    needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
+    said = {f"model.{name}": getattr(model, name) for name in needed} | {"data.max_len": sizes.max_len}
+    for name, value in said.items():
+        if not value:
+            raise ConfigError(f"{name}=0 does not say how large the model is: it must be above 0")
+    if config.task == "classify" and not sizes.n_labels:
+        raise ConfigError("data.labels names no labels, so nothing says what a text may be")
+
+
+def _tables(config: Config, sizes: Sizes) -> int:
+    """Numbers that are computed rather than trained, and kept all the same."""
+    model = config.model
+    if model.positions in ("sinusoidal", "sinusoidal_halves"):
+        return sizes.max_len * model.d_model
+    return 4 * sizes.max_len * model.head_dim if model.positions == "rotary" and not model.is_recurrent else 0
+
+
+def available_memory() -> int:
+    """Bytes that this process can still have: of the computer, its container, and the limit of the process."""
+    return max(0, min(_of_computer(), *map(_of_container, CONTROL_GROUPS), _of_process()))
+
+
+def _of_computer() -> int:
+    found = _named(MEMINFO, "MemAvailable:")
+    if found is not None:
+        return found
+    try:  # elsewhere all that there is: better than no limit
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
+
+
+def _of_container(files: tuple[Path, Path]) -> int:
+    try:
+        limit, used = (int(file.read_text()) for file in files)
+    except (OSError, ValueError):  # no container, or "max"
+        return sys.maxsize
+    return limit - used + _reclaimable(files[1].with_name("memory.stat"))
+
+
+def _reclaimable(stat: Path) -> int:
+    """Of what counts as used, files that are only remembered."""
+    return _named(stat, "inactive_file", unit=1) or _named(stat, "total_inactive_file", unit=1) or 0
+
+
+def _of_process() -> int:
+    """What a limit such as `ulimit -v` leaves."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - (_named(STATUS, "VmSize:") or 0)
+
+
+def _named(file: Path, name: str, *, unit: int = 1024) -> int | None:
+    """A number of a file that has lines of names and numbers."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((unit * int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)
