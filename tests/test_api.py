@@ -105,3 +105,16 @@ def test_only_texts_can_be_predicted(odd: object, rows: str, tmp_path: Path) -> 
     run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
     with pytest.raises(triform.DataError, match="predict takes texts"):
         run.predict(["thing", odd])  # type: ignore[list-item]
+
+
+def test_a_run_is_shown_in_one_line(rows: str, tmp_path: Path) -> None:
+    run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
+    parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
+    shown = f"Run(task='classify', path='{run.path}', parameters={parameters:,}, device='cpu', precision='fp32')"
+    assert repr(run) == shown
+    assert repr(triform.load(run.path, device="cpu", precision="bf16")) == shown.replace("fp32", "bf16")
+
+
+def test_dir_lists_the_public_names_and_nothing_else() -> None:
+    assert dir(triform) == sorted([*triform.__all__, "__version__"])
+    assert all(hasattr(triform, name) for name in dir(triform))

@@ -46,6 +46,10 @@ _LATER = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'triform' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -355,8 +356,9 @@ def close(trainer: Trainer, *, samples: bool = True) -> None:
         trainer.take_best()
         task.model.eval()
         file = MetricsFile(folder.metrics_file)
-        for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():
-            file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
+        with suppress(DataError):  # a data file that is gone by now leaves the report without samples
+            for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():
+                file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
     write_report(folder.path)
 
 

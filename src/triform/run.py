@@ -17,6 +17,7 @@ from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from triform.metrics import Scores
+from triform.models.budget import budget
 from triform.nn.precision import Precision, cast_model, resolve_precision
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
@@ -51,6 +52,14 @@ class Run:
     task: Task
     precision: Precision = "fp32"
     adapter: Path | None = None
+
+    def __repr__(self) -> str:
+        parameters = budget(self.config, self.task.sizes).total  # int8 layers have none that torch could count
+        adapter = f", adapter={str(self.adapter)!r}" if self.adapter else ""
+        return (
+            f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, parameters={parameters:,}, "
+            f"device={str(self.task.device)!r}, precision={self.precision!r})"
+        )
 
     @property
     def config(self) -> Config:

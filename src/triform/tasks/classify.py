@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -48,6 +49,8 @@ from triform.tasks.task import (
     unknown_note,
 )
 from triform.text import Tokenizer
+
+MOST_READ = 50_000  # rows that are read again to show some of them in the report
 
 
 class Classify(Task):
@@ -254,13 +257,13 @@ class Classify(Task):
         )
 
     def samples(self, data: Examples) -> list[dict[str, str]]:
-        rows = range(0, len(data), max(1, len(data) // 8))[:8]
-        texts = [self.tokenizer.decode(data.store[row].tolist()) for row in rows]
-        truth = [self.labels[data.labels[row]] for row in rows]
-        guesses = self.predict(texts)
+        n = min(len(data), MOST_READ)
+        chosen = range(0, n, max(1, n // 8))[:8]
+        rows = [row for place, row in enumerate(islice(self.rows(), chosen.stop)) if place in chosen]
+        made = self.predict([row.text for row in rows])
         return [
-            {"input": guess.input, "output": guess.output, "expected": label}
-            for guess, label in zip(guesses, truth, strict=True)
+            {"input": row.text, "output": each.output, "expected": row.label}
+            for row, each in zip(rows, made, strict=True)
         ]
 
 

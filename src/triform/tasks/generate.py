@@ -51,6 +51,8 @@ from triform.text import Tokenizer, encode_stream
 
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
 
+MOST_LINES = 1_000  # of held-out text that are looked at for prompts to show in the report
+
 
 class Generate(Task):
     name = "generate"
@@ -262,10 +264,21 @@ class Generate(Task):
         )
 
     def samples(self, data: Stream) -> list[dict[str, str]]:
+        exact = self.tokenizer.lossless and not self.config.tokenizer.lowercase
+        prompts = self._decoded_prompts(data) if exact else self._original_prompts()
+        return [{"input": made.input, "output": made.output} for made in self.predict(["", *prompts])]
+
+    def _decoded_prompts(self, data: Stream) -> list[str]:
         starts = np.linspace(0, max(0, len(data) - 17), num=3, dtype=np.int64)
         prompts = [self.tokenizer.decode(data.store.tokens[start : start + 16].tolist()) for start in starts]
-        usable = ["", *(prompt for prompt in prompts if prompt and not self.tokenizer.unknown(prompt))]
-        return [{"input": made.input, "output": made.output} for made in self.predict(usable)]
+        return [prompt for prompt in prompts if prompt and not self.tokenizer.unknown(prompt)]
+
+    def _original_prompts(self) -> list[str]:
+        """The first words of a few lines: decoding their tokens would not give the text back."""
+        lines = (line.split(maxsplit=8)[:8] for piece in self.rows() for line in piece.text.splitlines())
+        prompts = [" ".join(words) for words in islice(lines, MOST_LINES) if words]
+        usable = [prompt for prompt in prompts if not self.tokenizer.unknown(prompt)]
+        return usable[:: max(1, len(usable) // 3)][:3]
 
 
 def training_part(config: Config) -> int | None:
