@@ -30,6 +30,7 @@ from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import agreeing_loss, check_finite, cross_entropy
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
+from triform.tasks.label_notices import label_notices
 from triform.tasks.labelled import Examples, Labelled, encode, encode_once, encoded_rows
 from triform.tasks.leaks import leak_notices
 from triform.tasks.learned import layout, learned_tokenizer, ways
@@ -103,10 +104,11 @@ class Classify(Task):
         columns = describe_rows(train_name, config.data)
         notices += [f"{train_name}: {columns}"] if columns else []
         notices += [
-            f"{train_name}: {len(train[1]) // len(splits)} texts to train on, {len(labels)} labels: {shown}"
+            f"{train_name}: {len(train[1]) // len(splits):,} texts to train on, {len(labels)} labels: {shown}"
         ]
         examples = task._examples(train_name, *train, notices, versions=len(splits))
         valid = task.held_out(notices, folder)
+        notices += label_notices(train_name, labels, train[1], None if valid is None else valid.labels)
         return Prepared(task=task, train=examples, valid=valid, notices=tuple(notices))
 
     @classmethod
