@@ -35,7 +35,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "metrics": (),
     "stats": ("errors", "formatting"),
     "baselines": ("errors", "config", "text", "data", "metrics"),
-    "tasks": ("errors", "formatting", "config", "settings", "text", "nn", "data", "models", "decode", "metrics", "baselines"),
+    "tasks": (
+        "errors",
+        "formatting",
+        "config",
+        "settings",
+        "text",
+        "nn",
+        "data",
+        "models",
+        "decode",
+        "metrics",
+        "baselines",
+    ),
     "training": (
         *(
             "errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from triform.models.budget import budget
 from triform.nn.precision import Precision, cast_model, resolve_precision
 from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
+from triform.tasks.leaks import training_file_notices
 from triform.tasks.task import Dataset
 from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
@@ -88,7 +89,7 @@ class Run:
     def evaluate_with_notices(
         self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
     ) -> tuple[Scores, list[str]]:
-        notices: list[str] = []
+        notices = self.training_file_notices(data) if data else []
         name = data or self.test_set()
         if not name:
             self._need_own_data("say which file to score")
@@ -101,6 +102,19 @@ class Run:
             if not math.isfinite(scores["loss"]):
                 raise NonFiniteError
         return scores, notices
+
+    def training_file_notices(self, name: str) -> list[str]:
+        """A warning where a file, or `source,target`, has the content of what the run was trained on.
+
+        The checkpoint has the fingerprints of the training files, so that they may have moved since.
+        """
+        folder, data = RunFolder(self.path), self.config.data
+        known: dict[str, str] = {}
+        with suppress(CheckpointError):  # the model answers without its checkpoint
+            if latest := folder.latest_checkpoint():
+                known = folder.read_state(latest)["marks"].get("data", {})
+        trained_on = [known[file] for file in (data.train, data.source, data.target) if file in known]
+        return training_file_notices(name, trained_on)
 
     def baselines(self, data: str | Path = "") -> Table:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""

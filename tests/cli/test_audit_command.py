@@ -303,3 +303,19 @@ def test_documents_leak_and_running_text_only_as_a_whole(train: Command, tmp_pat
     same = put(tmp_path / "same.txt", files.txt.read_text())
     assert train("generate", "--data", files.txt, "--valid", same, *small, "--out", tmp_path / "three").code == 0
     assert "is the training text itself" in notices(tmp_path / "three")[0]
+
+
+def test_evaluate_says_when_a_file_is_the_training_data_by_its_content(
+    triform: Command, train: Command, tmp_path: Path
+) -> None:
+    rows = [f"day {n} was {'fine' if n % 2 else 'grey'},{'good' if n % 2 else 'bad'}\n" for n in range(40)]
+    data = put(tmp_path / "rows.csv", "text,label\n" + "".join(rows))
+    assert train("classify", "--data", data, "--out", tmp_path / "run").code == 0
+    copy, part = (
+        put(tmp_path / name, "text,label\n" + "".join(rows[:n])) for name, n in (("a.csv", 40), ("b.csv", 30))
+    )
+    data.unlink()  # the run remembers the content, not the place
+    told = triform("evaluate", tmp_path / "run", "--data", copy)
+    assert told.code == 0
+    assert told.err.startswith(f"warning: {copy}: has the same content as the training data: ")
+    assert triform("evaluate", tmp_path / "run", "--data", part).err == ""

@@ -58,6 +58,27 @@ def test_a_study_leaves_runs_and_tables(place: Path, tree: Tree, study: Run) -> 
     assert "too few seeds to tell" in as_text(outcome) or "no difference at all" in as_text(outcome)
 
 
+def test_a_test_file_with_the_content_of_the_training_file_is_told(place: Path, tree: Tree, study: Run) -> None:
+    (place / "copy.tsv").write_bytes((place / "rows.tsv").read_bytes())
+    outcome = study(tree | {"tests": {"more": "more.tsv", "copy": "copy.tsv"}}, out="out", seeds=2)
+    told = [note for note in outcome.notes if "same content as the training data" in note]
+    says = "what it scores is memory and says nothing about new text; score another file"
+    assert told == [f"{place / 'copy.tsv'}: has the same content as the training data: {says}"]
+    assert f"\nwarning: {told[0]}\n" in as_text(outcome)
+    page = (place / "out" / "study.html").read_text(encoding="utf-8")
+    warnings = page.partition('<section class="notices warnings">')[2].partition("</section>")[0]
+    assert "same content as the training data" in warnings
+
+
+def test_a_test_pair_of_files_that_was_trained_on_is_told(place: Path, tree: Tree, study: Run) -> None:
+    tree |= {"task": "translate", "tests": {"same": "a.en,a.fr", "turned": "a.fr,a.en", "half": "a.en,b.fr"}}
+    tree["common"]["data.train"] = "a.en,a.fr"
+    (place / "b.fr").write_text((place / "a.fr").read_text(encoding="utf-8").title(), encoding="utf-8")
+    outcome = study(tree, out="out", seeds=1)
+    told = [note for note in outcome.notes if "same content as the training data" in note]
+    assert [note.partition(": ")[0] for note in told] == [f"{place / 'a.en'},{place / 'a.fr'}"]
+
+
 def test_a_variants_runs_are_what_train_seeds_gives(place: Path, tree: Tree, study: Run) -> None:
     outcome = study(tree, out="out")
     alone = train_seeds(

@@ -42,7 +42,7 @@ def test_a_label_never_seen_is_an_error_with_its_line(shelf: Shelf, tmp_path: Pa
 
 
 def test_texts_that_are_cut_are_counted_in_a_notice(shelf: Shelf) -> None:
-    (labels, train, valid) = shelf["classify"].notices
+    (labels, train, valid, _few) = shelf["classify"].notices
     assert labels.endswith("3 labels: 2, 10, blue")
     too_long = sum(len(text.split()) > TINY["data.max_len"] for text in sentences())
     assert int(train.split(": ")[1].split()[0]) + int(valid.split(": ")[1].split()[0]) == too_long > 0

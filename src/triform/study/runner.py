@@ -130,7 +130,7 @@ def _evaluated(run: Run, test: str) -> Json:
 
 def _translated(run: Run, test: str) -> Json | None:
     """BLEU with what each sentence adds to it; validation as during training: greedy, its first few hundred."""
-    notices: list[str] = []
+    notices = run.training_file_notices(test) if test else []
     data: Any = run.task.read(test, notices) if test else run.task.held_out([])
     if data is None:
         return None

@@ -43,9 +43,9 @@ def _number_labels(name: str, labels: Sequence[str], n_texts: int) -> list[str]:
         return []
     return [
         WarningText(
-            f"{name}: the label column looks like numbers with {count:,} distinct values. Triform classifies, it does "
-            "not regress: every value is a label of its own, and none is closer to another. To predict a quantity, "
-            "replace the numbers by a few ranges, such as low, medium and high"
+            f"{name}: the label column looks like numbers with {count:,} distinct values. Triform classifies, it "
+            "does not regress: every value is a label of its own, and none is closer to another. To predict a "
+            "quantity, replace the numbers by a few ranges, such as low, medium and high"
         )
     ]
 
@@ -63,8 +63,8 @@ def _imbalance(name: str, labels: Sequence[str], train: Labels, valid: Labels | 
     return [
         WarningText(
             f"{name}: the labels are unbalanced: of the training texts {shares[most]} and {shares[least]}. Always "
-            f"answering {labels[most]!r} has an accuracy of {accuracy} on the {where} texts: judge the model by f1 as "
-            "well, which weighs every label alike"
+            f"answering {labels[most]!r} has an accuracy of {accuracy} on the {where} texts: judge the model by "
+            "f1 as well, which weighs every label alike"
         )
     ]
 

@@ -1,15 +1,16 @@
-"""What validation data shares with training data, said when training begins."""
+"""What validation and test data share with training data, said when training begins and when files are scored."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from triform.data.audit import seen
 from triform.data.cache import TokenCache
 from triform.data.readers import fingerprint
-from triform.errors import WarningText
+from triform.errors import DataError, WarningText
 
 MEMORY = "is memory"  # what every line on a leak says, so that it is known again
 
@@ -45,6 +46,20 @@ def same_text_notices(train: str, valid: str) -> list[str]:
     return [
         WarningText(f"{valid}: is the training text itself: what it scores {MEMORY}; give --valid another file")
     ]
+
+
+def training_file_notices(name: str, trained_on: list[str]) -> list[str]:
+    """Warn where a file to be scored has the content of the training data.
+
+    Args:
+        name: A file, or `source,target`.
+        trained_on: The fingerprints of the training files, in the same order.
+    """
+    with suppress(DataError):  # what cannot be read is for the reader to refuse
+        if trained_on and [fingerprint(file) for file in _files(name)] == trained_on:
+            same = "has the same content as the training data: what it scores"
+            return [WarningText(f"{name}: {same} {MEMORY} and says nothing about new text; score another file")]
+    return []
 
 
 def _files(valid: str) -> list[str]:
