@@ -186,6 +186,8 @@ def read_toml(path: Path) -> Settings:
 
 
 def load_toml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is not a file of settings")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

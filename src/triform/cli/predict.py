@@ -154,7 +154,9 @@ def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _standard_input() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    from triform.data.files import limited_lines
+
+    for number, line in limited_lines(sys.stdin.buffer, "standard input"):
         try:
             yield line.decode().rstrip("\r\n")
         except UnicodeDecodeError:

@@ -47,6 +47,7 @@ _LANGUAGES = (
     "slovak slovenian spanish swedish turkish ukrainian vietnamese"
 )
 LANGUAGES = frozenset(_LANGUAGES.split())
+MOST_NAMES = 50  # of columns that a message lists
 SUSPICIOUS = 20  # rows without one repeated label before a guessed label column is refused
 ONE_COLUMN = "has only one column; {} are needed, separated by commas in a .csv and by tabs in a .tsv"
 WORD = re.compile(r"[^\W\d][\w.-]{0,29}")
@@ -71,13 +72,20 @@ def known_name(names: Sequence[str], known: Sequence[str], *, but: int | None = 
     return next((folded.index(name) for name in known if name in folded), None)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The names for a message: the first of very many, and the beginning of very long ones."""
+    shown = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names[:MOST_NAMES]]
+    return ", ".join([*shown, *["..."] * (len(names) > MOST_NAMES)])
+
+
 def named(path: str, setting: str, name: str, names: Sequence[str], *, what: str = "column") -> int:
     """The place of the name the user asked for."""
     folded = [_fold(each) for each in names]
     if _fold(name) in folded:
         return folded.index(_fold(name))
-    closest = sorted(names, key=lambda each: -difflib.SequenceMatcher(None, _fold(name), _fold(each)).ratio())
-    there = ", ".join(repr(each if len(each) <= 40 else each[:37] + "...") for each in closest)
+    some = names[:MOST_NAMES]
+    closest = sorted(some, key=lambda each: -difflib.SequenceMatcher(None, _fold(name), _fold(each[:99])).ratio())
+    there = listed(closest) + ", ..." * (len(names) > MOST_NAMES)
     raise DataError(f"has no {what} {name!r}; there are {there}: set data.{setting} to one of them", path=path)
 
 
@@ -87,13 +95,18 @@ def _asked(path: str, setting: str, value: str, names: Sequence[str] | None, wid
         return None
     if not value.isdecimal():
         return named(path, setting, value, names or ())
-    if not 1 <= int(value) <= width:
-        there = f" ({', '.join(map(repr, names))})" if names else ""
+    if not 1 <= _as_number(value) <= width:
+        there = f" ({listed(names)})" if names else ""
         raise DataError(
-            f"has no column {value}; there are {width}{there}: set data.{setting} from 1 to {width}",
+            f"has no column {value[:40]}; there are {width}{there}: set data.{setting} from 1 to {width}",
             path=path,
         )
-    return int(value) - 1
+    return _as_number(value) - 1
+
+
+def _as_number(column: str) -> int:
+    """A column's number; one of very many digits is none that any table has."""
+    return int(column) if len(column) < 10 else 10**9
 
 
 def _cells(rows: Rows, column: int) -> list[str]:
@@ -203,7 +216,7 @@ def row_columns(path: str, rows: Rows, layout: DataConfig, *, labelled: bool) ->
 
 def _absent(column: str, first: Sequence[str]) -> bool:
     if column.isdecimal():
-        return int(column) > len(first)
+        return _as_number(column) > len(first)
     return _fold(column) not in map(_fold, first)
 
 
@@ -302,7 +315,7 @@ def row_keys(path: str, keys: Sequence[str], layout: DataConfig, *, labelled: bo
     label = known_name(keys, LABEL_NAMES, but=text) if label is None else label
     for place, setting, example in ((text, "text_column", "text"), (label, "label_column", "label")):
         if place is None and (labelled or setting == "text_column"):
-            there = ", ".join(map(repr, keys)) or "none"
+            there = listed(keys) or "none"
             raise DataError(f"has no key like {example!r}; there are {there}: set data.{setting}", path=path)
     assert text is not None
     return keys[text], "" if label is None else keys[label]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ KINDS: dict[str, Kind] = {
 Found = TypeVar("Found")
 BUILTIN = "builtin:"
 SMALL = 1 << 22  # bytes of a file that takes no time worth saving
+LONGEST_LINE = 1 << 26  # bytes of a line, or of a row of a table
 BLOCK = 1 << 20  # bytes read at once, and about the characters of a piece
 
 
@@ -61,6 +63,7 @@ def _suffix(path: str) -> str:
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
     """The file's bytes, unzipped where its name ends in .gz; what goes wrong becomes a DataError."""
+    _refuse_special(path)
     try:
         if path.lower().endswith(".gz"):
             with gzip.open(path, "rb") as unzipped:
@@ -80,6 +83,33 @@ def opened(path: str) -> Iterator[BinaryIO]:
         raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
 
 
+def _refuse_special(path: str) -> None:
+    """Pipes and devices need not end, and cannot be read twice; a pipe without a writer would be waited for."""
+    if "\0" in path:
+        raise DataError("no file has this name: it holds a NUL character", path=path)
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return  # opening it will say what is wrong
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        raise DataError(f"is {kind}, not a file; copy its content to a file", path=path)
+
+
+def limited_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
+    """Lines with their ends, counted from 1, of which no more than `LONGEST_LINE` bytes are ever held."""
+    number = 0
+    while raw := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(raw) > LONGEST_LINE:
+            raise DataError(
+                f"has no line end within {LONGEST_LINE >> 20} MiB, so it is not lines of text",
+                path=path,
+                line=number,
+            )
+        yield number, raw
+
+
 def _not_utf8(path: str, line: int, bad: bytes) -> DataError:
     wide = line == 1 and bad.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     charset = "utf-16" if wide else "latin1"
@@ -89,7 +119,7 @@ def _not_utf8(path: str, line: int, bad: bytes) -> DataError:
 def decoded_lines(path: str) -> Iterator[str]:
     """Lines with their ends, without a byte order mark."""
     with opened(path) as file:
-        for number, raw in enumerate(file, 1):
+        for number, raw in limited_lines(file, path):
             if number == 1:
                 raw = raw.removeprefix(codecs.BOM_UTF8)
             try:
@@ -161,7 +191,7 @@ def size_of(path: str) -> int:
     """Bytes of a file, zipped or not; 0 for what is no file."""
     try:
         return Path(path).stat().st_size
-    except OSError:
+    except (OSError, ValueError):
         return 0
 
 

@@ -126,11 +126,13 @@ def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
     """The names, numbered where they would occur twice: a, a_2, a_3."""
     found: list[str] = []
     used = set(taken)
+    last: dict[str, int] = {}
     for name in names:
-        number, unique = 1, name
+        number, unique = last.get(name, 1), name
         while unique in used:
             number += 1
             unique = f"{name}_{number}"
+        last[name] = number
         used.add(unique)
         found.append(unique)
     return found

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
-from triform.data.columns import Columns, Rows
-from triform.data.files import Kind, decoded_lines, numbered_lines
+from triform.data.columns import Columns, Rows, listed
+from triform.data.files import LONGEST_LINE, Kind, decoded_lines, numbered_lines
 from triform.errors import DataError
 
 SAMPLE_ROWS = 1000
 SAMPLE_CHARACTERS = 1 << 22
-LONGEST_FIELD = 1 << 26  # characters of one csv field; beyond it a quote was surely left open
 
 Record = tuple[int, list[str]]
 Cells = tuple[int, str, str]
@@ -21,11 +20,22 @@ Object = dict[str, object]
 
 
 def _csv_records(path: str) -> Iterator[Record]:
-    csv.field_size_limit(max(LONGEST_FIELD, csv.field_size_limit()))
-    reader = csv.reader(decoded_lines(path), strict=True)
+    csv.field_size_limit(max(LONGEST_LINE, csv.field_size_limit()))
+    held = 0  # characters of the row that is being read
+
+    def lines() -> Iterator[str]:
+        nonlocal held
+        for text in decoded_lines(path):
+            held += len(text)
+            if held > LONGEST_LINE:
+                raise csv.Error(f"a row of more than {LONGEST_LINE >> 20} million characters: a quote is left open")
+            yield text
+
+    reader = csv.reader(lines(), strict=True)
     line = 1
     try:
         for fields in reader:
+            held = 0
             if fields:
                 yield line, fields
             line = reader.line_num + 1
@@ -162,5 +172,5 @@ def _whole(path: str, line: int, key: str, text: str) -> str:
 def _value(path: str, line: int, record: Object, key: str) -> object:
     if key not in record:
         there: Sequence[str] = list(record)
-        raise DataError(f"has no {key!r}; there are {', '.join(map(repr, there))}", path=path, line=line)
+        raise DataError(f"has no {key!r}; there are {listed(there)}", path=path, line=line)
     return record[key]
