@@ -88,3 +88,16 @@ def test_int8_on_cuda_is_refused_before_weights_are_read(classifier: Path, monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="int8 is for the CPU"):
         package.load(classifier, device="cuda", precision="int8")
+
+
+@pytest.mark.parametrize("kind", LOWER)
+def test_lower_precision_is_shown_where_it_is_used(triform: Command, classifier: Path, kind: str) -> None:
+    note = f"note: computed in {kind}; answers may differ a little from fp32\n"
+    how = ("--precision", kind, "--device", "cpu")
+    answer = triform("predict", classifier, "the soup", *how, "--json")
+    assert note in answer.err
+    assert answer.json[0]["precision"] == kind
+    assert note in triform("evaluate", classifier, *how).err
+    answer = triform("predict", classifier, "the soup", "--device", "cpu", "--json")
+    assert "precision" not in answer.json[0]
+    assert "computed in" not in answer.err + triform("evaluate", classifier, "--device", "cpu").err

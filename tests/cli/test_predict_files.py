@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triform.cli.predict import shown
+from triform.cli.predict import shown, summarize_notes
 from triform.data.tables import objects
 from triform.tasks import Prediction
 
@@ -162,3 +162,29 @@ def test_of_many_labels_the_five_likeliest_are_shown() -> None:
     few = {f"label{n}": 0.2 for n in range(5)}
     assert shown(Prediction(input="a", output="label0", probabilities=few)).count("%") == 5
     assert "more" not in shown(Prediction(input="a", output="label0", probabilities=few))
+
+
+def test_notes_are_counted_and_written_where_there_are_any(
+    triform: Command, classifier: Path, tmp_path: Path
+) -> None:
+    table, out = tmp_path / "p.csv", tmp_path / "o.csv"
+    table.write_text("text,id\nthe soup,1\n,2\nqq zz,3\n,4\n")
+    answer = triform("predict", classifier, "--input", table, "--output", out, "--json")
+    assert "note: 2 of 4 texts: the text is empty\n" in answer.err
+    assert "note: 1 of 4 texts: no word of the text is known to the model\n" in answer.err
+    assert ["notes" in one for one in answer.json] == [False, True, True, True]
+    assert [row["notes"] for row in read_csv(out)] == [
+        *("", "the text is empty", "no word of the text is known to the model", "the text is empty")
+    ]
+    assert triform("predict", classifier, "--input", table, "--output", tmp_path / "o.jsonl").code == 0
+    written = [json.loads(line)["notes"] for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert written[:2] == [[], ["the text is empty"]]
+    assert triform("predict", classifier, "the soup", "--output", out).code == 0
+    assert "notes" not in read_csv(out)[0]
+
+
+def test_notes_that_differ_only_in_numbers_are_one_line() -> None:
+    notes = [(), ("only the first 5 of 8 tokens were read",), ("only the first 5 of 9 tokens were read",)]
+    made = [Prediction(input="a", output="b", notes=each) for each in notes]
+    assert summarize_notes(made) == ["note: 2 of 3 texts: for example, only the first 5 of 8 tokens were read"]
+    assert summarize_notes(made[1:2]) == ["note: only the first 5 of 8 tokens were read"]

@@ -30,22 +30,23 @@ class Asked:
 
 
 def audit(
-    subject: Annotated[
-        str, typer.Argument(metavar="RUN|FILE", help="A run folder, as with --run, or a training file.")
+    subject: Annotated[str, typer.Argument(metavar="RUN|FILE", help="The run or training file to look at.")] = "",
+    train: Annotated[str, typer.Option(metavar="F", help="The training file; the default is the run's.")] = "",
+    valid: Annotated[
+        str, typer.Option(metavar="F", help="The validation file; for translate also SOURCE,TARGET.")
     ] = "",
-    train: Annotated[str, typer.Option(metavar="F", help="What is learned from; default: what RUN was.")] = "",
-    valid: Annotated[str, typer.Option(metavar="F", help="Validation set (translate: also SOURCE,TARGET).")] = "",
-    test: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]F", help="A set to be judged by. Repeatable.")
-    ] = None,
-    task: Annotated[str, typer.Option(help="classify, generate or translate; default: by the training file.")] = "",
+    test: Annotated[list[str] | None, typer.Option(metavar="[NAME=]F", help="A test file. Repeatable.")] = None,
+    task: Annotated[str, typer.Option(help="The task; the default is guessed from the file.")] = "",
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Score this run on rows it has seen and on others, apart.")
+        Path | None, typer.Option(metavar="RUN", help="Evaluate this run on seen and on unseen rows.")
     ] = None,
     max_len: Annotated[
-        int, typer.Option(metavar="N", show_default=False, help="Count longer rows: words, or tokens of RUN.")
+        int,
+        typer.Option(metavar="N", show_default=False, help="Count rows of more than N words (tokens of the run)."),
     ] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if there is a leak or a conflict.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 1 if there is a leak or a conflict.")
+    ] = False,
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",

@@ -29,15 +29,18 @@ def evaluate(
     run: RunPath,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]F", help="A set to score; translate: also SOURCE,TARGET. Repeatable."),
+        typer.Option(
+            metavar="[NAME=]F", help="A file to evaluate on; for translate also SOURCE,TARGET. Repeatable."
+        ),
     ] = None,
-    source: Annotated[str, typer.Option(help="translate: sentences, one a line.")] = "",
-    target: Annotated[str, typer.Option(help="translate: their translations.")] = "",
+    source: Annotated[str, typer.Option(help="For translate: a file with one sentence per line.")] = "",
+    target: Annotated[str, typer.Option(help="For translate: a file with their translations.")] = "",
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Beside them what needs no Transformer, fitted on the run's data.")
+        bool, typer.Option("--baselines", help="Also evaluate baselines that need no Transformer.")
     ] = False,
     stride: Annotated[
-        int, typer.Option(metavar="N", min=0, help="generate: windows N tokens apart, so that they overlap.")
+        int,
+        typer.Option(metavar="N", min=0, help="For generate: begin a window every N tokens."),
     ] = 0,
     set_: Set = None,
     json_: Json = False,

@@ -18,12 +18,16 @@ DEFAULT_OUT = "maps.html"
 
 def explain(
     run: RunPath,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model is to read.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to explain.")],
     target: Annotated[
         str,
-        typer.Option(help="translate: look at this target; generate: go on with it; classify: explain this label."),
+        typer.Option(
+            help="For translate the translation, for generate the continuation, for classify the label to explain."
+        ),
     ] = "",
-    new: Annotated[int, typer.Option(metavar="N", min=0, help="generate: go on with the N likeliest tokens.")] = 0,
+    new: Annotated[
+        int, typer.Option(metavar="N", min=0, help="For generate: continue with the N likeliest tokens.")
+    ] = 0,
     out: Annotated[
         str | None,
         typer.Option(

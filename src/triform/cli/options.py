@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from triform.baselines import Table
     from triform.run import Run
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, as `train` leaves it.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Device = Annotated[str, typer.Option(help="The device to compute on: auto, cpu, cuda or mps.")]
 Precision = Annotated[
     str,
     typer.Option(
@@ -27,11 +27,13 @@ Precision = Annotated[
     ),
 ]
 Adapter = Annotated[
-    str, typer.Option(metavar="F", help="The adapter.safetensors of a LoRA run that began with RUN.")
+    str, typer.Option(metavar="F", help="Add the adapter.safetensors of a LoRA run that was trained from RUN.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, e.g. decode.beam_size=8; repeatable."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Change a setting, for example decode.beam_size=8. Repeatable."
+    ),
 ]
 
 

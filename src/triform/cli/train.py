@@ -30,29 +30,33 @@ OPTIONS = {
 
 @with_shorthands("--epochs", "--max-steps", "--lr", "--batch-size", "--text-column", "--label-column")
 def train(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, generate or translate.")],
-    data: Annotated[str, typer.Option(help="Training file; without one the built-in set is used.")] = "",
-    source: Annotated[str, typer.Option(help="translate: sentences, one a line.")] = "",
-    target: Annotated[str, typer.Option(help="translate: their translations, line by line.")] = "",
-    valid: Annotated[str, typer.Option(help="Validation file (translate: also SOURCE,TARGET).")] = "",
-    preset: Annotated[str, typer.Option(help="Named settings, e.g. small or speeches-lm.")] = "",
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task: classify, generate or translate.")],
+    data: Annotated[str, typer.Option(help="The training file. Without one, a built-in data set is used.")] = "",
+    source: Annotated[str, typer.Option(help="For translate: a file with one sentence per line.")] = "",
+    target: Annotated[str, typer.Option(help="For translate: a file with their translations, line by line.")] = "",
+    valid: Annotated[str, typer.Option(help="The validation file; for translate also SOURCE,TARGET.")] = "",
+    preset: Annotated[str, typer.Option(help="Start from named settings, for example small or speeches-lm.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")] = None,
     set_: Set = None,
     from_: Annotated[
-        str, typer.Option("--from", metavar="RUN", help="Begin with this run, or a published model's folder.")
+        str, typer.Option("--from", metavar="RUN", help="Start from this run or this published model's folder.")
     ] = "",
     embeddings: Annotated[
-        str, typer.Option(metavar="FILE", help="Begin with these word vectors, see `triform vectors`.")
+        str, typer.Option(metavar="FILE", help="Start from these word vectors; see `triform vectors`.")
     ] = "",
-    out: Annotated[str, typer.Option(metavar="RUN", help="The run folder; default runs/TASK-DATA.")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    out: Annotated[
+        str, typer.Option(metavar="RUN", help="The run folder to write; the default is runs/TASK-DATA.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Train N models, seeds counted from --seed, in RUN/seed-*.")
+        int | None, typer.Option(metavar="N", help="Train N models in RUN/seed-*, with seeds counted from --seed.")
     ] = None,
     device: Device = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json_: Json = False,
 ) -> None:
     """Train a model on your text and leave a run folder.
