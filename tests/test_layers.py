@@ -68,7 +68,21 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "charts": ("formatting",),
     "pages": (),
     "report": ("errors", "formatting", "charts", "pages"),
-    "run": ("errors", "config", "settings", "nn", "models", "metrics", "baselines", "tasks", "training", "explain"),
+    "run": (
+        *(
+            "errors",
+            "config",
+            "settings",
+            "nn",
+            "models",
+            "metrics",
+            "baselines",
+            "tasks",
+            "training",
+            "pretrained",
+        ),
+        "explain",
+    ),
     "memory": ("errors", "config", "settings", "models", "tasks", "training", "explain"),
     "launch": (
         *("errors", "config", "settings", "presets", "data", "tasks", "training", "pretrained", "explain"),

@@ -133,11 +133,28 @@ class Run:
         """
         from triform.explain.look import explain
 
-        run = self
-        if self.precision != "fp32":
-            run = load(self.path, device=self.task.device.type, precision="fp32", adapter=self.adapter or "")
+        task = self._fp32_task(self.task.device.type)
         with self._calling():
-            return explain(run.task, text, target=target, n_new=n_new, title=self.path.name)
+            return explain(task, text, target=target, n_new=n_new, title=self.path.name)
+
+    def export(self, to: str, out: str | Path) -> str:
+        """Write a folder that other programs read, and return the name of the family that the model was written as.
+
+        Args:
+            to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
+            out: The folder to write. It must be empty or not exist.
+
+        The stored fp32 weights are written, whatever precision and device the run was opened with.
+        """
+        from triform.pretrained.exported import export
+
+        return export(self._fp32_task("cpu"), to, Path(out))
+
+    def _fp32_task(self, device: str) -> Task:
+        """The task with its weights as they are stored, on a device."""
+        if self.precision == "fp32" and self.task.device.type == device:
+            return self.task
+        return load(self.path, device=device, precision="fp32", adapter=self.adapter or "").task
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""

@@ -128,7 +128,7 @@ def test_a_decoder_writes_the_same_in_ctranslate2(writer: Run, tmp_path: Path) -
     mine = [one.output for one in writer.predict(prompts, strategy="greedy", max_new_tokens=8)]
     assert [spoken.decode(answer.sequences_ids[0]) for answer in answers] == mine
     whole = writer.predict(["the"], strategy="greedy", max_new_tokens=32 - len(pieces[0]))[0]
-    assert said(folder) == whole.output
+    assert said(folder) == whole.input + whole.output
 
 
 def test_a_classifier_is_a_bert_for_transformers(judge: Run, tmp_path: Path) -> None:
@@ -212,6 +212,29 @@ def test_a_lora_run_leaves_merged_and_so_does_its_base_with_the_adapter(judge: R
     command = ["convert", "export", str(judge.path), "--to", "hf", "--out", str(tmp_path / "again"), *adapter]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert (tmp_path / "again/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize(("to", "file"), [("hf", "model.safetensors"), ("ctranslate2", "model.bin")])
+def test_the_stored_weights_are_exported_whatever_precision_a_run_was_opened_with(
+    to: str, file: str, precision: str, writer: Run, tmp_path: Path
+) -> None:
+    rounded = triform.load(writer.path, device="cpu", precision=precision)
+    for run, name in ((writer, "exact"), (rounded, "rounded")):
+        run.export(to, tmp_path / name)
+    assert (tmp_path / "exact" / file).read_bytes() == (tmp_path / "rounded" / file).read_bytes()
+    with pytest.raises(triform.TriformError, match=r"opened in bf16 or int8; export the stored weights"):
+        export(rounded.task, to, tmp_path / "out")
+
+
+def test_the_stored_weights_are_written_for_onnx_too(
+    judge: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[torch.nn.Module] = []
+    monkeypatch.setattr("triform.pretrained.exported.write_onnx", lambda model, *rest: written.append(model))
+    triform.load(judge.path, device="cpu", precision="bf16").export("onnx", tmp_path / "out")
+    for mine, theirs in zip(judge.task.model.parameters(), written[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_what_was_exported_comes_back_as_it_was(writer: Run, tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def test_generated_text_begins_and_ends_as_its_tokenizer_says(tmp_path: Path) ->
     assert bare._ending((5,)).eos == -1, "nothing ends a text but its limit"
     assert len(bare._continue([[65]], [0])[0]) == 9
     framed = made("generate", "bert", tmp_path).task
-    assert framed._prompt("amber")[0] == framed.tokenizer.bos
-    assert framed._prompt("") == [framed.tokenizer.bos]
+    assert framed._prompt("amber") == framed.tokenizer.encode("amber"), "its training text had no [CLS]"
+    assert framed._prompt("") == [framed.tokenizer.eos], "what stands between texts begins a new one"
     assert framed._ending((5,)).banned == (framed.tokenizer.pad,)
 
 

@@ -48,10 +48,9 @@ def export(
     adapter: Adapter = "",
 ) -> None:
     """Write a run for others: hf (transformers), ctranslate2 (what writes text), onnx (what classifies)."""
-    from triform.pretrained.exported import export
     from triform.run import load
 
     opened = load(run, device="cpu", precision="fp32", adapter=adapter)
-    kind = export(opened.task, to, out)
+    kind = opened.export(to, out)
     parameters = sum(p.numel() for p in opened.task.model.parameters())
     typer.echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+from torch import nn
+
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
+from triform.nn.quantize import Int8Linear
 from triform.pretrained.for_ctranslate2 import write_ctranslate2
 from triform.pretrained.for_hf import family_name, write_hf
 from triform.pretrained.for_onnx import MODEL_FILE, write_onnx
@@ -33,6 +38,8 @@ def export(task: Task, to: str, out: Path) -> str:
         raise ConfigError(
             f"--to {to} is for Transformers; model.kind={task.config.model.kind} stays a run of Triform"
         )
+    if is_rounded(task.model):
+        raise ConfigError("the model was opened in bf16 or int8; export the stored weights: Run.export does")
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = family_name(task.model, task.config) if to == "hf" else to
@@ -51,6 +58,12 @@ def export(task: Task, to: str, out: Path) -> str:
     return family
 
 
+def is_rounded(model: nn.Module) -> bool:
+    """Whether a model was cast to less than the fp32 that is stored."""
+    low = any(parameter.dtype != torch.float32 for parameter in model.parameters())
+    return low or any(isinstance(module, Int8Linear) for module in model.modules())
+
+
 def _write(task: Task, to: str, folder: Path, out: Path) -> None:
     model, config, tokenizers = task.model.eval(), task.config, tokenizers_of(task)
     files: dict[str, Any] = {}
@@ -61,6 +74,8 @@ def _write(task: Task, to: str, folder: Path, out: Path) -> None:
     else:
         write_onnx(model, config.data.max_len, folder / MODEL_FILE)
         files = {"config.json": {"id2label": dict(enumerate(config.data.labels)), "max_len": config.data.max_len}}
+    if config.task == "generate":
+        tokenizers = [_for_prompts(tokenizers[0])]
     _write_tokenizers(tokenizers, folder)
     if (folder / "tokenizer_config.json").exists():
         files["tokenizer_config.json"] = _tokenizer_settings(folder, config, tokenizers[0])
@@ -77,9 +92,20 @@ def tokenizers_of(task: Task) -> list[Tokenizer]:
     return [task.source] if task.source is task.target else [task.source, task.target]
 
 
+def _for_prompts(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as a generator reads a prompt: with what stands before a text, but not with what ends it."""
+    if not tokenizer.special.after:
+        return tokenizer
+    made = copy(tokenizer)
+    made.special = tokenizer.special._replace(after=())
+    return made
+
+
 def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
     """The source's beside the model; a target's too where the files have names for both, else in a folder."""
     write_tokenizer(tokenizers[0], folder)
+    if len(tokenizers) == 1 and isinstance(tokenizers[0], SentencePieces) and tokenizers[0].ids:
+        write_tokenizer(tokenizers[0], folder, side="target")  # Marian's reader wants a file for each language
     if len(tokenizers) == 2:
         marian = all(isinstance(each, SentencePieces) and each.ids for each in tokenizers)
         alike = tokenizers[0].vocabulary == tokenizers[1].vocabulary

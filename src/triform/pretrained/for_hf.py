@@ -21,7 +21,8 @@ NAMES = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id
 def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> dict[str, Any]:
     """Write the weights, and say what belongs into config.json and generation_config.json."""
     special = tokenizers[-1].special
-    found = dict(zip(NAMES, (special.pad, special.bos, special.end, special.start), strict=True))
+    pad = special.end if special.pad is None else special.pad  # filling is masked: the end token can stand there
+    found = dict(zip(NAMES, (pad, special.bos, special.end, special.start), strict=True))
     numbers = {name: number for name, number in found.items() if number is not None}
     told, tensors = to_hf(model, config, numbers)
     write_tensors(out / "model.safetensors", tensors, {"format": "pt"})

@@ -60,6 +60,10 @@ given = torch.tensor([{numbers}])
 WRITTEN = """\
 written = model.generate(given, max_length={limit})[0].tolist()
 print(target.decode([number for number in written if number < target.get_piece_size()]))"""
+WRITTEN_IN_PIECES = """\
+written = model.generate(given, max_length={limit})[0].tolist()
+pieces = {{number: piece for piece, number in ids.items() if number not in {special}}}
+print(target.decode_pieces([pieces[number] for number in written if number in pieces]))"""
 NAMED = """\
 print(model.config.id2label[model(given).logits.argmax(-1).item()])"""
 CTRANSLATE2: dict[TaskName, str] = {
@@ -75,7 +79,7 @@ answer = generator.generate_batch(
     [pieces], max_length={limit} - len(pieces), sampling_topk=1, include_prompt_in_result=False,
     suppress_sequences={never!r},
 )
-written = answer[0].sequences[0]
+written = pieces + answer[0].sequences[0]
 print({decoded})
 """,
     "translate": """\
@@ -87,7 +91,7 @@ folder = {folder!r}
 translator = ctranslate2.Translator(folder)
 pieces = {source}
 answer = translator.translate_batch(
-    [pieces], beam_size=4, min_decoding_length=0, max_decoding_length={limit} - 1,
+    [pieces], beam_size=1, min_decoding_length=0, max_decoding_length={limit} - 1,
     suppress_sequences={never!r},
 )
 written = answer[0].hypotheses[0]
@@ -120,10 +124,14 @@ TEXTS: dict[TaskName, str] = {
 
 def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
     """The text; its Python runs as it stands."""
-    by_pieces = isinstance(tokenizers[0], SentencePieces)
+    first = tokenizers[0]
+    by_pieces = isinstance(first, SentencePieces)
     words = (_by_sentencepiece if by_pieces else _by_tokenizers)(tokenizers, TEXTS[config.task], config)
     spelled = tokenizers[-1].vocabulary
-    asking = (NAMED if config.task == "classify" else WRITTEN).format(limit=config.data.max_len)
+    numbered = isinstance(first, SentencePieces) and first.ids is not None  # by vocab.json, as Marian's are
+    asking = NAMED if config.task == "classify" else WRITTEN_IN_PIECES if numbered else WRITTEN
+    special = sorted({token for token in tokenizers[-1].special[:4] if token is not None})
+    asking = asking.format(limit=config.data.max_len, special=special)
     code = _form(to, config.task, tokenizers[0]).format(
         folder=str(out), text=TEXTS[config.task], limit=config.data.max_len, auto=AUTO[config.task], asking=asking,
         never=[[spelled[token]] for token in tokenizers[-1].never_written], **words,
@@ -141,8 +149,8 @@ def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -
 def _form(to: str, task: TaskName, tokenizer: Tokenizer) -> str:
     """What transformers makes of a SentencePiece model is not always what it says: there it is asked itself."""
     if to == "hf":
-        bare = isinstance(tokenizer, SentencePieces) and tokenizer.ids is None
-        return BY_NUMBERS if bare else TRANSFORMERS[task]
+        as_marian = task == "translate" and isinstance(tokenizer, SentencePieces) and tokenizer.ids is not None
+        return BY_NUMBERS if isinstance(tokenizer, SentencePieces) and not as_marian else TRANSFORMERS[task]
     return ONNX if to == "onnx" else CTRANSLATE2[task]
 
 
@@ -150,14 +158,11 @@ def _by_tokenizers(tokenizers: Sequence[Tokenizer], text: str, config: Config) -
     target = "/target/tokenizer.json" if len(tokenizers) == 2 else ""
     second = f'\ntarget = Tokenizer.from_file(folder + "{target}")' if target else ""
     reader = "target" if target else "tokenizer"
-    # a text that a decoder goes on with has no end yet
-    whole = config.task != "generate" or not tokenizers[0].special.after
-    framed = "" if whole else ", add_special_tokens=False"
-    cut = f"\ntokenizer.enable_truncation({config.data.max_len})" if config.task == "classify" else ""
+    cut = f"\ntokenizer.enable_truncation({config.data.max_len})" if config.task != "generate" else ""
     return {
         "opening": "from tokenizers import Tokenizer",
         "reading": f'tokenizer = Tokenizer.from_file(folder + "/tokenizer.json"){second}{cut}',
-        "source": f"tokenizer.encode({text!r}{framed}).tokens",
+        "source": f"tokenizer.encode({text!r}).tokens",
         "numbers": f"tokenizer.encode({text!r}).ids",
         "decoded": f"{reader}.decode([{reader}.token_to_id(piece) for piece in written])",
     }
@@ -173,11 +178,18 @@ def _by_sentencepiece(tokenizers: Sequence[Tokenizer], text: str, config: Config
     ends = list(first.special.after) if config.task != "generate" else []
     most = config.data.max_len - len(before) - len(ends)
     after = [first.vocabulary[token] for token in ends]
+    most_pieces = f"[:{most}]" if config.task != "generate" else ""
+    encoded, ids, json = f"source.encode({text!r})", "", ""
+    if first.ids:
+        json = "import json\n\n"
+        ids = '\nids = json.load(open(folder + "/vocab.json", encoding="utf-8"))'
+        unknown = first.special.nothing
+        encoded = f"[ids.get(piece, {unknown}) for piece in source.encode({text!r}, out_type=str)]"
     return {
-        "opening": "from sentencepiece import SentencePieceProcessor",
+        "opening": f"{json}from sentencepiece import SentencePieceProcessor",
         "reading": f'source = SentencePieceProcessor(model_file=folder + "/{name}")\n'
-        f'target = SentencePieceProcessor(model_file=folder + "/{target}")',
-        "source": f"[*{before!r}, *source.encode({text!r}, out_type=str), *{after!r}]",
-        "numbers": f"[*{list(first.special.before)!r}, *source.encode({text!r})[:{most}], *{ends!r}]",
+        f'target = SentencePieceProcessor(model_file=folder + "/{target}"){ids}',
+        "source": f"[*{before!r}, *source.encode({text!r}, out_type=str){most_pieces}, *{after!r}]",
+        "numbers": f"[*{list(first.special.before)!r}, *{encoded}[:{most}], *{ends!r}]",
         "decoded": "target.decode_pieces(written)",
     }

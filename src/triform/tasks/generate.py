@@ -88,6 +88,8 @@ class Generate(Task):
         else:
             texts = (piece.text for piece in pieces())  # read when asked for
             tokenizer = learned_tokenizer(cache, config.tokenizer, [stop, layout(data)], texts, n_characters)
+            if not config.train.base:  # the model never sees what an imported tokenizer puts around a text
+                tokenizer.special = tokenizer.special._replace(before=(), after=())
         store, n_bytes = encode_once(cache, "train", pieces, tokenizer, [stop, layout(data)])
 
         max_len = data.max_len or max(2, min(128, store.total // 4))

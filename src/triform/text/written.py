@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as Core
-from tokenizers import models
+from tokenizers import models, processors
 
 from triform.errors import CheckpointError
 from triform.text.base import CoreTokenizer, Tokenizer
 from triform.text.bpe import BpeTokenizer
 from triform.text.imported import special_names
 from triform.text.ranks import merges_of, write_ranks
+from triform.text.special import frame
 from triform.text.spm import SentencePieces
 from triform.text.vocabularies import as_special
 
@@ -48,6 +49,8 @@ def _library(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
     content = json.loads(core.to_str())
     names = [tokenizer.piece(token) for token in tokenizer.special[:4] if token is not None]
     core.add_special_tokens(as_special(name for name in names if name not in special_names(core).values()))
+    if frame(core) != (tokenizer.special.before, tokenizer.special.after):
+        core.post_processor = _framing(tokenizer)
     files = {"tokenizer.json": core.to_str(pretty=True), "tokenizer_config.json": _json(_settings(tokenizer))}
     model = content["model"]
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.core.normalizer is None:
@@ -58,6 +61,19 @@ def _library(tokenizer: CoreTokenizer, folder: Path) -> list[Path]:
         ids = core.get_vocab()
         files["vocab.txt"] = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
     return _write(folder, files)
+
+
+def _framing(tokenizer: CoreTokenizer) -> processors.PostProcessor | None:
+    """The step that puts the special tokens around a text that this tokenizer puts there."""
+    before, after = ([tokenizer.vocabulary[token] for token in tokens] for tokens in tokenizer.special[4:])
+    if not before and not after:
+        return None
+    numbers = [(tokenizer.vocabulary[token], token) for tokens in tokenizer.special[4:] for token in tokens]
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{part}:1" for part in ("$B", *after))],
+        special_tokens=list(dict.fromkeys(numbers)),
+    )
 
 
 def _settings(tokenizer: CoreTokenizer) -> dict[str, Any]:
@@ -94,7 +110,8 @@ def _sentencepiece(tokenizer: SentencePieces, folder: Path, like: Like, side: Si
     path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
     path.write_bytes(tokenizer.model)
     if tokenizer.ids is None:
-        return [path]
+        added = {"add_bos_token": bool(tokenizer.special.before), "add_eos_token": bool(tokenizer.special.after)}
+        return [path, *_write(folder, {"tokenizer_config.json": _json(added)})]
     named = {name: tokenizer.vocabulary[token] for name, token in _roles(tokenizer).items() if name != "bos_token"}
     told = {"tokenizer_class": "MarianTokenizer", **named}
     vocabulary = _json(tokenizer.ids, by_number=True)
