@@ -85,11 +85,23 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "memory": ("errors", "config", "settings", "models", "tasks", "training", "explain"),
     "launch": (
-        *("errors", "config", "settings", "presets", "data", "tasks", "training", "pretrained", "explain"),
+        *(
+            "errors",
+            "formatting",
+            "config",
+            "settings",
+            "presets",
+            "data",
+            "tasks",
+            "training",
+            "pretrained",
+            "explain",
+        ),
         *("report", "run", "memory", "interrupts"),
     ),
     "seeds": (
-        *("errors", "config", "settings", "stats", "tasks", "training", "run", "memory", "interrupts", "launch"),
+        *("errors", "formatting", "config", "settings", "stats", "tasks", "training", "run", "memory"),
+        *("interrupts", "launch"),
     ),
     "study": (
         *(

@@ -18,6 +18,7 @@ from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
+from triform.formatting import printable
 from triform.interrupts import handle_signals
 from triform.memory import divide, free_memory, halved, out_of_memory, require_training_memory, texts_at_once
 from triform.presets import preset as preset_of
@@ -322,7 +323,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
             *map(show_notice, notices),
             f"{task.name}: {parameters:,} parameters{some} on {task.device}, {trainer.max_steps} steps",
         ):
-            print(line, file=out or sys.stderr)
+            print(printable(line), file=out or sys.stderr)
     if trainer.progress.step:
         return
     file = MetricsFile(trainer.folder.metrics_file)

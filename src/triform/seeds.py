@@ -14,6 +14,7 @@ import torch
 
 from triform.config import Config, TaskName
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
+from triform.formatting import printable
 from triform.interrupts import handle_signals
 from triform.launch import (
     Options,
@@ -226,7 +227,7 @@ class Crew:
         parameters, steps = sum(p.numel() for p in task.model.parameters()), max(each.max_steps for each in members)
         what = f"{len(members)} seeds of {parameters:,} parameters together on {task.device}"
         for line in (*map(show_notice, self.prepared.notices), f"{task.name}: {what}, {steps} steps"):
-            print(line, file=out)
+            print(printable(line), file=out)
         if begun := min(member.progress.step for member in members):
             print(f"going on from step {begun}", file=out)
 

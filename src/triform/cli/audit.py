@@ -12,6 +12,7 @@ import typer
 from triform.cli.evaluate import named_sets
 from triform.cli.options import Device, Json, Set, print_json, print_scores
 from triform.errors import ConfigError, DataError
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, TaskName
@@ -79,7 +80,7 @@ def audit(
     else:
         show(found, asked.task, limit, "tokens" if opened else "words", scored=bool(scores))
         if opened and scores:
-            typer.echo(f"\nscores of {opened.path}, rows seen in training and others apart:")
+            echo(f"\nscores of {opened.path}, rows seen in training and others apart:")
             print_scores(scores)
     if strict and (found.leaks or found.conflicts):
         raise typer.Exit(1)
@@ -231,5 +232,5 @@ def _scores(opened: Run, found: Audit, asked: Asked, decode: Mapping[str, object
             except DataError as error:
                 if name == "all":
                     raise
-                typer.echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too little to be scored
+                echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too little to be scored
     return scores

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
 from triform.cli.options import print_table
-from triform.formatting import format_metric
+from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.data.audit import Audit, Content, Overlap, Rows
@@ -32,11 +30,11 @@ def show(found: Audit, task: str, max_len: int, measure: str, *, scored: bool) -
     ]
     print_table([["set", "rows", *heads], *rows])
     if found.overlaps:
-        typer.echo("")
+        echo("")
         print_table([["shared", "rows", "seen", "(verbatim)", "near", "unseen"], *map(_shared, found.overlaps)])
-    typer.echo("")
+    echo("")
     for line in (*_labels(found), *_meanings(found, task, scored=scored)):
-        typer.echo(line)
+        echo(line)
 
 
 def _number(content: Content, column: str) -> str:

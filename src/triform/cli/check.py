@@ -18,6 +18,7 @@ from triform.cli.subject import (
     VocabSize,
     settled,
 )
+from triform.formatting import echo
 
 MARKS = {True: "good", False: "FAILED", None: "-"}
 
@@ -55,11 +56,11 @@ def check(
     for finding in check_model(full, sizes, model):
         findings.append(finding)
         if not json_:
-            typer.echo(f"{MARKS[finding.good]:<8}{finding.name:<42}{finding.detail}")
+            echo(f"{MARKS[finding.good]:<8}{finding.name:<42}{finding.detail}")
     failed = sum(finding.good is False for finding in findings)
     if json_:
         print_json({"good": not failed, "checks": [asdict(finding) for finding in findings]})
     else:
-        typer.echo(f"{failed} of {len(findings)} checks failed" if failed else "all good")
+        echo(f"{failed} of {len(findings)} checks failed" if failed else "all good")
     if failed:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from triform.cli.options import Device, Json, print_json
+from triform.formatting import echo
 
 
 def compare(
@@ -34,5 +35,5 @@ def compare(
     if json_:
         print_json(tree(outcome))
         return
-    typer.echo(as_text(outcome))
-    typer.echo(f"report: {outcome.path / 'study.html'} (and study.md, study.csv, study.json)")
+    echo(as_text(outcome))
+    echo(f"report: {outcome.path / 'study.html'} (and study.md, study.csv, study.json)")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from triform.cli.options import Adapter, RunPath
+from triform.formatting import echo
 
 convert = typer.Typer(help="Published models in, and runs out.", rich_markup_mode=None)
 
@@ -35,9 +36,9 @@ def import_(
         raise ConfigError(f"--labels {labels}: a label is empty; give them as A,B")
     run, found = import_run(folder, out, labels=asked, max_len=max_len)
     for notice in found.notices:
-        typer.echo(notice, err=True)
+        echo(notice, err=True)
     parameters = sum(p.numel() for p in found.model.parameters())
-    typer.echo(f"{found.family}: {parameters:,} parameters, to {found.config.task}: {run.path}")
+    echo(f"{found.family}: {parameters:,} parameters, to {found.config.task}: {run.path}")
 
 
 @convert.command()
@@ -53,4 +54,4 @@ def export(
     opened = load(run, device="cpu", precision="fp32", adapter=adapter)
     kind = opened.export(to, out)
     parameters = sum(p.numel() for p in opened.task.model.parameters())
-    typer.echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")
+    echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from triform.cli.options import Json, print_json
+from triform.formatting import echo
 
 data = typer.Typer(help="Known sets: list them, get them, check them.", rich_markup_mode=None)
 Folder = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder of sets; default: the user's cache.")]
@@ -32,10 +33,10 @@ def list_(json_: Json = False) -> None:
         return
     for known in SETS.values():
         size = sum(file.size for file in known.files) / 1e6
-        typer.echo(f"{known.name:<16} {size:5.1f} MB  {known.about}")
-        typer.echo(f"{'':<26}licence: {known.licence}")
+        echo(f"{known.name:<16} {size:5.1f} MB  {known.about}")
+        echo(f"{'':<26}licence: {known.licence}")
         if not all(file.url for file in known.files):
-            typer.echo(f"{'':<26}{known.by_hand}")
+            echo(f"{'':<26}{known.by_hand}")
 
 
 @data.command()
@@ -44,8 +45,8 @@ def get(name: Annotated[str, typer.Argument(metavar="NAME", help="A set, see lis
     from triform.data import catalogue
 
     known = catalogue.known_set(name)
-    catalogue.get(known, data, say=lambda line: typer.echo(line, err=True))
-    typer.echo(f"{known.name}: in {catalogue.folder_of(known, data)}, every file as it should be")
+    catalogue.get(known, data, say=lambda line: echo(line, err=True))
+    echo(f"{known.name}: in {catalogue.folder_of(known, data)}, every file as it should be")
 
 
 @data.command()
@@ -65,4 +66,4 @@ def check(
         raise DataError(f"holds no known set; get one with: triform data get NAME{where}", path=place)
     for known in names:
         catalogue.checked(known, data)
-        typer.echo(f"{known.name}: every file as it should be")
+        echo(f"{known.name}: every file as it should be")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triform.cli.options import Device, Json, print_json
-from triform.formatting import format_metric
+from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -78,7 +78,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
     from triform.report import ScoreRow, write_report
     from triform.training.listeners import MetricsFile
 
-    typer.echo(f"\n{task}: {SUMMARIES[task]}", err=True)
+    echo(f"\n{task}: {SUMMARIES[task]}", err=True)
     began = time.monotonic()
     run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device, **SETTINGS[task])
     seconds = time.monotonic() - began
@@ -123,9 +123,9 @@ def _show(rows: list[ScoreRow], page: Path) -> None:
         score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
         table.add_row(row.task, row.metric, score, f"{sign} {target}", reached, f"{row.seconds:.0f} s")
     Console().print(table)
-    typer.echo(f"report: {page}")
+    echo(f"report: {page}")
     folder = rows[0].report.parent.parent
-    typer.echo("try:")
-    typer.echo(f'  triform predict {folder}/classify "I expected the keyboard to be faulty, and it was not."')
-    typer.echo(f'  triform predict {folder}/generate "The with statement"')
-    typer.echo(f'  triform predict {folder}/translate "twenty-one"')
+    echo("try:")
+    echo(f'  triform predict {folder}/classify "I expected the keyboard to be faulty, and it was not."')
+    echo(f'  triform predict {folder}/generate "The with statement"')
+    echo(f'  triform predict {folder}/translate "twenty-one"')

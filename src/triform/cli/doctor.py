@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from triform.cli.options import Json, print_json
+from triform.formatting import echo
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "typer", "rich")
 
@@ -116,11 +117,11 @@ def _show(found: dict[str, Any]) -> None:
     rows += [(name, _pairs(found[name])) for name in ("devices", "disk") if name in found]
     rows += [("attention", f"{name} -> {choice}") for name, choice in found.get("attention", {}).items()]
     for name, text in rows:
-        typer.echo(f"{name:<12} {text}")
+        echo(f"{name:<12} {text}")
     for problem in found["problems"]:
-        typer.echo(f"problem      {problem}", err=True)
+        echo(f"problem      {problem}", err=True)
     if not found["problems"]:
-        typer.echo("all good")
+        echo("all good")
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from triform.cli.options import (
     print_scores,
     say_precision,
 )
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.baselines import Table
@@ -65,7 +66,7 @@ def evaluate(
     for name, path in sets.items():
         found[name], notices = opened.evaluate_with_notices(path, decode, stride=stride)
         for notice in notices:
-            typer.echo(show_notice(notice, fact="note: "), err=True)
+            echo(show_notice(notice, fact="note: "), err=True)
         if baselines:
             beside[name] = opened.baselines(path)
     say_precision(opened)
@@ -80,9 +81,9 @@ def evaluate(
         return
     print_scores(found, beside)
     if stride:
-        typer.echo(f"windows of {opened.config.data.max_len} tokens, {stride} apart")
+        echo(f"windows of {opened.config.data.max_len} tokens, {stride} apart")
     if opened.config.task == "translate":
-        typer.echo(f"bleu: {_signature()}")
+        echo(f"bleu: {_signature()}")
 
 
 def told(table: Table) -> dict[str, Mapping[str, float | str]]:

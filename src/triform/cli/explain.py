@@ -9,6 +9,7 @@ import typer
 
 from triform.cli.options import Adapter, Device, Json, RunPath, print_json
 from triform.errors import ConfigError
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.explain.maps import Explanation
@@ -56,25 +57,25 @@ def explain(
         raise ConfigError("--target and --new both say how the text goes on: give one of them")
     seen = opened.explain(text, target=target, n_new=new)
     for note in seen.notes:
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     seen = seen.only(map_) if map_ else seen
     path = None if out is None else seen.save(out)
     if json_:
         print_json({"run": str(run), "task": opened.config.task, **seen.as_dict()}, indent=None)
     else:
         _show(seen)
-        typer.echo(f"written to {path}")
+        echo(f"written to {path}")
 
 
 def _show(seen: Explanation) -> None:
     """The answer, the size of each map, and the tokens that speak most for or against the label."""
     if seen.output:
-        typer.echo(f"{shorten(seen.text, 80, placeholder=' …')} → {shorten(seen.output, 80, placeholder=' …')}")
+        echo(f"{shorten(seen.text, 80, placeholder=' …')} → {shorten(seen.output, 80, placeholder=' …')}")
     for each in seen.maps:
         layers, heads, queries, keys = each.weights.shape
         sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
-        typer.echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
+        echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
     for attribution in seen.attributions[:1]:
         most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
         shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)
-        typer.echo(f"{attribution.label} ({attribution.method}): {shown}")
+        echo(f"{attribution.label} ({attribution.method}): {shown}")

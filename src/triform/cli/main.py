@@ -56,7 +56,7 @@ for name, group in (("data", data), ("convert", convert), ("tokenizer", tokenize
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"triform {__version__}")
+        echo(f"triform {__version__}")
         raise typer.Exit
 
 

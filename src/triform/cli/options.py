@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.formatting import format_metric
+from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.baselines import Table
@@ -38,7 +38,7 @@ Set = Annotated[
 
 
 def print_json(answer: object, *, indent: int | None = 2) -> None:
-    typer.echo(json.dumps(_plain(answer), ensure_ascii=False, indent=indent))
+    echo(json.dumps(_plain(answer), ensure_ascii=False, indent=indent))
 
 
 def _plain(value: object) -> object:
@@ -65,7 +65,7 @@ def decode_settings(assignments: list[str] | None) -> dict[str, object]:
 def say_precision(opened: Run) -> None:
     """Say on standard error that lower precision than fp32 was used; answers may differ a little."""
     if opened.precision != "fp32":
-        typer.echo(f"note: computed in {opened.precision}; answers may differ a little from fp32", err=True)
+        echo(f"note: computed in {opened.precision}; answers may differ a little from fp32", err=True)
 
 
 def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, Table] | None = None) -> None:
@@ -92,4 +92,4 @@ def print_table(rows: Sequence[Sequence[str]], reasons: Sequence[str] = ()) -> N
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row, reason in zip(rows, reasons or [""] * len(rows), strict=True):
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        typer.echo("  ".join([row[0].ljust(widths[0]), *([f"none: {reason}"] if reason else cells)]))
+        echo("  ".join([row[0].ljust(widths[0]), *([f"none: {reason}"] if reason else cells)]))

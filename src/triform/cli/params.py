@@ -11,6 +11,7 @@ import typer
 from triform.cli.options import Json, Set, print_json
 from triform.cli.subject import Asked, ConfigFile, Labels, MaxLen, Preset, Subject, TaskOption, VocabSize, settled
 from triform.errors import ConfigError
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, Sizes
@@ -64,7 +65,7 @@ def params(
     if json_:
         print_json(_plain(asked.name, full, counted, cost, steps))
         return
-    typer.echo("\n\n".join(_pages(asked.name, counted, cost, steps)))
+    echo("\n\n".join(_pages(asked.name, counted, cost, steps)))
 
 
 def _not_negative(**numbers: int) -> None:

@@ -25,6 +25,7 @@ from triform.cli.options import (
 from triform.cli.prediction_file import check_cells, check_output, write_predictions
 from triform.cli.shorthands import with_shorthands
 from triform.errors import DataError
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, DataConfig
@@ -71,23 +72,23 @@ def predict(
     opened = load(run, device=device, precision=precision, adapter=adapter)
     inputs = gather(texts or [], input_, opened.config, layout)
     if inputs.description:
-        typer.echo(inputs.description, err=True)
+        echo(inputs.description, err=True)
     if output is not None:
         check_cells(output, inputs, opened.config.task, opened.config.data.labels)
     predictions = opened.predict(inputs.texts, seed=seed, **decode)
     say_precision(opened)
     for line in summarize_notes(predictions):
-        typer.echo(line, err=True)
+        echo(line, err=True)
     if output is not None:
         write_predictions(output, inputs, predictions, opened.config.task)
     if json_:
         extra = {} if opened.precision == "fp32" else {"precision": opened.precision}
         print_json([{**as_json(each), **extra} for each in predictions])
     elif output is not None:
-        typer.echo(f"{len(predictions)} predictions written to {output}")
+        echo(f"{len(predictions)} predictions written to {output}")
     else:
         for each in predictions:
-            typer.echo(each.input * (opened.config.task == "generate") + shown(each))
+            echo(each.input * (opened.config.task == "generate") + shown(each))
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], Settings]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from triform.cli.options import Device, Json, print_json
+from triform.formatting import echo
 
 Job = tuple[str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]  # its name, the work, what to say
 
@@ -39,7 +40,7 @@ def reproduce(
     if name == "tables":
         from triform.reproduce.page import write_page
 
-        typer.echo(f"page: {write_page(results, Path(out or 'docs/results.md'))}")
+        echo(f"page: {write_page(results, Path(out or 'docs/results.md'))}")
         return
     from triform.errors import ConfigError
     from triform.reproduce.runner import Asked
@@ -62,8 +63,8 @@ def reproduce(
     for which, work, told in jobs or [(WHY, partial(why_transformers, asked), why_section)]:
         outcomes.append(work())
         if not json_:
-            typer.echo(told(outcomes[-1]))
-            typer.echo(f"results: {asked.kept / f'{which}.json'}")
+            echo(told(outcomes[-1]))
+            echo(f"results: {asked.kept / f'{which}.json'}")
     if json_:
         print_json(outcomes if len(outcomes) > 1 else outcomes[0])
 
@@ -93,7 +94,5 @@ def _list(*, as_json: bool) -> None:
     wide = max(len(name) for name in SYSTEMS)
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
-        typer.echo(f"{system.name:<{wide}} {system.report:<9} {system.title} ({system.known}): {variants}")
-    typer.echo(
-        f"{NAME:<{wide}} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}"
-    )
+        echo(f"{system.name:<{wide}} {system.report:<9} {system.title} ({system.known}): {variants}")
+    echo(f"{NAME:<{wide}} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}")

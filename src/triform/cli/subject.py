@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triform.errors import ConfigError
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, Sizes
@@ -65,7 +66,7 @@ def settled(asked: Asked) -> tuple[Config, Sizes]:
         config = build({"model.d_ff": width}, config)
     check_sizes(config, sizes)
     for note in config.model.notes(sizes.max_len):
-        typer.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     return config, sizes
 
 

@@ -10,6 +10,7 @@ import typer
 from triform.cli.options import Json, print_json
 from triform.cli.predict import lines_of
 from triform.cli.shorthands import SHORTHANDS
+from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.text import Tokenizer
@@ -80,7 +81,7 @@ def encode(
         print_json([{"tokens": row, "pieces": found.pieces(row)} for row in rows])
         return
     for row in rows:
-        typer.echo(" ".join(map(str, row)))
+        echo(" ".join(map(str, row)))
 
 
 @tokenizer.command()
@@ -94,7 +95,7 @@ def decode(
     """Tokens to text: numbers with spaces or commas between them."""
     found = opened(which, side, encoding)
     for line in given([" ".join(tokens)] if tokens else None, input_, "N"):
-        typer.echo(found.decode(numbers(line, found.vocab_size)))
+        echo(found.decode(numbers(line, found.vocab_size)))
 
 
 @tokenizer.command("import")
@@ -130,7 +131,7 @@ def export(
         raise ConfigError(f"--like {like}: {nearest(like, LIKE)}")
     found = opened(which, side, encoding)
     for path in write_tokenizer(found, out, like=LIKE[like], side=_side(side)):  # type: ignore[arg-type]
-        typer.echo(str(path))
+        echo(str(path))
 
 
 def opened(
@@ -171,7 +172,7 @@ def free_place(out: Path) -> None:
 def saved(found: Tokenizer, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     found.save(out)
-    typer.echo(f"{found.kind}: {found.vocab_size:,} tokens: {out}")
+    echo(f"{found.kind}: {found.vocab_size:,} tokens: {out}")
 
 
 def given(texts: list[str] | None, name: str, what: str) -> list[str]:

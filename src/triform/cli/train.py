@@ -11,7 +11,7 @@ import typer
 
 from triform.cli.options import Device, Json, Set, print_json
 from triform.cli.shorthands import check_agreement, with_shorthands
-from triform.formatting import format_mean, format_metric, format_range
+from triform.formatting import echo, format_mean, format_metric, format_range
 
 if TYPE_CHECKING:
     from triform.seeds import Seeds
@@ -80,10 +80,10 @@ def train(
     if json_:
         print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
         return
-    typer.echo(f"run folder: {run.path}")
-    typer.echo(f"report:     {run.path / 'report.html'}")
+    echo(f"run folder: {run.path}")
+    echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
-    typer.echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+    echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
 
 
 def _settings(task: str, assignments: list[str] | None, values: Sequence[Value]) -> Settings:
@@ -114,10 +114,10 @@ def show_seeds(made: Seeds, *, as_json: bool) -> None:
         print_json({"run": str(made.path), "metric": made.metric, **spread._asdict(), "seeds": rows})
         return
     for folder, value in zip(made.folders, made.values, strict=True):
-        typer.echo(f"{folder.name:<12}{made.metric} {format_metric(made.metric, value)}")
+        echo(f"{folder.name:<12}{made.metric} {format_metric(made.metric, value)}")
     if len(made.values) > 1:
         mean = format_mean(made.metric, spread.mean, spread.half_width)
         interval = format_range(made.metric, spread.low, spread.high)
-        typer.echo(f"{made.metric} of {len(made.values)} seeds: {mean} (95 % interval: {interval}, Student's t)")
+        echo(f"{made.metric} of {len(made.values)} seeds: {mean} (95 % interval: {interval}, Student's t)")
     named = [str(folder) for folder in made.folders]
-    typer.echo(f"run folders: {', '.join(named if len(named) < 5 else [named[0], '...', named[-1]])}")
+    echo(f"run folders: {', '.join(named if len(named) < 5 else [named[0], '...', named[-1]])}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import Json, print_json, print_table
-from triform.formatting import format_metric
+from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.vectors import Judged
@@ -50,14 +50,14 @@ def train(
         size=size, window=window, min_count=min_count, negative=negative, sample=sample, epochs=epochs,
         lr=lr, phrases=phrases, lowercase=lowercase, seed=seed, workers=workers,
     )  # fmt: skip
-    made = learn(texts, recipe, text_column=text_column, say=lambda line: typer.echo(line, err=True))
+    made = learn(texts, recipe, text_column=text_column, say=lambda line: echo(line, err=True))
     WordVectors(made.words, made.matrix, made.about).save(out)
     if json_:
         told = {"words": len(made.words), "width": size, "tokens": made.n_tokens, "seconds": made.seconds}
         print_json({"vectors": str(out), **told, "words_per_second": made.speed})
         return
-    typer.echo(f"{made}")
-    typer.echo(f"vectors: {out}")
+    echo(f"{made}")
+    echo(f"vectors: {out}")
 
 
 @vectors.command()
@@ -76,7 +76,7 @@ def nearest(
         print_json({word: _plain(near) for word, near in found.items()})
         return
     for word, near in found.items():
-        typer.echo(f"{word}:")
+        echo(f"{word}:")
         _print_near(near)
 
 
@@ -96,7 +96,7 @@ def analogy(
     if json_:
         print_json(_plain(near))
         return
-    typer.echo(f"{a} : {b} :: {c} :")
+    echo(f"{a} : {b} :: {c} :")
     _print_near(near)
 
 
@@ -107,7 +107,7 @@ def _plain(near: list[tuple[str, float]]) -> list[dict[str, object]]:
 def _print_near(near: list[tuple[str, float]]) -> None:
     width = max((len(word) for word, _ in near), default=0)
     for word, cosine in near:
-        typer.echo(f"  {word:<{width}}  {cosine:.4f}")
+        echo(f"  {word:<{width}}  {cosine:.4f}")
 
 
 @vectors.command()
@@ -165,4 +165,4 @@ def map_(
     from triform.vectors.picture import draw
 
     labelled = draw(WordVectors.load(file), out, words or (), most)
-    typer.echo(f"map: {out}, {labelled} words labelled")
+    echo(f"map: {out}, {labelled} words labelled")

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from triform.data.readers import Pair
 from triform.errors import DivergedError, InterruptedRun
+from triform.formatting import printable
 from triform.launch import Options
 from triform.metrics import bleu_statistics, translation_scores
 from triform.run import Run, load
@@ -82,14 +83,17 @@ def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
         return
     if not options.quiet:
         number = plan.variants.index(variant) + 1
-        print(f"variant {variant.name}, {number} of {len(plan.variants)}:", file=options.progress or sys.stderr)
+        print(
+            printable(f"variant {variant.name}, {number} of {len(plan.variants)}:"),
+            file=options.progress or sys.stderr,
+        )
     out, began = kept.path / variant.name, time.monotonic()
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in todo)
     try:
         train_these(out, variant.asked, todo, replace(options, out=str(out), resume=begun))
     except DivergedError as failure:
         if not options.quiet:
-            print(f"{variant.name}: {failure}", file=options.progress or sys.stderr)
+            print(printable(f"{variant.name}: {failure}"), file=options.progress or sys.stderr)
     finally:
         kept.add_seconds(variant.name, time.monotonic() - began)
 
@@ -109,7 +113,7 @@ def _score(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
             continue
         todo = {name: test for name, test in sets.items() if not known.find(name, test, plan.metric, plan.task)}
         if todo and not told:
-            print(f"scoring {variant.name} on {', '.join(todo)}", file=options.progress or sys.stderr)
+            print(printable(f"scoring {variant.name} on {', '.join(todo)}"), file=options.progress or sys.stderr)
             told = True
         if todo:
             _evaluate(folder, plan, todo, options.device)
