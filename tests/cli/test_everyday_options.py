@@ -96,6 +96,8 @@ def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
             "train classify reviews.csv",
             "unexpected extra argument reviews.csv; to train on a file, write --data reviews.csv.",
         ),
+        ("train translate a.en a.fr", "to train on aligned files, write --source a.en --target a.fr."),
+        ("evaluate run --beam-size 4", "No such option --beam-size; write --set decode.beam_size=VALUE."),
         ("trian classify", "No such command 'trian'. Did you mean 'train'? See"),
     ],
 )

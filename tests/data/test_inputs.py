@@ -116,6 +116,8 @@ def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
         ("a.csv", "", "is empty"),
         ("a.csv", "text,label\n", "is empty: there is a header and no row"),
         ("a.csv", "id,text\n1,a\n2\n", "line 3: has 1 field but needs 2"),
+        ("a.csv", "review;stars\ngood;3\n", "seems to be separated by ';'; separate its columns by commas"),
+        ("a.tsv", "text,label\na,b\n", "seems to be separated by ','; separate its columns by tabs"),
         ("a.jsonl", '{"text": "a"}\n{"label": "b"}\n', "line 2: has no 'text'"),
         ("a.jsonl", '{"text": 3}\n', "line 1: 'text' holds 3, which is not a text"),
         ("a.jsonl", "{}\n", "has no key like 'text'"),

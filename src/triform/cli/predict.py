@@ -85,7 +85,7 @@ def predict(
         extra = {} if opened.precision == "fp32" else {"precision": opened.precision}
         print_json([{**as_json(each), **extra} for each in predictions])
     elif output is not None:
-        echo(f"{len(predictions)} predictions written to {output}")
+        echo(f"{len(predictions)} prediction{'s' * (len(predictions) != 1)} written to {output}")
     else:
         for each in predictions:
             echo(each.input * (opened.config.task == "generate") + shown(each))

@@ -28,6 +28,9 @@ def check_output(output: Path, input_: str) -> None:
         raise ConfigError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}")
     if output.is_dir():
         raise ConfigError(f"--output {output}: is a folder; give a file")
+    parent = next(folder for folder in output.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"--output {output}: cannot be written: {parent} is not a folder that you may write to")
     if output.exists() and input_ not in ("", "-") and Path(input_).exists() and output.samefile(input_):
         raise ConfigError(f"--output {output}: is the input file, which is not overwritten; choose another name")
 

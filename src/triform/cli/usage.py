@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def describe_usage_error(error: Any) -> str:
         return _unknown_option(error, command)
     problem = str(error.format_message()).rstrip(".")
     if extra := EXTRA.fullmatch(problem):
-        return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1])}"
+        return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1], error.ctx.params)}"
     return problem
 
 
@@ -59,7 +59,10 @@ def describe_url(problem: str, arguments: Sequence[str]) -> str:
     return problem
 
 
-def _for_extra(command: str, extra: str) -> str:
+def _for_extra(command: str, extra: str, given: Mapping[str, Any]) -> str:
+    first, _, second = extra.partition(" ")
+    if command == "train" and given.get("task") == "translate" and second:
+        return f"; to train on aligned files, write --source {first} --target {second}"
     if command == "train":
         return f"; to train on a file, write --data {extra}"
     if command == "audit":

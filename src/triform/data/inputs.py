@@ -56,6 +56,7 @@ def default_name(task: TaskName) -> str:
 
 def _read_delimited(path: str, kind: Kind, task: TaskName, layout: DataConfig) -> Inputs:
     def choose(sample: columns.Rows) -> columns.Columns:
+        _check_separator(path, kind, sample[0])
         known = _with_trained_name(sample[0], task, layout)
         find = columns.source_input_column if task == "translate" else columns.text_input_column
         return find(path, sample, known)
@@ -73,6 +74,19 @@ def _read_delimited(path: str, kind: Kind, task: TaskName, layout: DataConfig) -
         column=names[found.first],
         description=f"{header}, texts in column {place}",
     )
+
+
+def _check_separator(path: str, kind: Kind, first: Sequence[str]) -> None:
+    """Refuse a table of one column whose header names several ones, separated in another way."""
+    known = (*columns.TEXT_NAMES, *columns.SOURCE_NAMES)
+    for separator in (";", "\t", "|", ","):
+        names = first[0].split(separator)
+        if len(first) == 1 and len(names) > 1 and columns.known_name(names, known) is not None:
+            wanted = "commas" if kind == "csv" else "tabs"
+            raise DataError(
+                f"seems to be separated by {separator!r}; separate its columns by {wanted}, as a .{kind} is",
+                path=path,
+            )
 
 
 def _read_objects(path: str, task: TaskName, layout: DataConfig) -> Inputs:
