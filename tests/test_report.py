@@ -355,6 +355,13 @@ def test_warnings_and_facts_are_different_boxes(report: Callable[..., str]) -> N
     assert '<section class="notices' not in report(without)
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 0.9833, 1.0])
+def test_the_axis_of_a_percentage_ends_at_100(report: Callable[..., str], accuracy: float) -> None:
+    flat = [{"event": "valid", "step": step, "loss": 0.5, "accuracy": accuracy} for step in (1, 2, 3)]
+    chart = Page(report([START, *flat])).charts()[1]
+    assert 0 <= chart["low"] < chart["high"] <= 1
+
+
 def test_fractions_are_drawn_in_percent(report: Callable[..., str]) -> None:
     text = report(events())
     accuracy = Page(text).charts()[1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 
-from triform.formatting import format_metric, metric_scale
+from triform.formatting import format_metric, metric_scale, out_of_hundred
 
 Point = tuple[float, float]  # (step, value)
 Reach = tuple[float, float, float]  # (step, low, high)
@@ -165,6 +165,8 @@ def _shown_scale(chart: Chart, times: float) -> Scale:
         return log_scale(low, high, count=4 if chart.small else 6)
     if 0 < low < high * 0.4:
         low = 0.0
+    if low == high and out_of_hundred(chart.metric):  # room around a flat line, but none beyond what is possible
+        low, high = max(0.0, low - 5), min(100.0, high + 5)
     return linear_scale(low, high, count=3 if chart.small else 5)
 
 

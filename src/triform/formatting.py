@@ -49,6 +49,11 @@ def metric_scale(name: str) -> tuple[float, str]:
     return (100.0, " %") if _base_name(name) in PERCENT_METRICS else (1.0, "")
 
 
+def out_of_hundred(name: str) -> bool:
+    """Whether a metric is shown on a scale from 0 to 100, always with two decimals."""
+    return _base_name(name) in (*PERCENT_METRICS, *HUNDRED_POINT_METRICS)
+
+
 def format_metric(name: str, value: float) -> str:
     """A metric as people read it: fractions in percent, BLEU from 0 to 100, counts as whole numbers.
 
@@ -87,5 +92,4 @@ def _base_name(name: str) -> str:
 
 
 def _decimals(name: str, value: float) -> int:
-    fixed = _base_name(name) in (*PERCENT_METRICS, *HUNDRED_POINT_METRICS)
-    return 2 if fixed or abs(value) >= 10 else 4
+    return 2 if out_of_hundred(name) or abs(value) >= 10 else 4

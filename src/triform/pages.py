@@ -164,6 +164,7 @@ progress::-moz-progress-bar { background: var(--a) }
 .notices h2 { font-size: 14px; margin: 0 0 2px }
 .notices ul { margin: 0; padding: 0; list-style: none }
 .notices li { overflow-wrap: anywhere }
+.notices li + li { margin-top: 4px }
 .charts { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px }
 .chart { flex: 1 1 420px; min-width: 0; margin: 0; padding: 16px 24px 40px 14px }
 .chart.small { flex-basis: 236px; padding-bottom: 36px }

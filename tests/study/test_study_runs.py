@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,9 @@ def test_a_study_leaves_runs_and_tables(place: Path, tree: Tree, study: Run) -> 
     assert (pair["difference"], pair["p"]) == pytest.approx((wanted.mean, wanted.p))
     assert (place / "out" / "study.md").read_text(encoding="utf-8") == markdown(outcome)
     assert "too few seeds to tell" in as_text(outcome) or "no difference at all" in as_text(outcome)
+    assert re.search(r"^more +plain +3 +\d+\.\d\d % +\d+\.\d\d % ", as_text(outcome), re.MULTILINE)
+    assert "\n± is half of a 95 % interval.\n" in as_text(outcome)
+    assert "Differences are in percentage points." in markdown(outcome)
 
 
 def test_a_test_file_with_the_content_of_the_training_file_is_told(place: Path, tree: Tree, study: Run) -> None:

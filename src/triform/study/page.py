@@ -12,11 +12,11 @@ from pathlib import Path
 from triform import __version__, pages
 from triform.charts import Chart, Curve, Point, Reach, Scale, draw, linear_scale, smooth
 from triform.errors import notice_level
-from triform.formatting import metric_label
+from triform.formatting import format_mean, metric_label
 from triform.pages import duration, section, table, tile
 from triform.report import read_history
 from triform.settings import DEFAULTS
-from triform.stats import LEVEL, decimals, measure, spread
+from triform.stats import LEVEL, measure, spread
 from triform.study.plan import TRAINING
 from triform.study.results import Outcome, Summary
 from triform.study.tables import (
@@ -123,16 +123,14 @@ def _strip(outcome: Outcome, summary: Summary) -> Strip:
     assert summary.spread is not None
     how = measure(outcome.metric)
     mean, deviation, low, high = (value * how.times for value in summary.spread)
-    reach = (high - low) / 2
-    known = summary.n > 1 and math.isfinite(reach)
-    places = decimals(reach) if known else 2
-    shown = f"{mean:.{places}f} ± {reach:.{places}f}" if known else f"{mean:.{places}f}"
+    half_width = summary.spread.half_width
+    shown = format_mean(outcome.metric, summary.spread.mean, half_width)
     runs = [
         each.scores[summary.set] * how.times for each in outcome.of(summary.variant) if summary.set in each.scores
     ]
     number = [variant.name for variant in outcome.study.variants].index(summary.variant)
-    ends = {"low": low, "high": high} if known and deviation else {}
-    return Strip(name=summary.variant, look=_look(number), shown=shown + how.percent, value=mean, runs=runs, **ends)
+    ends = {"low": low, "high": high} if math.isfinite(half_width) and deviation else {}
+    return Strip(name=summary.variant, look=_look(number), shown=shown, value=mean, runs=runs, **ends)
 
 
 def _costs(outcome: Outcome) -> str:

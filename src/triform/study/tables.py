@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from triform.errors import show_notice
+from triform.formatting import out_of_hundred
 from triform.pages import duration
 from triform.settings import chosen
 from triform.stats import Difference, decimals, measure, show_p
@@ -20,6 +21,7 @@ Row = Sequence[str]
 
 VARIANT_HEAD = ("set", "variant", "n", "mean", "sd", "95 % interval", "parameters", "time")
 PAIR_HEAD = ("set", "pair", "n", "difference", "95 % interval", "p", "corrected p")
+ROUNDING = 1e-9  # equal values deviate from their mean by less
 TEXT_COLUMNS = 2  # the first ones of both; the rest are numbers
 
 
@@ -54,9 +56,12 @@ def _signed(value: float, places: int, plus: str = "") -> str:
 
 
 def _places(reaches: Sequence[float], metric: str) -> int:
-    """Digits after the point that suit the widest of several uncertainties, the same in a whole column."""
-    known = [reach * measure(metric).times for reach in reaches if math.isfinite(reach) and reach]
-    return decimals(max(known)) + 1 if known else 2
+    """Digits after the point, the same in a whole column: two where a metric is out of a hundred.
+
+    Elsewhere they suit the widest of several uncertainties; what is below rounding is none.
+    """
+    known = [reach for reach in reaches if math.isfinite(reach) and reach > ROUNDING]
+    return 2 if out_of_hundred(metric) or not known else decimals(max(known)) + 1
 
 
 def variant_rows(outcome: Outcome) -> list[Row]:
