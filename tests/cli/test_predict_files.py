@@ -27,7 +27,7 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "p.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(
-            [["id", "text", "label"], *([n, text, "é\r\n,"] for n, text in enumerate(TEXTS))]
+            [["id", "text", "label"], *([n, text, "é\r\n,\r"] for n, text in enumerate(TEXTS))]
         )
     return path
 
@@ -59,7 +59,7 @@ def test_rows_are_kept_and_answers_added(triform: Command, classifier: Path, tab
     read = read_csv(out)
     assert list(read[0])[:6] == ["id", "text", "label", "predicted_label", "probability_bad", "probability_good"]
     for number, (row, wanted) in enumerate(zip(read, answers, strict=True)):
-        assert (row["id"], row["text"], row["label"]) == (str(number), TEXTS[number], "é\r\n,")
+        assert (row["id"], row["text"], row["label"]) == (str(number), TEXTS[number], "é\r\n,\r")
         assert row["predicted_label"] == wanted["output"]
         for label, share in wanted["probabilities"].items():
             assert float(row[f"probability_{label}"]) == pytest.approx(share, abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Sequence
@@ -95,7 +94,7 @@ def _write_delimited(
         kept = [_cell(row.get(name)) for name in inputs.names]
         lines.append([*kept, each.output, *shares, *["; ".join(each.notes)] * noted])
     if output.suffix.lower() == ".csv":
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        file.writelines(",".join(map(_csv_cell, line)) + "\n" for line in lines)
     else:
         file.writelines("\t".join(_tsv_cell(output, cell) for cell in line) + "\n" for line in lines)
 
@@ -103,6 +102,11 @@ def _write_delimited(
 def _cell(value: object) -> str:
     """A value of a row as text: JSON where it is not text already."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _csv_cell(cell: str) -> str:
+    """In quotes where it needs them; the csv module, asked for "\\n" as the line end, leaves "\\r" bare."""
+    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
 
 
 def _tsv_cell(output: Path, cell: str) -> str:
