@@ -37,13 +37,20 @@ from triform.settings import (
     typed,
 )
 from triform.tasks import TASKS, Prepared
-from triform.tasks.defaults import settle_steps
 from triform.tasks.task import ByLength
 from triform.training.base import begin, with_base
 from triform.training.folder import OWN, RunFolder, checkpoint_step
 from triform.training.layers import learning
+from triform.training.length import (
+    LENGTH,
+    early_stopping_notice,
+    lengthen,
+    settle_length,
+    stopped_early_notice,
+    with_length,
+)
 from triform.training.listeners import MetricsFile, ProgressLine
-from triform.training.trainer import Listener, Trainer, steps_in
+from triform.training.trainer import Listener, Trainer
 
 FILES = tuple(f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target"))
 OF_TOKENIZER_FILE = ("tokenizer.kind", "tokenizer.vocab_size")
@@ -93,7 +100,7 @@ def train(
     asked = collect(task, preset, config, dotted(settings))
     folder = RunFolder(Path(options.out or default_out(asked)))
     stored = claim(folder, asked, options)
-    if stored is None or not folder.complete():
+    if stored is None or not folder.complete(stored):
         try:
             with handle_signals(out=options.progress):
                 _train(folder, asked, stored, options)
@@ -216,14 +223,14 @@ def claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None
         raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
     if options.resume and folder.config_file.exists():
         stored = folder.read_config()
-        if other := differences(asked, stored):
+        if other := differences({name: asked[name] for name in asked if name not in LENGTH}, stored):
             raise ConfigError(
                 f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
             )
         if _only_a_model(folder):
             what = "has lost its" if folder.ended() else "was saved without"
             raise CheckpointError(f"{folder.path}: {what} checkpoints; its model works, but cannot be trained on")
-        return stored
+        return with_length(stored, asked)
     if not options.resume and not options.overwrite and folder.config_file.exists():
         over = folder.finished() or _only_a_model(folder)
         state = "a finished run" if over else "an unfinished run (--resume goes on with it)"
@@ -268,11 +275,13 @@ def ready(
 ) -> AnyTrainer:
     """Write down what is to be trained, and stand where the run stood; the model is on its device already."""
     task = prepared.task
-    _settle_steps(prepared)
+    settle_length(prepared)
     names = [str(flatten(task.config)[name]) for name in FILES]
     marks = {"data": {name: fingerprint(name) for name in names if name}}
+    longer: list[str] = []
     if resume:
         _same_data(folder, marks["data"])
+        longer = lengthen(folder, prepared)
     else:
         kept = folder.tokens  # just written by prepare; everything else here is an older run's
         folder.clear(keep=kept.name)
@@ -285,6 +294,10 @@ def ready(
         listeners.append(ProgressLine(trainer.max_steps, task.metric, options.progress))
     if resume:
         trainer.resume()
+        longer = longer and (stopped_early_notice(trainer) or longer)
+    if not options.quiet:
+        for text in longer:
+            print(text, file=options.progress or sys.stderr)
     return trainer
 
 
@@ -292,14 +305,6 @@ def _usual_length(prepared: Prepared) -> int:
     """Tokens of a text, on the mean."""
     lengths = prepared.train.lengths if isinstance(prepared.train, ByLength) else None
     return prepared.task.config.data.max_len if lengths is None else max(1, round(float(lengths.mean())))
-
-
-def _settle_steps(prepared: Prepared) -> None:
-    """The last open settings wait for the number of steps, which the batches decide."""
-    config = prepared.task.config
-    per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
-    steps = config.train.max_steps or steps_in(config.train.epochs, per_epoch, config.train.accumulate)
-    prepared.task.config = settle_steps(config, steps)
 
 
 def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
@@ -314,7 +319,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
     """Say what begins; a resumed run has said it before."""
     if trainer.progress.finished:
         return
-    task, out = trainer.task, options.progress
+    task, out, notices = trainer.task, options.progress, (*notices, *early_stopping_notice(trainer))
     parameters = sum(p.numel() for p in task.model.parameters())
     learns = learning(task.model).learns
     some = f", {learns:,} of which learn," if learns < parameters else ""

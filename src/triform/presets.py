@@ -35,7 +35,7 @@ def imdb_encoder() -> Config:
         ),
         train=TrainConfig(
             optimizer="adam", betas=ADAM_BETAS, weight_decay=0.0, lr=5e-5, schedule="constant", warmup_steps=0,
-            batch_size=16, epochs=1, clip_norm=0.0,
+            batch_size=16, epochs=1, clip_norm=0.0, patience=0,
         ),
     )  # fmt: skip
 
@@ -130,6 +130,7 @@ def _speeches(task: TaskName, d_ff: int, window: int = -1, epochs: float = 0.0, 
         train=TrainConfig(
             optimizer="adam", betas=ADAM_BETAS, weight_decay=0.0, lr=1e-3, schedule="constant", warmup_steps=0,
             batch_size=16, epochs=epochs, max_steps=max_steps, clip_norm=0.0, eval_every=100,
+            patience=0,
         ),
     )  # fmt: skip
 

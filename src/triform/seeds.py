@@ -37,6 +37,7 @@ from triform.tasks import TASKS, Prepared
 from triform.training.base import begin, with_base
 from triform.training.chorus import Chorus
 from triform.training.folder import RunFolder
+from triform.training.length import early_stopping_notice
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.population import Member, Population, together
 from triform.training.trainer import Trainer
@@ -100,7 +101,7 @@ def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Optio
     `again` is what the user must say of seeds to go on with an interrupted command.
     """
     places = _claim(out, asked, seeds, options)
-    todo = [place for place in places if place.stored is None or not place.folder.complete()]
+    todo = [place for place in places if place.stored is None or not place.folder.complete(place.stored)]
     if todo:
         stored = next((place.stored for place in places if place.stored), None)
         try:
@@ -226,7 +227,8 @@ class Crew:
         task, out = self.prepared.task, self.options.progress or sys.stderr
         parameters, steps = sum(p.numel() for p in task.model.parameters()), max(each.max_steps for each in members)
         what = f"{len(members)} seeds of {parameters:,} parameters together on {task.device}"
-        for line in (*map(show_notice, self.prepared.notices), f"{task.name}: {what}, {steps} steps"):
+        notices = (*self.prepared.notices, *early_stopping_notice(members[0]))
+        for line in (*map(show_notice, notices), f"{task.name}: {what}, {steps} steps"):
             print(printable(line), file=out)
         if begun := min(member.progress.step for member in members):
             print(f"going on from step {begun}", file=out)

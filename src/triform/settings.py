@@ -148,6 +148,7 @@ _OPEN = {
         "eval_every",
         "checkpoint_every",
         "log_every",
+        "patience",
     ),
 }
 OPEN = frozenset(f"{section}.{name}" for section, names in _OPEN.items() for name in names)

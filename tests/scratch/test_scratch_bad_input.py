@@ -46,7 +46,6 @@ OTHER_TRAINING: dict[str, Any] = {
     "accumulate": 2,
     "consistency": 1.0,
     "average": 0.9,
-    "patience": 3,
     "layer_decay": 0.5,
     "freeze": 1,
     "auto_batch": True,
@@ -118,7 +117,7 @@ def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> N
 
 def test_settings_without_meaning_here_change_nothing() -> None:
     idle = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
-    idle |= {"plateau_patience": 1}
+    idle |= {"plateau_patience": 1, "patience": 3}
     assert idle.keys() == set(TRAIN_IDLE)
     told = replace(QUICK, train=replace(QUICK.train, **idle), data=DataConfig(valid_fraction=0.0))
     losses = [scratch.TextClassifier(each).fit(["a b", "b"], ["x", "y"]).losses for each in (QUICK, told)]

@@ -63,7 +63,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.eval_every": (0, COUNT),
     "train.checkpoint_every": (0, COUNT),
     "train.log_every": (0, 10**6),
-    "train.patience": (0, COUNT),
+    "train.patience": (-1, COUNT),
     "decode.temperature": (1e-6, 1e6),
     "decode.top_k": (0, 2**24),
     "decode.top_p": (0, 1),

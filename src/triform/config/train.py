@@ -50,7 +50,7 @@ class TrainConfig:
     eval_every: int = 0
     checkpoint_every: int = 0
     log_every: int = 0
-    patience: int = 0  # evaluations without a better score before stopping; 0: never stop early
+    patience: int = -1  # validations without progress before stopping; 0: never stop early; -1: by task and data
 
     def __post_init__(self) -> None:
         check_bounds(self, "train")

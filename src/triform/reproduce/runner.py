@@ -68,6 +68,10 @@ class Asked:
         return f"{command}{data}{''.join(places)}{device}"
 
 
+# Systems are trained to their last step unless they say otherwise.
+NEVER_EARLY: Settings = {"train.patience": 0}
+
+
 def reproduce(system: System, asked: Asked) -> Outcome:
     """Run a system; what was trained before under the same settings is not trained again."""
     device = pick_device(asked.device)
@@ -119,7 +123,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     """Train a variant's seeds, or go on where they stopped, and score each of them."""
     system = material.system
     places = material.settings(variant)  # of files: different for everybody, so not told
-    settings = overlay(variant.settings, places)
+    settings = overlay(NEVER_EARLY, variant.settings, places)
     seeds = asked.seeds or variant.seeds
     if asked.quick:
         settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)

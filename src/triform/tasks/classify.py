@@ -59,6 +59,7 @@ class Classify(Task):
     unit = "texts"
     metric = "accuracy"
     higher_is_better = True
+    lower_loss_is_progress = True
     model: AnyClassifier
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:

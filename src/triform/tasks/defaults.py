@@ -50,6 +50,18 @@ def settle_steps(config: Config, max_steps: int) -> Config:
     return config
 
 
+def settle_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
+    """How many validations without progress end training: a few for classifiers, which overfit soon; 0: any number.
+
+    Scores on few examples vary by chance, so these get more patience; it always covers an epoch.
+    """
+    if config.train.patience >= 0:
+        return config
+    few = 5 if n_valid < 200 else 4 if n_valid < 1_000 else 3
+    patience = max(few, validations_per_epoch) if config.task == "classify" and n_valid else 0
+    return build({"train.patience": patience}, config)
+
+
 def _open(config: Config, proposal: Settings) -> Settings:
     """Those of the proposed settings that the config leaves open."""
     have = flatten(config)

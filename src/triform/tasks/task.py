@@ -123,6 +123,7 @@ class Task(ABC):
     unit: ClassVar[str]  # what its data is counted in
     metric: ClassVar[str]  # the score by which the best weights are kept
     higher_is_better: ClassVar[bool]
+    lower_loss_is_progress: ClassVar[bool] = False  # for early stopping; what is kept is chosen by the metric
     model: nn.Module
     sizes: Sizes
     tokenizer: Tokenizer  # translate has two instead, and says which is whose

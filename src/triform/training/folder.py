@@ -222,9 +222,10 @@ class RunFolder:
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return read_tensors(path / "tensors.safetensors"), self.read_state(path)
 
-    def complete(self) -> bool:
-        """Whether nothing is left to do here; the report is written last."""
-        return self.finished() and (self.path / "report.html").exists()
+    def complete(self, config: Config | None = None) -> bool:
+        """Whether nothing is left to do here, under these settings or its own; the report is written last."""
+        same = config is None or config == self.read_config()
+        return same and self.finished() and (self.path / "report.html").exists()
 
     def discard_if_unused(self) -> None:
         """A start that failed leaves no trace where there was no run before."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from triform.formatting import format_metric
-from triform.training.folder import writing
+from triform.training.folder import write_text, writing
 from triform.training.trainer import Event
 
 
@@ -21,9 +21,20 @@ class MetricsFile:
         self.path = path
 
     def hear(self, event: Event) -> None:
-        line = json.dumps({name: _plain(value) for name, value in event.items()}, ensure_ascii=False)
+        if event["event"] == "longer":
+            self._reopen(event["step"], event["max_steps"])
+            return
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(_json(event) + "\n")
+
+    def _reopen(self, step: int, max_steps: int) -> None:
+        """Take back that the run had ended at `step`, and what a longer one wrote after it without saving."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        kept = []
+        for event in filter(None, map(_event, lines)):
+            if event["event"] not in ("end", "sample") and event.get("step", 0) <= step:
+                kept.append(event | ({"max_steps": max_steps} if event["event"] == "start" else {}))
+        write_text(self.path, "".join(_json(event) + "\n" for event in kept))
 
     def state(self) -> dict[str, Any]:
         return {"bytes": self.path.stat().st_size if self.path.exists() else 0}
@@ -32,6 +43,18 @@ class MetricsFile:
         if self.path.exists():
             with writing(self.path), self.path.open("r+b") as file:
                 file.truncate(min(state["bytes"], self.path.stat().st_size))
+
+
+def _json(event: Event) -> str:
+    return json.dumps({name: _plain(value) for name, value in event.items()}, ensure_ascii=False)
+
+
+def _event(line: str) -> Event | None:
+    """The event on a line; None where the line was cut."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from triform.training.folder import RunFolder, damaged, load_weights, read_tenso
 from triform.training.learner import Counts, Learner
 from triform.training.optim import make_schedule
 from triform.training.recorded import Recorded
+from triform.training.rng import rng_state, set_rng_state
 from triform.training.speed import Meter
 
 Event = dict[str, Any]
@@ -46,7 +48,8 @@ class Progress:
     step: int = 0
     best: Scores | None = None
     best_step: int = 0
-    stale: int = 0  # validations since the best one
+    stale: int = 0  # validations since the last one that showed progress
+    lowest_loss: float = sys.float_info.max  # of all validations; JSON has no infinity
     seconds: float = 0.0
     finished: str = ""  # why training ended, once it has
     validation_due: bool = False  # whether this step's validation was interrupted, and is done first after a resume
@@ -228,10 +231,16 @@ class Trainer:
             self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
             self._keep_weights()
             self._tell("best", metric=self.task.metric, value=scores[self.task.metric])
-        else:
+        elif not (self.task.lower_loss_is_progress and scores["loss"] < self.progress.lowest_loss):
             self.progress.stale += 1
-            if self.config.patience and self.progress.stale >= self.config.patience:
-                self.progress.finished = "patience"
+        else:
+            self.progress.stale = 0
+        self.progress.lowest_loss = min(scores["loss"], self.progress.lowest_loss)
+        if self._out_of_patience():
+            self.progress.finished = "patience"
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.config.patience <= self.progress.stale
 
     def _keep_weights(self) -> None:
         """As a model like any other; adapters also by themselves."""
@@ -299,8 +308,18 @@ class Trainer:
             self._restore(tensors, state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(latest, error) from None
+        if self._may_go_on():
+            self.progress.finished = ""
+            for listener in self.listeners:
+                listener.hear({"event": "longer", "step": self.progress.step, "max_steps": self.max_steps})
         for listener in self.listeners:
             listener.hear({"event": "resume", "step": self.progress.step})
+
+    def _may_go_on(self) -> bool:
+        """Whether a run that has ended is to be trained longer: its settings now allow more."""
+        if self.progress.finished == "patience":
+            return not self._out_of_patience() and self.progress.step < self.max_steps
+        return self.progress.finished == "max_steps" and self.progress.step < self.max_steps
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
@@ -341,25 +360,6 @@ def interruptible(trainer: Interruptible) -> Iterator[None]:
         yield
     finally:
         trainer.interruptible = False
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's own random generators, of the CPU and of the device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        states["mps"] = torch.mps.get_rng_state()
-    return states
-
-
-def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore what `rng_state` returned, on this device or another."""
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
-    elif "mps" in states and device.type == "mps":
-        torch.mps.set_rng_state(states["mps"])
 
 
 def resident_of(task: Task, data: Dataset) -> Resident | None:
