@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from triform.config import Config, TaskName
+from triform.config.bounds import MOST_SEEDS, shown
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
 from triform.formatting import printable
 from triform.interrupts import handle_signals
@@ -86,8 +87,8 @@ def train_seeds(
     """
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: give how many models to train, 1 or more")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ConfigError(f"--seeds {shown(seeds)}: give how many models to train, from 1 to {MOST_SEEDS}")
     asked = collect(task, preset, config, dotted(settings))
     out = Path(options.out or default_out(asked))
     first = build(asked).seed

@@ -64,7 +64,7 @@ def test_aligned_files_are_found_from_the_studys_folder_too(place: Path, tree: T
         ({"task": "clasify"}, "task='clasify' is not known; choose from classify, generate, translate"),
         ({"metric": "acuracy"}, "classify has no such score; did you mean 'accuracy'?"),
         ({"metric": "bleu"}, "metric='bleu': classify has no such score; known are accuracy, f1, loss"),
-        ({"seeds": 0}, "seeds=0: give how many models to train of each variant, 1 or more"),
+        ({"seeds": 0}, "seeds=0: give how many models to train of each variant, from 1 to 10000"),
         ({"seeds": True}, "seeds=True: give how many"),
         ({"seed": -1}, "seed=-1 must be a whole number"),
         ({"name": "../up"}, "name='../up': it becomes a folder"),

@@ -97,7 +97,7 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, endin
         ("2 2\na 1 2\nb 1 nan\n", "the vector of 'b' has a number that is not finite"),
         ("2 2\na 1 inf\nb 1 2\n", "the vector of 'a'"),
         ("0 5\n", "holds no vectors"),
-        ("99999999999 99999999999\na 1\n", "was cut short"),
+        ("99999999999 99999\na 1\n", "was cut short"),
         ("3 2\n 1 2\nb 3 4\nc 1 -4\n", "word 1 is empty"),
         ("1 2\na 1 2\nb 3 4\n\nc 1 -4\n", "promises 1 words; lines left after them: 2"),
     ],

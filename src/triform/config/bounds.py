@@ -13,6 +13,7 @@ from triform.errors import ConfigError
 LONGEST = 2**24  # tokens a model reads at once
 WIDEST = 2**16  # d_model
 COUNT = 10**9  # steps, rows and the like
+MOST_SEEDS = 10_000  # models of one command that differ only in their seeds
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),

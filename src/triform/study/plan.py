@@ -10,6 +10,7 @@ from typing import Any
 
 from triform.config import TASKS as TASK_NAMES
 from triform.config import TaskName
+from triform.config.bounds import BOUNDS, MOST_SEEDS, shown
 from triform.data.files import BUILTIN
 from triform.errors import ConfigError, DataError
 from triform.launch import FILES, collect
@@ -103,10 +104,12 @@ def _metric(metric: object, task: TaskName, origin: str) -> str:
 
 
 def _seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
-    if type(count) is not int or count < 1:
-        raise ConfigError(f"{origin}: seeds={count!r}: give how many models to train of each variant, 1 or more")
-    if type(first) is not int or first < 0:
-        raise ConfigError(f"{origin}: seed={first!r} must be a whole number, the first of the seeds")
+    if type(count) is not int or not 1 <= count <= MOST_SEEDS:
+        raise ConfigError(
+            f"{origin}: seeds={shown(count)}: give how many models to train of each variant, from 1 to {MOST_SEEDS}"
+        )
+    if type(first) is not int or not 0 <= first <= BOUNDS["seed"][1] - count:
+        raise ConfigError(f"{origin}: seed={shown(first)} must be a whole number, the first of the seeds")
     return tuple(range(first, first + count))
 
 

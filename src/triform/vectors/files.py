@@ -12,8 +12,9 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
-from triform.data.files import opened
+from triform.data.files import BLOCK, LONGEST_LINE, limited_lines, opened
 from triform.errors import CheckpointError, ConfigError, DataError
 
 Matrix = NDArray[np.float32]
@@ -31,7 +32,8 @@ READS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safe
 WRITES = {ending: kind for ending, kind in READS.items() if ending != ".vec"}
 FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
 PARTS = {"text": " \n", "binary": " \n", "safetensors": "\n"}  # what parts words in a file: it can be in none
-LONGEST_COUNT = 12  # digits of a number of words, or of numbers a vector
+MOST_WORDS, WIDEST = 12, 6  # digits of how many words a file may have, and how many numbers a vector
+LONGEST_WORD = 1 << 16  # bytes
 SHORTEST_NUMBER = 2  # bytes of a number in a text file, with the space before it
 
 
@@ -92,14 +94,14 @@ def width_of(path: Path) -> int:
 
 def _first_line(file: BinaryIO) -> bytes:
     """Without a byte order mark."""
-    return file.readline().removeprefix(codecs.BOM_UTF8)
+    return file.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
 
 
 def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int]:
     """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
-        if max(map(len, parts)) > LONGEST_COUNT:
+        if len(parts[0]) > MOST_WORDS or len(parts[1]) > WIDEST:
             raise DataError("its first line promises more words or numbers than any file holds", path=path)
         return int(parts[0]), int(parts[1])
     if headless and len(parts) > 2 and all(map(_is_number, parts[1:])):
@@ -123,10 +125,10 @@ def _read_text(path: Path) -> Content:
         n, width = _sizes(first, path, headless=True)
         _check_size(path, n * width * SHORTEST_NUMBER)
         promised = n >= 0
-        lines = enumerate(file, 2)
-        for number, line in lines if promised else _before((1, first), lines):
+        lines = ((number + 1, line) for number, line in limited_lines(file, str(path)))
+        for number, line in lines if promised else chain([(1, first)], lines):
             if len(words) == n:
-                _check_nothing_left(path, n, line, file)
+                _check_nothing_left(path, n, chain([line], (other for _, other in lines)))
                 break
             word, _, numbers = line.rstrip().partition(b" ")
             try:
@@ -141,41 +143,50 @@ def _read_text(path: Path) -> Content:
     return Content(words, np.stack(rows) if rows else np.empty((0, width), np.float32), {})
 
 
-def _check_nothing_left(path: Path, n: int, line: bytes, others: BinaryIO) -> None:
+def _check_nothing_left(path: Path, n: int, lines: Iterable[bytes]) -> None:
     """After the words that the first line promises there may be blank lines, no more words."""
-    if left := bool(line.strip()) + sum(bool(other.strip()) for other in others):
+    if left := sum(bool(line.strip()) for line in lines):
         raise DataError(f"its first line promises {n:,} words; lines left after them: {left:,}", path=path)
-
-
-def _before(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    yield first
-    yield from lines
 
 
 def _read_binary(path: Path) -> Content:
     with opened(str(path)) as file:
-        n, width = _sizes(file.readline(), path)
+        n, width = _sizes(file.readline(LONGEST_LINE), path)
         _check_size(path, n * width * 4)
-        content = file.read()
-    words: list[str] = []
-    rows: list[Matrix] = []
-    at, size = 0, 4 * width
-    while len(words) < n:
-        space = content.find(b" ", at)
-        if space < 0 or space + 1 + size > len(content):
-            break
-        try:
-            words.append(content[at:space].lstrip(b"\n").decode())
-        except UnicodeDecodeError:
-            raise DataError(f"word {len(words) + 1} is not UTF-8: the file is damaged", path=path) from None
-        rows.append(np.frombuffer(content, "<f4", width, space + 1))
-        at = space + 1 + size
+        words, rows, rest = _binary_rows(file, path, n, width)
     _check_whole(path, len(words), n)
-    if rest := len(content[at:].strip()):
+    if rest:
         raise DataError(
             f"{rest:,} bytes follow the last word: it is damaged, or text that should end in .txt", path=path
         )
     return Content(words, np.stack(rows).astype(np.float32) if rows else np.empty((0, width), np.float32), {})
+
+
+def _binary_rows(file: BinaryIO, path: Path, n: int, width: int) -> tuple[list[str], list[Matrix], int]:
+    """At most n words with their vectors, and how many bytes follow them; read a little at a time."""
+    words: list[str] = []
+    rows: list[Matrix] = []
+    held, at, size = b"", 0, 4 * width
+    while len(words) < n:
+        space = held.find(b" ", at)
+        if space < 0 or space + 1 + size > len(held):
+            if space < 0 and len(held) - at > LONGEST_WORD:
+                raise DataError(f"word {len(words) + 1:,} does not end: the file is damaged", path=path)
+            more = file.read(max(BLOCK, len(held)))
+            if not more:
+                break
+            held, at = held[at:] + more, 0
+            continue
+        try:
+            words.append(held[at:space].lstrip(b"\n").decode())
+        except UnicodeDecodeError:
+            raise DataError(f"word {len(words) + 1} is not UTF-8: the file is damaged", path=path) from None
+        rows.append(np.frombuffer(held, "<f4", width, space + 1))
+        at = space + 1 + size
+    rest = len(held[at:].strip()) if len(words) == n else 0
+    while more := file.read(BLOCK):
+        rest += len(more.strip())
+    return words, rows, rest
 
 
 def _check_size(path: Path, least: int) -> None:

@@ -1,0 +1,135 @@
+"""Files made to break their reader: numbers of thousands of digits, deep nesting, promises of sizes, pickles."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triform.config import TokenizerConfig
+from triform.data.cache import TokenCache, _seal
+from triform.data.readers import Row
+from triform.tasks.labelled import encode_once
+from triform.text import train_tokenizer
+
+DIGITS = "9" * 5000
+DEEP = ("[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000)
+
+
+@pytest.mark.parametrize("ending", ["txt", "vec", "bin", "txt.gz", "bin.gz"])
+@pytest.mark.parametrize("header", [f"{DIGITS} 4", f"4 {DIGITS}", "999999999999 4", "4 999999999999", "2 999999"])
+def test_a_header_of_word_vectors_that_promises_too_much_is_refused(
+    triform: Any, tmp_path: Path, ending: str, header: str
+) -> None:
+    path = tmp_path / f"words.{ending}"
+    content = f"{header}\n".encode() + b"soup 1 2 3 4\nbread 1 2 3 4\n" * 2
+    path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    assert triform("vectors", "nearest", path, "soup").refusal.startswith(str(path))
+
+
+def test_word_vectors_without_a_space_are_not_read_to_their_end(triform: Any, tmp_path: Path) -> None:
+    path = tmp_path / "zeros.bin.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"1000 10\n")
+        for _ in range(50):
+            file.write(bytes(1 << 20))
+    assert "word 1 does not end" in triform("vectors", "nearest", path, "soup").refusal
+
+
+@pytest.fixture(scope="module")
+def published(triform: Any, train: Any, files: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-2 as others publish it."""
+    folder = tmp_path_factory.mktemp("published")
+    like_gpt2 = ("model.activation=gelu_tanh", "model.head_bias=false", "data.max_len=16", "tokenizer.kind=bpe")
+    sets = [part for setting in like_gpt2 for part in ("--set", setting)]
+    assert train("generate", "--data", files.txt, "--out", folder / "run", *sets).code == 0
+    answer = triform("convert", "export", folder / "run", "--to", "hf", "--out", folder / "gpt2")
+    assert answer.code == 0, answer.err
+    return folder / "gpt2"
+
+
+@pytest.mark.parametrize("key", ["n_embd", "n_layer", "n_head", "n_positions", "n_inner", "vocab_size"])
+@pytest.mark.parametrize("value", [10**12, 10**30, 0, -1, 10**4000, 1e308, "x", [], None])
+def test_sizes_of_a_published_config_that_cannot_be(
+    triform: Any, published: Path, tmp_path: Path, key: str, value: Any
+) -> None:
+    if value is None or (key == "n_inner" and value == 0):
+        pytest.skip("which a config may leave to its defaults")
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
+    assert refusal.startswith(f"{model}{os.sep}config.json: ")
+    assert len(refusal) < 600 + 2 * len(str(model))
+
+
+@pytest.mark.parametrize("named", [["a"], [1], {"a": ["b"]}, {"a": 1}, {"a": None}, {"a": {}}, {}, 3, "x"])
+def test_an_index_that_does_not_name_files_is_refused(
+    triform: Any, published: Path, tmp_path: Path, named: Any
+) -> None:
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
+    assert "has no weight_map that says which file holds which tensor" in refusal
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [*DEEP, f'{{"a": {DIGITS}}}', "[]", "3", "null", '"x"', "", "\x00"])
+def test_json_of_a_published_model_that_python_cannot_parse_or_that_is_no_object(
+    triform: Any, published: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    (model / name).write_text(content)
+    refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
+    assert str(model / name) in refusal
+    assert len(refusal) < 1000
+
+
+@pytest.mark.parametrize("content", [*DEEP, f'{{"triform": {DIGITS}}}', "[]", '{"triform": [], "tokenizer": []}'])
+def test_a_tokenizer_of_our_own_that_python_cannot_parse(triform: Any, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    assert str(path) in triform("tokenizer", "encode", path, "soup").refusal
+
+
+@pytest.mark.parametrize("content", [f"seeds = {DIGITS}", "seeds = " + "[" * 50_000, "seeds = 999999999999"])
+def test_a_study_that_cannot_be_read_or_would_never_end(triform: Any, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(f'task = "classify"\n{content}\n[variants.a]\n[variants.b]\n')
+    assert str(path) in triform("compare", path, "--out", tmp_path / "study").refusal
+
+
+def test_a_pickle_in_the_token_cache_is_damage_and_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
+    data = tmp_path / "rows.csv"
+    data.write_text("a fine day,good\na grey day,bad\n" * 200_000)  # so large that its tokens are kept
+    rows = [Row("a fine day", "good", 1), Row("a grey day", "bad", 2)]
+    tokenizer = train_tokenizer(TokenizerConfig(kind="word"), [row.text for row in rows])
+
+    def encoded() -> tuple[list[int], list[str]]:
+        notices: list[str] = []
+        cache = TokenCache([str(data)], tmp_path / "run" / "tokens", notices)
+        labels = encode_once(cache, "train", lambda: iter(rows), ["good", "bad"], [tokenizer], "test")[1]
+        return labels.tolist(), notices
+
+    assert encoded() == ([0, 1], [])
+    (entry,) = [path for path in (tmp_path / "cache").iterdir() if (path / "train.labels.npy").exists()]
+    for bad in (np.array([{"a": 1}], dtype=object), np.array([0.5, 1.5]), np.arange(7)):
+        np.save(entry / "train.labels.npy", bad, allow_pickle=True)
+        (entry / "seal.json").unlink()
+        _seal(entry)  # as one would who made it on purpose
+        labels, notices = encoded()
+        assert labels == [0, 1]
+        assert len(notices) == 1
+        assert "this token cache is damaged" in notices[0]
+        assert notices[0].endswith("it is built again")
+    assert encoded() == ([0, 1], [])
