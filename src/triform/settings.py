@@ -188,7 +188,7 @@ def read_toml(path: Path) -> Settings:
 
 def load_toml(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: is not a file of settings")
+        raise ConfigError(f"{path}: cannot be read: it is a folder, a pipe or a device, not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

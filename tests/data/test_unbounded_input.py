@@ -79,7 +79,7 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(reader: str, tmp_path:
 def test_settings_are_not_read_from_pipes_and_devices(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", Path("/dev/zero"), tmp_path):
-        with pytest.raises(ConfigError, match="is not a file of settings"):
+        with pytest.raises(ConfigError, match="cannot be read: it is a folder, a pipe or a device"):
             read_toml(path)
 
 
