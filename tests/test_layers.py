@@ -22,14 +22,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "formatting": (),
     "interrupts": (),
+    "io": ("errors",),
     "config": ("errors",),
     "settings": ("errors", "config"),
     "presets": ("errors", "config", "settings"),
-    "text": ("errors", "config"),
-    "scratch": ("errors", "config", "settings", "text"),
+    "text": ("errors", "io", "config"),
+    "scratch": ("errors", "io", "config", "settings", "text"),
     "nn": ("errors", "config"),
-    "data": ("errors", "config", "text"),
-    "vectors": ("errors", "config", "text", "data"),
+    "data": ("errors", "io", "config", "text"),
+    "vectors": ("errors", "io", "config", "text", "data"),
     "models": ("errors", "config", "nn"),
     "decode": ("errors", "config", "nn", "models"),
     "metrics": (),
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": (
         *(
             "errors",
+            "io",
             "formatting",
             "config",
             "settings",
@@ -63,10 +65,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "tasks",
         ),
     ),
-    "pretrained": ("errors", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
+    "pretrained": ("errors", "io", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
     "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": ("formatting",),
-    "pages": (),
+    "pages": ("errors", "io"),
     "report": ("errors", "formatting", "charts", "pages"),
     "run": (
         *(
@@ -106,6 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "study": (
         *(
             "errors",
+            "io",
             "formatting",
             "config",
             "settings",
@@ -122,6 +125,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reproduce": (
         *(
             "errors",
+            "io",
             "formatting",
             "config",
             "settings",
@@ -145,6 +149,7 @@ MAY_IMPORT["cli"] = ROOMS
 WITHOUT_TORCH = (
     *(
         "errors",
+        "io",
         "formatting",
         "config",
         "settings",

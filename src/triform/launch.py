@@ -29,7 +29,6 @@ from triform.settings import (
     Settings,
     build,
     chosen,
-    differences,
     flatten,
     nearest,
     overlay,
@@ -39,15 +38,14 @@ from triform.settings import (
 from triform.tasks import TASKS, Prepared
 from triform.tasks.task import ByLength
 from triform.training.base import begin, with_base
-from triform.training.folder import OWN, RunFolder, checkpoint_step
+from triform.training.claim import claimed, default_out
+from triform.training.folder import RunFolder, checkpoint_step
 from triform.training.layers import learning
 from triform.training.length import (
-    LENGTH,
     early_stopping_notice,
     lengthen,
     settle_length,
     stopped_early_notice,
-    with_length,
 )
 from triform.training.listeners import MetricsFile, ProgressLine
 from triform.training.trainer import Listener, Trainer
@@ -73,6 +71,7 @@ class Options:
     resume: bool = False
     overwrite: bool = False
     device: str = "auto"
+    verify: bool = True  # compare the files of a run to go on with, or to begin with, with their digests
     progress: TextIO | None = None  # where the progress line goes; None: standard error
     quiet: bool = False
 
@@ -98,26 +97,29 @@ def train(
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
     asked = collect(task, preset, config, dotted(settings))
-    folder = RunFolder(Path(options.out or default_out(asked)))
-    stored = claim(folder, asked, options)
-    if stored is None or not folder.complete(stored):
-        try:
-            with handle_signals(out=options.progress):
-                _train(folder, asked, stored, options)
-        except KeyboardInterrupt:
-            folder.discard_if_unused()
-            raise stopped_at_once([folder], asked["task"], folder.path, options) from None
-    return load(folder.path, device=options.device)
+    folder = RunFolder(out_folder(asked, options), verify=options.verify)
+    with claimed(folder, asked, resume=options.resume, overwrite=options.overwrite) as (stored, notices):
+        if stored is None or not folder.complete(stored):
+            try:
+                with handle_signals(out=options.progress):
+                    _train(folder, asked, stored, options, notices)
+            except KeyboardInterrupt:
+                folder.discard_if_unused()
+                raise stopped_at_once([folder], asked["task"], folder.path, options) from None
+    return load(folder.path, device=options.device, verify=options.verify)
 
 
-def _train(folder: RunFolder, asked: Settings, stored: Config | None, options: Options) -> None:
+def _train(
+    folder: RunFolder, asked: Settings, stored: Config | None, options: Options, notices: tuple[str, ...]
+) -> None:
+    """Train in a claimed folder, from the start or from where the run in it stands."""
     try:
-        config = stored or build(with_base(asked))
-        trainer, notices = set_up(config, folder, options, resume=stored is not None)
+        config = stored or build(with_base(asked, verify=options.verify))
+        trainer, more = set_up(config, folder, options, resume=stored is not None)
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
-    announce(trainer, notices, options)
+    announce(trainer, (*notices, *more), options)
     trainer = fit(trainer, options)
     close(trainer)
     if not trainer.progress.finished:
@@ -202,64 +204,19 @@ def dotted(settings: Mapping[str, Any]) -> Settings:
     return flat
 
 
-def default_out(asked: Settings) -> str:
-    """runs/TASK-DATA, numbered when that is taken."""
-    name = str(asked.get("data.train") or asked.get("data.source") or "builtin")
-    stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
-    base = Path("runs") / f"{asked['task']}-{stem}"
-    number = 2
-    path = base
-    while path.exists():
-        path = base.with_name(f"{base.name}-{number}")
-        number += 1
-    return str(path)
-
-
-def claim(folder: RunFolder, asked: Settings, options: Options) -> Config | None:
-    """Make sure the folder may be used; the stored config when an earlier run is to go on."""
-    if str(asked.get("train.base", "")) == str(folder.path.absolute()):
-        raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
-    if options.resume and not folder.path.is_dir():
-        raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
-    if options.resume and folder.config_file.exists():
-        stored = folder.read_config()
-        if other := differences({name: asked[name] for name in asked if name not in LENGTH}, stored):
-            raise ConfigError(
-                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
-            )
-        if _only_a_model(folder):
-            what = "has lost its" if folder.ended() else "was saved without"
-            raise CheckpointError(f"{folder.path}: {what} checkpoints; its model works, but cannot be trained on")
-        return with_length(stored, asked)
-    if not options.resume and not options.overwrite and folder.config_file.exists():
-        over = folder.finished() or _only_a_model(folder)
-        state = "a finished run" if over else "an unfinished run (--resume goes on with it)"
-        raise CheckpointError(f"{folder.path}: already holds {state}; choose another --out or give --overwrite")
-    if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
-        raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
-    folder.create()
-    return None
-
-
-def _only_a_model(folder: RunFolder) -> bool:
-    """Whether nothing tells where training stood: its checkpoints are lost, or it was not `train` that saved it.
-
-    A run killed before its first checkpoint has metrics that do not end: it may begin again.
-    """
-    without_metrics = folder.model_file.exists() and not folder.metrics_file.exists()
-    return folder.latest_checkpoint() is None and (folder.ended() or without_metrics)
-
-
-def _foreign(path: Path) -> bool:
-    """Whether a folder holds anything that a run stopped early would not have left."""
-    return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
+def out_folder(asked: Settings, options: Options) -> Path:
+    """The folder that was asked for, or a new one for these settings."""
+    if options.resume and not options.out:
+        raise ConfigError("--resume needs --out RUN: which run is to go on?")
+    return Path(options.out or default_out(asked))
 
 
 def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
+    older = folder.check_before_resume() if resume else ()
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
-    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
+    prepared = replace(prepared, notices=(*older, *prepared.notices, *begin(prepared.task, folder, resume=resume)))
     require_training_memory(prepared.task, device)
     if not resume:
         prepared = divide(prepared, device)

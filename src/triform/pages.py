@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Collection, Iterable
 from html import escape
 from pathlib import Path
+
+from triform.io.files import write_text
 
 
 def page(title: str, body: str, version: str) -> str:
@@ -59,9 +60,7 @@ def duration(seconds: float) -> str:
 
 
 def write_page(path: Path, text: str) -> Path:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    write_text(path, text)
     return path
 
 

@@ -16,6 +16,7 @@ import torch
 from triform.baselines import Fitted, Table
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from triform.explain.trial import fresh_model
 from triform.metrics import Scores
 from triform.models.budget import budget
 from triform.nn.precision import Precision, cast_model, resolve_precision
@@ -26,7 +27,7 @@ from triform.tasks.task import Dataset
 from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.base import take
-from triform.training.folder import RunFolder, load_weights, read_tensors
+from triform.training.folder import RunFolder, check_shapes, load_weights, read_shapes, read_tensors, weights_of
 
 if TYPE_CHECKING:
     from triform.explain.maps import Explanation
@@ -53,6 +54,8 @@ class Run:
     task: Task
     precision: Precision = "fp32"
     adapter: Path | None = None
+    verify: bool = True
+    notices: tuple[str, ...] = ()  # what the user should know about how the run was opened
 
     def __repr__(self) -> str:
         parameters = budget(self.config, self.task.sizes).total  # int8 layers have none that torch could count
@@ -154,7 +157,8 @@ class Run:
         """The task with its weights as they are stored, on a device."""
         if self.precision == "fp32" and self.task.device.type == device:
             return self.task
-        return load(self.path, device=device, precision="fp32", adapter=self.adapter or "").task
+        adapter = self.adapter or ""
+        return load(self.path, device=device, precision="fp32", adapter=adapter, verify=self.verify).task
 
     def test_set(self) -> str:
         """The test part of the built-in set that the run was trained on, if it was."""
@@ -168,7 +172,7 @@ class Run:
 
     def progress(self) -> dict[str, object]:
         """Where its training stands: the step, the best scores and their step, and why it ended."""
-        folder = RunFolder(self.path)
+        folder = RunFolder(self.path, verify=self.verify)
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
@@ -196,31 +200,72 @@ def _strided(data: Dataset, stride: int) -> Dataset:
     return data.strided(stride)
 
 
-def load(path: str | Path, *, device: str = "auto", precision: str = "auto", adapter: str | Path = "") -> Run:
-    """Open a run folder. `precision`: auto (fp32 on every machine), fp32, bf16 or int8 (the last on the CPU only).
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    adapter: str | Path = "",
+    verify: bool = True,
+) -> Run:
+    """Open a run folder.
 
-    `adapter` is the adapter.safetensors of a LoRA run that began with this one.
+    Args:
+        path: The run folder.
+        device: auto, cpu, cuda or mps.
+        precision: auto (fp32 on every machine), fp32, bf16, or int8 (on the CPU only).
+        adapter: The adapter.safetensors of a LoRA run that began with this one.
+        verify: Compare the files with their digests. Without, files that were edited on purpose can be used.
+
+    Raises:
+        CheckpointError: The folder is not a run, a file of it does not match its digest, or its weights do not fit
+            the settings or are not finite.
     """
     place = pick_device(device)
-    folder = RunFolder(Path(path))
+    folder = RunFolder(Path(path), verify=verify)
     config = folder.read_config()
     resolved = resolve_precision(precision, place, config.model)
     if not folder.model_file.exists():
         raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
-    found = read_adapter(Path(adapter)) if adapter else None
-    with torch.random.fork_rng(devices=[]):  # weights drawn only to be replaced cost the caller nothing
-        task = TASKS[config.task].load(config, folder.path) if found is None else adapted(folder.path, found)
+    notices = folder.check()
+    found = read_adapter(Path(adapter), verify=verify) if adapter else None
     if found is None:
-        load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+        task = _trained(config, folder)
+    else:
+        task, notices = adapted(folder, found), (*notices, *found.notices)
     cast_model(task.model.to(place).eval(), resolved)
-    return Run(path=folder.path, task=task, precision=resolved, adapter=found.path if found else None)
+    own = found.path if found else None
+    return Run(path=folder.path, task=task, precision=resolved, adapter=own, verify=verify, notices=notices)
 
 
-def adapted(base: Path, adapter: Adapter) -> Task:
+def _trained(config: Config, folder: RunFolder) -> Task:
+    """The task of a run with its weights; what does not fit the settings is refused before memory is taken."""
+    shapes = read_shapes(folder.model_file)
+    if config.model.n_layers > len(shapes):
+        raise CheckpointError(
+            f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
+            f"too few for model.n_layers={config.model.n_layers}"
+        )
+    task = _without_memory(config, folder.path)
+    check_shapes(folder.model_file, shapes, weights_of(task.model))
+    task.model = fresh_model(config, task.sizes)
+    load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+    return task
+
+
+def _without_memory(config: Config, folder: Path) -> Task:
+    """The task of a run folder with a model that has shapes and no numbers."""
+    with torch.device("meta"):
+        return TASKS[config.task].load(config, folder)
+
+
+def adapted(base: RunFolder, adapter: Adapter) -> Task:
     """What a LoRA run came to, from its base and its adapter."""
     try:
-        task = TASKS[adapter.config.task].load(adapter.config, base)
-        take(task, base)
+        task = _without_memory(adapter.config, base.path)
+        take(task, base.path, verify=False)  # here only shapes are compared; `load` has verified the base
+        task.model = fresh_model(adapter.config, task.sizes)
+        take(task, base.path, verify=False)
         adapter.put_on(task.model)
     except ConfigError as error:
         raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from triform.interrupts import handle_signals
 from triform.launch import (
     Options,
     announce,
-    claim,
     close,
     collect,
-    default_out,
     dotted,
     fit,
     interrupted,
+    out_folder,
     ready,
     stopped_at_once,
 )
@@ -37,6 +36,7 @@ from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
 from triform.training.base import begin, with_base
 from triform.training.chorus import Chorus
+from triform.training.claim import claimed
 from triform.training.folder import RunFolder
 from triform.training.length import early_stopping_notice
 from triform.training.listeners import MetricsFile, ProgressLine
@@ -59,8 +59,8 @@ class Seeds:
     def spread(self) -> Spread:
         return spread(self.values)
 
-    def runs(self, *, device: str = "auto") -> list[Run]:
-        return [load(folder, device=device) for folder in self.folders]
+    def runs(self, *, device: str = "auto", verify: bool = True) -> list[Run]:
+        return [load(folder, device=device, verify=verify) for folder in self.folders]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def train_seeds(
     if not 1 <= seeds <= MOST_SEEDS:
         raise ConfigError(f"--seeds {shown(seeds)}: give how many models to train, from 1 to {MOST_SEEDS}")
     asked = collect(task, preset, config, dotted(settings))
-    out = Path(options.out or default_out(asked))
+    out = out_folder(asked, options)
     first = build(asked).seed
     again = f" --seeds {seeds}" + (f" --seed {first}" if first else "")
     return _outcome(out, train_these(out, asked, range(first, first + seeds), options, again))
@@ -101,35 +101,47 @@ def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Optio
 
     `again` is what the user must say of seeds to go on with an interrupted command.
     """
-    places = _claim(out, asked, seeds, options)
-    todo = [place for place in places if place.stored is None or not place.folder.complete(place.stored)]
-    if todo:
-        stored = next((place.stored for place in places if place.stored), None)
-        try:
-            with handle_signals(out=options.progress):
-                _train(todo, stored or build(with_base(asked)), options, again)
-        except KeyboardInterrupt:
-            folders = [place.folder for place in places]
-            for folder in folders:
-                folder.discard_if_unused()
-            raise stopped_at_once(folders, asked["task"], out, options, again) from None
-    for place in places:
-        place.folder.drop_tokens()
+    if options.resume and not out.is_dir():
+        raise CheckpointError(f"{out}: nothing to resume: no such folder")
+    with ExitStack() as held:
+        notice = held.enter_context(RunFolder(out).locked(f"training {asked['task']} with several seeds"))
+        if notice and not options.quiet:
+            print(notice, file=options.progress or sys.stderr)
+        places = _claim(out, asked, seeds, options, held)
+        _train_places(places, asked, options, out, again)
+        for place in places:
+            place.folder.drop_tokens()
     return places
 
 
-def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options) -> list[Place]:
+def _train_places(places: Sequence[Place], asked: Settings, options: Options, out: Path, again: str) -> None:
+    """Train those of the claimed folders that are not done."""
+    todo = [place for place in places if place.stored is None or not place.folder.complete(place.stored)]
+    if not todo:
+        return
+    stored = next((place.stored for place in places if place.stored), None)
+    try:
+        with handle_signals(out=options.progress):
+            _train(todo, stored or build(with_base(asked, verify=options.verify)), options, again)
+    except KeyboardInterrupt:
+        folders = [place.folder for place in places]
+        for folder in folders:
+            folder.discard_if_unused()
+        raise stopped_at_once(folders, asked["task"], out, options, again) from None
+
+
+def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options, held: ExitStack) -> list[Place]:
+    """Lock the folder of every seed, until `held` is closed."""
     if (out / "config.toml").exists():
         raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
-    if options.resume and not out.is_dir():
-        raise CheckpointError(f"{out}: nothing to resume: no such folder")
     if options.resume and not any((out / f"seed-{seed}" / "config.toml").exists() for seed in seeds):
         raise CheckpointError(f"{out}: nothing to resume: it holds none of the seeds {seeds[0]} to {seeds[-1]}")
     places = []
     for seed in seeds:
-        folder = RunFolder(out / f"seed-{seed}")
-        own = replace(options, resume=options.resume and folder.config_file.exists())
-        places.append(Place(seed=seed, folder=folder, stored=claim(folder, asked | {"seed": seed}, own)))
+        folder = RunFolder(out / f"seed-{seed}", verify=options.verify)
+        resume = options.resume and folder.config_file.exists()
+        claim = claimed(folder, asked | {"seed": seed}, resume=resume, overwrite=options.overwrite)
+        places.append(Place(seed=seed, folder=folder, stored=held.enter_context(claim)[0]))
     return places
 
 
@@ -138,18 +150,17 @@ def _train(places: Sequence[Place], common: Config, options: Options, again: str
     device = pick_device(options.device)
     lead = next((place for place in places if place.stored), places[0])  # it reads the data, for all
     config = lead.stored or replace(common, seed=lead.seed)
+    older = [notice for place in places if place.stored for notice in place.folder.check_before_resume()]
     try:
         prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
         told = begin(prepared.task, lead.folder, resume=bool(lead.stored))
-        prepared = replace(prepared, notices=(*prepared.notices, *told))
+        prepared = replace(prepared, notices=(*older, *prepared.notices, *told))
         if not lead.stored:
             prepared = divide(prepared, device)
         prepared.task.model.to(device)
     except (ConfigError, DataError):
         for place in places:
             place.folder.discard_if_unused()
-        with suppress(OSError):
-            lead.folder.path.parent.rmdir()
         raise
     crew = Crew(prepared, lead, [lead, *(place for place in places if place is not lead)], options, again)
     resident = together(prepared.task, prepared.train, [place.seed for place in places])

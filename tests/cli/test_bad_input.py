@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import triform as package
-from triform.training.folder import RunFolder, read_tensors, write_tensors
+from triform.io.digests import CHECKPOINT_FILES, seal
+from triform.training.folder import RunFolder, read_tensors
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -380,7 +381,7 @@ def test_no_broken_weights_are_kept_when_training_diverges(train: Command, tmp_p
         saved = read_tensors(latest / "tensors.safetensors")
         kept.append({name[6:]: tensor for name, tensor in saved.items() if name.startswith("model.")})
     for weights in kept:
-        write_tensors(run / "model.safetensors", weights)
+        RunFolder(run).write_weights(weights)
         shares = package.load(run).predict(["the soup"])[0].probabilities
         assert shares is not None
         assert all(map(math.isfinite, shares.values()))
@@ -401,7 +402,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("size", "what"), [(100, "tokens"), (3_000, "model.safetensors"), (30_000, "checkpoints/.part/tensors")]
+    ("size", "what"), [(100, "tokens"), (3_000, "model.safetensors"), (30_000, "checkpoints/step-")]
 )
 def test_a_full_disk_stops_with_one_line_and_resume_ends_the_same(
     train: Command, tmp_path: Path, files: Files, classifier: Path, size: int, what: str
@@ -427,7 +428,7 @@ def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     asked = ("classify", "--data", files.csv, "--out", run)
 
     def full(tensors: Any, path: Path, about: Any = None) -> None:
-        if path.parent.name == ".part" and (run / "checkpoints" / "step-000000002").exists():
+        if path.parent.name.endswith(".part") and (run / "checkpoints" / "step-000000002").exists():
             path.write_bytes(b"half of")
             raise OSError(errno.ENOSPC, "No space left on device")
         save(tensors, path, about)
@@ -554,7 +555,8 @@ def test_weights_that_do_not_fit_the_settings(triform: Command, tmp_path: Path, 
     run = copy(classifier, tmp_path)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("d_model = 16", "d_model = 32"))
-    assert "does not fit the settings" in triform("predict", run, "x").refusal
+    assert "config.toml: is damaged, or was edited" in triform("predict", run, "x").refusal
+    assert "does not fit the settings" in triform("predict", run, "x", "--no-verify").refusal
 
 
 def test_what_is_no_run_folder_is_not_opened(triform: Command, tmp_path: Path, files: Files) -> None:
@@ -568,6 +570,7 @@ def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path
     config = run / "config.toml"
     newer = config.read_text().replace("format = 1", "format = 99").replace("[model]", "[model]\nwings = 2")
     config.write_text(newer.replace(f'"{package.__version__}"', '"9.0.0"'))
+    seal(run)
     before = content(run)
     for arguments in (("predict", run, "x"), ("evaluate", run), ("train", "classify", "--out", run, "--resume")):
         refusal = triform(*arguments).refusal
@@ -580,6 +583,7 @@ def test_a_tokenizer_of_a_newer_version_is_not_read(triform: Command, tmp_path: 
     saved = json.loads((run / "tokenizer.json").read_text())
     saved["triform"]["format"] = 99
     put(run / "tokenizer.json", json.dumps(saved))
+    seal(run)
     assert "format 99 is newer than this Triform reads" in triform("predict", run, "x").refusal
 
 
@@ -644,6 +648,7 @@ def test_an_unfinished_run_is_to_be_resumed(train: Command, tmp_path: Path, file
     run = copy(classifier, tmp_path)
     state = next(run.glob("checkpoints/step-*")) / "state.json"
     put(state, state.read_text().replace('"max_steps"', '""'))
+    seal(state.parent, CHECKPOINT_FILES)
     refusal = train("classify", "--data", files.csv, "--out", run).refusal
     assert f"{run}: already holds an unfinished run (--resume goes on with it)" in refusal
     assert "--overwrite" in refusal

@@ -162,7 +162,7 @@ def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Pat
         classifier.save(run)
     assert content(run) == before
     classifier.save(run, overwrite=True)
-    assert set(content(run)) == {"config.toml", "model.safetensors", "tokenizer.json", "notes.md"}
+    assert set(content(run)) == {"config.toml", "digests.json", "model.safetensors", "tokenizer.json", "notes.md"}
     assert not (run / "checkpoints").exists()
     assert scratch.load(run).predict(WORDS) == classifier.predict(WORDS)
     mine.mkdir()
@@ -234,7 +234,7 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     from safetensors.numpy import load_file, save_file
 
     with pytest.raises(CheckpointError, match=r"is not a run folder: it has no config\.toml"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     for file in runs["classify"].path.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "model.safetensors"
@@ -244,33 +244,33 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     def refused(tensors: dict[str, Any], message: str) -> None:
         save_file(tensors, path)
         with pytest.raises(CheckpointError, match=message):
-            scratch.load(tmp_path)
+            scratch.load(tmp_path, verify=False)
 
     refused({**good, name: good[name][:3]}, r"attention.query.weight is \(3, 16\), wanted \(16, 16\)")
     refused({**good, name: good[name] * np.float32("nan")}, f"{name} holds what is no finite number")
     refused({**good, "wings": good[name]}, "do not fit the settings: wings is missing or unknown")
     path.write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="is damaged, or not a safetensors file"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     path.unlink()
     with pytest.raises(CheckpointError, match="no such file"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace('positions = "learned"', 'positions = "rotary"'))
     with pytest.raises(triform.ConfigError, match=r"model.positions=rotary is not known to triform\.scratch"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     config.write_text(config.read_text().replace("format = 1", "format = 9"))
     with pytest.raises(CheckpointError, match="newer Triform"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     config.write_text("[model]\nwings = 2\n")
     with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)
     whole = (runs["classify"].path / "config.toml").read_text()
     odd = (whole.replace("format = 1", 'format = "x"'), whole.replace("format = 1", "format = [1]"))
     for damage in (*odd, "", "= [", whole[:-1]):
         config.write_text(damage)
         with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}: is damaged \(.+\)"):
-            scratch.load(tmp_path)
+            scratch.load(tmp_path, verify=False)
     config.write_text(whole.replace('labels = ["bad", "good"]', 'labels = ["bad"]'))
     with pytest.raises(triform.ConfigError, match=rf"^{re.escape(str(tmp_path))}: n_labels=1"):
-        scratch.load(tmp_path)
+        scratch.load(tmp_path, verify=False)

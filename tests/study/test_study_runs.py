@@ -324,6 +324,7 @@ def test_time_is_kept_over_commands(place: Path, tree: Tree, study: Run, monkeyp
     monkeypatch.setattr(runner.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(runner, "train_these", lambda *_: None)
     kept = runner.Kept(place / "out")
+    kept.path.mkdir()
     plan = read_study(tree)
     kept.claim(plan)
     for _ in range(2):

@@ -8,6 +8,7 @@ import pytest
 
 from triform.config import Config
 from triform.errors import CheckpointError
+from triform.io.digests import DIGESTS_FILE
 from triform.settings import DEFAULTS, build
 from triform.training.folder import LAST, RunFolder
 
@@ -15,7 +16,7 @@ from triform.training.folder import LAST, RunFolder
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "run")
-    made.create()
+    made.path.mkdir()
     return made
 
 
@@ -24,6 +25,7 @@ def test_settings_cut_anywhere_are_damaged_even_where_they_are_still_toml(folder
     folder.write_config(config)
     whole = folder.config_file.read_bytes()
     assert folder.read_config() == config
+    (folder.path / DIGESTS_FILE).unlink()  # without digests damage must be noticed too
     ends = {place for place, letter in enumerate(whole) if letter == ord("\n")}
     cuts = {*range(0, len(whole), 23), *ends, *(end + 1 for end in ends), *range(len(whole) - 25, len(whole))}
     for cut in sorted(cuts - {len(whole)}):
@@ -37,6 +39,7 @@ def test_settings_of_an_older_version_that_knew_fewer_of_them_are_whole(folder: 
     lines = folder.config_file.read_text().splitlines(keepends=True)
     newer = ("lora_", "freeze", "layer_decay", "base =", "average")
     folder.config_file.write_text("".join(line for line in lines if not line.startswith(newer)))
+    (folder.path / DIGESTS_FILE).unlink()  # it had no digests either
     assert folder.read_config() == Config()
 
 

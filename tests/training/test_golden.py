@@ -160,7 +160,7 @@ def prepared(task: TaskName, folder: Path, **asked: Any) -> Prepared:
 
 def trainer_of(made: Prepared, folder: Path) -> tuple[Trainer, Ears]:
     run, ears = RunFolder(folder / "run"), Ears()
-    run.create()
+    run.path.mkdir(parents=True, exist_ok=True)
     return Trainer(made, run, [ears], {}), ears
 
 

@@ -326,7 +326,7 @@ def member(prepared: Prepared, config: Config, folder: Path) -> Member:
     torch.manual_seed(config.seed)
     task = TASKS[config.task].load(config, folder)
     run = RunFolder(folder / f"run-{config.seed}-{config.train.lr}")
-    run.create()
+    run.path.mkdir(parents=True, exist_ok=True)
     options = Options(device="cpu", quiet=True)
     return ready(replace(prepared, task=task), run, options, resume=False, kind=Member)
 

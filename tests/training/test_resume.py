@@ -128,6 +128,17 @@ def fsync(handle):
     return real(handle)
 os.fsync = fsync
 """
+# Before a rename: of weights, of the digests that seal them, of checkpoints.
+DURING_SEALING = """
+import os, pathlib, random, signal
+calls, real = random.Random({seed}).randrange(2, 50), pathlib.Path.replace
+def replace(path, target):
+    global calls
+    calls -= 1
+    if not calls: os.kill(os.getpid(), signal.SIGKILL)
+    return real(path, target)
+pathlib.Path.replace = replace
+"""
 DURING_CLEANING = """
 import os, shutil, signal, pathlib, random
 calls, real = random.Random({seed}).randrange(2, 12), shutil.rmtree
@@ -148,9 +159,9 @@ def test_killed_while_a_checkpoint_is_written_a_run_still_ends_with_the_same_bit
 ) -> None:
     out, kills = tmp_path / "run", 0
     for seed in range(3):
-        for fault in (DURING_SYNC, DURING_CLEANING):
+        for fault in (DURING_SYNC, DURING_SEALING, DURING_CLEANING):
             kills += runner.run(task, out, fault=fault.format(seed=seed)) == KILLED
-    assert kills >= 4
+    assert kills >= 6
     assert runner.run(task, out) == 0
     same_run(unbroken[task][0], out)
 
@@ -161,9 +172,9 @@ def test_killed_adapters_still_end_with_the_same_bits(
     base, straight, out, kills = str(unbroken["classify"][0]), tmp_path / "straight", tmp_path / "run", 0
     assert runner.run("classify", straight, base=base) == 0
     for seed in range(3):
-        for fault in (DURING_SYNC, DURING_CLEANING):
+        for fault in (DURING_SYNC, DURING_SEALING, DURING_CLEANING):
             kills += runner.run("classify", out, fault=fault.format(seed=seed), base=base) == KILLED
-    assert kills >= 4
+    assert kills >= 6
     assert runner.run("classify", out, base=base) == 0
     same_run(straight, out)
     assert (straight / "adapter.safetensors").read_bytes() == (out / "adapter.safetensors").read_bytes()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.evaluate import named_sets
-from triform.cli.options import Device, Json, Set, print_json, print_scores
+from triform.cli.options import Device, Json, NoVerify, Set, open_run, print_json, print_scores
 from triform.errors import ConfigError, DataError
 from triform.formatting import echo
 
@@ -51,6 +51,7 @@ def audit(
     set_: Set = None,
     json_: Json = False,
     device: Device = "auto",
+    no_verify: NoVerify = False,
 ) -> None:
     """Find repeats, near repeats, leaks between sets, contradicting labels, empty and long rows."""
     from triform.settings import parse_assignments
@@ -65,7 +66,7 @@ def audit(
         raise ConfigError(f"--max-len {max_len} is no length: it must be at least 1")
     if not train and not run:
         raise ConfigError("say what to look at: a training file or a run folder (or --train FILE, --run RUN)")
-    opened = _opened(run, device)
+    opened = open_run(run, device=device, no_verify=no_verify) if run else None
     config = _config(opened, task, train, {name: settings[name] for name in settings if name.startswith("data.")})
     asked = _asked(config, train, valid, test or [], opened)
 
@@ -97,14 +98,6 @@ def _by_position(subject: str, train: str, run: Path | None) -> tuple[str, Path 
     if other:
         raise ConfigError(f"{subject} and {option} {other} are given for one thing: give one of them")
     return (train, Path(subject)) if option == "--run" else (subject, run)
-
-
-def _opened(run: Path | None, device: str) -> Run | None:
-    if run is None:
-        return None
-    from triform.run import load
-
-    return load(run, device=device)
 
 
 def _config(opened: Run | None, task: str, train: str, settings: dict[str, object]) -> Config:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import typer
 
-from triform.cli.options import Json, Set, print_json
+from triform.cli.options import Json, NoVerify, Set, open_run, print_json
 from triform.cli.subject import (
     Asked,
     ConfigFile,
@@ -33,6 +33,7 @@ def check(
     max_len: MaxLen = 0,
     labels: Labels = 0,
     json_: Json = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """Check that a model does what its settings say: the future unseen, padding inert, gradients everywhere ..."""
     from triform.errors import ConfigError
@@ -45,13 +46,14 @@ def check(
         raise ConfigError(
             "a run is checked as it was trained: leave out --set, --vocab-size, --max-len and --labels"
         )
-    full, sizes = settled(Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels))
+    asked = Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
+    full, sizes = settled(replace(asked, no_verify=no_verify))
 
     from triform.explain.checks import check_model
     from triform.explain.trial import fresh_model
-    from triform.run import load
 
-    model = load(run, device="cpu", precision="fp32").task.model if run else fresh_model(full, sizes)
+    opened = open_run(run, device="cpu", precision="fp32", no_verify=no_verify) if run else None
+    model = opened.task.model if opened else fresh_model(full, sizes)
     findings = []
     for finding in check_model(full, sizes, model):
         findings.append(finding)

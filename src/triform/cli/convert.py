@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Adapter, RunPath
+from triform.cli.options import Adapter, NoVerify, RunPath, open_run
 from triform.formatting import echo
 
 convert = typer.Typer(help="Published models in, and runs out.", rich_markup_mode=None)
@@ -47,11 +47,10 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="hf, ctranslate2 or onnx.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     adapter: Adapter = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Write a run for others: hf (transformers), ctranslate2 (what writes text), onnx (what classifies)."""
-    from triform.run import load
-
-    opened = load(run, device="cpu", precision="fp32", adapter=adapter)
+    opened = open_run(run, device="cpu", precision="fp32", adapter=adapter, no_verify=no_verify)
     kind = opened.export(to, out)
     parameters = sum(p.numel() for p in opened.task.model.parameters())
     echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")

@@ -12,10 +12,12 @@ from triform.cli.options import (
     Adapter,
     Device,
     Json,
+    NoVerify,
     Precision,
     RunPath,
     Set,
     decode_settings,
+    open_run,
     print_json,
     print_scores,
     say_precision,
@@ -48,16 +50,16 @@ def evaluate(
     device: Device = "auto",
     precision: Precision = "auto",
     adapter: Adapter = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
     from triform.errors import ConfigError, show_notice
-    from triform.run import load
 
     if bool(source) != bool(target):
         raise ConfigError("--source and --target go together: give both or neither")
     sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = decode_settings(set_)
-    opened = load(run, device=device, precision=precision, adapter=adapter)
+    opened = open_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
     if source and opened.config.task != "translate":
         raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
     sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})

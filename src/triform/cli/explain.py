@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Adapter, Device, Json, RunPath, print_json
+from triform.cli.options import Adapter, Device, Json, NoVerify, RunPath, open_run, print_json
 from triform.errors import ConfigError
 from triform.formatting import echo
 
@@ -41,16 +41,16 @@ def explain(
     json_: Json = False,
     device: Device = "auto",
     adapter: Adapter = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Show where a model looks: attention maps of every layer and head, and what speaks for a label."""
     from triform.explain.maps import check_suffix
-    from triform.run import load
 
     if out is None and not json_:
         out = DEFAULT_OUT
     if out is not None:
         check_suffix(out)  # before the model is loaded
-    opened = load(run, device=device, precision="fp32", adapter=adapter)
+    opened = open_run(run, device=device, precision="fp32", adapter=adapter, no_verify=no_verify)
     if new and opened.config.task != "generate":
         raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
     if new and target:

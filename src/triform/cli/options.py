@@ -29,12 +29,26 @@ Precision = Annotated[
 Adapter = Annotated[
     str, typer.Option(metavar="F", help="Add the adapter.safetensors of a LoRA run that was trained from RUN.")
 ]
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Use files of a run even where they do not match their digests.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="NAME=VALUE", help="Change a setting, for example decode.beam_size=8. Repeatable."
     ),
 ]
+
+
+def open_run(run: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False) -> Run:
+    """Load a run, and print what the user should know about how it was opened."""
+    from triform.errors import show_notice
+    from triform.run import load
+
+    opened = load(run, device=device, precision=precision, adapter=adapter, verify=not no_verify)
+    for notice in opened.notices:
+        echo(show_notice(notice, fact="note: "), err=True)
+    return opened
 
 
 def print_json(answer: object, *, indent: int | None = 2) -> None:

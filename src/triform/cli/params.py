@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triform.cli.options import Json, Set, print_json
+from triform.cli.options import Json, NoVerify, Set, print_json
 from triform.cli.subject import Asked, ConfigFile, Labels, MaxLen, Preset, Subject, TaskOption, VocabSize, settled
 from triform.errors import ConfigError
 from triform.formatting import echo
@@ -40,6 +40,7 @@ def params(
     precision: Annotated[str, typer.Option(help="fp32 or bf16; default the settings', or fp32.")] = "",
     device: Annotated[str, typer.Option(help="cuda or cpu: where it is to run.")] = "cuda",
     json_: Json = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
     from triform.explain.costs import costs
@@ -58,6 +59,7 @@ def params(
     }
     settings |= {name: value for name, value in given.items() if value}
     asked = Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
+    asked = replace(asked, no_verify=no_verify)
     full, sizes = settled(asked)
     counted = budget(full, sizes)
     cost = costs(full, sizes, _use(full, sizes, length, device, **_learning(full, sizes)))

@@ -15,10 +15,12 @@ from triform.cli.options import (
     Adapter,
     Device,
     Json,
+    NoVerify,
     Precision,
     RunPath,
     Set,
     decode_settings,
+    open_run,
     print_json,
     say_precision,
 )
@@ -60,16 +62,16 @@ def predict(
     device: Device = "auto",
     precision: Precision = "auto",
     adapter: Adapter = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Predict with a trained run: text in, answer out."""
-    from triform.run import load
 
     if not texts and not input_:
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
     if output is not None:
         check_output(output, input_)
     decode, layout = _split_settings(set_)
-    opened = load(run, device=device, precision=precision, adapter=adapter)
+    opened = open_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
     inputs = gather(texts or [], input_, opened.config, layout)
     if inputs.description:
         echo(inputs.description, err=True)

@@ -34,6 +34,7 @@ class Asked:
     task: str
     settings: Settings
     labels: int
+    no_verify: bool = False
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.run, self.preset, self.config))) != 1:
@@ -92,7 +93,9 @@ def _config(asked: Asked) -> Config:
         from triform.training.folder import RunFolder
 
         assert asked.run
-        base = flatten(RunFolder(asked.run).read_config())
+        folder = RunFolder(asked.run, verify=not asked.no_verify)
+        folder.check()
+        base = flatten(folder.read_config())
     if task and base["task"] != task:
         raise ConfigError(f"{asked.name} is for {base['task']}, not {task}: leave --task out")
     return build(overlay(base, asked.settings))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, Set, print_json
+from triform.cli.options import Device, Json, NoVerify, Set, print_json
 from triform.cli.shorthands import check_agreement, with_shorthands
 from triform.formatting import echo, format_mean, format_metric, format_range
 
@@ -58,20 +58,18 @@ def train(
     device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json_: Json = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """Train a model on your text and leave a run folder.
 
     Settings left open are chosen from the size of the data. Ctrl-C saves and says how to go on.
     """
-    from triform.errors import ConfigError
     from triform.launch import Options
     from triform.launch import train as launch
     from triform.seeds import train_seeds
 
-    if resume and not out:
-        raise ConfigError("--resume needs --out RUN: which run is to go on?")
     asked = _settings(task, set_, (data, source, target, valid, from_, embeddings, "" if seed is None else seed))
-    options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet)
+    options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify)
     if seeds is not None:
         made = train_seeds(task, seeds, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
         show_seeds(made, as_json=json_)

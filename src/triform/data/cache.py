@@ -132,7 +132,7 @@ class TokenCache:
                 os.utime(place / SEAL)  # its last use
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}.", suffix=".part", dir=place.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}.{os.getpid()}.", suffix=".part", dir=place.parent))
         try:
             make(aside)
             _seal(aside)

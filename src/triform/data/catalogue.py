@@ -18,6 +18,7 @@ from pathlib import Path
 from triform.data.cache import sets_folder
 from triform.data.files import digest, opened
 from triform.errors import ConfigError, DataError
+from triform.io.files import write_bytes
 
 RAW = "https://raw.githubusercontent.com"
 PATIENCE = 30  # seconds without a byte before a download is given up
@@ -239,11 +240,9 @@ def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
 def _write(file: KnownFile, place: Path, content: bytes) -> None:
     """Checked, then written aside and renamed: a file under its name is whole."""
     _verify(file, hashlib.sha256(content).hexdigest(), f"{place / file.name}, as downloaded,")
-    aside = place / f".{file.name}.part"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(content)
-        aside.replace(place / file.name)
+        write_bytes(place / file.name, content)
     except OSError as error:
         raise DataError(f"cannot be written: {error.strerror or error}", path=place / file.name) from None
 

@@ -86,6 +86,8 @@ class Bucketed:
     def restore(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
         self._plan = self._order(self.epoch)
+        if self.position > len(self._plan):
+            raise ValueError(f"sampler.position is {self.position}, and an epoch has {len(self._plan)} batches")
 
 
 def cut(order: Indices, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0) -> list[Indices]:

@@ -7,7 +7,6 @@ last one being the end.
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import CheckpointError
+from triform.io.files import part_path
 from triform.text.base import Rows, token_type
 
 Tokens = NDArray[Any]  # uint16 or uint32
@@ -143,7 +143,7 @@ def _fitting(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
 def _write(path: Path, parts: Iterable[Rows], dtype: np.dtype[Any]) -> None:
     """Stream to files beside the final ones, then rename; the index comes last and makes the store whole."""
     finals = _files(path)
-    asides = [file.with_name(f"{file.name}.{os.getpid()}.part") for file in finals]
+    asides = [part_path(file) for file in finals]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with asides[0].open("wb") as tokens, asides[1].open("wb") as places:

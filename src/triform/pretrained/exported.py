@@ -14,6 +14,7 @@ from torch import nn
 
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
+from triform.io.files import part_path
 from triform.nn.quantize import Int8Linear
 from triform.pretrained.for_ctranslate2 import write_ctranslate2
 from triform.pretrained.for_hf import family_name, write_hf
@@ -43,7 +44,7 @@ def export(task: Task, to: str, out: Path) -> str:
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = family_name(task.model, task.config) if to == "hf" else to
-    aside = out.with_name(f".{out.name}.part")
+    aside = part_path(out)
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)

@@ -10,6 +10,7 @@ import triform
 from triform.config import TaskName
 from triform.data.cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
+from triform.io.locks import LOCK_FILE, locked
 from triform.pretrained.families import BY_KIND
 from triform.pretrained.hub import HUB, on_disk
 from triform.pretrained.importing import Imported, imported
@@ -18,7 +19,7 @@ from triform.settings import Settings, build
 from triform.tasks import TASKS
 from triform.text import Tokenizer, read_tokenizer
 from triform.text.written import Side
-from triform.training.folder import RunFolder, load_weights, weights_of, write_tensors
+from triform.training.folder import RunFolder, load_weights, weights_of
 
 NO_LABELS = ("0", "1")  # of an encoder that was published without any
 
@@ -29,9 +30,10 @@ def import_run(
     """Write the model and its tokenizer as a run folder, where nothing is yet: not over the published files."""
     if RunFolder(out).config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
-    if out.is_dir() and any(out.iterdir()):
-        raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
-    return _write_run(path, RunFolder(out), labels=labels, max_len=max_len)
+    with RunFolder(out).locked("importing a published model"):
+        if any(entry.name != LOCK_FILE for entry in out.iterdir()):
+            raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
+        return _write_run(path, RunFolder(out), labels=labels, max_len=max_len)
 
 
 def _write_run(
@@ -54,9 +56,9 @@ def _write_run(
     config = build(told, found.config)
     made = TASKS[task](config, *tokenizers)
     load_weights(made.model, weights_of(found.model), Path(str(path)))
-    folder.create()
+    folder.clear()
     made.save(folder.path)
-    write_tensors(folder.model_file, weights_of(made.model))
+    folder.write_weights(weights_of(made.model))
     folder.write_config(config)
     return folder, found
 
@@ -77,7 +79,9 @@ def as_base(path: str) -> str:
     called = path.rpartition("/")[2] if path.startswith(HUB) else place.resolve().name
     out = cache_folder() / "imported" / f"{called}-{mark}"
     if not (out / "config.toml").exists():
-        _write_run(path, RunFolder(out))  # also over what was stopped half-way
+        with locked(out, "importing a published model", wait=True):  # another process may be doing the same
+            if not (out / "config.toml").exists():
+                _write_run(path, RunFolder(out))  # also over what was stopped half-way
     return str(out)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import triform
 from triform.charts import Point, thin
 from triform.errors import CheckpointError, DataError
+from triform.io.files import write_text
 
 FORMAT = 1
 MOST_POINTS = 60  # of a curve that is kept
@@ -37,11 +38,9 @@ def read(folder: Path, name: str) -> Outcome | None:
 
 def write(folder: Path, outcome: Outcome) -> Path:
     path = folder / f"{outcome['system']}.json"
-    aside = path.with_name(f".{path.name}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(outcome, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.replace(path)
+        write_text(path, json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written: {error.strerror or error}; choose another --results"

@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triform.data.files import digest
 from triform.errors import ConfigError, DivergedError, InterruptedRun
+from triform.io.files import write_text
+from triform.io.locks import locked
 from triform.launch import Options
 from triform.metrics import bleu_signature
 from triform.reproduce import outcome as outcomes
@@ -27,6 +29,9 @@ from triform.run import load, pick_device
 from triform.seeds import Seeds, train_seeds
 from triform.settings import Settings, overlay
 from triform.training.folder import RunFolder
+
+if TYPE_CHECKING:
+    import torch
 
 QUICK_STEPS, QUICK_SEEDS, QUICK_CHARACTERS = 4, 2, 20
 
@@ -76,6 +81,13 @@ def reproduce(system: System, asked: Asked) -> Outcome:
     """Run a system; what was trained before under the same settings is not trained again."""
     device = pick_device(asked.device)
     place = asked.out / (f"{system.name}-quick" if asked.quick else system.name)
+    with locked(place, f"reproducing {system.name}") as notice:
+        if notice:
+            _say(notice)
+        return _reproduce(system, asked, place, device)
+
+
+def _reproduce(system: System, asked: Asked, place: Path, device: torch.device) -> Outcome:
     material = Material.gather(system, asked.data, place / "data", quick=asked.quick)
     outcome = _begun(system, asked, material)
     if system.task == "translate":
@@ -209,7 +221,7 @@ class Clock:
     def __exit__(self, *problem: object) -> None:
         self.total += time.perf_counter() - self.start
         if self.path.parent.is_dir():
-            self.path.write_text(json.dumps(self.total))
+            write_text(self.path, json.dumps(self.total))
 
 
 def quick_settings(settings: Settings) -> Settings:

@@ -10,6 +10,10 @@ from pathlib import Path
 import triform
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
+from triform.io import digests
+from triform.io.digests import DIGESTS_FILE, replace_files
+from triform.io.files import part_path
+from triform.io.locks import locked
 from triform.scratch import weights
 from triform.scratch.part import Weights
 from triform.settings import build, load_toml, settings_of, to_toml
@@ -20,7 +24,7 @@ LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it
 MODEL = "model.safetensors"
 # What a run may leave in its folder, torch's too.
 OWN = (
-    *("config.toml", "tokenizer*.json", MODEL, "adapter.safetensors", "metrics.jsonl", "report.html"),
+    *("config.toml", "tokenizer*.json", MODEL, DIGESTS_FILE, "adapter.safetensors", "metrics.jsonl", "report.html"),
     *("checkpoints", "tokens"),
 )
 
@@ -29,13 +33,16 @@ def write(
     folder: Path, config: Config, tokenizers: Mapping[str, Tokenizer], held: Weights, *, overwrite: bool
 ) -> None:
     """A run. Its config comes last: without one, a folder is no run."""
-    with writing(folder):
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file; choose another folder")
+    with locked(folder, "saving a run"), writing(folder):
         claim(folder, overwrite=overwrite)
         for name, tokenizer in tokenizers.items():
             tokenizer.save(folder / name)
-        weights.write(folder / MODEL, held)
-        marks = {"format": FORMAT, "triform": triform.__version__}
-        (folder / "config.toml").write_text(to_toml(config, marks), encoding="utf-8")
+        model, file = folder / MODEL, folder / "config.toml"
+        weights.write(part_path(model), held)
+        part_path(file).write_bytes(to_toml(config, {"format": FORMAT, "triform": triform.__version__}).encode())
+        replace_files({part_path(model): model, part_path(file): file})
 
 
 @contextmanager
@@ -48,9 +55,6 @@ def writing(folder: Path) -> Iterator[None]:
 
 def claim(folder: Path, *, overwrite: bool) -> None:
     """An empty folder: an older run goes only if that was asked for, and what is not a run's stays."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder}: is a file; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     own = [path for pattern in OWN for path in folder.glob(pattern)]
     others = [path for path in folder.iterdir() if path not in own and not path.name.startswith(".")]
     if others and folder / "config.toml" not in own:
@@ -61,10 +65,12 @@ def claim(folder: Path, *, overwrite: bool) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def read_config(folder: Path) -> Config:
+def read_config(folder: Path, *, verify: bool = True) -> Config:
     file = folder / "config.toml"
     if not file.exists():
         raise CheckpointError(f"{folder}: is not a run folder: it has no config.toml")
+    if verify:
+        digests.verify(folder)
     try:
         tree = load_toml(file)
         if int(tree.get("format", 0)) > FORMAT:

@@ -289,10 +289,10 @@ class Translator(Learner):
 LEARNERS: dict[str, type[Learner]] = {each.task: each for each in (TextClassifier, LanguageModel, Translator)}
 
 
-def load(path: str | Path) -> TextClassifier | LanguageModel | Translator:
-    """The model of a run folder, in NumPy."""
+def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageModel | Translator:
+    """The model of a run folder, in NumPy. With `verify`, its files are compared with their digests."""
     place = Path(path)
-    config = folder.read_config(place)
+    config = folder.read_config(place, verify=verify)
     try:
         learner = LEARNERS[config.task](config)
         two = config.task == "translate" and not config.tokenizer.shared

@@ -22,11 +22,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from triform.config import TaskName
 from triform.errors import CheckpointError, ConfigError, InterruptedRun
-from triform.launch import Options, claim, train
+from triform.launch import Options, train
 from triform.report import write_report
 from triform.run import Run, load, pick_device
 from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
 from triform.sklearn.given import check_settings, in_users_words, plain, seed_of
+from triform.training.claim import claimed
 from triform.training.folder import OWN, RunFolder
 
 SETTINGS = {
@@ -125,10 +126,10 @@ class TextEstimator(BaseEstimator):
         folder = RunFolder(Path(path))
         if folder.config_file.exists() and not overwrite:
             raise CheckpointError(f"{path}: already holds a run; choose another path or give overwrite=True")
-        claim(folder, {}, Options(overwrite=overwrite))
-        folder.clear()
-        self._write(folder.path)
-        return write_report(folder.path).parent
+        with claimed(folder, {}, overwrite=overwrite):
+            folder.clear()
+            self._write(folder.path)
+            return write_report(folder.path).parent
 
     def _train(self, rows: Iterable[Mapping[str, str]], **more: Value) -> None:
         """Train on rows of texts, in a folder that is gone afterwards."""
@@ -177,7 +178,8 @@ class TextEstimator(BaseEstimator):
             return self._run
 
     def _write(self, folder: Path) -> None:
-        for name, content in self._files.items():
+        """The config comes last: without one, a folder is no run."""
+        for name, content in sorted(self._files.items(), key=lambda item: item[0] == "config.toml"):
             (folder / name).write_bytes(content)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Kept:
 
     def claim(self, study: Study) -> None:
         """Make sure that what is here was made by this study, and write down what will be."""
-        if self.path.is_dir() and not self.plan_file.exists() and any(self.path.iterdir()):
+        if self.path.is_dir() and not self.plan_file.exists() and any(self.path.glob("[!.]*")):
             raise CheckpointError(f"{self.path}: exists and is not the folder of a study; choose another --out")
         before = self._read() if self.plan_file.exists() else {"task": study.task, "variants": {}}
         changes = (
@@ -50,7 +50,6 @@ class Kept:
                 f"{self.path}: the study has changed since these runs were made: {'; '.join(changes)}. "
                 "Choose another --out, or remove the folder"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
         self._write({"name": study.name, "task": study.task, "variants": made})
 
     def runs(self, variant: str) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from triform.data.readers import Pair
 from triform.errors import DivergedError, InterruptedRun
 from triform.formatting import printable
+from triform.io.locks import locked
 from triform.launch import Options
 from triform.metrics import bleu_statistics, translation_scores
 from triform.run import Run, load
@@ -43,19 +44,22 @@ def compare(
     """
     plan = read_study(study, seeds)
     kept = Kept(Path(out or Path("runs") / plan.name))
-    kept.claim(plan)
     options = Options(device=device, quiet=quiet, progress=progress)
-    try:
-        for variant in plan.variants:
-            _train(kept, plan, variant, options)
-        for variant in plan.variants:
-            _score(kept, plan, variant, options)
-    except (InterruptedRun, KeyboardInterrupt):
-        again = _command(study, seeds, kept, options)
-        raise InterruptedRun(f"stopped, what was done is kept; go on with: {again}") from None
-    outcome = judge(plan, kept)
-    write_tables(outcome)
-    write_page(outcome)
+    with locked(kept.path, "comparing") as notice:
+        if notice and not quiet:
+            print(notice, file=progress or sys.stderr)
+        kept.claim(plan)
+        try:
+            for variant in plan.variants:
+                _train(kept, plan, variant, options)
+            for variant in plan.variants:
+                _score(kept, plan, variant, options)
+        except (InterruptedRun, KeyboardInterrupt):
+            again = _command(study, seeds, kept, options)
+            raise InterruptedRun(f"stopped, what was done is kept; go on with: {again}") from None
+        outcome = judge(plan, kept)
+        write_tables(outcome)
+        write_page(outcome)
     return outcome
 
 

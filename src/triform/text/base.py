@@ -19,6 +19,7 @@ from tokenizers import normalizers
 
 from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
+from triform.io.files import write_text
 
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # of every vocabulary that is learned here
 PAD, UNK, BOS, EOS = range(4)
@@ -175,12 +176,9 @@ class Tokenizer(ABC):
 
     def save(self, path: Path) -> None:
         """Write one JSON file."""
-        aside = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            aside.write_text(self.to_json(), encoding="utf-8")
-            aside.replace(path)
+            write_text(path, self.to_json())
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 

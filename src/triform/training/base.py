@@ -15,7 +15,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.settings import DEFAULTS, OPEN, Settings, differences, flatten, overlay
 from triform.tasks import Task
 from triform.training.embeddings import fill, with_width
-from triform.training.folder import RunFolder, read_tensors, weights_of
+from triform.training.folder import RunFolder, check_finite, weights_of
 from triform.training.layers import limit_learning
 
 # What a form may begin with: itself, or one that has its encoder.
@@ -27,9 +27,9 @@ BEGINS: dict[TaskName, tuple[TaskName, ...]] = {
 OWN_CHOICE = ("dropout", "attention_dropout", "window", "layer_windows", "reach", "head_hidden")  # of model.*
 
 
-def base_config(path: Path, task: TaskName) -> Config:
+def base_config(path: Path, task: TaskName, *, verify: bool = True) -> Config:
     """The settings of a base that `task` can begin with."""
-    folder = RunFolder(path)
+    folder = RunFolder(path, verify=verify)
     config = folder.read_config()
     if config.task not in BEGINS[task]:
         raise ConfigError(
@@ -40,7 +40,7 @@ def base_config(path: Path, task: TaskName) -> Config:
     return config
 
 
-def with_base(asked: Settings) -> Settings:
+def with_base(asked: Settings, *, verify: bool = True) -> Settings:
     """What was asked for, laid over all that the base decides: the shape of the model, and its vocabulary.
 
     Word vectors decide only how wide a model is.
@@ -51,7 +51,8 @@ def with_base(asked: Settings) -> Settings:
         return asked
     path = Path(str(asked["train.base"]))
     try:
-        config = base_config(path, asked["task"])  # type: ignore[arg-type]
+        config = base_config(path, asked["task"], verify=verify)  # type: ignore[arg-type]
+        RunFolder(path, verify=verify).check("tokenizer*.json")
     except CheckpointError as error:
         known = "" if path.exists() else "; give a run, a published model's folder, or hub:OWNER/NAME"
         raise ConfigError(f"train.base={error}{known}") from None
@@ -89,8 +90,8 @@ def begin(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
     base = task.config.train.base
     notices = []
     if base and not (resume and folder.latest_checkpoint()):
-        taken = take(task, Path(base))
-        notices.append(f"{base}: {taken}")
+        taken = take(task, Path(base), verify=folder.verify)
+        notices += [*RunFolder(Path(base), verify=folder.verify).check("config.toml"), f"{base}: {taken}"]
     if task.config.train.embeddings and not (resume and folder.latest_checkpoint()):
         notices.append(fill(task))
     limit_learning(task.model, task.config)
@@ -115,9 +116,11 @@ def _summed_up(names: Iterable[str]) -> str:
     return ", ".join(f"{part} {count}" if count > 1 else part for part, count in parts.items())
 
 
-def take(task: Task, path: Path) -> Taken:
+def take(task: Task, path: Path, *, verify: bool = True) -> Taken:
     """Copy what fits from the base into the task's model."""
-    config, weights = base_config(path, task.name), read_tensors(RunFolder(path).model_file)
+    folder = RunFolder(path, verify=verify)
+    config, weights = base_config(path, task.name, verify=verify), folder.read_weights()
+    check_finite(folder.model_file, weights)
     taken, new = [], []
     for name, parameter in weights_of(task.model).items():
         if name not in weights or not _means_the_same(name, config, task.config):

@@ -1,28 +1,32 @@
 """The run folder: everything a run is, on disk, with nothing pickled.
 
-Each file is written aside, flushed to the disk and renamed, so that a kill at any moment leaves either the old
-file or the new one.
+Each file is written under a temporary name, flushed to the disk and renamed, so that a kill at any moment leaves
+either the old file or the new one. What decides the answers of a run is sealed by digests (`triform.io.digests`),
+and only one process at a time writes to a folder (`triform.io.locks`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import triform
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
+from triform.io import files
+from triform.io.digests import CHECKPOINT_FILES, DIGESTS_FILE, RUN_FILES, replace_files, seal, verify
+from triform.io.locks import locked
 from triform.settings import build, load_toml, settings_of, to_toml
+from triform.training.state import problem_of_state
 
 FORMAT = 1
 LAST = "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
@@ -32,6 +36,7 @@ OWN = (
     "config.toml",
     "tokenizer*.json",
     "model.safetensors",
+    DIGESTS_FILE,
     "adapter.safetensors",
     "metrics.jsonl",
     "report.html",
@@ -40,17 +45,26 @@ OWN = (
 )
 
 
+FLOATS = ("F64", "F32", "F16", "BF16")  # number formats of weights, as safetensors calls them
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a full disk or an unwritable folder into one line that says what is still safe."""
+def writing(path: Path, run: Path | None = None) -> Iterator[None]:
+    """Turn a full disk or an unwritable folder into one line with the remedy.
+
+    Args:
+        path: What is being written, for the message.
+        run: The run folder that is being trained in, if any: the message says what of it is safe.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(
-            f"{path}: cannot be written: {reason}; what was saved before is intact. "
-            "Make room or mend the folder, then go on with --resume"
-        ) from None
+        remedy = "make room or choose another folder, then try again"
+        if run is not None:
+            saved = "what was saved before is intact. " if any(run.glob("checkpoints/step-*/state.json")) else ""
+            remedy = f"{saved}Make room or make the folder writable, then go on with --resume"
+        raise CheckpointError(f"{path}: cannot be written: {reason}; {remedy}") from None
 
 
 def damaged(path: Path, reason: object) -> CheckpointError:
@@ -59,29 +73,28 @@ def damaged(path: Path, reason: object) -> CheckpointError:
     )
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_text(path: Path, text: str) -> None:
     with writing(path):
-        aside = path.with_name(f".{path.name}.part")
-        aside.write_text(text, encoding="utf-8")
-        _sync(aside)
-        aside.replace(path)
+        files.write_text(path, text)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
     with writing(path):
-        aside = path.with_name(f".{path.name}.part")
-        save_file(on_host(tensors), aside, about)
-        aside.chmod(0o644)  # the library writes for the owner alone
-        _sync(aside)
-        aside.replace(path)
+        write_part(path, tensors, about).replace(path)
+
+
+def write_part(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> Path:
+    """Write tensors under the temporary name of `path`, and return that name."""
+    part = files.part_path(path)
+    try:
+        save_file(on_host(tensors), part, about)
+        part.chmod(0o644)  # the library writes for the owner alone
+        files.sync(part)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    return part
 
 
 def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -117,15 +130,12 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy weights into a model; every parameter must be there, with its shape, and finite."""
     parameters = weights_of(model)
-    if parameters.keys() != tensors.keys():
-        odd = sorted(parameters.keys() ^ tensors.keys())
-        raise CheckpointError(f"{path}: does not fit the settings: {odd[0]} is missing or unknown")
-    for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
-            wanted, have = tuple(parameter.shape), tuple(tensors[name].shape)
-            raise CheckpointError(f"{path}: does not fit the settings: {name} is {have}, wanted {wanted}")
-        with torch.no_grad():
+    check_shapes(path, {name: list(tensor.shape) for name, tensor in tensors.items()}, parameters)
+    check_finite(path, tensors)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
 
 
@@ -134,9 +144,50 @@ def checkpoint_step(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
+def check_shapes(path: Path, have: Mapping[str, Sequence[int]], wanted: Mapping[str, Tensor]) -> None:
+    if wanted.keys() != have.keys():
+        odd = sorted(wanted.keys() ^ have.keys())
+        raise CheckpointError(f"{path}: does not fit the settings: {odd[0]} is missing or unknown")
+    for name, parameter in wanted.items():
+        if tuple(parameter.shape) != tuple(have[name]):
+            raise CheckpointError(
+                f"{path}: does not fit the settings: {name} is {tuple(have[name])}, wanted {tuple(parameter.shape)}"
+            )
+
+
+def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that hold NaN or infinity. A sum that is finite shows at little cost that all numbers are."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{path}: {name} holds numbers that are not finite (NaN or infinity): the weights are of no use; "
+                "restore them from a copy, or train again with --overwrite"
+            )
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shape of every tensor from a file's header alone; weights must be real numbers."""
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                entry = file.get_slice(name)
+                shapes[name] = entry.get_shape()
+                if entry.get_dtype() not in FLOATS:
+                    raise CheckpointError(
+                        f"{path}: does not fit the settings: {name} holds {entry.get_dtype()} numbers, wanted F32"
+                    )
+    except FileNotFoundError:
+        raise damaged(path, "no such file") from None
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, error) from None
+    return shapes
+
+
 class RunFolder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        """Without `verify`, files are used even where they do not match their digests."""
+        self.path, self.verify = path, verify
         self.config_file = path / "config.toml"
         self.model_file = path / "model.safetensors"
         self.adapter_file = path / "adapter.safetensors"
@@ -144,14 +195,29 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tokens = path / "tokens"
 
-    def create(self) -> None:
+    @contextmanager
+    def locked(self, purpose: str) -> Iterator[str]:
+        """Hold the folder for this process, creating it where it is missing; see `triform.io.locks.locked`."""
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path}: is a file; choose another --out")
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.touch()
-            probe.unlink()
+        with locked(self.path, purpose) as notice:
+            for folder in (self.checkpoints, self.tokens):
+                files.remove_leftovers(folder)
+            yield notice
+
+    def check(self, *patterns: str) -> tuple[str, ...]:
+        """Verify the files of the run by their digests, and return a notice where an older run has none."""
+        if self.verify and not verify(self.path, patterns or RUN_FILES):
+            return (f"{self.path}: was saved by an older Triform without digests, so damage would not be noticed",)
+        return ()
+
+    def check_before_resume(self) -> tuple[str, ...]:
+        """Verify the run; without `verify`, record its files as they are, since they count from here on."""
+        notices = self.check()
+        if not self.verify:
+            with writing(self.path, self.path):
+                seal(self.path)
+        return notices
 
     def clear(self, *, keep: str = "") -> None:
         """Remove what an earlier run left here; files that are not a run's stay."""
@@ -164,7 +230,20 @@ class RunFolder:
         shutil.rmtree(self.tokens, ignore_errors=True)
 
     def write_config(self, config: Config) -> None:
-        write_text(self.config_file, to_toml(config, {"format": FORMAT, "triform": triform.__version__}))
+        with writing(self.config_file, self.path):
+            part = files.part_path(self.config_file)
+            part.write_bytes(to_toml(config, {"format": FORMAT, "triform": triform.__version__}).encode())
+            files.sync(part)
+            replace_files({part: self.config_file})
+
+    def write_weights(self, weights: dict[str, Tensor]) -> None:
+        """Write the model that the run answers with."""
+        with writing(self.model_file, self.path):
+            replace_files({write_part(self.model_file, weights): self.model_file})
+
+    def read_weights(self) -> dict[str, Tensor]:
+        self.check(self.model_file.name)
+        return read_tensors(self.model_file)
 
     def read_config(self) -> Config:
         if not self.path.is_dir():
@@ -175,6 +254,7 @@ class RunFolder:
             if (self.path / "config.json").exists():
                 which = "; of a published model `triform convert import` makes one"
             raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml{which}")
+        self.check(self.config_file.name)
         try:
             tree = load_toml(self.config_file)
             if int(tree.get("format", 0)) > FORMAT:
@@ -199,15 +279,20 @@ class RunFolder:
         final = self.checkpoints / f"step-{step:09d}{UNVALIDATED if validation_due else ''}"
         if final.exists():
             return
-        with writing(final):
+        with writing(final, self.path):
             self.checkpoints.mkdir(exist_ok=True)
-            aside = self.checkpoints / ".part"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            write_tensors(aside / "tensors.safetensors", tensors)
-            write_text(aside / "state.json", json.dumps(state))
-            aside.replace(final)
-            _sync(self.checkpoints)
+            part = files.part_path(final)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            try:
+                tensors_file, state_file = (part / name for name in CHECKPOINT_FILES)
+                write_part(tensors_file, tensors).replace(tensors_file)
+                files.write_text(state_file, json.dumps(state))
+                seal(part, CHECKPOINT_FILES)
+                part.replace(final)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+            files.sync(self.checkpoints)
             for old in self.checkpoints.glob("step-*"):
                 if old != final:
                     shutil.rmtree(old)
@@ -220,6 +305,8 @@ class RunFolder:
         return whole[0] if whole else None
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if self.verify:
+            verify(path, CHECKPOINT_FILES)
         return read_tensors(path / "tensors.safetensors"), self.read_state(path)
 
     def complete(self, config: Config | None = None) -> bool:
@@ -228,11 +315,9 @@ class RunFolder:
         return same and self.finished() and (self.path / "report.html").exists()
 
     def discard_if_unused(self) -> None:
-        """A start that failed leaves no trace where there was no run before."""
+        """A start that failed leaves no trace where there was no run before; its lock removes an empty folder."""
         if not self.config_file.exists():
             self.drop_tokens()
-            with suppress(OSError):
-                self.path.rmdir()
 
     def ended(self) -> bool:
         """Whether the metrics tell of an end that was not an interruption."""
@@ -247,10 +332,12 @@ class RunFolder:
         return latest is not None and bool(self.read_state(latest).get("finished"))
 
     def read_state(self, path: Path) -> dict[str, Any]:
+        if self.verify:
+            verify(path, ["state.json"])
         try:
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise damaged(path, error) from None
-        if not isinstance(state, dict) or not isinstance(state.get("marks"), dict):
-            raise damaged(path, "state.json is not a checkpoint's")
-        return state
+        if problem := problem_of_state(state):
+            raise damaged(path, f"state.json: {problem}")
+        return dict(state)

@@ -24,7 +24,7 @@ class MetricsFile:
         if event["event"] == "longer":
             self._reopen(event["step"], event["max_steps"])
             return
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path, self.path.parent), self.path.open("a", encoding="utf-8") as file:
             file.write(_json(event) + "\n")
 
     def _reopen(self, step: int, max_steps: int) -> None:
@@ -41,7 +41,7 @@ class MetricsFile:
 
     def restore(self, state: dict[str, Any]) -> None:
         if self.path.exists():
-            with writing(self.path), self.path.open("r+b") as file:
+            with writing(self.path, self.path.parent), self.path.open("r+b") as file:
                 file.truncate(min(state["bytes"], self.path.stat().st_size))
 
 

@@ -12,6 +12,7 @@ from functools import cache, partial
 import torch
 
 from triform.data.cache import cache_folder
+from triform.io.files import write_text
 from triform.training.learner import Counts
 
 
@@ -83,7 +84,7 @@ def matrix_rate(device: torch.device) -> float:
     with suppress(OSError, RuntimeError):  # it is measured again next time
         path = cache_folder() / "matrix-rates.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(known | {name: rate}), encoding="utf-8")
+        write_text(path, json.dumps(known | {name: rate}))
     return rate
 
 

@@ -21,12 +21,13 @@ from triform.nn.lora import merge, merged_weights
 from triform.tasks.resident import Resident
 from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.adapter import AdapterFile
-from triform.training.folder import RunFolder, damaged, load_weights, read_tensors, weights_of, write_tensors
+from triform.training.folder import RunFolder, damaged, load_weights, weights_of
 from triform.training.learner import Counts, Learner
 from triform.training.optim import make_schedule
 from triform.training.recorded import Recorded
 from triform.training.rng import rng_state, set_rng_state
 from triform.training.speed import Meter
+from triform.training.state import check_moments
 
 Event = dict[str, Any]
 
@@ -244,14 +245,14 @@ class Trainer:
 
     def _keep_weights(self) -> None:
         """As a model like any other; adapters also by themselves."""
-        write_tensors(self.folder.model_file, merged_weights(self.task.model))
+        self.folder.write_weights(merged_weights(self.task.model))
         if self.adapter:
             self.adapter.write()
 
     def take_best(self) -> None:
         """The weights that were kept, in a model like any other: training is over."""
         merge(self.task.model)
-        load_weights(self.task.model, read_tensors(self.folder.model_file), self.folder.model_file)
+        load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
     def judge(self, data: Dataset) -> Scores:
         with interruptible(self), self.learner.precision():
@@ -306,7 +307,7 @@ class Trainer:
         tensors, state = self.folder.read_checkpoint(latest)
         try:
             self._restore(tensors, state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise damaged(latest, error) from None
         if self._may_go_on():
             self.progress.finished = ""
@@ -325,16 +326,21 @@ class Trainer:
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
+            if part not in parts:
+                raise ValueError(f"{name} is no tensor of a checkpoint")
             parts[part][rest] = tensor
         load_weights(self.task.model, parts["model"], self.folder.checkpoints)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, _, key = name.partition(".")
             moments.setdefault(int(index), {})[key] = tensor
+        check_moments(moments, self.learner.optimizer)
         self.learner.optimizer.load_state_dict(self.learner.optimizer.state_dict() | {"state": moments})
         for number, total in enumerate(self.learner.sums):
             total.copy_(parts["average"][str(number)])
         self.progress = Progress(**state["progress"])
+        if self.progress.best is not None and self.task.metric not in self.progress.best:
+            raise ValueError(f"progress.best has no {self.task.metric}")
         self.sampler.restore(state["sampler"])
         self.schedule.restore(state["schedule"])
         for listener in self.listeners:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import json
 import math
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from safetensors.numpy import save_file
 
 from triform.data.files import BLOCK, LONGEST_LINE, limited_lines, opened
 from triform.errors import CheckpointError, ConfigError, DataError
+from triform.io.files import part_path
 
 Matrix = NDArray[np.float32]
 FORMAT = "1"  # of our safetensors; another number in a file means that it is newer than this code
@@ -256,16 +256,11 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise OSError("it is a folder")
         folder = next(each for each in path.parents if each.exists())
-        probe = folder / _aside(path).name
+        probe = folder / part_path(path).name
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise _unwritable(path, error) from None
-
-
-def _aside(path: Path) -> Path:
-    """Where a file is while it is written."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _unwritable(path: Path, error: Exception) -> CheckpointError:
@@ -285,7 +280,7 @@ def write(path: Path, words: Sequence[str], matrix: Matrix, about: dict[str, Any
     check_writable(path)
     kind = kind_of(path, WRITES)
     _check_words(path, words, kind)
-    aside = _aside(path)
+    aside = part_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "safetensors":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triform.data.files import digest
 from triform.errors import ConfigError, DivergedError, InterruptedRun
+from triform.io.locks import locked
 from triform.launch import Options, train
 from triform.reproduce import outcome as outcomes
 from triform.reproduce.material import Material
@@ -33,6 +34,9 @@ from triform.settings import Settings, flatten, overlay
 from triform.tasks.generate import own_pieces
 from triform.training.folder import RunFolder
 
+if TYPE_CHECKING:
+    import torch
+
 LOG_EVERY = 5
 
 
@@ -42,6 +46,13 @@ def why_transformers(asked: Asked) -> Outcome:
         raise ConfigError(f"--setting {asked.setting}: {NAME} has one setting of each model; leave it out")
     device = pick_device(asked.device)
     place = asked.out / (f"{NAME}-quick" if asked.quick else NAME)
+    with locked(place, f"reproducing {NAME}") as notice:
+        if notice:
+            _say(notice)
+        return _run(asked, place, device)
+
+
+def _run(asked: Asked, place: Path, device: torch.device) -> Outcome:
     outcome = outcomes.read(asked.kept, NAME) or {"format": outcomes.FORMAT, "system": NAME, "parts": {}}
     outcome["quick"] = asked.quick
     outcome.pop("notes", None)  # of figures that are made anew now

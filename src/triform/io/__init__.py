@@ -1,0 +1,1 @@
+"""Files on disk: whole or absent, verified by digests, written by one process at a time. No torch."""

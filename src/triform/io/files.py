@@ -1,0 +1,72 @@
+"""Files that appear under their name only when they are complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+PART = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
+
+
+def part_path(path: Path) -> Path:
+    """Return the temporary name under which this process writes `path`, in the same folder."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the entries of a folder, are on the disk."""
+    if sys.platform == "win32":  # neither folders nor files opened for reading can be flushed there
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that a kill leaves the old file or the new one."""
+    part = part_path(path)
+    try:
+        part.write_bytes(content)
+        sync(part)
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text as `write_bytes` does; line endings stay as they are."""
+    write_bytes(path, text.encode())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders that ended processes left in a folder.
+
+    Call it only while holding the folder's lock.
+    """
+    with suppress(OSError):
+        for entry in list(folder.iterdir()):
+            found = PART.fullmatch(entry.name)
+            if found and not _is_running(int(found[1])):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process with this id exists. Windows has no harmless way to ask, so there none does."""
+    if pid == os.getpid():
+        return True
+    if sys.platform == "win32":
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

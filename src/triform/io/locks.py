@@ -1,0 +1,166 @@
+"""One process at a time in a folder: a lock of the operating system, which ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from triform.errors import CheckpointError
+from triform.io.files import remove_leftovers
+
+LOCK_FILE = ".lock"
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+LOCKED_BYTE = 1 << 30  # on Windows a locked byte cannot be read: this one lies far behind the holder's name
+HOLDER_BYTES = 4096
+POLL_SECONDS = 0.1
+_held: set[int] = set()  # open lock files of this process
+_fork_hook: list[bool] = []
+
+
+@contextmanager
+def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
+    """Hold a folder's lock; the folder is created where it is missing, and removed again if it stays empty.
+
+    Args:
+        folder: The folder that only this process may write to.
+        purpose: What the holder does, for the message that another process gets.
+        wait: Wait for another holder to finish instead of raising.
+
+    Yields:
+        A notice for the user when the file system has no locks, else an empty string.
+
+    Raises:
+        CheckpointError: Another process holds the lock, or the folder cannot be written.
+    """
+    handle, notice = _acquire(folder, purpose, wait)
+    try:
+        if not notice:
+            remove_leftovers(folder)
+        yield notice
+    finally:
+        _release(folder, handle)
+        with suppress(OSError):  # it is not empty, which is the usual case
+            folder.rmdir()
+
+
+def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        try:
+            _try_lock(handle)
+        except BlockingIOError:
+            holder = _holder(handle)
+            os.close(handle)
+            if not wait:
+                raise CheckpointError(
+                    f"{folder}: is in use by {holder}; wait until it has ended, or choose another folder"
+                ) from None
+            time.sleep(POLL_SECONDS)
+            continue
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                os.close(handle)
+                raise CheckpointError(f"{folder}: cannot be locked: {error.strerror or error}") from None
+            return _keep(handle), (
+                f"{folder}: this file system has no locks ({error.strerror}): "
+                "make sure that no other process writes to this folder"
+            )
+        if _is_current(handle, folder / LOCK_FILE):
+            _describe(handle, purpose)
+            return _keep(handle), ""
+        os.close(handle)  # the holder before us removed the file after we had opened it
+
+
+def _keep(handle: int) -> int:
+    """Remember an open lock file. A forked child closes its copy: the lock must end with this process alone."""
+    if not _fork_hook and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_close_all)
+        _fork_hook.append(True)
+    _held.add(handle)
+    return handle
+
+
+def _close_all() -> None:
+    for handle in _held:
+        with suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+def _release(folder: Path, handle: int) -> None:
+    if handle not in _held:  # a forked child, to which the lock does not belong
+        return
+    _held.discard(handle)
+    if sys.platform == "win32":  # an open file cannot be removed there
+        os.close(handle)
+    with suppress(OSError):
+        (folder / LOCK_FILE).unlink()
+    if sys.platform != "win32":
+        os.close(handle)
+
+
+def _is_current(handle: int, path: Path) -> bool:
+    """Return whether the locked file is still the one that others find under its name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
+
+
+def _describe(handle: int, purpose: str) -> None:
+    """Write into the lock file who holds it; where that fails, the lock holds all the same."""
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "purpose": purpose,
+        "since": datetime.now().isoformat(sep=" ", timespec="seconds"),
+    }
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, json.dumps(holder).encode())
+
+
+def _holder(handle: int) -> str:
+    """Describe the process that holds the lock, in words."""
+    for _ in range(5):  # it may just be writing who it is
+        try:
+            os.lseek(handle, 0, os.SEEK_SET)
+            told = json.loads(os.read(handle, HOLDER_BYTES))
+            return f"process {told['pid']} on {told['host']} ({told['purpose']}, since {told['since']})"
+        except (OSError, ValueError, KeyError, TypeError):
+            time.sleep(POLL_SECONDS)
+    return "another process"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(handle: int) -> None:
+        os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EDEADLK):
+                raise BlockingIOError from None
+            raise
+
+else:
+    import fcntl
+
+    def _try_lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

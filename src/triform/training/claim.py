@@ -1,0 +1,82 @@
+"""Which folder a run is written to, and whether it may be: free, or an earlier run that goes on or is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from triform.config import Config
+from triform.errors import CheckpointError, ConfigError
+from triform.settings import Settings, differences
+from triform.training.folder import OWN, RunFolder, writing
+from triform.training.length import LENGTH, with_length
+
+
+def default_out(asked: Settings) -> str:
+    """Create runs/TASK-DATA, numbered when that is taken, and return its name."""
+    name = str(asked.get("data.train") or asked.get("data.source") or "builtin")
+    stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
+    base = Path("runs") / f"{asked['task']}-{stem}"
+    path, number = base, 1
+    while True:
+        with writing(path), suppress(FileExistsError):
+            path.mkdir(parents=True)  # looking first and creating later would let two processes take one name
+            return str(path)
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+
+
+@contextmanager
+def claimed(
+    folder: RunFolder, asked: Settings, *, resume: bool = False, overwrite: bool = False
+) -> Iterator[tuple[Config | None, tuple[str, ...]]]:
+    """Lock a folder for this process until the run in it is closed.
+
+    Yields:
+        The stored settings when an earlier run is to go on, else None; and notices for the user.
+
+    Raises:
+        CheckpointError: Another process holds the folder, or it may not be used.
+    """
+    if resume and not folder.path.is_dir():
+        raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
+    with folder.locked(f"training {asked['task']}" if "task" in asked else "saving a run") as notice:
+        yield _claim(folder, asked, resume=resume, overwrite=overwrite), (notice,) if notice else ()
+
+
+def _claim(folder: RunFolder, asked: Settings, *, resume: bool, overwrite: bool) -> Config | None:
+    """Make sure the locked folder may be used; the stored config when an earlier run is to go on."""
+    if str(asked.get("train.base", "")) == str(folder.path.absolute()):
+        raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
+    if resume and folder.config_file.exists():
+        stored = folder.read_config()
+        if other := differences({name: asked[name] for name in asked if name not in LENGTH}, stored):
+            raise ConfigError(
+                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
+            )
+        if _only_a_model(folder):
+            what = "has lost its" if folder.ended() else "was saved without"
+            raise CheckpointError(f"{folder.path}: {what} checkpoints; its model works, but cannot be trained on")
+        return with_length(stored, asked)
+    if not resume and not overwrite and folder.config_file.exists():
+        over = folder.finished() or _only_a_model(folder)
+        state = "a finished run" if over else "an unfinished run (--resume goes on with it)"
+        raise CheckpointError(f"{folder.path}: already holds {state}; choose another --out or give --overwrite")
+    if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
+        raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
+    return None
+
+
+def _only_a_model(folder: RunFolder) -> bool:
+    """Whether nothing tells where training stood: its checkpoints are lost, or it was not `train` that saved it.
+
+    A run killed before its first checkpoint has metrics that do not end: it may begin again.
+    """
+    without_metrics = folder.model_file.exists() and not folder.metrics_file.exists()
+    return folder.latest_checkpoint() is None and (folder.ended() or without_metrics)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a folder holds anything that a run stopped early would not have left."""
+    return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
