@@ -22,7 +22,7 @@ from triform.run import Run
 N_THREADS = 8
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord"]
 TEXTS = ["amber birch", "cedar", "dune ember fjord amber birch cedar dune", "ember ember ember"]
-TINY = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 2}, "device": "cpu", "quiet": True}
+TINY = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 2}, "quiet": True}
 Job = Callable[[], Any]
 
 
@@ -31,8 +31,11 @@ def sentences() -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(2, 9))) for _ in range(80)]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=without_cuda)])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("threads")
     texts = sentences()
     (folder / "rows.tsv").write_text("".join(f"{text}\t{text.split()[0]}\n" for text in texts), encoding="utf-8")
@@ -41,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     files = {"classify": "rows.tsv", "generate": "text.txt", "translate": "pairs.tsv"}
     settings: Any = {"train": {"max_steps": 4}, "tokenizer": {"kind": "bpe", "vocab_size": 270}, **TINY}
     return {
-        task: triform.train(task, data=folder / file, out=folder / task, **settings)  # type: ignore[arg-type]
+        task: triform.train(task, data=folder / file, out=folder / task, device=request.param, **settings)  # type: ignore[arg-type]
         for task, file in files.items()
     }
 
@@ -119,7 +122,7 @@ def test_threads_that_record_attention_see_their_own_calls_only(runs: dict[str, 
     together = threading.Barrier(4)
 
     def recorded(length: int) -> None:
-        tokens = torch.full((1, length), 5)
+        tokens = torch.full((1, length), 5, device=run.task.device)
         for _ in range(10):
             together.wait(timeout=20)
             with record_attention(model) as recording, torch.inference_mode():

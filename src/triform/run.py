@@ -26,7 +26,7 @@ from triform.tasks.leaks import training_file_notices
 from triform.tasks.task import Dataset
 from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
-from triform.training.base import take
+from triform.training.base import load_interrupted, take
 from triform.training.folder import RunFolder, check_shapes, load_weights, read_shapes, read_tensors, weights_of
 
 if TYPE_CHECKING:
@@ -225,14 +225,16 @@ def load(
     folder = RunFolder(Path(path), verify=verify)
     config = folder.read_config()
     resolved = resolve_precision(precision, place, config.model)
-    if not folder.model_file.exists():
-        raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
     notices = folder.check()
     found = read_adapter(Path(adapter), verify=verify) if adapter else None
-    if found is None:
+    if found is not None:
+        task, notices = adapted(folder, found), (*notices, *found.notices)
+    elif folder.model_file.exists():
         task = _trained(config, folder)
     else:
-        task, notices = adapted(folder, found), (*notices, *found.notices)
+        with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
+            task = TASKS[config.task].load(config, folder.path)
+            notices = (*notices, load_interrupted(task, folder))
     cast_model(task.model.to(place).eval(), resolved)
     own = found.path if found else None
     return Run(path=folder.path, task=task, precision=resolved, adapter=own, verify=verify, notices=notices)

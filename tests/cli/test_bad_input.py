@@ -18,6 +18,7 @@ import pytest
 import triform as package
 from triform.io.digests import CHECKPOINT_FILES, seal
 from triform.training.folder import RunFolder, read_tensors
+from triform.training.trainer import Trainer
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -545,10 +546,30 @@ def test_a_run_that_lost_a_file(triform: Command, tmp_path: Path, classifier: Pa
     assert said in triform("predict", run, "x").refusal
 
 
-def test_a_run_without_a_model_yet_says_how_to_get_one(triform: Command, tmp_path: Path, classifier: Path) -> None:
+def test_a_finished_run_that_lost_its_model_is_damaged(triform: Command, tmp_path: Path, classifier: Path) -> None:
     run = copy(classifier, tmp_path)
     (run / "model.safetensors").unlink()
-    assert triform("predict", run, "x").refusal == f"{run}: has no model yet; train it further with --resume"
+    for command in (("predict", run, "x"), ("evaluate", run), ("explain", run, "x"), ("check", run)):
+        assert triform(*command).refusal.startswith(f"{run / 'model.safetensors'}: ")
+
+
+def test_an_interrupted_run_is_used_as_its_checkpoint_left_it_with_a_note(
+    train: Command, triform: Command, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, pages = tmp_path / "run", tmp_path / "maps.html"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "after_step", Trainer.stop)
+        answer = train("classify", "--data", files.csv, "--out", run, "--set", "train.eval_every=100")
+    assert answer.code == 130
+    assert "everything is saved" in answer.err
+    said = f"note: {run}: training was interrupted at step 1, before a validation kept a model"
+    commands = (("predict", run, "x"), ("evaluate", run), ("explain", run, "soup", "--out", pages), ("check", run))
+    for command in commands:
+        answer = triform(*command)
+        assert (answer.code, answer.err.count(said)) == (0, 1), answer.err
+    shutil.rmtree(run / "checkpoints")
+    for command in commands:
+        assert triform(*command).refusal.startswith(f"{run}: has no model and no checkpoint yet")
 
 
 def test_weights_that_do_not_fit_the_settings(triform: Command, tmp_path: Path, classifier: Path) -> None:

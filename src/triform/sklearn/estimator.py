@@ -105,6 +105,8 @@ class TextEstimator(BaseEstimator):
         config = folder.read_config()
         if config.task != cls.task:
             raise CheckpointError(f"{path}: is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
+        if not folder.model_file.exists():
+            raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
         have = flatten(config)
         named: dict[str, Any] = {
             name: have[dotted] if have[dotted] or dotted not in OPEN else None for name, dotted in SETTINGS.items()

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from triform.config import Config, TaskName
 from triform.errors import CheckpointError, ConfigError
+from triform.nn.lora import adapt, merge
 from triform.settings import DEFAULTS, OPEN, Settings, differences, flatten, overlay
 from triform.tasks import Task
 from triform.training.embeddings import fill, with_width
-from triform.training.folder import RunFolder, check_finite, weights_of
+from triform.training.folder import RunFolder, check_finite, checkpoint_step, damaged, load_weights, weights_of
 from triform.training.layers import limit_learning
 
 # What a form may begin with: itself, or one that has its encoder.
@@ -96,6 +97,35 @@ def begin(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
         notices.append(fill(task))
     limit_learning(task.model, task.config)
     return tuple(notices)
+
+
+def load_interrupted(task: Task, folder: RunFolder) -> str:
+    """Load the weights of a run that was stopped before it kept a model, from its latest checkpoint.
+
+    Returns:
+        What the user should know about these weights.
+
+    Raises:
+        CheckpointError: There is no checkpoint either, or the run was finished and has lost its model.
+    """
+    latest = folder.latest_checkpoint()
+    if latest is None:
+        raise CheckpointError(f"{folder.path}: has no model and no checkpoint yet; train it further with --resume")
+    tensors, state = folder.read_checkpoint(latest)
+    if state.get("finished"):
+        raise damaged(folder.model_file, "no such file")
+    if task.config.train.lora_rank:
+        adapt(task.model, task.config.train)
+    prefix = "model."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    load_weights(task.model, weights, latest)
+    merge(task.model)
+    task.model.requires_grad_()
+    step = checkpoint_step(latest)
+    return (
+        f"{folder.path}: training was interrupted at step {step}, before a validation kept a model; "
+        "these are the weights of the latest checkpoint (go on with --resume)"
+    )
 
 
 class Taken(NamedTuple):

@@ -1,0 +1,99 @@
+"""A run that was stopped before it kept a model answers with the weights of its latest checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triform
+from triform.errors import InterruptedRun
+from triform.training.folder import read_tensors
+from triform.training.trainer import Trainer
+
+TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}
+NOTICE = "training was interrupted at step 3, before a validation kept a model"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    path = tmp_path / "rows.csv"
+    path.write_text("".join(f"{'good' if n % 2 else 'bad'},thing {n % 7}\n" for n in range(60)), encoding="utf-8")
+    return str(path)
+
+
+def interrupted(path: Path, rows: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
+    """A run that was asked to stop after its third step."""
+    after_step = Trainer.after_step
+
+    def stopping(trainer: Trainer) -> None:
+        after_step(trainer)
+        if trainer.progress.step == 3:
+            trainer.stop()
+
+    settings["train"] = {"max_steps": 9, "eval_every": 9, **settings.get("train", {})}
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "after_step", stopping)
+        with pytest.raises(InterruptedRun, match="everything is saved"):
+            triform.train("classify", data=rows, out=path, device="cpu", quiet=True, **settings)
+    assert not (path / "model.safetensors").exists()
+    return path
+
+
+def test_an_interrupted_run_answers_with_its_latest_checkpoint_and_says_so(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    run = triform.load(path, device="cpu")
+    assert torch.rand(2).equal(expected)
+    assert len(run.notices) == 1
+    assert NOTICE in run.notices[0]
+    saved = read_tensors(next(path.glob("checkpoints/step-*")) / "tensors.safetensors")
+    for name, parameter in run.task.model.named_parameters():
+        assert parameter.equal(saved[f"model.{name}"])
+        assert parameter.requires_grad
+    assert run.predict(["thing 3"])[0].output in ("good", "bad")
+    assert run.evaluate(rows)["rows"] == 60
+    assert run.explain("thing 3").maps
+    finished = triform.train("classify", data=rows, out=path, resume=True, device="cpu", quiet=True)
+    assert finished.notices == ()
+
+
+def test_an_interrupted_lora_run_has_its_adapters_merged(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = triform.train("classify", data=rows, out=tmp_path / "base", train={"max_steps": 2}, **TINY)
+    lora = {"lora_rank": 2, "lr": 0.1}
+    path = interrupted(tmp_path / "run", rows, monkeypatch, base=str(base.path), train=lora)
+    run = triform.load(path, device="cpu")
+    names = [name for name, _ in run.task.model.named_parameters()]
+    assert names == [name for name, _ in base.task.model.named_parameters()]
+    assert run.predict(["thing 3"])[0].probabilities != base.predict(["thing 3"])[0].probabilities
+
+
+def test_without_a_checkpoint_or_with_a_lost_model_the_error_says_so(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(triform.CheckpointError, match="has no model and no checkpoint yet"):
+        triform.load(path, device="cpu")
+    whole = triform.train("classify", data=rows, out=tmp_path / "whole", train={"max_steps": 2}, **TINY)
+    (whole.path / "model.safetensors").unlink()
+    with pytest.raises(triform.CheckpointError, match=r"model\.safetensors"):
+        triform.load(whole.path, device="cpu")
+
+
+def test_an_estimator_is_not_made_from_a_run_without_a_model(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimators = pytest.importorskip("triform.sklearn")
+    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    with pytest.raises(triform.CheckpointError, match="has no model yet"):
+        estimators.TextClassifier.from_run(path)
