@@ -140,7 +140,7 @@ def test_json_says_what_failed_and_the_exit_code_too(
         (("--preset", "tinny"), "unknown preset 'tinny'"),
         (("--preset", "speeches-window", "--task", "classify"), "is for generate, not classify"),
         (("--preset", "speeches-window", "--set", "model.window=0"), "leaves a position nothing to read"),
-        (("--preset", "speeches-window", "--set", "model.window=-2"), "leaves a position nothing to read"),
+        (("--preset", "speeches-window", "--set", "model.window=-2"), "must lie between -1 and"),
         (("--preset", "speeches-window", "--set", "model.n_heads=3"), "not divisible by model.n_heads=3"),
         (("--preset", "speeches-window", "--set", "model.n_kv_heads=3"), "not divisible by model.n_kv_heads=3"),
         (("--preset", "speeches-window", "--set", "model.windw=4"), "windw"),
