@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import triform as package
+from triform.cli.audit import _by_position
 from triform.data.audit import seen
 from triform.data.readers import read_rows
 
@@ -169,7 +170,7 @@ def test_a_run_or_a_file_is_given_by_position(triform: Command, classifier: Path
         assert triform(*one).json == triform(*other).json
     both = triform("audit", classifier, "--train", files.csv, "--json").json
     assert both == triform("audit", "--run", classifier, "--train", files.csv, "--json").json
-    assert triform("audit", "builtin:reviews", "--json").json["task"] == "classify"
+    assert _by_position("builtin:reviews", "", None) == ("builtin:reviews", None)
 
 
 def test_what_is_given_by_position_is_not_given_again(triform: Command, classifier: Path, files: Files) -> None:
