@@ -52,7 +52,7 @@ def readers(material: Material) -> st.SearchStrategy[Case]:
     uses: dict[str, tuple[tuple[object, ...], ...]] = {
         "rows": (
             ("evaluate", material.classifier, "--data", "{F}", *CPU),
-            ("predict", material.classifier, "--input", "{F}", *CPU),
+            ("predict", material.classifier, "--input", "{F}", *CPU, "--output", "{}/predictions.csv"),
             ("audit", "--train", "{F}"),
             ("audit", "--train", material.data / "rows.csv", "--test", "{F}", "--task", "classify"),
             ("tokenizer", "train", "--data", "{F}", "--out", "{}/tokenizer.json", "--kind", "word"),
@@ -210,36 +210,33 @@ def adapters(material: Material) -> st.SearchStrategy[Case]:
 def tokenizers(material: Material) -> st.SearchStrategy[Case]:
     """Triform's own, and those of other libraries."""
     own = {run: (run / "tokenizer.json").read_bytes() for run in (material.classifier, material.writer)}
-    folder = material.published / "gpt2"
-    theirs = [path.name for path in sorted(folder.iterdir()) if "token" in path.name or "vocab" in path.name]
+    theirs = sorted(path for path in material.tokenizers.rglob("*") if path.is_file())
 
     @st.composite
     def made(draw: Draw) -> Case:
         if draw(st.booleans()):
             run = draw(st.sampled_from(list(own)))
-            content = draw(mutation_of("tokenizer.json")(own[run]))
-            return Case(
-                "tokenizers", ("tokenizer", "encode", "{}/tokenizer.json", "the soup"), {"tokenizer.json": content}
-            )
-        name = draw(st.sampled_from(theirs))
-        content = draw(mutation_of(name)((folder / name).read_bytes()))
-        files = {f"their/{each}": (folder / each).read_bytes() for each in theirs if each != name}
+            files = {"tokenizer.json": draw(mutation_of("tokenizer.json")(own[run]))}
+            return Case("tokenizers", ("tokenizer", "encode", "{}/tokenizer.json", "the soup"), files)
+        path = draw(st.sampled_from(theirs))
+        files = {f"their/{path.name}": draw(mutation_of(path.name)(path.read_bytes()))}
         command = draw(
             st.sampled_from(
                 [
                     ("tokenizer", "encode", "{}/their", "1 bird"),
                     ("tokenizer", "import", "{}/their", "--out", "{}/tokenizer.json"),
+                    ("tokenizer", "export", "{}/their", "--out", "{}/theirs-again"),
                 ]
             )
         )
-        return Case("tokenizers", command, {**files, f"their/{name}": content})
+        return Case("tokenizers", command, files, {"their": path.parent})
 
     return made()
 
 
 def published(material: Material) -> st.SearchStrategy[Case]:
     """Folders of published models, whole and in parts."""
-    folders = [material.published / "gpt2", material.published / "parts"]
+    folders = [path for path in sorted(material.published.iterdir()) if path.name != "runs"]
 
     @st.composite
     def made(draw: Draw) -> Case:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shutil
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import typer
 from mutations import zipped
+from safetensors import safe_open
 
 TINY = (
     *(
@@ -28,6 +31,34 @@ TINY = (
 
 
 typer.main.get_command = cache(typer.main.get_command)  # which otherwise takes most of the time of each input
+
+
+# The task, the data and the settings that each family of published models is made with.
+FAMILIES = {
+    "gpt2": (
+        "generate",
+        "story.txt",
+        ("model.activation=gelu_tanh", "model.head_bias=false", "tokenizer.kind=bpe"),
+    ),
+    "llama": (
+        *("generate", "story.txt"),
+        (
+            *("model.norm=rms", "model.positions=rotary", "model.activation=swiglu", "model.bias=false"),
+            *("model.qkv_bias=false", "model.head_bias=false", "tokenizer.kind=bpe"),
+        ),
+    ),
+    "distilbert": (
+        *("classify", "rows.csv"),
+        (
+            *("model.norm_position=post", "model.final_norm=false", "model.embedding_norm=true"),
+            *("model.norm_eps=1e-12", "model.pooling=first", "model.head_hidden=16"),
+        ),
+    ),
+    "marian": (
+        *("translate", "pairs.tsv"),
+        ("model.norm_position=post", "model.final_norm=false", "model.positions=sinusoidal_halves"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +112,8 @@ class Material:
         self.lora = folder / "lora"
         done("train", "classify", "--from", self.classifier, "--data", rows, "--out", self.lora, "--device", "cpu",
              "--set", "train.lora_rank=2", "--set", "train.max_steps=1")  # fmt: skip
-        self.published = self._published(folder / "published", text)
+        self.published = self._published(folder / "published")
+        self.tokenizers = self._tokenizers(folder / "tokenizers")
         self.vectors = self._vectors(folder / "vectors")
         self.toml = self._toml(folder / "toml", rows)
 
@@ -111,42 +143,34 @@ class Material:
             (folder / f"{name}.gz").write_bytes(zipped(content.encode()))
         return folder
 
-    @staticmethod
-    def _published(folder: Path, text: Path) -> Path:
-        """A GPT-2, whole and in parts, made by Triform's own export, with the tokenizer's files."""
-        run, sizes = folder / "run", ("--set", "data.max_len=16", "--set", "tokenizer.vocab_size=270")
-        like_gpt2 = (
-            "--set",
-            "model.activation=gelu_tanh",
-            "--set",
-            "model.head_bias=false",
-            "--set",
-            "model.d_model=16",
-        )
-        small = (
-            "--set",
-            "model.n_layers=1",
-            "--set",
-            "model.n_heads=2",
-            "--set",
-            "train.max_steps=1",
-            "--device",
-            "cpu",
-        )
-        bpe = ("--set", "tokenizer.kind=bpe")
-        done("train", "generate", *sizes, *like_gpt2, *small, *bpe, "--data", text, "--out", run)
-        done("convert", "export", run, "--to", "hf", "--out", folder / "gpt2")
-        import json
-        import shutil
-
+    def _published(self, folder: Path) -> Path:
+        """A model of each family, made by Triform's own export; a GPT-2 in parts as well."""
+        for family, (task, data, settings) in FAMILIES.items():
+            sets = [part for setting in settings for part in ("--set", setting)]
+            run = folder / "runs" / family
+            done("train", task, *TINY, "--set", "data.max_len=16", *sets, "--data", self.data / data, "--out", run)
+            done("convert", "export", run, "--to", "hf", "--out", folder / family)
         parts = Path(shutil.copytree(folder / "gpt2", folder / "parts"))
-        (parts / "model.safetensors").rename(parts / "model-00001-of-00001.safetensors")
-        from safetensors import safe_open
-
-        with safe_open(parts / "model-00001-of-00001.safetensors", framework="np") as file:
-            named = dict.fromkeys(file.keys(), "model-00001-of-00001.safetensors")
-        index = {"metadata": {"total_size": 1}, "weight_map": named}
+        part = "model-00001-of-00001.safetensors"
+        (parts / "model.safetensors").rename(parts / part)
+        with safe_open(parts / part, framework="np") as file:
+            index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(file.keys(), part)}
         (parts / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        return folder
+
+    def _tokenizers(self, folder: Path) -> Path:
+        """Files of other libraries: a tokenizer.json, GPT-2's pair of files, and BERT's list of pieces."""
+        for name, files in {
+            "library": ("tokenizer.json", "tokenizer_config.json"),
+            "pair": ("vocab.json", "merges.txt", "config.json"),
+        }.items():
+            (folder / name).mkdir(parents=True)
+            for file in files:
+                shutil.copyfile(self.published / "gpt2" / file, folder / name / file)
+        (folder / "pieces").mkdir()
+        letters = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+        pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, "the", "soup"]
+        (folder / "pieces" / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
         return folder
 
     @staticmethod
