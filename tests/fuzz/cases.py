@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from material import TINY, Material
 from mutations import DIGITS, mutated_bytes, mutated_toml, mutation_of, prompts, setting_texts, zipped
 
+from triform.io.digests import DIGESTS_FILE
 from triform.settings import HINTS
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -32,6 +33,7 @@ class Case:
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
     copies: dict[str, Path] = field(default_factory=dict, repr=False)
     stdin: bytes = field(default=b"", repr=False)
+    without_digests: bool = False  # as a run that an older Triform saved
 
     def write(self, folder: Path) -> list[str]:
         """Put the files there; the arguments with the folder's name for {}."""
@@ -41,6 +43,8 @@ class Case:
                 shutil.copytree(source, folder / name)
             else:
                 shutil.copyfile(source, folder / name)
+        for path in folder.rglob(DIGESTS_FILE) if self.without_digests else ():
+            path.unlink()
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -168,7 +172,16 @@ def run_folders(material: Material) -> st.SearchStrategy[Case]:
         checkpoint = name.startswith("checkpoints") or name == "metrics.jsonl"
         command = draw(st.sampled_from(commands[-1:] if checkpoint else commands))
         few = ("--set", "decode.max_new_tokens=3") if command[0] == "predict" and run != material.classifier else ()
-        return Case("run folders", (*command, *few), {f"run/{name}": content}, {"run": run})
+        how = draw(st.sampled_from(["verified", "without digests", "not verified"]))
+        if how == "not verified" and command[0] != "train":
+            command = (*command, "--no-verify")
+        return Case(
+            "run folders",
+            (*command, *few),
+            {f"run/{name}": content},
+            {"run": run},
+            without_digests=how == "without digests",
+        )
 
     return made()
 
@@ -201,7 +214,9 @@ def adapters(material: Material) -> st.SearchStrategy[Case]:
             changed = draw(mutated_about(content))
         command = draw(st.sampled_from(["predict", "evaluate"]))
         text = ("the soup",) if command == "predict" else ()
-        arguments = (command, str(material.classifier), *text, "--adapter", "{}/adapter.safetensors", *CPU)
+        trusting = ("--no-verify",) if draw(st.booleans()) else ()
+        file = ("--adapter", "{}/adapter.safetensors")
+        arguments = (command, str(material.classifier), *text, *file, *trusting, *CPU)
         return Case("adapters", arguments, {"adapter.safetensors": changed})
 
     return made()
