@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -64,7 +65,10 @@ def test_a_study_leaves_runs_and_tables(place: Path, tree: Tree, study: Run) -> 
 
 def test_a_test_file_with_the_content_of_the_training_file_is_told(place: Path, tree: Tree, study: Run) -> None:
     (place / "copy.tsv").write_bytes((place / "rows.tsv").read_bytes())
-    outcome = study(tree | {"tests": {"more": "more.tsv", "copy": "copy.tsv"}}, out="out", seeds=2)
+    tree["tests"] = {"more": "more.tsv", "copy": "copy.tsv"}
+    progress = io.StringIO()
+    outcome = study(tree, out="out", seeds=2, quiet=False, progress=progress)
+    assert progress.getvalue().startswith(f"warning: {place / 'copy.tsv'}: has the same content as the training")
     told = [note for note in outcome.notes if "same content as the training data" in note]
     says = "what it scores is memory and says nothing about new text; score another file"
     assert told == [f"{place / 'copy.tsv'}: has the same content as the training data: {says}"]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from triform.data.readers import Pair
-from triform.errors import DivergedError, InterruptedRun
+from triform.data.readers import Pair, fingerprint
+from triform.errors import DivergedError, InterruptedRun, show_notice
 from triform.formatting import printable
 from triform.io.locks import locked
 from triform.launch import Options
@@ -24,6 +24,7 @@ from triform.study.page import write_page
 from triform.study.plan import VALIDATION, Study, Variant, read_study
 from triform.study.results import Outcome, failure_of, judge
 from triform.study.tables import write_tables
+from triform.tasks.leaks import training_file_notices
 from triform.tasks.translate import QUICK_PAIRS
 from triform.training.folder import RunFolder
 
@@ -49,6 +50,9 @@ def compare(
         if notice and not quiet:
             print(notice, file=progress or sys.stderr)
         kept.claim(plan)
+        if not quiet:
+            for warning in _tests_trained_on(plan):
+                print(show_notice(warning), file=progress or sys.stderr)
         try:
             for variant in plan.variants:
                 _train(kept, plan, variant, options)
@@ -61,6 +65,18 @@ def compare(
         write_tables(outcome)
         write_page(outcome)
     return outcome
+
+
+def _tests_trained_on(plan: Study) -> list[str]:
+    """Warnings about test files that are training files, known before anything is trained."""
+    found: dict[str, None] = {}
+    for variant in plan.variants:
+        files = (str(variant.asked.get(f"data.{name}", "")) for name in ("train", "source", "target"))
+        trained_on = [fingerprint(file) for file in files if file]
+        found |= dict.fromkeys(
+            notice for test in plan.tests.values() for notice in training_file_notices(test, trained_on)
+        )
+    return list(found)
 
 
 def _command(study: str | Path | Mapping[str, Any], seeds: int, kept: Kept, options: Options) -> str:
