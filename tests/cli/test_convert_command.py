@@ -73,7 +73,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
         "no tokenizer is here; known are",
     ),
-    "another architecture": (renamed, "mamba is not known; known are gpt2, llama, bert, distilbert, marian"),
+    "another architecture": (renamed, "mamba is not known; known are gpt2, llama, bert, megatron-bert, distilbert"),
     "a missing tensor": (without, "transformer.ln_f.bias is missing: expected 8, found nothing"),
     "a misshapen tensor": (reshaped, "transformer.ln_f.bias has the wrong shape: expected 8, found 9"),
     "a pickle": (pickled, "more than plain weights; reading it could run code, so it is refused"),

@@ -67,6 +67,7 @@ def stir(model: nn.Module) -> None:
 
 CONFIGS = {"GPT2": "GPT2Config", "Llama": "LlamaConfig", "Bert": "BertConfig", "BertModel": "BertConfig"}
 CONFIGS |= {"DistilBert": "DistilBertConfig", "MarianMTModel": "MarianConfig"}
+CONFIGS |= {"MegatronBert": "MegatronBertConfig", "Blenderbot": "BlenderbotConfig"}
 UNTIED = {"tie_word_embeddings": False}
 GPT2 = {"vocab_size": VOCABULARY, "n_positions": LONGEST, "n_embd": 16, "n_layer": 3, "n_head": 4}
 TIED = {"tie_word_embeddings": True}
@@ -152,10 +153,16 @@ EVERY_MODEL |= {
     "bert relu": Published(
         "classify", "BertForSequenceClassification", BERT | {"hidden_act": "relu", "layer_norm_eps": 0.1}
     ),
+    "megatron-bert": Published("classify", "MegatronBertForSequenceClassification", BERT),
     "distilbert": Published("classify", "DistilBertForSequenceClassification", DISTILBERT),
     "marian": Published("translate", "MarianMTModel", MARIAN),
     "marian relu": Published(
         "translate", "MarianMTModel", MARIAN | {"activation_function": "relu", "scale_embedding": False}
+    ),
+    "blenderbot": Published(
+        "translate",
+        "BlenderbotForConditionalGeneration",
+        MARIAN | {"activation_function": "gelu", "encoder_no_repeat_ngram_size": 0},
     ),
     "marian of two vocabularies": Published("translate", "MarianMTModel", MARIAN | TWO_VOCABULARIES),
 }

@@ -18,7 +18,7 @@ import torch
 from published import apart, stir
 from transformers import AutoTokenizer
 
-from triform.config import ModelConfig, TokenizerConfig
+from triform.config import DecodeConfig, ModelConfig, TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, install_command
 from triform.pretrained import export
 from triform.pretrained.for_ctranslate2 import ACTIVATIONS
@@ -94,13 +94,13 @@ def test_a_translator_writes_alike_in_ctranslate2(name: str, letters: Tokenizer,
             shares = ours.model(torch.tensor([source]), torch.tensor([[2, *target]])).log_softmax(-1)[0]
         wanted = shares.gather(1, torch.tensor([[*target, 3]]).T)[:, 0]
         assert apart(torch.tensor(scored.log_probs), wanted) < 1e-5
-    ours.config = build({"decode.max_new_tokens": 20}, ours.config)
+    greedy = DecodeConfig(strategy="greedy", max_new_tokens=20)
     answers = theirs.translate_batch(
         read, beam_size=1, min_decoding_length=0, max_decoding_length=20,
         suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
     )  # fmt: skip
     found = [[spelled.index(piece) for piece in answer.hypotheses[0]] for answer in answers]
-    assert found == ours._decode(sources, greedy=True)
+    assert found == ours._decode(sources, greedy)
 
 
 def test_two_vocabularies_leave_for_ctranslate2_with_both(letters: Tokenizer, tmp_path: Path) -> None:
@@ -114,13 +114,11 @@ def test_two_vocabularies_leave_for_ctranslate2_with_both(letters: Tokenizer, tm
         [["a", "b", "c"]], beam_size=1, min_decoding_length=0, max_decoding_length=9,
         suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
     )[0].hypotheses[0]  # fmt: skip
-    ours.config = build({"decode.max_new_tokens": 9}, config)
-    assert [other.vocabulary.index(piece) for piece in answer] == ours._decode(
-        [letters.encode("abc")], greedy=True
-    )[0]
+    greedy = DecodeConfig(strategy="greedy", max_new_tokens=9)
+    assert [other.vocabulary.index(piece) for piece in answer] == ours._decode([letters.encode("abc")], greedy)[0]
     assert (tmp_path / "out/tokenizer.json").is_file()
     assert (tmp_path / "out/target/tokenizer.json").is_file()
-    with pytest.raises(ConfigError, match=r"two vocabularies \(marian has one: tokenizer.shared=true\)"):
+    with pytest.raises(ConfigError, match=r"two vocabularies \(blenderbot has one: tokenizer.shared=true\)"):
         export(ours, "hf", tmp_path / "hf")
 
 
@@ -222,8 +220,8 @@ def test_every_activation_has_its_name_in_ctranslate2() -> None:
     [
         (
             "generate",
-            {},
-            r"head_bias=True \(gpt2 has False\); llama differs in \d settings; --to ctranslate2 can have them$",
+            {"positions": "none"},
+            r"positions=none \(gpt2 has learned\); llama differs in \d settings; --to ctranslate2 can have them$",
         ),
         (
             "generate",
@@ -231,11 +229,11 @@ def test_every_activation_has_its_name_in_ctranslate2() -> None:
             r"model\.score=additive \(gpt2 has scaled_dot\); llama",
         ),
         ("generate", {"score": "additive", "head_bias": False}, r"(?<!have them)$"),
-        ("classify", {}, r"model\.norm_position=pre .*--to onnx can have them$"),
+        ("classify", {"positions": "none"}, r"model\.positions=none \(megatron-bert .*--to onnx can have them$"),
         (
             "translate",
-            {},
-            r"model\.positions=learned \(marian has sinusoidal_halves\); .*--to ctranslate2 can have",
+            {"positions": "none"},
+            r"model\.positions=none \(blenderbot has learned\); .*--to ctranslate2 can have",
         ),
     ],
 )

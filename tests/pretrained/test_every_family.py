@@ -22,7 +22,7 @@ from triform.pretrained import export
 from triform.pretrained.runs import import_run
 from triform.run import Run
 
-FAMILIES = ["gpt2", "llama", "bert", "distilbert", "marian", "nanogpt"]
+FAMILIES = ["gpt2", "llama", "bert", "megatron-bert", "distilbert", "marian", "blenderbot", "nanogpt"]
 WORDS = ["</s>", "<pad>", "<unk>", "<s>", *(f"w{number}" for number in range(4, VOCABULARY))]
 AUTO = {"generate": "AutoModelForCausalLM", "classify": "AutoModelForSequenceClassification"}
 AUTO["translate"] = "AutoModelForSeq2SeqLM"

@@ -43,11 +43,11 @@ REVIEWS = ["A wonderful film.", "bad", "the story was dull, and the acting worse
 NUMBERS = ["one hundred and two", "seven", "four thousand and ninety-nine"]
 
 
-def trained(task: Any, out: Path) -> Run:
+def trained(task: Any, out: Path, model: dict[str, Any] | None = None, pace: dict[str, Any] = PACE) -> Run:
     size = {} if task == "classify" else {"tokenizer": {"vocab_size": 300}}
     return triform.train(
         task, out=out, device="cpu", quiet=True, data={"max_len": 32, "valid_fraction": 0.0},
-        model=SHAPE | FITTING[task], train=PACE, decode={"max_new_tokens": 8}, **size,
+        model=SHAPE | (FITTING[task] if model is None else model), train=pace, decode={"max_new_tokens": 8}, **size,
     )  # fmt: skip
 
 
@@ -93,6 +93,45 @@ def said(folder: Path) -> str:
         warnings.simplefilter("ignore")
         exec(code[1], {})
     return printed.getvalue().removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("generate", "GPT2LMHeadModel"),
+        ("classify", "MegatronBertForTokenClassification"),
+        ("translate", "BlenderbotForConditionalGeneration"),
+    ],
+)
+def test_a_run_with_default_settings_is_a_model_of_transformers(task: str, kind: str, tmp_path: Path) -> None:
+    """Only the sizes are not the default ones."""
+    run = trained(task, tmp_path / "run", {}, PACE | {"max_steps": 3})
+    folder = exported(run, "hf", tmp_path / "out")
+    theirs, spoken = opened(kind, folder)
+    source, target = torch.tensor([[40, 50, 60, 70, 80]]), torch.tensor([[2, 41, 51]])
+    with torch.no_grad():
+        if task == "translate":
+            found, wanted = theirs(source, decoder_input_ids=target).logits, run.task.model(source, target)
+        elif task == "generate":
+            found, wanted = theirs(source).logits, run.task.model(source)
+        else:
+            given = spoken(REVIEWS, padding=True, return_tensors="pt")
+            real = given["attention_mask"][:, :, None]
+            found = (theirs(**given).logits * real).sum(1) / real.sum(1)
+            wanted = run.task.model(given["input_ids"], given["attention_mask"] != 0)
+    assert apart(found, wanted) < 1e-5
+    back = tmp_path / "back"
+    answer = CliRunner().invoke(app, ["convert", "import", str(folder), "--out", str(back)])
+    assert answer.exit_code == 0, answer.output
+    again = triform.load(back, device="cpu").task.model
+    with torch.no_grad():
+        assert (
+            apart(
+                again(source, target) if task == "translate" else again(source),
+                run.task.model(*([source, target] if task == "translate" else [source])),
+            )
+            < 1e-5
+        )
 
 
 def test_a_decoder_is_a_gpt2_for_transformers(writer: Run, tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ def test_an_unknown_architecture_is_named_and_the_known_are_listed(folder: Path)
     told(folder, model_type="mamba", architectures=["MambaForCausalLM"])
     said = trouble(folder, kind=ConfigError)
     assert "the architecture mamba (MambaForCausalLM) is not known" in said
-    assert said.endswith("known are gpt2, llama, bert, distilbert, marian, nanogpt")
+    assert said.endswith("known are gpt2, llama, bert, megatron-bert, distilbert, marian, blenderbot, nanogpt")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "distilbert", "marian"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "megatron-bert", "distilbert", "marian", "blenderbot"])
 def test_a_config_without_model_type_is_told_the_line_to_add(name: str, tmp_path: Path) -> None:
     model = EVERY_MODEL[name].make()
     folder = saved(model, tmp_path)
@@ -87,7 +87,7 @@ def test_a_config_without_model_type_and_tensors_that_nobody_knows_is_told_the_c
     told(folder, model_type=None, architectures=None)
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
     said = trouble(folder, kind=ConfigError)
-    assert 'add the line "model_type": "NAME", with one of gpt2, llama, bert, distilbert,' in said
+    assert 'add the line "model_type": "NAME", with one of gpt2, llama, bert, megatron-bert, distilbert,' in said
 
 
 @pytest.mark.parametrize(("name", "task"), [("gpt2", "classify"), ("bert", "generate"), ("marian", "generate")])

@@ -27,7 +27,8 @@ def import_(
     ] = "",
     max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Read less at once than the model can.")] = 0,
 ) -> None:
-    """Make a run folder of a published model: GPT-2, Llama, BERT, DistilBERT, Marian or nanoGPT."""
+    """Make a run folder of a published model: GPT-2, Llama, BERT (also DistilBERT and Megatron),
+    Marian, BlenderBot or nanoGPT."""
     from triform.errors import ConfigError
     from triform.pretrained.runs import import_run
 

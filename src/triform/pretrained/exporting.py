@@ -24,12 +24,13 @@ def to_hf(
     """config.json and tensors of the family that fits; `special` are the numbers of special tokens."""
     sizes = sizes_of(model, config)
     family = fitting(config, sizes)
+    model, config = family.adapt(model, config)
     told = family.config(config, sizes)
     numbers = OUR_TOKENS if special is None else special
     if config.task != "translate":
         numbers = {name: number for name, number in numbers.items() if name != "decoder_start_token_id"}
     tensors = gather(model, sames(family.pairs, config.model.n_layers), zeros=family.zeros)
-    return {**told, **numbers}, tensors
+    return {**told, **numbers}, {**tensors, **family.constants(config)}
 
 
 def fitting(config: Config, sizes: Sizes) -> Family:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from triform.config import TaskName
 from triform.errors import ConfigError
-from triform.pretrained.bert import BERT, DISTILBERT
+from triform.pretrained.bert import BERT, DISTILBERT, MEGATRON_BERT
+from triform.pretrained.blenderbot import BLENDERBOT
 from triform.pretrained.family import Family
 from triform.pretrained.gpt2 import GPT2
 from triform.pretrained.llama import LLAMA
@@ -13,7 +14,7 @@ from triform.pretrained.names import sames
 from triform.pretrained.nanogpt import NANOGPT
 from triform.pretrained.read import Foreign
 
-FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, DISTILBERT, MARIAN, NANOGPT)
+FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, MEGATRON_BERT, DISTILBERT, MARIAN, BLENDERBOT, NANOGPT)
 BY_KIND = {kind: family for family in FAMILIES for kind in family.kinds}
 DOES = {"classify": "an encoder, which classifies", "generate": "a decoder", "translate": "an encoder-decoder"}
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
+from torch import Tensor, nn
+
 from triform.config import Config, ModelConfig, Sizes, TaskName
 from triform.config.bounds import shown
 from triform.errors import ConfigError
@@ -75,6 +77,8 @@ class Family:
     scores: str = ""  # classify: their module that scores labels
     others: tuple[str, ...] = ()  # tensors of heads for what Triform does not do
     zeros: bool = True  # biases that a model lacks are written as zeros
+    adapt: Callable[[nn.Module, Config], tuple[nn.Module, Config]] = lambda model, config: (model, config)
+    constants: Callable[[Config], dict[str, Tensor]] = lambda config: {}  # tensors that a model here does not have
 
     def settings(self, foreign: Foreign) -> Settings:
         """What the words of a config.json say, each of our own type."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from triform.config import Config, Sizes
 from triform.pretrained.family import FREE, Family, Shape, Word, whole
+from triform.pretrained.head_bias import carried_by_last_norm
 from triform.pretrained.names import WEIGHT, pair
 from triform.pretrained.read import Foreign
 from triform.settings import Settings
@@ -19,7 +20,6 @@ FIXED: Settings = {
     "segments": 0,
     "n_kv_heads": 0,
     "scale_embeddings": False,
-    "head_bias": False,
     "rotary_scaling": (),
 }
 CLASSIFIERS_OWN = ("pooling", "head_hidden", "head_activation")
@@ -39,7 +39,7 @@ PAIRS = (
 
 
 def _read(foreign: Foreign, said: Settings) -> Shape:
-    model = {"bias": True, "qkv_bias": True, **said}
+    model = {"bias": True, "qkv_bias": True, "head_bias": False, **said}
     model["d_ff"] = model["d_ff"] or 4 * int(str(model["d_model"]))
     inner, outer = (foreign.config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop"))
     return Shape(
@@ -85,7 +85,8 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    free=(*FREE, *CLASSIFIERS_OWN, "rotary_base", "bias", "qkv_bias", "out_bias"),
+    free=(*FREE, *CLASSIFIERS_OWN, "rotary_base", "bias", "qkv_bias", "out_bias", "head_bias"),
+    adapt=carried_by_last_norm,
     ignored=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     others=("score.*", "classifier.*"),
 )

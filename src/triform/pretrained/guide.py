@@ -41,6 +41,17 @@ written = model.generate(**given, max_length={limit})
 print(tokenizer.decode(written[0], skip_special_tokens=True))
 """,
 }
+BY_TOKEN = """\
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+folder = {folder!r}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForTokenClassification.from_pretrained(folder)
+given = tokenizer([{text!r}], truncation=True, return_tensors="pt")
+real = given["attention_mask"][:, :, None]
+logits = (model(**given).logits * real).sum(1) / real.sum(1)  # the mean over the tokens of each text
+print(model.config.id2label[logits.argmax(-1)[0].item()])
+"""
 AUTO: dict[TaskName, str] = {
     "generate": "AutoModelForCausalLM",
     "classify": "AutoModelForSequenceClassification",
@@ -66,6 +77,9 @@ pieces = {{number: piece for piece, number in ids.items() if number not in {spec
 print(target.decode_pieces([pieces[number] for number in written if number in pieces]))"""
 NAMED = """\
 print(model.config.id2label[model(given).logits.argmax(-1).item()])"""
+NAMED_BY_TOKEN = """\
+logits = model(given).logits.mean(1)  # over the tokens
+print(model.config.id2label[logits.argmax(-1).item()])"""
 CTRANSLATE2: dict[TaskName, str] = {
     "generate": """\
 import ctranslate2
@@ -122,6 +136,9 @@ TEXTS: dict[TaskName, str] = {
 }
 
 
+_HOW_BY_TOKEN = " It scores the labels for each token, and the logits of a text are the mean over its tokens."
+
+
 def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
     """The text; its Python runs as it stands."""
     first = tokenizers[0]
@@ -129,11 +146,16 @@ def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -
     words = (_by_sentencepiece if by_pieces else _by_tokenizers)(tokenizers, TEXTS[config.task], config)
     spelled = tokenizers[-1].vocabulary
     numbered = isinstance(first, SentencePieces) and first.ids is not None  # by vocab.json, as Marian's are
-    asking = NAMED if config.task == "classify" else WRITTEN_IN_PIECES if numbered else WRITTEN
+    by_token = to == "hf" and config.task == "classify" and config.model.pooling == "mean"
+    asking = WRITTEN_IN_PIECES if numbered else WRITTEN
+    if config.task == "classify":
+        asking = NAMED_BY_TOKEN if by_token else NAMED
     special = sorted({token for token in tokenizers[-1].special[:4] if token is not None})
     asking = asking.format(limit=config.data.max_len, special=special)
-    code = _form(to, config.task, tokenizers[0]).format(
-        folder=str(out), text=TEXTS[config.task], limit=config.data.max_len, auto=AUTO[config.task], asking=asking,
+    auto = "AutoModelForTokenClassification" if by_token else AUTO[config.task]
+    form = _form(to, config.task, first)
+    code = (BY_TOKEN if by_token and form == TRANSFORMERS["classify"] else form).format(
+        folder=str(out), text=TEXTS[config.task], limit=config.data.max_len, auto=auto, asking=asking,
         never=[[spelled[token]] for token in tokenizers[-1].never_written], **words,
     )  # fmt: skip
     needed = NEEDED[to].replace("tokenizers", "sentencepiece") if by_pieces else NEEDED[to]
@@ -141,7 +163,7 @@ def guide(to: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -
     asks = {"classify": "names a label for", "generate": "goes on with", "translate": "translates"}
     return (
         f"# {out.name}\n\nA model that {asks[config.task]} a text, made with Triform and written for {to}. "
-        f"It reads at most {config.data.max_len} tokens.\n\n"
+        f"It reads at most {config.data.max_len} tokens.{_HOW_BY_TOKEN if by_token else ''}\n\n"
         f"```sh\npip install {needed}\n```\n\n```python\n{code}```\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,25 +32,34 @@ PAIRS = (
 SIDES = ("layers", "ffn_dim", "attention_heads")  # which we have alike in encoder and decoder
 
 
-def _read(foreign: Foreign, said: Settings) -> Shape:
-    config = foreign.config
+def check_sides(foreign: Foreign) -> None:
+    """Refuse an encoder and a decoder of different shape."""
     for size in SIDES:
-        both = config.get(f"encoder_{size}"), config.get(f"decoder_{size}")
+        both = foreign.config.get(f"encoder_{size}"), foreign.config.get(f"decoder_{size}")
         if both[0] != both[1]:
             raise ConfigError(
                 f"{foreign.where}: encoder_{size}={both[0]} and decoder_{size}={both[1]}: "
                 "here an encoder and its decoder have the same shape"
             )
+
+
+def dropout_notices(foreign: Foreign) -> tuple[str, ...]:
+    inner = foreign.config.get("activation_dropout") or 0
+    return (f"dropout inside feedforward ({inner}) is not done here",) if inner else ()
+
+
+def _read(foreign: Foreign, said: Settings) -> Shape:
+    config = foreign.config
+    check_sides(foreign)
     _check_positions(foreign, int(str(said["d_model"])))
     vocab_size = whole(foreign, "vocab_size", 58_101)
     shared = config.get("share_encoder_decoder_embeddings", True)
-    inner = config.get("activation_dropout") or 0
     return Shape(
         model=said,
         vocab_size=vocab_size,
         max_len=whole(foreign, "max_position_embeddings", 1_024),
         target_vocab_size=0 if shared else whole(foreign, "decoder_vocab_size", vocab_size),
-        notices=(f"dropout inside feedforward ({inner}) is not done here",) if inner else (),
+        notices=dropout_notices(foreign),
     )
 
 
@@ -83,8 +93,9 @@ def _write(config: Config, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _unfit(config: Config, sizes: Sizes) -> list[str]:
-    return ["two vocabularies (marian has one: tokenizer.shared=true)"] if sizes.target_vocab_size else []
+def one_vocabulary(name: str) -> Callable[[Config, Sizes], list[str]]:
+    problem = f"two vocabularies ({name} has one: tokenizer.shared=true)"
+    return lambda config, sizes: [problem] if sizes.target_vocab_size else []
 
 
 MARIAN = Family(
@@ -117,7 +128,7 @@ MARIAN = Family(
     pairs=PAIRS,
     read=_read,
     write=_write,
-    unfit=_unfit,
+    unfit=one_vocabulary("marian"),
     only={
         "tie_word_embeddings": True,
         "static_position_embeddings": True,

@@ -19,6 +19,7 @@ def _read(foreign: Foreign, said: Settings) -> Shape:
         model={
             **said,
             "bias": said["qkv_bias"],
+            "head_bias": False,
             "attention_dropout": said["dropout"],
             "d_ff": 4 * int(str(said["d_model"])),
         },
