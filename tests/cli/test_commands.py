@@ -254,11 +254,16 @@ def test_a_run_folder_holds_what_the_design_says_and_nothing_pickled(
     run = request.getfixturevalue(name)
     assert {path.name for path in run.iterdir()} == {
         *("config.toml", "tokenizer.json", "model.safetensors", "checkpoints", "metrics.jsonl", "report.html"),
+        "digests.json",
     }
     kinds = {path.suffix for path in run.rglob("*") if path.is_file()}
     assert kinds == {".toml", ".json", ".safetensors", ".jsonl", ".html"}
     (checkpoint,) = (run / "checkpoints").iterdir()
-    assert sorted(path.name for path in checkpoint.iterdir()) == ["state.json", "tensors.safetensors"]
+    assert sorted(path.name for path in checkpoint.iterdir()) == [
+        "digests.json",
+        "state.json",
+        "tensors.safetensors",
+    ]
     assert json.loads((checkpoint / "state.json").read_text())["finished"] == "max_steps"
     for file in (run / "model.safetensors", checkpoint / "tensors.safetensors"):
         assert load_file(file)
