@@ -97,7 +97,7 @@ WRONG = [
     *(("model.window", value) for value in (-2, 0)),
     *(("model.layer_windows", value) for value in ((0,), (8, 0), (-2,), (-1, -7))),
     *((f"model.{name}", value) for name in ("dropout", "attention_dropout") for value in (-0.01, 0.96)),
-    *((f"train.{name}", -0.5) for name in ("lr", "weight_decay", "clip_norm", "epochs")),
+    *((f"train.{name}", -0.5) for name in ("lr", "weight_decay", "clip_norm", "epochs", "max_minutes")),
     *((f"train.{name}", -1) for name in ("batch_size", "batch_tokens", "max_steps")),
     *((f"train.{name}", -1) for name in ("eval_every", "checkpoint_every", "log_every", "plateau_patience")),
     ("train.accumulate", 0),

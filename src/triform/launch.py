@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ import torch
 import triform
 from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
-from triform.errors import CheckpointError, ConfigError, DataError, InterruptedRun, notice_level, show_notice
+from triform.errors import CheckpointError, ConfigError, DataError, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
 from triform.formatting import printable
 from triform.interrupts import handle_signals
@@ -38,8 +37,10 @@ from triform.settings import (
 from triform.tasks import TASKS, Prepared
 from triform.tasks.task import ByLength
 from triform.training.base import begin, with_base
+from triform.training.budget import fit_to_budget
 from triform.training.claim import claimed, default_out
-from triform.training.folder import RunFolder, checkpoint_step
+from triform.training.display import ProgressLine
+from triform.training.folder import RunFolder
 from triform.training.layers import learning
 from triform.training.length import (
     early_stopping_notice,
@@ -47,7 +48,8 @@ from triform.training.length import (
     settle_length,
     stopped_early_notice,
 )
-from triform.training.listeners import MetricsFile, ProgressLine
+from triform.training.listeners import MetricsFile
+from triform.training.stopping import interrupted, resume_command, stopped_at_once
 from triform.training.trainer import Listener, Trainer
 
 FILES = tuple(f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target"))
@@ -105,7 +107,7 @@ def train(
                     _train(folder, asked, stored, options, notices)
             except KeyboardInterrupt:
                 folder.discard_if_unused()
-                raise stopped_at_once([folder], asked["task"], folder.path, options) from None
+                raise stopped_at_once([folder], resume_command(task, folder.path, options.device)) from None
     return load(folder.path, device=options.device, verify=options.verify)
 
 
@@ -123,7 +125,7 @@ def _train(
     trainer = fit(trainer, options)
     close(trainer)
     if not trainer.progress.finished:
-        raise interrupted(trainer.progress.step, asked["task"], folder.path, options)
+        raise interrupted(trainer.progress.step, resume_command(asked["task"], folder.path, options.device))
     folder.drop_tokens()
 
 
@@ -221,6 +223,8 @@ def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool)
     if not resume:
         prepared = divide(prepared, device)
     prepared.task.model.to(device)
+    if not resume:
+        prepared = replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, folder)))
     return ready(prepared, folder, options, resume=resume, kind=Trainer), prepared.notices
 
 
@@ -248,7 +252,9 @@ def ready(
     operations = operations_a_token(task.config, task.sizes, _usual_length(prepared))
     trainer = kind(prepared, folder, listeners, marks, operations)
     if not options.quiet:
-        listeners.append(ProgressLine(trainer.max_steps, task.metric, options.progress))
+        line = ProgressLine(trainer.max_steps, task.metric, options.progress, eval_every=trainer.eval_every)
+        trainer.display = line
+        listeners.append(line)
     if resume:
         trainer.resume()
         longer = longer and (stopped_early_notice(trainer) or longer)
@@ -323,30 +329,3 @@ def close(trainer: Trainer, *, samples: bool = True) -> None:
             for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():
                 file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
     write_report(folder.path)
-
-
-def interrupted(step: int, task: object, path: Path, options: Options, more: str = "") -> InterruptedRun:
-    """The run was asked to stop, and has saved where it stood."""
-    again = _resume_command(task, path, options, more)
-    return InterruptedRun(f"stopped at step {step}, everything is saved; go on with: {again}")
-
-
-def stopped_at_once(
-    folders: Sequence[RunFolder], task: object, path: Path, options: Options, more: str = ""
-) -> InterruptedRun:
-    """The run was ended without saving: what there is to go on with."""
-    latest = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
-    again = _resume_command(task, path, options, more)
-    if latest and all(folder.finished() for folder in folders):
-        return InterruptedRun(f"stopped after training, before the report was written; finish with: {again}")
-    if latest:
-        step = min(checkpoint_step(checkpoint) for checkpoint in latest)
-        return InterruptedRun(f"stopped without saving; go on from the checkpoint of step {step} with: {again}")
-    if any(folder.config_file.exists() for folder in folders):
-        return InterruptedRun(f"stopped before the first checkpoint; begin again with: {again}")
-    return InterruptedRun("stopped before training began; nothing was saved")
-
-
-def _resume_command(task: object, path: Path, options: Options, more: str) -> str:
-    device = "" if options.device == "auto" else f" --device {options.device}"
-    return f"triform train {task} --out {shlex.quote(str(path))}{more} --resume{device}"

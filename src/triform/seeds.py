@@ -24,10 +24,8 @@ from triform.launch import (
     collect,
     dotted,
     fit,
-    interrupted,
     out_folder,
     ready,
-    stopped_at_once,
 )
 from triform.memory import divide
 from triform.run import Run, load, pick_device
@@ -35,12 +33,15 @@ from triform.settings import Settings, build
 from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
 from triform.training.base import begin, with_base
+from triform.training.budget import fit_to_budget
 from triform.training.chorus import Chorus
 from triform.training.claim import claimed
+from triform.training.display import ProgressLine
 from triform.training.folder import RunFolder
 from triform.training.length import early_stopping_notice
-from triform.training.listeners import MetricsFile, ProgressLine
+from triform.training.listeners import MetricsFile
 from triform.training.population import Member, Population, together
+from triform.training.stopping import interrupted, resume_command, stopped_at_once
 from triform.training.trainer import Trainer
 
 TRAINING_LOSS = "training loss"  # what is compared where nothing was held out
@@ -127,7 +128,7 @@ def _train_places(places: Sequence[Place], asked: Settings, options: Options, ou
         folders = [place.folder for place in places]
         for folder in folders:
             folder.discard_if_unused()
-        raise stopped_at_once(folders, asked["task"], out, options, again) from None
+        raise stopped_at_once(folders, resume_command(asked["task"], out, options.device, again)) from None
 
 
 def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options, held: ExitStack) -> list[Place]:
@@ -158,6 +159,8 @@ def _train(places: Sequence[Place], common: Config, options: Options, again: str
         if not lead.stored:
             prepared = divide(prepared, device)
         prepared.task.model.to(device)
+        if not lead.stored:
+            prepared = replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, lead.folder)))
     except (ConfigError, DataError):
         for place in places:
             place.folder.discard_if_unused()
@@ -209,10 +212,12 @@ class Crew:
             announce(member, self.prepared.notices, quiet)
         if not self.options.quiet:
             steps = max(member.max_steps for member in members)
-            chorus = Chorus(ProgressLine(steps, self.prepared.task.metric, self.options.progress))
+            every, metric = members[0].eval_every, self.prepared.task.metric
+            line = ProgressLine(steps, metric, self.options.progress, eval_every=every)
+            chorus = Chorus(line)
             for member in members:
                 if member.going:
-                    member.listeners = [*member.listeners, chorus.voice()]
+                    member.listeners, member.display = [*member.listeners, chorus.voice()], line
         population = Population(members, resident)
         with handle_signals(population, self.options.progress):
             population.fit()
@@ -256,7 +261,8 @@ class Crew:
         stopped = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]
         if stopped:
             out = self.lead.folder.path.parent
-            raise interrupted(min(stopped), self.config.task, out, self.options, self.again)
+            again = resume_command(self.config.task, out, self.options.device, self.again)
+            raise interrupted(min(stopped), again)
 
 
 def _outcome(out: Path, places: Sequence[Place]) -> Seeds:

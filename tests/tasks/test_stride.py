@@ -92,3 +92,11 @@ def test_a_stride_that_cannot_be(task: Generate, tmp_path: Path) -> None:
     assert run.evaluate(story, stride=2)["tokens"] == run.evaluate(story)["tokens"]
     with pytest.raises(ConfigError, match="a stride of -1"):
         run.evaluate(story, stride=-1)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 9, 10, 11, 40, 41, 20_000])
+@pytest.mark.parametrize("stride", [0, 3, 8])
+def test_a_stream_knows_how_many_batches_it_gives(n_tokens: int, stride: int) -> None:
+    store = TokenStore.build([list(range(n_tokens))], vocab_size=n_tokens)
+    stream = Stream(store, n_tokens, 8, stride)
+    assert stream.n_batches() == len(list(stream.batches()))

@@ -24,9 +24,9 @@ from triform.settings import build
 from triform.tasks import TASKS, Prepared
 from triform.training import population
 from triform.training.chorus import Chorus
+from triform.training.display import ProgressLine
 from triform.training.folder import RunFolder
 from triform.training.learner import Learner
-from triform.training.listeners import ProgressLine
 from triform.training.optim import make_optimizer
 from triform.training.population import Limit, Member, Population, alike, together
 from triform.training.rowwise import clip, make_rowwise

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from triform.errors import DivergedError, InterruptedRun
 from triform.launch import train
+from triform.training.display import ProgressLine, TimeLeft, clock, duration
 from triform.training.folder import RunFolder, copied_together
-from triform.training.listeners import ProgressLine, clock
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}
@@ -116,14 +117,85 @@ EVENTS = (
 )
 
 
-def test_on_a_terminal_one_line_rewrites_itself() -> None:
+def shown(out: Terminal, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was last on a terminal of this width, line by line."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    line = ProgressLine(40, "accuracy", out, eval_every=10)
+    try:
+        for step in range(1, 11):
+            line.ticked = 0.0
+            line.tick("step", step, 40)
+        for event in EVENTS[:2]:
+            line.hear(event)
+        line.ticked = 0.0
+        line.tick("step", 11, 40)
+        line.ticked = 0.0
+        assert line.bar is not None
+        assert line.bar.live is not None
+        assert line.bar.live.console.width == width
+        console = Console(file=io.StringIO(), width=width)
+        console.print(line.bar)
+        return [text.rstrip() for text in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("width", [24, 40, 80, 200])
+def test_on_a_terminal_a_bar_fits_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    (bar,) = shown(out, width, monkeypatch)
+    assert bar.startswith("step 11/40 ")
+    assert "━" in bar
+    assert len(bar) <= width
+    assert (" left" in bar) == (width >= 40)
+    assert ("accuracy 50.00 %" in bar) == (width >= 80)
+    assert ("1,234 tokens/s" in bar) == (width >= 200)
+    assert "step 10/40  valid loss 2.2500  accuracy 50.00 %" in out.getvalue()
+    assert "\x1b[?25h" in out.getvalue()  # the cursor is back
+
+
+def test_a_validation_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     out = Terminal()
     line = ProgressLine(40, "accuracy", out)
-    for event in EVENTS:
-        line.hear(event)
-    shown = out.getvalue()
-    assert "\rstep 20/40  loss 1.5000  accuracy 50.00 %  1,234 tokens/s  4 s left" in shown
-    assert shown.endswith("\n")
+    line.tick("validating", 3, 12)
+    assert line.bar is not None
+    assert (line.bar.head, line.bar.share) == ("validating 3/12", 0.25)
+    line.close()
+
+
+def test_the_time_left_counts_validations() -> None:
+    left = TimeLeft(40, 10)
+    for step in range(1, 11):
+        left.tick("step", step, 100.0 + 2 * step)  # two seconds each
+    assert left.text(120.0) == "over 1 min 00 s left"
+    left.tick("validating", 0, 120.0)
+    left.tick("validating", 4, 125.0)
+    left.validated(130.0)
+    assert left.valid_seconds == 10
+    left.tick("step", 11, 132.0)
+    assert left.step_seconds == pytest.approx(2)
+    assert left.text(132.0) == "1 min 28 s left"  # 29 steps and 3 validations
+    assert left.seconds(133.0) == pytest.approx(87)
+    left.tick("validating", 0, 134.0)
+    assert left.seconds(138.0) == pytest.approx(88 + 6)
+
+
+def test_the_expected_time_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr("triform.training.display.time.monotonic", lambda: now[0])
+    line = ProgressLine(500, "accuracy", out, eval_every=100)
+    for step in range(1, 6):
+        now[0] += 0.4
+        line.tick("step", step, 500)
+    assert out.getvalue().splitlines() == ["about 3 min 19 s for 497 steps, without validations"]
+
+
+@pytest.mark.parametrize(("milliseconds", "text"), [(0.347, "0.35 ms"), (93.5, "94 ms"), (13_700, "13.7 s")])
+def test_the_time_of_a_step_is_plain(milliseconds: float, text: str) -> None:
+    assert duration(milliseconds) == text
 
 
 def test_elsewhere_lines_are_plain() -> None:

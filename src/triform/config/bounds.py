@@ -52,6 +52,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.accumulate": (1, 10**6),
     "train.max_steps": (0, COUNT),
     "train.epochs": (0, 10**6),
+    "train.max_minutes": (0, 10**6),
     "train.clip_norm": (0, 1e18),
     "train.label_smoothing": (0, 0.9),
     "train.consistency": (0, 1000),

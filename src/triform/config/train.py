@@ -34,6 +34,7 @@ class TrainConfig:
     auto_batch: bool = False  # where memory is short: more and smaller batches a step, learning from as much
     max_steps: int = 0  # or:
     epochs: float = 0.0
+    max_minutes: float = 0.0  # fewer steps, where so many do not fit into this time; 0: any time
     clip_norm: float = 1.0  # 0: off
     label_smoothing: float = 0.0
     consistency: float = 0.0  # how much two readings of a batch, which dropout makes differ, must agree (R-Drop)

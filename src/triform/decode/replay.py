@@ -19,6 +19,7 @@ from triform.decode.choose import Sample
 from triform.decode.forms import Form, Tokens
 from triform.decode.slots import STEPS, Ahead, Best, Draw, Lead, Pick, Shape, Slots
 from triform.nn.vocabulary import check_finite
+from triform.progress import report
 
 MOST_ROWS = 640  # hypotheses that are written at once
 MOST_MEMORY = 0.1  # of a card's memory, for what is remembered of them
@@ -100,6 +101,8 @@ class Replay:
                 line.trail += [(tokens[step][slot], origins[step][slot]) for step in range(n)]
             self._finish()
             self._read_again()
+            left = len(self.lines) + len(self.ahead) + len(self.waiting)
+            report("decoding", len(self.rows) - left, len(self.rows))
         return self.found
 
     def _read_ahead(self) -> None:

@@ -15,6 +15,7 @@ from triform.decode.forms import Tokens
 from triform.decode.replay import replay
 from triform.decode.stepper import Stepper
 from triform.nn.vocabulary import check_finite
+from triform.progress import report
 
 AT_ONCE = 128  # hypotheses in a batch where steps are not replayed
 MOST_CARRIED = 2_048  # the same on CUDA, of states: they are small, and a step costs little more for many
@@ -28,6 +29,7 @@ class Queue:
         self.there = list(range(n_rows - len(waiting)))
         self.waiting = deque(zip(range(len(self.there), n_rows), waiting, strict=True))
         self.done: set[int] = set()
+        self.total = n_rows
 
     def move(self) -> tuple[list[int], list[tuple[int, Tokens]]] | None:
         """Places of those that stay and, with their rows' numbers, those that come; None: not yet."""
@@ -56,6 +58,7 @@ def write(stepper: Stepper, choose: Choose, ending: Ending, waiting: Sequence[To
                 written[row].append(token)
             if token == ending.eos or len(written[row]) >= ending.limits[row]:
                 queue.done.add(row)
+        report("decoding", len(queue.done), queue.total)
         come: list[tuple[int, Tokens]] = []
         moved = queue.move()
         if moved is not None:
@@ -93,6 +96,7 @@ def beam_search(
             if over and row not in queue.done:
                 found[row] = traced(trails[row], depth, which)
                 queue.done.add(row)
+        report("decoding", len(queue.done), queue.total)
         come: list[tuple[int, Tokens]] = []
         moved = queue.move()
         if moved is not None:

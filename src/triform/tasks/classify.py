@@ -28,6 +28,7 @@ from triform.models.host_memory import require_memory
 from triform.models.kinds import AnyClassifier, make_classifier
 from triform.nn.rows import pack, pad
 from triform.nn.vocabulary import agreeing_loss, check_finite, cross_entropy
+from triform.progress import tracked
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.label_notices import label_notices
@@ -224,7 +225,8 @@ class Classify(Task):
         """
         self.model.eval()
         lay = pack if self.device.type == "cpu" else partial(pad, fill=data.special.filling)
-        for indices in in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS):
+        batches = in_order_of_length(data.lengths, batch_tokens=ByLength.EVAL_TOKENS)
+        for indices in tracked(batches, "validating", len(batches)):
             tokens, keep = lay([data.row(index) for index in indices.tolist()])
             keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
             yield indices, self.model(tokens.to(self.device), keep)

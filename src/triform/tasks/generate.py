@@ -28,6 +28,7 @@ from triform.metrics import Scores, bits_per_byte, perplexity
 from triform.models.host_memory import require_memory
 from triform.models.kinds import AnyDecoder, make_decoder
 from triform.nn.vocabulary import learning_loss
+from triform.progress import tracked
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle, with_tokenizer
 from triform.tasks.leaks import leak_notices, same_text_notices
@@ -178,7 +179,8 @@ class Generate(Task):
 
     def judged_by(self, data: Stream, *, quick: bool) -> Iterator[Windows]:
         read = data.carried() if self.config.model.is_recurrent else data
-        return islice(read.batches(), QUICK_BATCHES if quick else None)
+        n_batches = min(QUICK_BATCHES, read.n_batches()) if quick else read.n_batches()
+        return tracked(islice(read.batches(), n_batches), "validating", n_batches)
 
     def tally(self, batch: Windows) -> Tensor:
         return token_tally(self.model(batch.tokens), batch.targets)

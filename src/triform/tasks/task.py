@@ -25,6 +25,7 @@ from triform.data.loader import Bucketed, Indices, Sampler, in_order_of_length
 from triform.errors import DataError
 from triform.metrics import Scores
 from triform.nn.vocabulary import IGNORE, cross_entropy
+from triform.progress import tracked
 from triform.tasks.resident import Resident
 from triform.text import Special, Tokenizer, load_tokenizer
 
@@ -92,7 +93,8 @@ class ByLength(ABC):
         )
 
     def batches(self) -> Iterator[Any]:
-        return map(self.batch, in_order_of_length(self.lengths, batch_tokens=self.EVAL_TOKENS))
+        batches = in_order_of_length(self.lengths, batch_tokens=self.EVAL_TOKENS)
+        return map(self.batch, tracked(batches, "validating", len(batches)))
 
 
 @dataclass(frozen=True, kw_only=True)

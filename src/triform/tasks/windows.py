@@ -65,6 +65,12 @@ class Stream:
         """The same text in windows so long that they are few, for who carries a state through them."""
         return self if self.each_anew else Stream(self.store, self.n_bytes, CARRIED * self.max_len)
 
+    def n_batches(self) -> int:
+        """How many `batches` gives."""
+        whole = max(0, (len(self) - self.max_len) // self.stride + 1)  # windows
+        done = (whole - 1) * self.stride + self.max_len if whole else 0
+        return -(-whole // max(1, EVAL_TOKENS // self.max_len)) + (done < len(self))
+
     def batches(self) -> Iterator[Windows]:
         """Windows a stride apart; the last, shorter one by itself."""
         starts = np.arange(0, len(self) - self.max_len + 1, self.stride)

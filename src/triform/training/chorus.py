@@ -7,7 +7,7 @@ from typing import Any
 
 from triform.formatting import format_mean
 from triform.stats import spread
-from triform.training.listeners import ProgressLine
+from triform.training.display import ProgressLine
 from triform.training.trainer import Event
 
 

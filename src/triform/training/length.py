@@ -45,6 +45,8 @@ def early_stopping_notice(trainer: Trainer) -> list[str]:
 
 def with_length(stored: Config, asked: Mapping[str, Value]) -> Config:
     """A run's settings with the length that is asked for on a resume; what is left open stays as it is."""
+    if stored.train.max_minutes and "train.max_minutes" in asked:  # as the command said before
+        return stored
     said = {name: asked[name] for name in LENGTH if asked.get(name, DEFAULTS[name]) != DEFAULTS[name]}
     if "train.max_steps" in said:
         said["train.epochs"] = 0.0

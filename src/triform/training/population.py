@@ -17,13 +17,15 @@ import torch
 from triform.config import Config, TrainConfig
 from triform.errors import ConfigError, DivergedError
 from triform.metrics import Scores
+from triform.progress import reporting_to
 from triform.tasks.resident import Plan, Resident
 from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.learner import Learner, counted
 from triform.training.replay import own_stream
 from triform.training.speed import peak_memory
 from triform.training.stack import Stack, joint_shape
-from triform.training.trainer import Trainer, ValidationInterrupted, interruptible, resident_of
+from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.trainer import Trainer, resident_of
 
 TRIED = 8  # steps whose batches are looked at before deciding
 MOST_AT_ONCE = 128  # members of a stack; more gain nothing
@@ -140,13 +142,18 @@ class Population:
 
     def fit(self) -> None:
         """Train every member to its end, or until `stop` is called. One that diverges does not stop the others."""
-        with own_stream(self.device), self.members[0].learner.running():
-            going = [member for member in self.members if member.going]
-            for member in going:
-                member.begin()
-            while (crew := self._behind()) and not self.stopping:
-                self._train(crew)
-            self._each([member for member in self.members if member.going], Member.end)
+        try:
+            with own_stream(self.device), self.members[0].learner.running():
+                going = [member for member in self.members if member.going]
+                for member in going:
+                    member.begin()
+                while (crew := self._behind()) and not self.stopping:
+                    self._train(crew)
+                self._each([member for member in self.members if member.going], Member.end)
+        finally:
+            for member in self.members:
+                if member.display is not None:
+                    member.display.close()
 
     def stop(self) -> None:
         """Ask for a stop after the current step, or inside a validation at once; all states are saved first."""
@@ -242,7 +249,7 @@ class Population:
         """The scores of a member; who asks first has all of them computed."""
         assert self.stack is not None, "only who has taken a step is judged"
         if self._judged is None:
-            with interruptible(self):
+            with interruptible(self), reporting_to(member.heard):
                 self._judged = data, self.stack.judge(data)
         of, scores = self._judged
         assert of is data, "members share their validation data"

@@ -6,8 +6,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from triform.data.loader import Indices
 from triform.errors import DivergedError, notice_level
 from triform.metrics import Scores
 from triform.nn.lora import merge, merged_weights
+from triform.progress import reporting_to
 from triform.tasks.resident import Resident
 from triform.tasks.task import Dataset, Prepared, Task
 from triform.training.adapter import AdapterFile
@@ -28,6 +28,7 @@ from triform.training.recorded import Recorded
 from triform.training.rng import rng_state, set_rng_state
 from triform.training.speed import Meter
 from triform.training.state import check_moments
+from triform.training.stopping import ValidationInterrupted, interruptible
 
 Event = dict[str, Any]
 
@@ -56,8 +57,12 @@ class Progress:
     validation_due: bool = False  # whether this step's validation was interrupted, and is done first after a resume
 
 
-class ValidationInterrupted(KeyboardInterrupt):
-    """A stop was asked for during a validation, which is abandoned."""
+class Display(Protocol):
+    """Shows how far training has come."""
+
+    def tick(self, what: str, done: int, total: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Trainer:
@@ -86,6 +91,8 @@ class Trainer:
         self.schedule = make_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = Meter(self.task.device, operations)
+        self.eval_every = self.config.eval_every if self.valid_data is not None else 0
+        self.display: Display | None = None
         self.stopping = self.interruptible = False
         self.seen = 0  # steps since the last look
 
@@ -99,14 +106,18 @@ class Trainer:
         """Train to the end, to early stopping, or until `stop` is called."""
         if self.progress.finished:
             return
-        with self.learner.running():
-            self.begin()
-            if self.progress.validation_due:
-                self.conclude_step()
-            while not self.progress.finished and not self.stopping:
-                self.step()
-                self.after_step()
-            self.end()
+        try:
+            with self.learner.running():
+                self.begin()
+                if self.progress.validation_due:
+                    self.conclude_step()
+                while not self.progress.finished and not self.stopping:
+                    self.step()
+                    self.after_step()
+                self.end()
+        finally:
+            if self.display is not None:
+                self.display.close()
 
     def begin(self) -> None:
         self.task.model.train()
@@ -170,6 +181,8 @@ class Trainer:
         self.progress.step, self._rate = self.progress.step + 1, rate
         self.seen += 1
         self.meter.count(counts)
+        if self.display is not None:
+            self.display.tick("step", self.progress.step, self.max_steps)
 
     def step(self) -> None:
         drawn, rate = self.draw()
@@ -255,8 +268,15 @@ class Trainer:
         load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
     def judge(self, data: Dataset) -> Scores:
-        with interruptible(self), self.learner.precision():
+        with interruptible(self), reporting_to(self.heard), self.learner.precision():
             return self.task.evaluate(data, quick=True)
+
+    def heard(self, what: str, done: int, total: int) -> None:
+        """So much of a validation is done; a stop that was asked for breaks it off here at the latest."""
+        if self.stopping:
+            raise ValidationInterrupted
+        if self.display is not None:
+            self.display.tick(what, done, total)
 
     def _finish(self) -> None:
         if self.valid_data is None:
@@ -349,23 +369,6 @@ class Trainer:
         self.seen = len(losses)
         self.learner.recall(losses)
         set_rng_state(parts["rng"], self.task.device)
-
-
-class Interruptible(Protocol):
-    stopping: bool
-    interruptible: bool
-
-
-@contextmanager
-def interruptible(trainer: Interruptible) -> Iterator[None]:
-    """Around what `stop` may break off at any point."""
-    if trainer.stopping:
-        raise ValidationInterrupted
-    trainer.interruptible = True
-    try:
-        yield
-    finally:
-        trainer.interruptible = False
 
 
 def resident_of(task: Task, data: Dataset) -> Resident | None:
