@@ -46,7 +46,7 @@ def test_a_lock_leaves_no_trace_and_creates_the_folder_only_for_its_content(tmp_
     with locked(tmp_path / "a" / "run", "testing") as notice:
         assert notice == ""
         assert (tmp_path / "a" / "run" / LOCK_FILE).exists()
-    assert not (tmp_path / "a" / "run").exists()
+    assert not (tmp_path / "a").exists()
     with locked(tmp_path / "run", "testing"):
         (tmp_path / "run" / "file").touch()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]

@@ -40,6 +40,7 @@ def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
     Raises:
         CheckpointError: Another process holds the lock, or the folder cannot be written.
     """
+    created = [parent for parent in folder.parents if not parent.exists()]
     handle, notice = _acquire(folder, purpose, wait)
     try:
         if not notice:
@@ -48,7 +49,8 @@ def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
     finally:
         _release(folder, handle)
         with suppress(OSError):  # it is not empty, which is the usual case
-            folder.rmdir()
+            for each in (folder, *created):
+                each.rmdir()
 
 
 def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
