@@ -69,6 +69,13 @@ def test_any_other_error_is_still_a_bug_with_a_traceback(
         triform("predict", str(classifier), "the soup")
 
 
+def test_a_model_that_no_computer_holds_is_neither_trained_nor_checked(triform: Any, tmp_path: Path) -> None:
+    large = ("--set", "model.d_model=65536", "--set", "model.n_layers=1000", "--set", "model.n_heads=4")
+    sizes = ("--preset", "small", "--task", "generate", "--vocab-size", "50", "--max-len", "20")
+    for command in (("train", "classify", "--out", tmp_path / "run"), ("check", *sizes)):
+        assert "parameters, which need " in triform(*command, *large).refusal
+
+
 CHILD = """
 import json, resource, sys, torch
 import triform.launch, triform.cli.main

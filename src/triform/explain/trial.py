@@ -19,6 +19,7 @@ from triform.config import Config, ModelConfig, Sizes
 from triform.decode.carried import AnyForm, decoder_form, seq2seq_form, stepper_of
 from triform.decode.forms import Tokens
 from triform.decode.stepper import Rereading, Steps
+from triform.models.host_memory import require_memory
 from triform.models.kinds import AnyClassifier, AnyDecoder, AnySeq2Seq, make_classifier, make_decoder, make_seq2seq
 from triform.nn.pieces import SHORTEST
 from triform.nn.rows import Keep, pack, pad
@@ -191,6 +192,7 @@ MODELS: dict[str, Callable[[ModelConfig, Sizes], nn.Module]] = {
 
 def fresh_model(config: Config, sizes: Sizes, seed: int = 0) -> nn.Module:
     """An untrained model of these settings; the caller's random numbers are left alone."""
+    require_memory(config, sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[config.task](config.model, sizes)
