@@ -15,6 +15,11 @@ HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAVING = "stopping: saving after this step; a second Ctrl-C stops at once, without saving"
 AT_ONCE = "stopping at once, without saving"
+GRACE = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
+INTERRUPTED = 130  # the exit code
+
+
+_command = threading.Event()  # set while the process is a command of ours, and not a library in somebody else's
 
 
 class Stoppable(Protocol):
@@ -27,11 +32,14 @@ class Stoppable(Protocol):
 
 
 @contextmanager
-def handle_signals(trainer: Stoppable | None = None, out: TextIO | None = None) -> Iterator[None]:
+def handle_signals(
+    trainer: Stoppable | None = None, out: TextIO | None = None, last_words: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Let the first signal stop `trainer`, and a second one raise KeyboardInterrupt.
 
     With no trainer the first signal raises KeyboardInterrupt. Each signal is acknowledged at once on `out`, by
-    default standard error, also while a long operation of torch keeps Python's own handlers waiting.
+    default standard error, also while a long operation of torch keeps Python's own handlers waiting. A command that
+    waits for another library, such as one that learns a vocabulary, says its `last_words` and ends nonetheless.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +50,7 @@ def handle_signals(trainer: Stoppable | None = None, out: TextIO | None = None) 
             raise KeyboardInterrupt
         trainer.stop()
 
-    with _acknowledging(trainer, out), _handlers(handle):
+    with _acknowledging(trainer, out, last_words), _handlers(handle):
         yield
 
 
@@ -52,8 +60,12 @@ def signals_as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _handlers(signal.default_int_handler):
-        yield
+    _command.set()
+    try:
+        with _handlers(signal.default_int_handler):
+            yield
+    finally:
+        _command.clear()
 
 
 @contextmanager
@@ -72,13 +84,16 @@ def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 @contextmanager
-def _acknowledging(trainer: Stoppable | None, out: TextIO | None) -> Iterator[None]:
+def _acknowledging(
+    trainer: Stoppable | None, out: TextIO | None, last_words: Callable[[], object] | None
+) -> Iterator[None]:
     """A thread that hears of signals from the interpreter's C handler, which waits for nothing."""
     if os.name == "nt":  # there a wake-up descriptor must be a socket, and SIGTERM is not sent to processes
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    over = threading.Event()
 
     def acknowledge() -> None:
         count = 0
@@ -87,6 +102,9 @@ def _acknowledging(trainer: Stoppable | None, out: TextIO | None) -> Iterator[No
                 count += 1
                 text = AT_ONCE if trainer is None or count > 1 else SAVING
                 print(text, file=out or sys.stderr, flush=True)
+                if last_words is not None and _command.is_set() and not over.wait(GRACE):
+                    print(f"triform: {last_words()}", file=sys.stderr, flush=True)
+                    os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=acknowledge, daemon=True)
@@ -94,6 +112,7 @@ def _acknowledging(trainer: Stoppable | None, out: TextIO | None) -> Iterator[No
     try:
         yield
     finally:
+        over.set()
         signal.set_wakeup_fd(before)
         os.close(writing)
         thread.join()

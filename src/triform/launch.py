@@ -102,12 +102,13 @@ def train(
     folder = RunFolder(out_folder(asked, options), verify=options.verify)
     with claimed(folder, asked, resume=options.resume, overwrite=options.overwrite) as (stored, notices):
         if stored is None or not folder.complete(stored):
+            again = resume_command(task, folder.path, options.device)
             try:
-                with handle_signals(out=options.progress):
+                with handle_signals(out=options.progress, last_words=lambda: stopped_at_once([folder], again)):
                     _train(folder, asked, stored, options, notices)
             except KeyboardInterrupt:
                 folder.discard_if_unused()
-                raise stopped_at_once([folder], resume_command(task, folder.path, options.device)) from None
+                raise stopped_at_once([folder], again) from None
     return load(folder.path, device=options.device, verify=options.verify)
 
 

@@ -121,14 +121,14 @@ def _train_places(places: Sequence[Place], asked: Settings, options: Options, ou
     if not todo:
         return
     stored = next((place.stored for place in places if place.stored), None)
+    folders, command = [place.folder for place in places], resume_command(asked["task"], out, options.device, again)
     try:
-        with handle_signals(out=options.progress):
+        with handle_signals(out=options.progress, last_words=lambda: stopped_at_once(folders, command)):
             _train(todo, stored or build(with_base(asked, verify=options.verify)), options, again)
     except KeyboardInterrupt:
-        folders = [place.folder for place in places]
         for folder in folders:
             folder.discard_if_unused()
-        raise stopped_at_once(folders, resume_command(asked["task"], out, options.device, again)) from None
+        raise stopped_at_once(folders, command) from None
 
 
 def _claim(out: Path, asked: Settings, seeds: Sequence[int], options: Options, held: ExitStack) -> list[Place]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -213,6 +214,25 @@ def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
         assert not trainer.stopping
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent in another way there")
+def test_a_command_that_waits_for_another_library_ends_nonetheless() -> None:
+    """The main thread is in a call that does not come back: no handler of Python's is reached."""
+    code = """
+import hashlib, threading
+from triform.interrupts import handle_signals, signals_as_ctrl_c
+with signals_as_ctrl_c(), handle_signals(last_words=lambda: "nothing was saved"):
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()  # by then the main thread is in the call
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, f"{AT_ONCE}\ntriform: nothing was saved\n")
 
 
 def stop_hard(patch: pytest.MonkeyPatch, place: str) -> None:
