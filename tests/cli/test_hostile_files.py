@@ -99,6 +99,19 @@ def test_a_tokenizer_of_our_own_that_python_cannot_parse(triform: Any, tmp_path:
     assert str(path) in triform("tokenizer", "encode", path, "soup").refusal
 
 
+@pytest.mark.parametrize("prefix", ["\x00", "é", "##"])
+def test_merges_that_do_not_fit_their_prefix_do_not_end_the_process(
+    triform: Any, published: Path, tmp_path: Path, prefix: str
+) -> None:
+    content = json.loads((published / "tokenizer.json").read_text())
+    content["model"]["continuing_subword_prefix"] = prefix
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    refusal = triform("tokenizer", "encode", path, "soup").refusal
+    assert refusal.startswith(str(path))
+    assert "does not go on with continuing_subword_prefix" in refusal
+
+
 @pytest.mark.parametrize("content", [f"seeds = {DIGITS}", "seeds = " + "[" * 50_000, "seeds = 999999999999"])
 def test_a_study_that_cannot_be_read_or_would_never_end(triform: Any, tmp_path: Path, content: str) -> None:
     path = tmp_path / "study.toml"

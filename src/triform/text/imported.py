@@ -38,6 +38,23 @@ def special_from(saved: Mapping[str, Any], size: int) -> Special:
     return found
 
 
+def parse_core(content: Any) -> Core:
+    """The library's tokenizer from its JSON content; whatever Exception the library raises where it cannot be read.
+
+    The library cuts the second piece of a merge behind `continuing_subword_prefix` without looking, and ends the
+    process where that falls inside a character: such merges are refused before it sees them.
+    """
+    model = content.get("model") if isinstance(content, dict) else None
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if isinstance(prefix, str) and prefix and isinstance(merges, list):
+        for merge in merges:
+            parts = merge.split(" ") if isinstance(merge, str) else merge
+            if not (isinstance(parts, list) and parts and str(parts[-1]).startswith(prefix)):
+                raise ValueError(f"the merge {merge!r} does not go on with continuing_subword_prefix {prefix!r}")
+    return Core.from_str(json.dumps(content))
+
+
 def import_core(core: Core, special: Special) -> ImportedBpe | ImportedPieces:
     """The kind that fits: byte-level BPE has a quick way of its own."""
     return (ImportedBpe if is_byte_level(core) else ImportedPieces)(core, special)

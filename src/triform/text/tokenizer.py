@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer as Core
-
 from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, TriformError
 from triform.text.base import FORMAT, TextStream, Tokenizer
 from triform.text.bpe import BpeTokenizer
 from triform.text.char import CharTokenizer
-from triform.text.imported import KIND, import_core, special_from
+from triform.text.imported import KIND, import_core, parse_core, special_from
 from triform.text.spm import SentencePieces, from_saved
 from triform.text.word import WordTokenizer
 
@@ -57,7 +55,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path}: unknown tokenizer kind '{kind}'; known are {', '.join((*TOKENIZERS, KIND))}"
         )
     try:
-        return _imported(header, body) if kind == KIND else TOKENIZERS[kind](Core.from_str(json.dumps(body)))
+        return _imported(header, body) if kind == KIND else TOKENIZERS[kind](parse_core(body))
     except TriformError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # the library raises bare Exception
@@ -69,5 +67,5 @@ def _imported(header: dict[str, Any], body: dict[str, Any]) -> Tokenizer:
     if header["model"] == "sentencepiece":
         model, ids = from_saved(body)
         return SentencePieces(model, special_from(header["special"], 1 << 31), ids)
-    core = Core.from_str(json.dumps(body))
+    core = parse_core(body)
     return import_core(core, special_from(header["special"], core.get_vocab_size()))

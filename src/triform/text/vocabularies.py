@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Core
 
 from triform.errors import CheckpointError
 from triform.text.bpe import byte_characters
-from triform.text.imported import ImportedBpe, ImportedPieces, import_core
+from triform.text.imported import ImportedBpe, ImportedPieces, import_core, parse_core
 from triform.text.special import adds_bos, find_special, frame, read_json, read_settings, read_text
 
 LONGEST_WORD = 100  # characters; BERT takes a longer word for unknown
@@ -90,7 +90,7 @@ def read_library_file(path: Path) -> ImportedBpe | ImportedPieces:
     if not isinstance(content, dict) or "model" not in content:
         raise CheckpointError(f"{path}: not a tokenizer.json: it has no model")
     try:
-        core = Core.from_str(read_text(path))
+        core = parse_core(content)
     except Exception as error:  # the library raises bare Exception
         kind = content["model"].get("type") if isinstance(content["model"], dict) else None
         raise CheckpointError(f"{path}: the library cannot read this tokenizer (model {kind}; {error})") from None
