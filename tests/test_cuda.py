@@ -45,6 +45,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 MODEL = {"d_model": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
 
 
+def few_pairs(path: Path, words: tuple[str, ...] = ("one", "two", "three", "four")) -> str:
+    """Sentences to translate, so few that an evaluation is short; the other tasks have their built-in sets."""
+    pairs = [(a, b, c) for a in words for b in words for c in words]
+    path.write_text("".join(f"{' '.join(pair)}\t{' '.join(pair).upper()}\n" for pair in pairs), encoding="utf-8")
+    return str(path)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -174,11 +181,12 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
 def test_members_of_a_recorded_population_equal_the_same_seeds_alone(
     task: Any, positions: str, tmp_path: Path, stacks: list[Stack]
 ) -> None:
-    how = {
+    how: dict[str, Any] = {
         "device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.0, "positions": positions, "window": 8},
         "train": {"max_steps": 25, "optimizer": "sgd", "lr": 0.1, "precision": "fp32", "log_every": 1},
-        "decode": {"max_new_tokens": 4},
     }  # fmt: skip
+    if task == "translate":
+        how["data"] = few_pairs(tmp_path / "pairs.tsv")
     made = train_seeds(task, 3, out=tmp_path / "seeds", **how)
     assert len(stacks) == 1
     assert stacks[0].replay.graphs, "the step was recorded"
@@ -223,8 +231,9 @@ def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, s
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
 def test_a_run_opened_on_cuda_answers_in_fp32_and_closely_in_bf16(task: Any, tmp_path: Path) -> None:
+    data = {"data": few_pairs(tmp_path / "pairs.tsv")} if task == "translate" else {}
     path = train(
-        task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL
+        task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL, **data
     ).path
     opened, exact = load(path, device="cuda", precision="bf16"), load(path, device="cuda")
     assert (opened.precision, exact.precision) == ("bf16", "fp32")
@@ -295,15 +304,12 @@ class Sight:
 
 
 # Each kind is compiled anew, which takes seconds: all in float32, where an error cannot hide, and some in bf16.
-IN_BF16 = ("causal window", "t5 both ways, padded", "two heads a key", "one row, packed")
+IN_BF16 = ("causal window", "t5 both ways, padded")
 SIGHTS = {
     "causal window": Sight(width=128),
-    "causal window, long": Sight(t=2048, width=200),
     "window": Sight(causal=False, width=100),
     "causal window, padded": Sight(width=128, padded=True),
-    "window, padded": Sight(causal=False, width=100, padded=True),
     "alibi": Sight(width=128, positions="alibi"),
-    "alibi both ways": Sight(causal=False, width=100, positions="alibi"),
     "t5": Sight(width=128, positions="t5"),
     "t5 both ways, padded": Sight(causal=False, width=100, positions="t5", padded=True),
     "cosine": Sight(width=128, score="cosine"),
@@ -376,7 +382,7 @@ def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: to
 
 @pytest.mark.parametrize(
     ("positions", "dtype"),
-    [("none", torch.float32), ("none", torch.bfloat16), ("alibi", torch.float32), ("t5", torch.float32)],
+    [("none", torch.float32), ("none", torch.bfloat16), ("t5", torch.float32)],
 )
 @pytest.mark.parametrize("kernel", [flex, fused])
 def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
@@ -444,9 +450,8 @@ def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
     assert got == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("positions", ["learned", "t5"])
-def test_another_padding_of_the_same_shape_is_not_compiled_again(positions: str) -> None:
-    model = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+def test_another_padding_of_the_same_shape_is_not_compiled_again() -> None:
+    model = Decoder(replace(WINDOWED, positions="t5"), LONG).to(DEVICE)
     losses(model, [padded_batch(2049, 1500)])
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > 0
@@ -620,15 +625,16 @@ def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) ->
     tests = {
         "classify": "builtin:reviews/test",
         "generate": "builtin:topics/test",
-        "translate": "builtin:numbers/test",
+        "translate": few_pairs(tmp_path / "test.tsv", ("four", "five", "one")),
     }
-    tree = {
+    tree: dict[str, Any] = {
         "task": task,
-        "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32}
-        | {"decode.max_new_tokens": 4},
+        "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32},
         "variants": {"plain": {}, "narrow": {"model.window": 4}},
         "tests": {"test": tests[task]},
     }
+    if task == "translate":
+        tree["common"]["data.train"] = few_pairs(tmp_path / "pairs.tsv")
     made = [compare(tree, seeds=3, out=tmp_path / "out", device="cuda", quiet=True) for _ in range(2)]
     assert all(not result.failure for result in made[0].results)
     assert [result.scores for result in made[0].results] == [result.scores for result in made[1].results]
