@@ -155,6 +155,15 @@ def test_a_folder_that_cannot_be_written_or_locked_is_one_line(
         with refused, locked(tmp_path / "run", "testing"):
             pytest.fail("a read-only file system was locked")
 
+    def missing(*arguments: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    with monkeypatch.context() as patch:  # as in /proc, or in a folder that was removed while a command works in it
+        patch.setattr(locks.os, "open", missing)
+        refused = pytest.raises(CheckpointError, match="cannot be written: No such file or directory")
+        with refused, locked(tmp_path / "run", "testing"):
+            pytest.fail("a folder that cannot be created was locked")
+
 
 @posix
 def test_leftovers_of_ended_processes_go_and_those_of_running_ones_stay(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 LOCKED_BYTE = 1 << 30  # on Windows a locked byte cannot be read: this one lies far behind the holder's name
 HOLDER_BYTES = 4096
 POLL_SECONDS = 0.1
+MAX_TRIES = 100  # to create a folder that another process removes at the same moment
 _held: set[int] = set()  # open lock files of this process
 _fork_hook: list[bool] = []
 
@@ -54,13 +55,15 @@ def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
 
 
 def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
+    tries = 0
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another process has just removed the folder
-            continue
         except OSError as error:
+            tries += 1
+            if isinstance(error, FileNotFoundError) and tries < MAX_TRIES:
+                continue  # another process has just removed the folder
             raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
         try:
             _try_lock(handle)
@@ -142,8 +145,8 @@ def _holder(handle: int) -> str:
     for _ in range(5):  # it may just be writing who it is
         try:
             os.lseek(handle, 0, os.SEEK_SET)
-            told = json.loads(os.read(handle, HOLDER_BYTES))
-            return f"process {told['pid']} on {told['host']} ({told['purpose']}, since {told['since']})"
+            holder = json.loads(os.read(handle, HOLDER_BYTES))
+            return f"process {holder['pid']} on {holder['host']} ({holder['purpose']}, since {holder['since']})"
         except (OSError, ValueError, KeyError, TypeError):
             time.sleep(POLL_SECONDS)
     return "another process"
