@@ -237,9 +237,9 @@ class Trainer:
         self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
 
     def _keep_best(self, scores: Scores) -> None:
-        self._tell("valid", **scores)
-        if not math.isfinite(scores["loss"]):
+        if not math.isfinite(scores["loss"]):  # nothing was decoded with such weights, so the metric may be missing
             raise self._diverged("validation loss")
+        self._tell("valid", **scores)
         self.schedule.observe(scores["loss"])
         if self.task.better(scores, self.progress.best):
             self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
