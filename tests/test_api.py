@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ import resource, sys
 import torch, triform.launch
 from triform.tasks import TASKS
 from triform.settings import build
+from dataclasses import replace
 from pathlib import Path
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 settings = {"task": "generate", "data.train": sys.argv[1], "tokenizer.kind": sys.argv[2], "tokenizer.vocab_size": 0,
@@ -113,6 +115,12 @@ def test_a_run_is_shown_in_one_line(rows: str, tmp_path: Path) -> None:
     shown = f"Run(task='classify', path='{run.path}', parameters={parameters:,}, device='cpu', precision='fp32')"
     assert repr(run) == shown
     assert repr(triform.load(run.path, device="cpu", precision="bf16")) == shown.replace("fp32", "bf16")
+
+
+def test_a_classifier_of_one_label_such_as_a_published_ranker_is_shown_too(rows: str, tmp_path: Path) -> None:
+    run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
+    run.task.sizes = replace(run.task.sizes, n_labels=1)
+    assert repr(run).startswith("Run(task='classify'")
 
 
 def test_dir_lists_the_public_names_and_nothing_else() -> None:

@@ -66,6 +66,8 @@ def settled(asked: Asked) -> tuple[Config, Sizes]:
         width = settle(config, 0, {"data.max_len": sizes.max_len}).model.d_ff
         config = build({"model.d_ff": width}, config)
     check_sizes(config, sizes)
+    if config.task == "classify" and sizes.n_labels < 2:
+        raise ConfigError(f"--labels {sizes.n_labels}: a classifier needs at least two labels")
     for note in config.model.notes(sizes.max_len):
         echo(f"note: {note}", err=True)
     return config, sizes

@@ -131,8 +131,6 @@ def check_sizes(config: Config, sizes: Sizes) -> None:
     for option, size in missing.items():
         if size < 1:
             raise ConfigError(f"a size is missing that depends on the data: give {option} NUMBER")
-    if config.task == "classify" and sizes.n_labels < 2:
-        raise ConfigError(f"--labels {sizes.n_labels}: a classifier needs at least two labels")
 
 
 class _Counter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from triform.config import Config, Sizes
@@ -33,7 +32,7 @@ LARGE_BY = {
 def require_memory(config: Config, sizes: Sizes) -> None:
     """Refuse a model whose weights alone do not fit into memory; counted by formulas, so that it takes no time."""
     _check_sizes(config, sizes)
-    counted = budget(config, replace(sizes, n_labels=max(2, sizes.n_labels)))  # published models may have one
+    counted = budget(config, sizes)
     needed = FLOAT * (counted.total + _tables(config, sizes))
     have = available_memory()
     if needed <= have:
@@ -93,8 +92,11 @@ def _of_container(files: tuple[Path, Path]) -> int:
 
 
 def _reclaimable(stat: Path) -> int:
-    """Of what counts as used, files that are only remembered."""
-    return _named(stat, "inactive_file", unit=1) or _named(stat, "total_inactive_file", unit=1) or 0
+    """Of what counts as used, the cache of files, which the system gives up when memory is short."""
+    for prefix in ("total_", ""):  # control groups 1 count the groups inside with the first
+        if (inactive := _named(stat, f"{prefix}inactive_file", unit=1)) is not None:
+            return inactive + (_named(stat, f"{prefix}active_file", unit=1) or 0)
+    return 0
 
 
 def _of_process() -> int:
