@@ -44,6 +44,7 @@ OTHER_TRAINING: dict[str, Any] = {
     "schedule": "plateau",
     "precision": "bf16",
     "accumulate": 2,
+    "max_minutes": 5.0,
     "consistency": 1.0,
     "average": 0.9,
     "layer_decay": 0.5,
