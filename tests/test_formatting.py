@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import math
 
 import pytest
 
-from triform.formatting import format_mean, format_metric, format_range, metric_label
+from triform.formatting import format_mean, format_metric, format_range, metric_label, print_message
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,14 @@ def test_a_mean_of_one_run_has_nothing_after_it() -> None:
 
 def test_names_are_written_as_the_field_writes_them() -> None:
     assert [metric_label(name) for name in ("bleu", "f1", "bits_per_byte")] == ["BLEU", "F1", "bits per byte"]
+
+
+class ClosedTerminal(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_message_that_nobody_can_read_stops_nothing() -> None:
+    print_message("the terminal was closed", ClosedTerminal())
+    print_message("a \x1b[2J label", out := io.StringIO())
+    assert out.getvalue() == "a \\x1b[2J label\n"

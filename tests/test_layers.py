@@ -21,7 +21,7 @@ SOURCE = Path(triform.__file__).parent
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "formatting": (),
-    "interrupts": (),
+    "interrupts": ("formatting",),
     "io": ("errors",),
     "progress": (),
     "config": ("errors",),
@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
     ),
     "pretrained": ("errors", "io", "config", "settings", "text", "nn", "data", "models", "tasks", "training"),
-    "explain": ("errors", "config", "nn", "models", "decode", "text", "tasks"),
+    "explain": ("errors", "io", "config", "nn", "models", "decode", "text", "tasks"),
     "charts": ("formatting",),
     "pages": ("errors", "io"),
     "report": ("errors", "formatting", "charts", "pages"),
@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("report", "run", "memory", "interrupts"),
     ),
     "seeds": (
-        *("errors", "formatting", "config", "settings", "stats", "tasks", "training", "run", "memory"),
+        *("errors", "formatting", "config", "settings", "stats", "tasks", "training", "run"),
         *("interrupts", "launch"),
     ),
     "study": (

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 import sys
+from contextlib import suppress
+from typing import TextIO
 
 PERCENT_METRICS = ("accuracy", "f1", "macro_f1", "exact_match", "token_accuracy")  # stored as fractions of 1
 HUNDRED_POINT_METRICS = ("bleu", "chrf", "sentence_bleu")  # stored from 0 to 100 already
@@ -24,14 +26,29 @@ def printable(text: str) -> str:
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a line to standard output, or with `err` to standard error.
+    """Print a line to standard output, or with `err` a message to standard error.
 
-    Control characters are escaped on a terminal and on standard error. In files and pipes, standard output
-    holds the text exactly, except for characters that the encoding of the stream does not have.
+    Control characters are escaped on a terminal. In files and pipes, standard output holds the text exactly, except
+    for characters that the encoding of the stream does not have.
     """
-    stream = sys.stderr if err else sys.stdout
-    if err or stream.isatty():
-        text = printable(text)
+    if err:
+        print_message(text)
+    else:
+        _print(printable(text) if sys.stdout.isatty() else text, sys.stdout)
+
+
+def print_message(text: str, stream: TextIO | None = None) -> None:
+    """Print a line for the user to a stream, by default standard error, with control characters escaped.
+
+    Where nobody can read it, as on a terminal that was closed, the line is dropped: work goes on without it.
+    """
+    stream = stream or sys.stderr
+    with suppress(OSError):
+        _print(printable(text), stream)
+        stream.flush()
+
+
+def _print(text: str, stream: TextIO) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 

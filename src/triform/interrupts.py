@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, TextIO
+
+from triform.formatting import print_message
 
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -101,9 +102,9 @@ def _acknowledging(
             if heard[0] in SIGNALS:
                 count += 1
                 text = AT_ONCE if trainer is None or count > 1 else SAVING
-                print(text, file=out or sys.stderr, flush=True)
+                print_message(text, out)
                 if last_words is not None and _command.is_set() and not over.wait(GRACE):
-                    print(f"triform: {last_words()}", file=sys.stderr, flush=True)
+                    print_message(f"triform: {last_words()}")
                     os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

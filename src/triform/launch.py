@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from triform.config import Config, TaskName
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError, ConfigError, DataError, notice_level, show_notice
 from triform.explain.capacity import operations_a_token
-from triform.formatting import printable
+from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.memory import divide, free_memory, halved, out_of_memory, require_training_memory, texts_at_once
 from triform.presets import preset as preset_of
@@ -218,15 +217,21 @@ def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool)
     """Read the data, build the model, and stand where the run stood."""
     device = pick_device(options.device)
     older = folder.check_before_resume() if resume else ()
+    prepared = prepare(config, folder, device, resume=resume)
+    return ready(prepared, folder, options, resume=resume, kind=Trainer), (*older, *prepared.notices)
+
+
+def prepare(config: Config, folder: RunFolder, device: torch.device, *, resume: bool) -> Prepared:
+    """Read the data and put the model on its device; a new run is also fitted to its memory and time budget."""
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
-    prepared = replace(prepared, notices=(*older, *prepared.notices, *begin(prepared.task, folder, resume=resume)))
+    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
     require_training_memory(prepared.task, device)
-    if not resume:
-        prepared = divide(prepared, device)
+    if resume:
+        prepared.task.model.to(device)
+        return prepared
+    prepared = divide(prepared, device)
     prepared.task.model.to(device)
-    if not resume:
-        prepared = replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, folder)))
-    return ready(prepared, folder, options, resume=resume, kind=Trainer), prepared.notices
+    return replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, folder)))
 
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
@@ -261,7 +266,7 @@ def ready(
         longer = longer and (stopped_early_notice(trainer) or longer)
     if not options.quiet:
         for text in longer:
-            print(text, file=options.progress or sys.stderr)
+            print_message(text, options.progress)
     return trainer
 
 
@@ -292,7 +297,7 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
             *map(show_notice, notices),
             f"{task.name}: {parameters:,} parameters{some} on {task.device}, {trainer.max_steps} steps",
         ):
-            print(printable(line), file=out or sys.stderr)
+            print_message(line, out)
     if trainer.progress.step:
         return
     file = MetricsFile(trainer.folder.metrics_file)

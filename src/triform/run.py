@@ -111,7 +111,7 @@ class Run:
 
         The checkpoint has the fingerprints of the training files, so that they may have moved since.
         """
-        folder, data = RunFolder(self.path), self.config.data
+        folder, data = RunFolder(self.path, verify=self.verify), self.config.data
         known: dict[str, str] = {}
         with suppress(CheckpointError):  # the model answers without its checkpoint
             if latest := folder.latest_checkpoint():

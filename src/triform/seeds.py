@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from triform.config import Config, TaskName
 from triform.config.bounds import MOST_SEEDS, shown
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
-from triform.formatting import printable
+from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.launch import (
     Options,
@@ -25,15 +24,14 @@ from triform.launch import (
     dotted,
     fit,
     out_folder,
+    prepare,
     ready,
 )
-from triform.memory import divide
 from triform.run import Run, load, pick_device
 from triform.settings import Settings, build
 from triform.stats import Spread, spread
 from triform.tasks import TASKS, Prepared
 from triform.training.base import begin, with_base
-from triform.training.budget import fit_to_budget
 from triform.training.chorus import Chorus
 from triform.training.claim import claimed
 from triform.training.display import ProgressLine
@@ -107,7 +105,7 @@ def train_these(out: Path, asked: Settings, seeds: Sequence[int], options: Optio
     with ExitStack() as held:
         notice = held.enter_context(RunFolder(out).locked(f"training {asked['task']} with several seeds"))
         if notice and not options.quiet:
-            print(notice, file=options.progress or sys.stderr)
+            print_message(notice, options.progress)
         places = _claim(out, asked, seeds, options, held)
         _train_places(places, asked, options, out, again)
         for place in places:
@@ -153,14 +151,8 @@ def _train(places: Sequence[Place], common: Config, options: Options, again: str
     config = lead.stored or replace(common, seed=lead.seed)
     older = [notice for place in places if place.stored for notice in place.folder.check_before_resume()]
     try:
-        prepared = TASKS[config.task].prepare(config, lead.folder.path, resume=lead.stored is not None)
-        told = begin(prepared.task, lead.folder, resume=bool(lead.stored))
-        prepared = replace(prepared, notices=(*older, *prepared.notices, *told))
-        if not lead.stored:
-            prepared = divide(prepared, device)
-        prepared.task.model.to(device)
-        if not lead.stored:
-            prepared = replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, lead.folder)))
+        prepared = prepare(config, lead.folder, device, resume=lead.stored is not None)
+        prepared = replace(prepared, notices=(*older, *prepared.notices))
     except (ConfigError, DataError):
         for place in places:
             place.folder.discard_if_unused()
@@ -187,7 +179,7 @@ class Crew:
         failures: dict[str, DivergedError] = {}
         for number, place in enumerate(self.places):
             if not self.options.quiet:
-                print(f"seed {place.seed}:", file=self.options.progress or sys.stderr)
+                print_message(f"seed {place.seed}:", self.options.progress)
             trainer = ready(self._of(place), place.folder, self.options, resume=bool(place.stored), kind=Trainer)
             announce(trainer, self.prepared.notices if number == 0 else (), self.options)
             try:
@@ -241,14 +233,14 @@ class Crew:
     def _say(self, members: Sequence[Member]) -> None:
         if self.options.quiet:
             return
-        task, out = self.prepared.task, self.options.progress or sys.stderr
+        task, out = self.prepared.task, self.options.progress
         parameters, steps = sum(p.numel() for p in task.model.parameters()), max(each.max_steps for each in members)
         what = f"{len(members)} seeds of {parameters:,} parameters together on {task.device}"
         notices = (*self.prepared.notices, *early_stopping_notice(members[0]))
         for line in (*map(show_notice, notices), f"{task.name}: {what}, {steps} steps"):
-            print(printable(line), file=out)
+            print_message(line, out)
         if begun := min(member.progress.step for member in members):
-            print(f"going on from step {begun}", file=out)
+            print_message(f"going on from step {begun}", out)
 
     def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
         if failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from triform.errors import DivergedError, InterruptedRun
+from triform.errors import ConfigError, DivergedError, InterruptedRun
 from triform.launch import train
+from triform.seeds import train_seeds
+from triform.tasks.translate import Translate
 from triform.training.display import ProgressLine, TimeLeft, clock, duration
 from triform.training.folder import RunFolder, copied_together
 from triform.training.trainer import Trainer
@@ -222,3 +225,39 @@ def test_tensors_are_copied_together_and_come_out_as_they_were() -> None:
         assert found[name].dtype == tensor.dtype
         assert found[name].equal(tensor)
     assert len({tensor.untyped_storage().data_ptr() for name, tensor in found.items() if name != "d"}) == 3
+
+
+def test_a_validation_loss_that_is_not_finite_is_one_line_where_nothing_can_be_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "pairs.tsv"
+    data.write_text("".join(f"one {n} two\tun {n} deux\n" for n in range(40)), encoding="utf-8")
+    monkeypatch.setattr(Translate, "tally", lambda self, batch: torch.tensor([float("nan"), 0.0, 1.0]))
+    shown = io.StringIO()
+    with pytest.raises(DivergedError, match="the validation loss is not finite at step 4"):
+        train("translate", data=data, out=tmp_path / "run", device="cpu", progress=shown, model=MODEL, train=PACE)
+
+
+def test_a_terminal_that_was_closed_does_not_end_training(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClosedTerminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setenv("TERM", "xterm")
+    out = tmp_path / "run"
+    made = train("classify", data=rows, out=out, device="cpu", progress=ClosedTerminal(), model=MODEL, train=PACE)
+    assert made.progress()["finished"] == "max_steps"
+
+
+def test_several_seeds_are_refused_before_memory_runs_out(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triform.memory.available_memory", lambda: 0)
+    with pytest.raises(ConfigError, match="training needs"):
+        train_seeds("classify", 2, data=rows, out=tmp_path / "run", device="cpu", quiet=True, model=MODEL)
+    assert not (tmp_path / "run").exists()

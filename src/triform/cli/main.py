@@ -33,9 +33,8 @@ from triform.cli.usage import describe_url, describe_usage_error
 from triform.cli.vectors import vectors
 from triform.errors import InterruptedRun, TriformError
 from triform.formatting import echo
-from triform.interrupts import signals_as_ctrl_c
+from triform.interrupts import INTERRUPTED, signals_as_ctrl_c
 
-INTERRUPTED = 130
 # What torch says in a RuntimeError when the computer has less memory than a tensor needs.
 NO_MEMORY = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"

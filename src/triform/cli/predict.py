@@ -65,7 +65,6 @@ def predict(
     no_verify: NoVerify = False,
 ) -> None:
     """Predict with a trained run: text in, answer out."""
-
     if not texts and not input_:
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
     if output is not None:

@@ -49,7 +49,9 @@ def check_cells(output: Path, inputs: Inputs, task: TaskName, labels: Sequence[s
 
 def write_predictions(output: Path, inputs: Inputs, predictions: Sequence[Prediction], task: TaskName) -> None:
     """Write the rows with a column for the prediction and, where there are any, for probabilities and notes."""
-    aside = output.with_name(f".{output.name}.{os.getpid()}")
+    from triform.io.files import part_path
+
+    aside = part_path(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.

@@ -5,7 +5,6 @@ Plain NumPy, so that a map from any model, or from a file, can be summed up and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import ConfigError
+from triform.io.files import part_path
 
 Weights = NDArray[np.float32]
 
@@ -124,7 +124,7 @@ class Explanation:
         path = Path(path)
         suffix = check_suffix(path)
         chosen = self.only(map) if map else self
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside = part_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             chosen._write(aside, suffix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -16,6 +15,7 @@ from triform.data.catalogue import checked, folder_of, known_set
 from triform.data.files import decoded_lines
 from triform.data.readers import fingerprint, read_lines, read_rows
 from triform.errors import CheckpointError, DataError
+from triform.formatting import print_message
 from triform.reproduce.system import System, Variant
 from triform.settings import Settings
 from triform.text import train_tokenizer
@@ -73,7 +73,7 @@ class Material:
                                 path=beside)  # fmt: skip
             return beside
         if not own.exists() or _made_of(own) != wanted:
-            made = learn([train], recipe, say=lambda line: print(line, file=sys.stderr))
+            made = learn([train], recipe, say=print_message)
             WordVectors(made.words, made.matrix, made.about).save(own)
         return own
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triform.data.files import digest
 from triform.errors import ConfigError, DivergedError, InterruptedRun
+from triform.formatting import print_message
 from triform.io.files import write_text
 from triform.io.locks import locked
 from triform.launch import Options
@@ -83,7 +83,7 @@ def reproduce(system: System, asked: Asked) -> Outcome:
     place = asked.out / (f"{system.name}-quick" if asked.quick else system.name)
     with locked(place, f"reproducing {system.name}") as notice:
         if notice:
-            _say(notice)
+            print_message(notice)
         return _reproduce(system, asked, place, device)
 
 
@@ -94,7 +94,7 @@ def _reproduce(system: System, asked: Asked, place: Path, device: torch.device) 
         outcome["signature"] = bleu_signature()
     for variant in system.chosen(asked.setting):
         if variant.base and not material.base(variant).exists():
-            _say(
+            print_message(
                 f"{system.name}, {variant.name}: left out, since it begins with {material.base(variant)}: not there"
             )
             continue
@@ -105,7 +105,7 @@ def _reproduce(system: System, asked: Asked, place: Path, device: torch.device) 
             raise InterruptedRun(f"stopped; what was saved is kept; go on with: {again}") from None
         except DivergedError as error:  # told in the table, and the others go on
             outcome["failures"][variant.name] = str(error)
-            _say(f"{system.name}, {variant.name}: {error}")
+            print_message(f"{system.name}, {variant.name}: {error}")
         else:
             found["made"] = outcomes.circumstances(device, asked.command(system))
             outcomes.put(outcome, found, [each.name for each in system.variants])
@@ -125,7 +125,7 @@ def _begun(system: System, asked: Asked, material: Material) -> Outcome:
         outcome["baselines"], outcome["unfit"] = baselines(material)
     for test, leak in outcome["leaks"].items():
         if leak["seen"]:
-            _say(
+            print_message(
                 f"{system.name}: {leak['seen']} of the {leak['rows']} texts of {test} are also in the training file"
             )
     return outcome
@@ -135,18 +135,20 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     """Train a variant's seeds, or go on where they stopped, and score each of them."""
     system = material.system
     places = material.settings(variant)  # of files: different for everybody, so not told
-    settings = overlay(NEVER_EARLY, variant.settings, places)
+    settings = overlay(variant.settings, places)
     seeds = asked.seeds or variant.seeds
     if asked.quick:
         settings, seeds = overlay(settings, quick_settings(settings)), min(seeds, QUICK_SEEDS)
     vectors = _about_vectors(str(settings.get("train.embeddings", "")))
     out = place / f"{variant.name}-{mark(overlay(settings, vectors))}"
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in range(seeds))
-    _say(f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}")
+    print_message(
+        f"{system.name}, {variant.name}: {variant.about}; {seeds} seed{'s' if seeds > 1 else ''} in {out}"
+    )
     options = Options(out=str(out), resume=begun, device=asked.device)
     clock = Clock(out / "seconds.json")
     with clock:
-        made = train_seeds(system.task, seeds, options=options, **settings)  # type: ignore[arg-type]
+        made = train_seeds(system.task, seeds, options=options, **overlay(NEVER_EARLY, settings))  # type: ignore[arg-type]
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
     samples = written(made.folders[0], system.prompts, asked)
@@ -252,7 +254,3 @@ def mark(settings: Settings) -> str:
 
 def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

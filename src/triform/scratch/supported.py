@@ -39,7 +39,13 @@ TRAIN_FREE = (
 # Without meaning here, so they may be anything: the first three are for sgd and plateau, which are refused, and
 # nothing is judged, saved or shown while these models learn.
 TRAIN_IDLE = (
-    *("momentum", "plateau_factor", "plateau_patience", "eval_every", "checkpoint_every", "log_every", "patience"),
+    "momentum",
+    "plateau_factor",
+    "plateau_patience",
+    "eval_every",
+    "checkpoint_every",
+    "log_every",
+    "patience",
 )
 TOKENIZER_FREE = ("kind", "vocab_size", "min_count", "lowercase", "shared")
 DATA: dict[str, tuple[Any, ...]] = {"valid_fraction": (0.0, DataConfig.valid_fraction)}  # nothing is held out

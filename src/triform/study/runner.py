@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, TextIO
 
 from triform.data.readers import Pair, fingerprint
 from triform.errors import DivergedError, InterruptedRun, show_notice
-from triform.formatting import printable
+from triform.formatting import print_message
 from triform.io.locks import locked
 from triform.launch import Options
 from triform.metrics import bleu_statistics, translation_scores
@@ -48,11 +47,11 @@ def compare(
     options = Options(device=device, quiet=quiet, progress=progress)
     with locked(kept.path, "comparing") as notice:
         if notice and not quiet:
-            print(notice, file=progress or sys.stderr)
+            print_message(notice, progress)
         kept.claim(plan)
         if not quiet:
             for warning in _tests_trained_on(plan):
-                print(show_notice(warning), file=progress or sys.stderr)
+                print_message(show_notice(warning), progress)
         try:
             for variant in plan.variants:
                 _train(kept, plan, variant, options)
@@ -103,17 +102,14 @@ def _train(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
         return
     if not options.quiet:
         number = plan.variants.index(variant) + 1
-        print(
-            printable(f"variant {variant.name}, {number} of {len(plan.variants)}:"),
-            file=options.progress or sys.stderr,
-        )
+        print_message(f"variant {variant.name}, {number} of {len(plan.variants)}:", options.progress)
     out, began = kept.path / variant.name, time.monotonic()
     begun = any((out / f"seed-{seed}" / "config.toml").exists() for seed in todo)
     try:
         train_these(out, variant.asked, todo, replace(options, out=str(out), resume=begun))
     except DivergedError as failure:
         if not options.quiet:
-            print(printable(f"{variant.name}: {failure}"), file=options.progress or sys.stderr)
+            print_message(f"{variant.name}: {failure}", options.progress)
     finally:
         kept.add_seconds(variant.name, time.monotonic() - began)
 
@@ -133,7 +129,7 @@ def _score(kept: Kept, plan: Study, variant: Variant, options: Options) -> None:
             continue
         todo = {name: test for name, test in sets.items() if not known.find(name, test, plan.metric, plan.task)}
         if todo and not told:
-            print(printable(f"scoring {variant.name} on {', '.join(todo)}"), file=options.progress or sys.stderr)
+            print_message(f"scoring {variant.name} on {', '.join(todo)}", options.progress)
             told = True
         if todo:
             _evaluate(folder, plan, todo, options.device)

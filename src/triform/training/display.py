@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from triform.formatting import format_metric
+from triform.formatting import format_metric, print_message
 from triform.training.trainer import Event
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 40  # columns: beside the time left, beside other text, and at most
 REFRESHES = 5  # a second
-WORTH_TELLING = 10.0  # seconds; a shorter run is over before its expected time is read
+MIN_EXPECTED_SECONDS = 10.0  # a shorter run is over before its expected time is read
 
 
 class ProgressLine:
@@ -72,7 +73,7 @@ class ProgressLine:
             return
         self.expected = True
         seconds, steps = self.time_left.seconds(time.monotonic()), self.max_steps - step
-        if seconds >= WORTH_TELLING:
+        if seconds >= MIN_EXPECTED_SECONDS:
             more = ", without validations" if self.time_left.without_validations else ""
             self._line(f"about {clock(seconds)} for {'the next ' if step > steps else ''}{steps} steps{more}")
 
@@ -114,8 +115,7 @@ class ProgressLine:
         if self.bar is not None:
             self.bar.line(text)
         else:
-            self.out.write(text + "\n")
-            self.out.flush()
+            print_message(text, self.out)
 
 
 class TimeLeft:
@@ -193,19 +193,21 @@ class Bar:
         if console.is_dumb_terminal:  # it cannot go back to the beginning of a line
             return
         self.live = Live(self, console=console, transient=True, refresh_per_second=REFRESHES, redirect_stdout=False)
-        self.live.start()
+        with suppress(OSError):  # the terminal was closed
+            self.live.start()
 
     def line(self, text: str) -> None:
         """A line above the bar, which stays."""
         if self.live is None:
-            self.out.write(text + "\n")
-            self.out.flush()
-        else:
+            print_message(text, self.out)
+            return
+        with suppress(OSError):  # the terminal was closed
             self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self.live is not None:
-            self.live.stop()
+            with suppress(OSError):  # the terminal was closed
+                self.live.stop()
             self.live = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triform.data.files import digest
 from triform.errors import ConfigError, DivergedError, InterruptedRun
+from triform.formatting import print_message
 from triform.io.locks import locked
 from triform.launch import Options, train
 from triform.reproduce import outcome as outcomes
@@ -48,7 +48,7 @@ def why_transformers(asked: Asked) -> Outcome:
     place = asked.out / (f"{NAME}-quick" if asked.quick else NAME)
     with locked(place, f"reproducing {NAME}") as notice:
         if notice:
-            _say(notice)
+            print_message(notice)
         return _run(asked, place, device)
 
 
@@ -102,7 +102,7 @@ class Study:
 
     def _pilot(self, kind: str, settings: Settings) -> Run:
         """A short run that shows the rate, and the sizes of the data."""
-        _say(f"{NAME}, {self.part.name}: how fast does the {kind} learn?")
+        print_message(f"{NAME}, {self.part.name}: how fast does the {kind} learn?")
         return self._trained(f"pilot-{kind}", settings, QUICK_STEPS if self.asked.quick else PILOT_STEPS, seed=0)
 
     def _learn(self, kind: str, settings: Settings, pilot: Run) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Study:
         tries = self._tries(kind, settings, steps, pilot)
         settings = {**settings, "train.lr": best_rate(tries)}
         seeds = self.asked.seeds or (2 if self.asked.quick else self.part.seeds)
-        _say(f"{NAME}, {self.part.name}: {kind}, {rate:.1f} steps/s, so {steps} steps; {seeds} seeds")
+        print_message(f"{NAME}, {self.part.name}: {kind}, {rate:.1f} steps/s, so {steps} steps; {seeds} seeds")
         runs = []
         for seed in range(seeds):
             run = self._trained(kind, settings, steps, seed)
@@ -147,11 +147,11 @@ class Study:
             held["data.train"] = str(learned.absolute())
         tries: list[dict[str, Any]] = []
         for rate in RATES[:2] if self.asked.quick else RATES:
-            _say(f"{NAME}, {self.part.name}: {kind}, {steps} steps at a rate of {rate:g}")
+            print_message(f"{NAME}, {self.part.name}: {kind}, {steps} steps at a rate of {rate:g}")
             try:
                 run = self._trained(f"try-{kind}", overlay(settings, {**held, "train.lr": rate}), steps, seed=0)
             except DivergedError as error:
-                _say(str(error))
+                print_message(str(error))
                 found = {"loss": None}
             else:
                 found = next(event for event in reversed(_heard(run)) if event["event"] == "valid")
@@ -184,7 +184,3 @@ def _shape(run: Run) -> Settings:
 
 def _heard(run: Run) -> list[dict[str, Any]]:
     return outcomes.events(RunFolder(run.path).metrics_file)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
