@@ -7,12 +7,15 @@ import math
 import numpy as np
 import pytest
 import sacrebleu
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from task_cases import sentences
 
 from triform import metrics
+from triform.nn.vocabulary import IGNORE
+from triform.tasks.task import token_tally
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
 
@@ -42,3 +45,17 @@ def test_perplexity_and_bits_by_hand() -> None:
     assert metrics.perplexity(math.log(50)) == pytest.approx(50)
     assert metrics.perplexity(1e6) == math.inf
     assert metrics.bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
+
+
+def test_logits_of_a_large_vocabulary_are_counted_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    head, states = torch.nn.Linear(8, 50, dtype=torch.float64), torch.randn(3, 7, 8, dtype=torch.float64)
+    targets = torch.randint(50, (3, 7))
+    targets[1, 4:] = IGNORE
+    whole = token_tally(states, head, targets, 50)
+    seen: list[int] = []
+    head.register_forward_hook(lambda module, given, made: seen.append(made.numel()))
+    monkeypatch.setattr("triform.tasks.task.MAX_EVAL_LOGITS", 210)
+    torch.testing.assert_close(token_tally(states, head, targets, 50), whole, rtol=1e-12, atol=0)
+    assert max(seen) <= 210
+    assert whole[2] == 18

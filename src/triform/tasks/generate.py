@@ -183,7 +183,8 @@ class Generate(Task):
         return tracked(islice(read.batches(), n_batches), "validating", n_batches)
 
     def tally(self, batch: Windows) -> Tensor:
-        return token_tally(self.model(batch.tokens), batch.targets)
+        states = self.model.states(batch.tokens)
+        return token_tally(states, self.model.head, batch.targets, self.tokenizer.vocab_size)
 
     def scores(self, sums: list[float], data: Stream, *, quick: bool, decode: DecodeConfig | None = None) -> Scores:
         nats, hits, weight = sums

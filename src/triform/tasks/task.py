@@ -30,6 +30,7 @@ from triform.tasks.resident import Resident
 from triform.text import Special, Tokenizer, load_tokenizer
 
 TALLIES = 256  # batches of an evaluation that are added up together
+MAX_EVAL_LOGITS = 1 << 26  # logits of an evaluation that exist at once: 256 MB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,10 +304,20 @@ def check_not_empty(text: str) -> None:
         raise DataError("the text is empty: there is nothing to look at")
 
 
-def token_tally(scores: Tensor, targets: Tensor) -> Tensor:  # (B, T, V), (B, T) -> (3)
-    """The loss, the hits and the number of predictions."""
-    loss = cross_entropy(scores, targets, 0.0)
-    counted = (scores.argmax(-1) == targets, targets != IGNORE)
+def token_tally(states: Tensor, head: nn.Module, targets: Tensor, vocab_size: int) -> Tensor:
+    """The loss, the hits and the number of predictions: (B, T, D), (B, T) -> (3).
+
+    The logits of a large vocabulary are computed some rows at a time: all of them would take gigabytes, and one
+    operation would take so long that Ctrl-C has to wait for it.
+    """
+    rows = max(1, MAX_EVAL_LOGITS // vocab_size)
+    parts = (each.split(rows) for each in (states.flatten(0, -2), targets.flatten()))  # type: ignore[no-untyped-call]
+    return torch.stack([_tally(head(part), expected) for part, expected in zip(*parts, strict=True)]).sum(dim=0)
+
+
+def _tally(logits: Tensor, targets: Tensor) -> Tensor:  # (N, V), (N) -> (3)
+    loss = cross_entropy(logits, targets, 0.0)
+    counted = (logits.argmax(-1) == targets, targets != IGNORE)
     return torch.stack([loss, *(each.sum(dtype=loss.dtype) for each in counted)])
 
 

@@ -168,15 +168,15 @@ class Translate(Task):
             notices.append(f"{name}: {cut} of {len(pairs)} pairs were cut at data.max_len={pairs.max_len} tokens")
         return pairs
 
-    def loss(self, batch: Paired) -> Tensor:
-        def states() -> Tensor:  # (B, T, D)
-            read = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
-            return self.model.decoded(batch.target, read, batch.source_keep)
+    def _states(self, batch: Paired) -> Tensor:  # (B, T, D)
+        read = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
+        return self.model.decoded(batch.target, read, batch.source_keep)
 
-        return learning_loss(states, self.model.head, batch.expected, self.config.train)
+    def loss(self, batch: Paired) -> Tensor:
+        return learning_loss(lambda: self._states(batch), self.model.head, batch.expected, self.config.train)
 
     def tally(self, batch: Paired) -> Tensor:
-        return token_tally(self.model(batch.source, batch.target, batch.source_keep), batch.expected)
+        return token_tally(self._states(batch), self.model.head, batch.expected, self.target.vocab_size)
 
     def scores(self, sums: list[float], data: Pairs, *, quick: bool, decode: DecodeConfig | None = None) -> Scores:
         nats, hits, weight = sums
