@@ -204,8 +204,10 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{path}: not valid TOML: brackets nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except ValueError:  # Python converts no more digits than `sys.get_int_max_str_digits`
+        raise ConfigError(f"{path}: not valid TOML: a number has thousands of digits") from None
 
 
 def settings_of(tree: Mapping[str, Any], path: Path) -> Settings:

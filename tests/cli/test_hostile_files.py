@@ -146,3 +146,36 @@ def test_a_pickle_in_the_token_cache_is_damage_and_is_built_again(
         assert "this token cache is damaged" in notices[0]
         assert notices[0].endswith("it is built again")
     assert encoded() == ([0, 1], [])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+@pytest.mark.parametrize("options", [(), ("--no-verify",)], ids=["verified", "as-it-is"])
+@pytest.mark.parametrize("name", ["config.toml", "tokenizer.json", "model.safetensors", "digests.json"])
+def test_a_pipe_in_a_run_folder_is_not_waited_for(
+    triform: Any, published: Path, tmp_path: Path, name: str, options: tuple[str, ...]
+) -> None:
+    run = Path(shutil.copytree(published.parent / "run", tmp_path / "run"))
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert triform("predict", run, "soup", *options).refusal.startswith(f"{run / name}: is a pipe")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_a_published_folder_is_not_waited_for(
+    triform: Any, published: Path, tmp_path: Path, name: str
+) -> None:
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    (model / name).unlink()
+    os.mkfifo(model / name)
+    refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
+    assert refusal.startswith(f"{model / name}: is a pipe")
+
+
+def test_a_number_of_thousands_of_digits_in_a_settings_file_is_named_in_plain_words(
+    triform: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "many.toml"
+    path.write_text(f"[train]\nmax_steps = {DIGITS}\n")
+    refusal = triform("train", "classify", "--config", path, "--out", tmp_path / "run").refusal
+    assert refusal == f"{path}: not valid TOML: a number has thousands of digits"

@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from triform.errors import CheckpointError
+
 PART = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
 
 
@@ -43,6 +45,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text as `write_bytes` does; line endings stay as they are."""
     write_bytes(path, text.encode())
+
+
+def refuse_special_files(folder: Path) -> None:
+    """Refuse a folder that holds pipes, devices or sockets: reading them may never end.
+
+    Raises:
+        CheckpointError: The folder has such an entry; the message names it.
+    """
+    for path in sorted(folder.glob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: is a pipe, a device or a socket, not a file; restore it from a copy")
 
 
 def remove_leftovers(folder: Path) -> None:

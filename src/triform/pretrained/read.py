@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triform.errors import CheckpointError
+from triform.io.files import refuse_special_files
 from triform.text.special import read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
@@ -69,6 +70,7 @@ def read_folder(place: Path) -> Foreign:
         if (place / "config.toml").exists():
             raise CheckpointError(f"{place}: is a run folder already, and needs no import")
         raise CheckpointError(f"{place}: has no config.json, so nothing says what model this is")
+    refuse_special_files(place)
     return Foreign(place, read_object(place / "config.json"), _renamed(_read_weights(place)))
 
 

@@ -12,7 +12,7 @@ from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.io import digests
 from triform.io.digests import DIGESTS_FILE, replace_files
-from triform.io.files import part_path
+from triform.io.files import part_path, refuse_special_files
 from triform.io.locks import locked
 from triform.scratch import weights
 from triform.scratch.part import Weights
@@ -69,6 +69,7 @@ def read_config(folder: Path, *, verify: bool = True) -> Config:
     file = folder / "config.toml"
     if not file.exists():
         raise CheckpointError(f"{folder}: is not a run folder: it has no config.toml")
+    refuse_special_files(folder)
     if verify:
         digests.verify(folder)
     try:

@@ -248,6 +248,7 @@ class RunFolder:
     def read_config(self) -> Config:
         if not self.path.is_dir():
             raise CheckpointError(f"{self.path}: no such run folder")
+        files.refuse_special_files(self.path)
         if not self.config_file.exists():
             seeds = sorted(self.path.glob("seed-*/config.toml"))
             which = f"; it holds several seeds, name one of them, such as {seeds[0].parent}" if seeds else ""
@@ -305,6 +306,7 @@ class RunFolder:
         return whole[0] if whole else None
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        files.refuse_special_files(path)
         if self.verify:
             verify(path, CHECKPOINT_FILES)
         return read_tensors(path / "tensors.safetensors"), self.read_state(path)
@@ -332,6 +334,7 @@ class RunFolder:
         return latest is not None and bool(self.read_state(latest).get("finished"))
 
     def read_state(self, path: Path) -> dict[str, Any]:
+        files.refuse_special_files(path)
         if self.verify:
             verify(path, ["state.json"])
         try:
