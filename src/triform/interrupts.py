@@ -16,7 +16,7 @@ HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAVING = "stopping: saving after this step; a second Ctrl-C stops at once, without saving"
 AT_ONCE = "stopping at once, without saving"
-GRACE = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
+GRACE_SECONDS = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
 INTERRUPTED = 130  # the exit code
 
 
@@ -34,13 +34,13 @@ class Stoppable(Protocol):
 
 @contextmanager
 def handle_signals(
-    trainer: Stoppable | None = None, out: TextIO | None = None, last_words: Callable[[], object] | None = None
+    trainer: Stoppable | None = None, out: TextIO | None = None, exit_message: Callable[[], object] | None = None
 ) -> Iterator[None]:
     """Let the first signal stop `trainer`, and a second one raise KeyboardInterrupt.
 
     With no trainer the first signal raises KeyboardInterrupt. Each signal is acknowledged at once on `out`, by
-    default standard error, also while a long operation of torch keeps Python's own handlers waiting. A command that
-    waits for another library, such as one that learns a vocabulary, says its `last_words` and ends nonetheless.
+    default standard error, also while a long operation of torch keeps Python's own handlers waiting. A command
+    whose main thread does not answer, because it waits for another library, prints `exit_message()` and ends.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,7 +51,7 @@ def handle_signals(
             raise KeyboardInterrupt
         trainer.stop()
 
-    with _acknowledging(trainer, out, last_words), _handlers(handle):
+    with _acknowledging(trainer, out, exit_message), _handlers(handle):
         yield
 
 
@@ -86,9 +86,9 @@ def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextmanager
 def _acknowledging(
-    trainer: Stoppable | None, out: TextIO | None, last_words: Callable[[], object] | None
+    trainer: Stoppable | None, out: TextIO | None, exit_message: Callable[[], object] | None
 ) -> Iterator[None]:
-    """A thread that hears of signals from the interpreter's C handler, which waits for nothing."""
+    """Start a thread that is woken by the interpreter's C handler, also while the main thread is busy."""
     if os.name == "nt":  # there a wake-up descriptor must be a socket, and SIGTERM is not sent to processes
         yield
         return
@@ -98,14 +98,16 @@ def _acknowledging(
 
     def acknowledge() -> None:
         count = 0
-        while heard := os.read(reading, 1):
-            if heard[0] in SIGNALS:
+        while number := os.read(reading, 1):
+            if number[0] in SIGNALS:
                 count += 1
                 text = AT_ONCE if trainer is None or count > 1 else SAVING
                 print_message(text, out)
-                if last_words is not None and _command.is_set() and not over.wait(GRACE):
-                    print_message(f"triform: {last_words()}")
-                    os._exit(INTERRUPTED)
+                if exit_message is not None and _command.is_set() and not over.wait(GRACE_SECONDS):
+                    try:
+                        print_message(f"triform: {exit_message()}")
+                    finally:
+                        os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=acknowledge, daemon=True)

@@ -103,7 +103,7 @@ def train(
         if stored is None or not folder.complete(stored):
             again = resume_command(task, folder.path, options.device)
             try:
-                with handle_signals(out=options.progress, last_words=lambda: stopped_at_once([folder], again)):
+                with handle_signals(out=options.progress, exit_message=lambda: stopped_at_once([folder], again)):
                     _train(folder, asked, stored, options, notices)
             except KeyboardInterrupt:
                 folder.discard_if_unused()

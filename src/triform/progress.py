@@ -1,7 +1,7 @@
-"""How far a long piece of work has come, reported to whoever shows it.
+"""Progress reports of long work, such as a validation, for whoever shows them.
 
-Work that takes long reports what it has done without knowing who listens; with nobody listening a report costs
-little. The listener is kept in a context variable, so that threads do not hear of each other.
+Work that takes long calls `report` or `tracked`; `reporting_to` says who receives the reports. Without a receiver a
+report costs little. The receiver is kept in a context variable, so that threads do not mix their reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _listener: ContextVar[Report | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def reporting_to(listener: Report) -> Iterator[None]:
-    """Let `listener` hear of the work that is done inside."""
+    """Send the reports of the work done inside to `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,13 +27,14 @@ def reporting_to(listener: Report) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
+    """Say that so much of something is done."""
     listener = _listener.get()
     if listener is not None:
         listener(what, done, total)
 
 
 def tracked(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """The items, with a report whenever the work on one is done."""
+    """Yield the items, and report whenever the work on one is done."""
     report(what, 0, total)
     for number, item in enumerate(items, 1):
         yield item

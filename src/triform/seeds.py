@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from triform.config import Config, TaskName
-from triform.config.bounds import MOST_SEEDS, shown
+from triform.config.bounds import MAX_SEEDS, format_value
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, show_notice
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
@@ -86,8 +86,8 @@ def train_seeds(
     """
     how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
     options = replace(options or Options(), **how)
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise ConfigError(f"--seeds {shown(seeds)}: give how many models to train, from 1 to {MOST_SEEDS}")
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"--seeds {format_value(seeds)}: give how many models to train, from 1 to {MAX_SEEDS}")
     asked = collect(task, preset, config, dotted(settings))
     out = out_folder(asked, options)
     first = build(asked).seed
@@ -121,7 +121,7 @@ def _train_places(places: Sequence[Place], asked: Settings, options: Options, ou
     stored = next((place.stored for place in places if place.stored), None)
     folders, command = [place.folder for place in places], resume_command(asked["task"], out, options.device, again)
     try:
-        with handle_signals(out=options.progress, last_words=lambda: stopped_at_once(folders, command)):
+        with handle_signals(out=options.progress, exit_message=lambda: stopped_at_once(folders, command)):
             _train(todo, stored or build(with_base(asked, verify=options.verify)), options, again)
     except KeyboardInterrupt:
         for folder in folders:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from triform.config import Config
-from triform.config.bounds import shortened, shown
+from triform.config.bounds import format_value, shorten
 from triform.errors import ConfigError
 
 Value = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
@@ -47,12 +47,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def typed(name: str, value: object) -> Value:
     """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
     if name not in HINTS:
-        raise ConfigError(f"unknown setting {shown(name)}; {nearest(name, HINTS)}")
+        raise ConfigError(f"unknown setting {format_value(name)}; {nearest(name, HINTS)}")
     hint = HINTS[name]
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             options = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{name}={shortened(str(value))} is not known; choose from {options}")
+            raise ConfigError(f"{name}={shorten(str(value))} is not known; choose from {options}")
         return str(value)
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
@@ -61,7 +61,7 @@ def typed(name: str, value: object) -> Value:
             value = [part for part in inner.split(",") if part.strip()]
         parts = value
         if not isinstance(parts, list | tuple):
-            raise ConfigError(f"{name}={shown(value)} must be a list")
+            raise ConfigError(f"{name}={format_value(value)} must be a list")
         kind = get_args(hint)[0]
         return tuple(_scalar(name, part.strip() if isinstance(part, str) else part, kind) for part in parts)
     return _scalar(name, value, hint)
@@ -77,11 +77,11 @@ def _scalar(name: str, value: object, kind: type) -> Any:
         try:
             value = kind(value.replace("_", ""))
         except ValueError:  # also of more digits than Python reads
-            raise ConfigError(f"{name}={shown(value)} must be {_WORDS[kind]}") from None
+            raise ConfigError(f"{name}={format_value(value)} must be {_WORDS[kind]}") from None
     if kind is float and type(value) is int:
         value = float(value) if abs(value) < 2**1023 else math.inf
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-        raise ConfigError(f"{name}={shown(value)} must be {_WORDS[kind]}")
+        raise ConfigError(f"{name}={format_value(value)} must be {_WORDS[kind]}")
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or mend the text")
     return value

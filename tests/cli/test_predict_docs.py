@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from triform.cli.prediction_file import ADDED
+from triform.cli.prediction_file import PREDICTION_COLUMNS
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 PAGE = (Path(__file__).parents[2] / "docs" / "predict.md").read_text(encoding="utf-8")
@@ -35,4 +35,4 @@ def test_the_commands_run(
 
 
 def test_the_table_names_every_column_that_is_added() -> None:
-    assert all(f"| `{name}` | {task} |" in PAGE for task, name in ADDED.items())
+    assert all(f"| `{name}` | {task} |" in PAGE for task, name in PREDICTION_COLUMNS.items())

@@ -55,8 +55,8 @@ def test_a_line_of_200_million_characters_in_a_small_file_is_refused_without_bei
 
 @pytest.mark.parametrize("unit", ['"a\n",', '"a\nb\n'])
 def test_a_csv_row_that_never_ends_is_refused(unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 2 << 20)
-    monkeypatch.setattr(tables, "LONGEST_LINE", 2 << 20)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 2 << 20)
     path = tmp_path / "open.csv"
     path.write_text("text,label\n" + (unit * 1_000_000 if "," in unit else unit + "b\n" * 2_000_000))
     with pytest.raises(DataError, match=r"line 2: is not well-formed csv .a row of more than 2 million characters"):

@@ -1,4 +1,4 @@
-"""Bad input by the thousand: `python tests/fuzz/fuzz.py --inputs 20000`, or `make fuzz`.
+"""Bad input by the thousand: `python tests/fuzz/run_fuzz.py --inputs 20000`, or `make fuzz`.
 
 Commands run in this process, on tiny models. An input fails that ends in anything but an answer (exit code 0) or a
 refusal (1 or 2) of one line, that takes longer than `LONGEST` seconds, or that makes the process take more memory

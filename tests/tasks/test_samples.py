@@ -25,7 +25,7 @@ def rows(folder: Path) -> Path:
 def test_a_classifier_shows_held_out_rows_with_their_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(classify, "MOST_READ", most)
+    monkeypatch.setattr(classify, "MAX_SAMPLED_ROWS", most)
     made = prepared("classify", tmp_path, rows(tmp_path), **{"tokenizer.min_count": 3})
     shown = made.task.samples(made.valid)
     assert len(shown) == min(most, len(made.valid))

@@ -222,7 +222,7 @@ def test_a_command_that_waits_for_another_library_ends_nonetheless() -> None:
     code = """
 import hashlib, threading
 from triform.interrupts import handle_signals, signals_as_ctrl_c
-with signals_as_ctrl_c(), handle_signals(last_words=lambda: "nothing was saved"):
+with signals_as_ctrl_c(), handle_signals(exit_message=lambda: "nothing was saved"):
     threading.Timer(0.5, print, ["ready"], {"flush": True}).start()  # by then the main thread is in the call
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
 """

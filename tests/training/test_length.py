@@ -13,7 +13,7 @@ from triform.config import Config
 from triform.errors import ConfigError, InterruptedRun
 from triform.launch import train
 from triform.presets import SYSTEMS
-from triform.reproduce.runner import NEVER_EARLY
+from triform.reproduce.runner import NO_EARLY_STOPPING
 from triform.seeds import train_seeds
 from triform.settings import build
 from triform.tasks.defaults import settle_patience
@@ -225,7 +225,7 @@ def test_a_falling_loss_is_progress_while_the_accuracy_stands_still(
 
 
 def test_reference_systems_are_never_stopped_early_unless_they_say_so() -> None:
-    assert NEVER_EARLY == {"train.patience": 0}
+    assert NO_EARLY_STOPPING == {"train.patience": 0}
     for name, system in SYSTEMS.items():
         config = system()
         if config.task == "classify" and config.train.max_steps + config.train.epochs > 0:

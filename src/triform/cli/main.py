@@ -102,17 +102,17 @@ def main() -> None:
 
 def out_of_resources(error: Exception) -> str:
     """What to tell of an error that comes from sizes rather than from the program; empty for any other."""
-    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-        return f"the memory of the device is full ({said}); give fewer or shorter texts, or --device cpu"
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(said)):
+        return f"the memory of the device is full ({reason}); give fewer or shorter texts, or --device cpu"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(reason)):
         return (
-            f"the memory of this computer is full ({said}); use shorter texts, smaller batches or a smaller model"
+            f"the memory of this computer is full ({reason}); use shorter texts, smaller batches or a smaller model"
         )
     if isinstance(error, RecursionError):
-        return f"a file or a setting is nested too deeply ({said})"
+        return f"a file or a setting is nested too deeply ({reason})"
     if isinstance(error, OverflowError):
-        return f"a number in a file or a setting is too large to compute with ({said})"
+        return f"a number in a file or a setting is too large to compute with ({reason})"
     return ""
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from triform.tasks import Prediction
 
 SHOWN_LABELS = 5
-LAYOUT = ("data.text_column", "data.source_column", "data.header")  # how a table is read, beside decode.*
+TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header")  # how a table is read, beside decode.*
 
 
 @with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
@@ -96,8 +96,8 @@ def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], S
     """`--set` as decode settings by keyword, and as settings that say how a table is read."""
     from triform.settings import parse_assignments
 
-    layout = {name: value for name, value in parse_assignments(assignments or []).items() if name in LAYOUT}
-    others = [each for each in assignments or [] if each.partition("=")[0].strip() not in LAYOUT]
+    layout = {name: value for name, value in parse_assignments(assignments or []).items() if name in TABLE_SETTINGS}
+    others = [each for each in assignments or [] if each.partition("=")[0].strip() not in TABLE_SETTINGS]
     return decode_settings(others), layout
 
 

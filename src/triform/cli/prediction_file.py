@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from triform.tasks import Prediction
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
-ADDED = {"classify": "predicted_label", "generate": "predicted_continuation", "translate": "predicted_translation"}
-WRITE = "write a .csv or .jsonl instead"
+PREDICTION_COLUMNS = {
+    "classify": "predicted_label",
+    "generate": "predicted_continuation",
+    "translate": "predicted_translation",
+}
+TSV_REMEDY = "write a .csv or .jsonl instead"
 
 
 def check_output(output: Path, input_: str) -> None:
@@ -40,7 +44,7 @@ def check_cells(output: Path, inputs: Inputs, task: TaskName, labels: Sequence[s
         return
     if task == "generate":
         raise ConfigError(
-            f"--output {output}: a continuation may have several lines, which a .tsv cannot hold; {WRITE}"
+            f"--output {output}: a continuation may have several lines, which a .tsv cannot hold; {TSV_REMEDY}"
         )
     for values in ([*inputs.names, *labels], *(row.values() for row in inputs.rows)):
         for value in values:
@@ -57,9 +61,9 @@ def write_predictions(output: Path, inputs: Inputs, predictions: Sequence[Predic
         # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.
         with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             if output.suffix.lower() == ".jsonl":
-                _write_jsonl(file, inputs, predictions, ADDED[task])
+                _write_jsonl(file, inputs, predictions, PREDICTION_COLUMNS[task])
             else:
-                _write_delimited(file, output, inputs, predictions, ADDED[task])
+                _write_delimited(file, output, inputs, predictions, PREDICTION_COLUMNS[task])
         aside.replace(output)
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
@@ -114,6 +118,6 @@ def _csv_cell(cell: str) -> str:
 def _tsv_cell(output: Path, cell: str) -> str:
     if any(separator in cell for separator in "\t\n\r"):
         raise DataError(
-            f"--output {output}: {cell[:40]!r} has a tab or several lines, which a .tsv cannot hold; {WRITE}"
+            f"--output {output}: {cell[:40]!r} has a tab or several lines, which a .tsv cannot hold; {TSV_REMEDY}"
         )
     return cell

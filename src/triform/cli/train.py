@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from triform.seeds import Seeds
     from triform.settings import Settings, Value
 
-OPTIONS = {
+OPTION_SETTINGS = {
     "--data": "data.train",
     "--source": "data.source",
     "--target": "data.target",
@@ -85,7 +85,7 @@ def train(
 
 
 def _settings(task: str, assignments: list[str] | None, values: Sequence[Value]) -> Settings:
-    """What `--set` and the options of `OPTIONS` say, the values in their order; "" is an option left out."""
+    """The settings of `--set` and of the options in `OPTION_SETTINGS`, whose values come in order; "": left out."""
     from triform.errors import ConfigError
     from triform.settings import parse_assignments
 
@@ -95,7 +95,7 @@ def _settings(task: str, assignments: list[str] | None, values: Sequence[Value])
             raise ConfigError(
                 f"{name}={settings[name]} is not for translate: set data.source_column and data.target_column"
             )
-    for (option, name), value in zip(OPTIONS.items(), values, strict=True):
+    for (option, name), value in zip(OPTION_SETTINGS.items(), values, strict=True):
         if value != "":
             check_agreement(option, value, name, settings)
             settings[name] = value

@@ -11,7 +11,7 @@ from typing import Any
 
 from triform.cli.shorthands import SHORTHANDS
 
-EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
+EXTRA_ARGUMENT = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
 URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # by itself, or as NAME=URL
 PUBLISHED_MODEL = re.compile(r"https?://(?:www\.)?huggingface\.co/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)/?")
 TAKE_TEXTS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
@@ -39,7 +39,7 @@ def describe_usage_error(error: Any) -> str:
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _unknown_option(error, command)
     problem = str(error.format_message()).rstrip(".")
-    if extra := EXTRA.fullmatch(problem):
+    if extra := EXTRA_ARGUMENT.fullmatch(problem):
         return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1], error.ctx.params)}"
     return problem
 

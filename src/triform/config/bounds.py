@@ -10,19 +10,19 @@ from typing import Any
 
 from triform.errors import ConfigError
 
-LONGEST = 2**24  # tokens a model reads at once
-WIDEST = 2**16  # d_model
-COUNT = 10**9  # steps, rows and the like
-MOST_SEEDS = 10_000  # models of one command that differ only in their seeds
+MAX_LEN = 2**24  # tokens a model reads at once
+MAX_WIDTH = 2**16  # d_model
+MAX_COUNT = 10**9  # steps, rows and the like
+MAX_SEEDS = 10_000  # models of one command that differ only in their seeds
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
     "data.valid_fraction": (0, 0.5),
-    "data.max_len": (0, LONGEST),
+    "data.max_len": (0, MAX_LEN),
     "tokenizer.vocab_size": (0, 2**24),
-    "tokenizer.min_count": (1, COUNT),
+    "tokenizer.min_count": (1, MAX_COUNT),
     "tokenizer.dropout": (0, 0.5),
-    "model.d_model": (0, WIDEST),
+    "model.d_model": (0, MAX_WIDTH),
     "model.d_ff": (0, 2**20),
     "model.n_layers": (0, 1000),
     "model.n_heads": (0, 4096),
@@ -31,8 +31,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "model.attention_dropout": (0, 0.95),
     "model.rotary_base": (1, 1e12),
     "model.rotary_scaling": (0, 1e9),
-    "model.max_distance": (0, LONGEST),
-    "model.n_buckets": (4, WIDEST),
+    "model.max_distance": (0, MAX_LEN),
+    "model.n_buckets": (4, MAX_WIDTH),
     "model.window": (-1, 2**31),
     "model.layer_windows": (-1, 2**31),
     "model.norm_eps": (0, 1),
@@ -43,14 +43,14 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.betas": (0, 1),
     "train.momentum": (0, 1),
     "train.weight_decay": (0, 1000),
-    "train.warmup_steps": (-1, COUNT),
+    "train.warmup_steps": (-1, MAX_COUNT),
     "train.final_lr_ratio": (0, 1),
     "train.plateau_factor": (0.01, 0.99),
-    "train.plateau_patience": (0, COUNT),
+    "train.plateau_patience": (0, MAX_COUNT),
     "train.batch_size": (0, 2**24),
     "train.batch_tokens": (0, 2**30),
     "train.accumulate": (1, 10**6),
-    "train.max_steps": (0, COUNT),
+    "train.max_steps": (0, MAX_COUNT),
     "train.epochs": (0, 10**6),
     "train.max_minutes": (0, 10**6),
     "train.clip_norm": (0, 1e18),
@@ -59,13 +59,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.average": (0, 0.999999),
     "train.freeze": (-1, 1000),
     "train.layer_decay": (0.01, 1),
-    "train.lora_rank": (0, WIDEST),
+    "train.lora_rank": (0, MAX_WIDTH),
     "train.lora_alpha": (0, 10**6),
     "train.lora_dropout": (0, 0.95),
-    "train.eval_every": (0, COUNT),
-    "train.checkpoint_every": (0, COUNT),
+    "train.eval_every": (0, MAX_COUNT),
+    "train.checkpoint_every": (0, MAX_COUNT),
     "train.log_every": (0, 10**6),
-    "train.patience": (-1, COUNT),
+    "train.patience": (-1, MAX_COUNT),
     "decode.temperature": (1e-6, 1e6),
     "decode.top_k": (0, 2**24),
     "decode.top_p": (0, 1),
@@ -89,15 +89,15 @@ def check_bound(setting: str, number: float) -> None:
     """One number lies within the bounds of its setting."""
     low, high = BOUNDS[setting]
     if not low <= number <= high:
-        raise ConfigError(f"{setting}={shown(number)} must lie between {low} and {high}")
+        raise ConfigError(f"{setting}={format_value(number)} must lie between {low} and {high}")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message: of a very long one only the beginning."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length():,} bits"
-    return shortened(repr(value))
+    return shorten(repr(value))
 
 
-def shortened(text: str, most: int = 60) -> str:
+def shorten(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"

@@ -47,7 +47,7 @@ _LANGUAGES = (
     "slovak slovenian spanish swedish turkish ukrainian vietnamese"
 )
 LANGUAGES = frozenset(_LANGUAGES.split())
-MOST_NAMES = 50  # of columns that a message lists
+MAX_LISTED_NAMES = 50  # of columns that a message lists
 SUSPICIOUS = 20  # rows without one repeated label before a guessed label column is refused
 ONE_COLUMN = "has only one column; {} are needed, separated by commas in a .csv and by tabs in a .tsv"
 WORD = re.compile(r"[^\W\d][\w.-]{0,29}")
@@ -74,8 +74,8 @@ def known_name(names: Sequence[str], known: Sequence[str], *, but: int | None = 
 
 def listed(names: Sequence[str]) -> str:
     """The names for a message: the first of very many, and the beginning of very long ones."""
-    shown = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names[:MOST_NAMES]]
-    return ", ".join([*shown, *["..."] * (len(names) > MOST_NAMES)])
+    shown = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names[:MAX_LISTED_NAMES]]
+    return ", ".join([*shown, *["..."] * (len(names) > MAX_LISTED_NAMES)])
 
 
 def named(path: str, setting: str, name: str, names: Sequence[str], *, what: str = "column") -> int:
@@ -83,9 +83,9 @@ def named(path: str, setting: str, name: str, names: Sequence[str], *, what: str
     folded = [_fold(each) for each in names]
     if _fold(name) in folded:
         return folded.index(_fold(name))
-    some = names[:MOST_NAMES]
+    some = names[:MAX_LISTED_NAMES]
     closest = sorted(some, key=lambda each: -difflib.SequenceMatcher(None, _fold(name), _fold(each[:99])).ratio())
-    there = listed(closest) + ", ..." * (len(names) > MOST_NAMES)
+    there = listed(closest) + ", ..." * (len(names) > MAX_LISTED_NAMES)
     raise DataError(f"has no {what} {name!r}; there are {there}: set data.{setting} to one of them", path=path)
 
 

@@ -30,7 +30,7 @@ KINDS: dict[str, Kind] = {
 Found = TypeVar("Found")
 BUILTIN = "builtin:"
 SMALL = 1 << 22  # bytes of a file that takes no time worth saving
-LONGEST_LINE = 1 << 26  # bytes of a line, or of a row of a table
+MAX_LINE_BYTES = 1 << 26  # bytes of a line, or of a row of a table
 BLOCK = 1 << 20  # bytes read at once, and about the characters of a piece
 
 
@@ -97,13 +97,13 @@ def _refuse_special(path: str) -> None:
 
 
 def limited_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
-    """Lines with their ends, counted from 1, of which no more than `LONGEST_LINE` bytes are ever held."""
+    """Lines with their ends, counted from 1, of which no more than `MAX_LINE_BYTES` bytes are ever held."""
     number = 0
-    while raw := file.readline(LONGEST_LINE + 1):
+    while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if len(raw) > LONGEST_LINE:
+        if len(raw) > MAX_LINE_BYTES:
             raise DataError(
-                f"has no line end within {LONGEST_LINE >> 20} MiB, so it is not lines of text",
+                f"has no line end within {MAX_LINE_BYTES >> 20} MiB, so it is not lines of text",
                 path=path,
                 line=number,
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from triform.data.columns import Columns, Rows, listed
-from triform.data.files import LONGEST_LINE, Kind, decoded_lines, numbered_lines
+from triform.data.files import MAX_LINE_BYTES, Kind, decoded_lines, numbered_lines
 from triform.errors import DataError
 
 SAMPLE_ROWS = 1000
@@ -20,15 +20,17 @@ Object = dict[str, object]
 
 
 def _csv_records(path: str) -> Iterator[Record]:
-    csv.field_size_limit(max(LONGEST_LINE, csv.field_size_limit()))
+    csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
     held = 0  # characters of the row that is being read
 
     def lines() -> Iterator[str]:
         nonlocal held
         for text in decoded_lines(path):
             held += len(text)
-            if held > LONGEST_LINE:
-                raise csv.Error(f"a row of more than {LONGEST_LINE >> 20} million characters: a quote is left open")
+            if held > MAX_LINE_BYTES:
+                raise csv.Error(
+                    f"a row of more than {MAX_LINE_BYTES >> 20} million characters: a quote is left open"
+                )
             yield text
 
     reader = csv.reader(lines(), strict=True)

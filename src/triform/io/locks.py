@@ -17,7 +17,7 @@ from triform.errors import CheckpointError
 from triform.io.files import remove_leftovers
 
 LOCK_FILE = ".lock"
-UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+NO_LOCKS_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 LOCKED_BYTE = 1 << 30  # on Windows a locked byte cannot be read: this one lies far behind the holder's name
 HOLDER_BYTES = 4096
 POLL_SECONDS = 0.1
@@ -77,7 +77,7 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
             time.sleep(POLL_SECONDS)
             continue
         except OSError as error:
-            if error.errno not in UNSUPPORTED:
+            if error.errno not in NO_LOCKS_ERRORS:
                 os.close(handle)
                 raise CheckpointError(f"{folder}: cannot be locked: {error.strerror or error}") from None
             return _keep(handle), (

@@ -11,7 +11,7 @@ from triform.errors import ConfigError
 from triform.models.budget import budget
 
 GIB = 2**30
-FLOAT = 4  # bytes of a number
+BYTES_PER_NUMBER = 4  # bytes of a number
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 CONTROL_GROUPS = (  # limit and use of a container: of control groups 2, then of 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -33,7 +33,7 @@ def require_memory(config: Config, sizes: Sizes) -> None:
     """Refuse a model whose weights alone do not fit into memory; counted by formulas, so that it takes no time."""
     _check_sizes(config, sizes)
     counted = budget(config, sizes)
-    needed = FLOAT * (counted.total + _tables(config, sizes))
+    needed = BYTES_PER_NUMBER * (counted.total + _tables(config, sizes))
     have = available_memory()
     if needed <= have:
         return
@@ -52,8 +52,8 @@ def _check_sizes(config: Config, sizes: Sizes) -> None:
     """Nothing is left open of what a stored config must say."""
     model = config.model
     needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
-    said = {f"model.{name}": getattr(model, name) for name in needed} | {"data.max_len": sizes.max_len}
-    for name, value in said.items():
+    given = {f"model.{name}": getattr(model, name) for name in needed} | {"data.max_len": sizes.max_len}
+    for name, value in given.items():
         if not value:
             raise ConfigError(f"{name}=0 does not say how large the model is: it must be above 0")
     if config.task == "classify" and not sizes.n_labels:

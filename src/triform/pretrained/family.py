@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from triform.config import Config, ModelConfig, Sizes, TaskName
-from triform.config.bounds import shown
+from triform.config.bounds import format_value
 from triform.errors import ConfigError
 from triform.nn.norm import USUAL_EPS
 from triform.pretrained.names import Pair
@@ -29,7 +29,7 @@ ACTIVATIONS = {
 }
 # What no family here has; what does not matter where positions are not of the kind that asks for it.
 PLAIN: Settings = {"kind": "transformer", "score": "scaled_dot", "window": -1, "layer_windows": (), "pair_rows": 0}
-LARGEST_SIZE = 2**31  # of a vocabulary, or of what a model reads at once
+MAX_SIZE = 2**31  # of a vocabulary, or of what a model reads at once
 FREE = ("reach", "max_distance", "n_buckets")
 
 
@@ -155,6 +155,8 @@ def whole(foreign: Foreign, key: str, usual: int = 0) -> int:
     """A size of config.json that depends on the data."""
     value = foreign.config.get(key)
     value = usual if value is None else value
-    if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-        raise ConfigError(f"{foreign.where}: {key}={shown(value)} must be a whole number from 1 to {LARGEST_SIZE}")
+    if type(value) is not int or not 1 <= value <= MAX_SIZE:
+        raise ConfigError(
+            f"{foreign.where}: {key}={format_value(value)} must be a whole number from 1 to {MAX_SIZE}"
+        )
     return value

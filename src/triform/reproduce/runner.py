@@ -74,7 +74,7 @@ class Asked:
 
 
 # Systems are trained to their last step unless they say otherwise.
-NEVER_EARLY: Settings = {"train.patience": 0}
+NO_EARLY_STOPPING: Settings = {"train.patience": 0}
 
 
 def reproduce(system: System, asked: Asked) -> Outcome:
@@ -148,7 +148,7 @@ def run_variant(variant: Variant, material: Material, asked: Asked, place: Path)
     options = Options(out=str(out), resume=begun, device=asked.device)
     clock = Clock(out / "seconds.json")
     with clock:
-        made = train_seeds(system.task, seeds, options=options, **overlay(NEVER_EARLY, settings))  # type: ignore[arg-type]
+        made = train_seeds(system.task, seeds, options=options, **overlay(NO_EARLY_STOPPING, settings))  # type: ignore[arg-type]
     tests = material.tests()
     runs = [_scored(folder, seed, tests, asked) for seed, folder in enumerate(made.folders)]
     samples = written(made.folders[0], system.prompts, asked)

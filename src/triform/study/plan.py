@@ -10,7 +10,7 @@ from typing import Any
 
 from triform.config import TASKS as TASK_NAMES
 from triform.config import TaskName
-from triform.config.bounds import BOUNDS, MOST_SEEDS, shown
+from triform.config.bounds import BOUNDS, MAX_SEEDS, format_value
 from triform.data.files import BUILTIN
 from triform.errors import ConfigError, DataError
 from triform.launch import FILES, collect
@@ -104,12 +104,13 @@ def _metric(metric: object, task: TaskName, origin: str) -> str:
 
 
 def _seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
-    if type(count) is not int or not 1 <= count <= MOST_SEEDS:
+    if type(count) is not int or not 1 <= count <= MAX_SEEDS:
         raise ConfigError(
-            f"{origin}: seeds={shown(count)}: give how many models to train of each variant, from 1 to {MOST_SEEDS}"
+            f"{origin}: seeds={format_value(count)}: give how many models to train of each variant, "
+            f"from 1 to {MAX_SEEDS}"
         )
     if type(first) is not int or not 0 <= first <= BOUNDS["seed"][1] - count:
-        raise ConfigError(f"{origin}: seed={shown(first)} must be a whole number, the first of the seeds")
+        raise ConfigError(f"{origin}: seed={format_value(first)} must be a whole number, the first of the seeds")
     return tuple(range(first, first + count))
 
 

@@ -52,7 +52,7 @@ from triform.tasks.task import (
 )
 from triform.text import Tokenizer
 
-MOST_READ = 50_000  # rows that are read again to show some of them in the report
+MAX_SAMPLED_ROWS = 50_000  # rows that are read again to show some of them in the report
 
 
 class Classify(Task):
@@ -262,7 +262,7 @@ class Classify(Task):
         )
 
     def samples(self, data: Examples) -> list[dict[str, str]]:
-        n = min(len(data), MOST_READ)
+        n = min(len(data), MAX_SAMPLED_ROWS)
         chosen = range(0, n, max(1, n // 8))[:8]
         rows = [row for place, row in enumerate(islice(self.rows(), chosen.stop)) if place in chosen]
         made = self.predict([row.text for row in rows])

@@ -52,7 +52,7 @@ from triform.text import Tokenizer, encode_stream
 
 QUICK_BATCHES = 32  # half a million tokens: enough to judge by, whatever the size of the text
 
-MOST_LINES = 1_000  # of held-out text that are looked at for prompts to show in the report
+MAX_PROMPT_LINES = 1_000  # of held-out text that are looked at for prompts to show in the report
 
 
 class Generate(Task):
@@ -281,7 +281,7 @@ class Generate(Task):
     def _original_prompts(self) -> list[str]:
         """The first words of a few lines: decoding their tokens would not give the text back."""
         lines = (line.split(maxsplit=8)[:8] for piece in self.rows() for line in piece.text.splitlines())
-        prompts = [" ".join(words) for words in islice(lines, MOST_LINES) if words]
+        prompts = [" ".join(words) for words in islice(lines, MAX_PROMPT_LINES) if words]
         usable = [prompt for prompt in prompts if not self.tokenizer.unknown(prompt)]
         return usable[:: max(1, len(usable) // 3)][:3]
 

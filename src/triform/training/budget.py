@@ -121,7 +121,7 @@ def _valid_seconds(trainer: Trainer, limit: float) -> float:
     began = phase_began = reported = now()
     phase, estimate = "", 0.0
 
-    def hear(what: str, done: int, total: int) -> None:
+    def on_progress(what: str, done: int, total: int) -> None:
         nonlocal phase, phase_began, reported, estimate
         if what != phase:  # first batches, then, for some tasks, decoding
             phase, phase_began = what, reported
@@ -131,7 +131,7 @@ def _valid_seconds(trainer: Trainer, limit: float) -> float:
             raise EnoughTimed
 
     try:
-        with reporting_to(hear), trainer.learner.precision():
+        with reporting_to(on_progress), trainer.learner.precision():
             trainer.task.evaluate(trainer.valid_data, quick=True)
     except EnoughTimed:
         return estimate

@@ -10,7 +10,7 @@ from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.settings import Settings, differences
 from triform.training.folder import OWN, RunFolder, writing
-from triform.training.length import LENGTH, with_length
+from triform.training.length import LENGTH_SETTINGS, with_length
 
 
 def default_out(asked: Settings) -> str:
@@ -51,7 +51,7 @@ def _claim(folder: RunFolder, asked: Settings, *, resume: bool, overwrite: bool)
         raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
     if resume and folder.config_file.exists():
         stored = folder.read_config()
-        if other := differences({name: asked[name] for name in asked if name not in LENGTH}, stored):
+        if other := differences({name: asked[name] for name in asked if name not in LENGTH_SETTINGS}, stored):
             raise ConfigError(
                 f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
             )

@@ -33,7 +33,7 @@ class ProgressLine:
         self.loss = self.score = self.pace = ""
         self.last = time.monotonic()  # when a plain line was written
         self.ticked = 0.0  # when a tick was last shown
-        self.expected = False  # whether the expected time was told
+        self.expected = False  # whether the expected time was shown
 
     def hear(self, event: Event) -> None:
         show = {
@@ -56,7 +56,7 @@ class ProgressLine:
         """So much of something is done: `step` of training, or part of a validation."""
         now = time.monotonic()
         self.time_left.tick(what, done, now)
-        self._tell_expected(done if what == "step" else 0)
+        self._show_expected(done if what == "step" else 0)
         if self.bar is not None and now - self.ticked >= 1 / REFRESHES:
             self.ticked = now
             parts = [self.loss, self.score, *self.pace.split("  ")] if what == "step" else []
@@ -67,8 +67,8 @@ class ProgressLine:
         if self.bar is not None:
             self.bar.close()
 
-    def _tell_expected(self, step: int) -> None:
-        """Once, as soon as it can be said: how long all of it takes."""
+    def _show_expected(self, step: int) -> None:
+        """Show how long training takes, once, as soon as that is known."""
         if self.expected or not step or not self.time_left.known:
             return
         self.expected = True

@@ -13,8 +13,8 @@ from triform.tasks.task import Prepared
 from triform.training.folder import RunFolder
 from triform.training.trainer import Trainer, steps_in
 
-LENGTH = ("train.max_steps", "train.epochs", "train.patience")  # settings that a resumed run may have raised
-BY_LENGTH = ("cosine", "linear")  # schedules that end where training ends
+LENGTH_SETTINGS = ("train.max_steps", "train.epochs", "train.patience")  # may be raised on a resume
+DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training ends
 
 
 def settle_length(prepared: Prepared) -> None:
@@ -47,45 +47,49 @@ def with_length(stored: Config, asked: Mapping[str, Value]) -> Config:
     """A run's settings with the length that is asked for on a resume; what is left open stays as it is."""
     if stored.train.max_minutes and "train.max_minutes" in asked:  # as the command said before
         return stored
-    said = {name: asked[name] for name in LENGTH if asked.get(name, DEFAULTS[name]) != DEFAULTS[name]}
-    if "train.max_steps" in said:
-        said["train.epochs"] = 0.0
-    elif "train.epochs" in said:
-        said["train.max_steps"] = 0
-    return build(said, stored)
+    given = {name: asked[name] for name in LENGTH_SETTINGS if asked.get(name, DEFAULTS[name]) != DEFAULTS[name]}
+    if "train.max_steps" in given:
+        given["train.epochs"] = 0.0
+    elif "train.epochs" in given:
+        given["train.max_steps"] = 0
+    return build(given, stored)
 
 
 def lengthen(folder: RunFolder, prepared: Prepared) -> list[str]:
-    """Let a run that goes on be as long as its settings now say, if that is longer; what to tell the user of it."""
+    """Make a resumed run as long as its settings now say, and return notices for the user.
+
+    Raises:
+        ConfigError: The settings would make it shorter.
+    """
     new, old = prepared.task.config, folder.read_config()
     if new == old:
         return []
     steps, before = (steps_of(config, prepared) for config in (new, old))
-    patience, patient = new.train.patience, old.train.patience
-    if steps < before or (patience and not 0 < patient <= patience):
-        said = "; ".join(_changes(old, new))
+    patience, old_patience = new.train.patience, old.train.patience
+    if steps < before or (patience and not 0 < old_patience <= patience):
+        changes = "; ".join(_changes(old, new))
         raise ConfigError(
-            f"{folder.path}: --resume can train a run longer, not shorter: {said}; "
+            f"{folder.path}: --resume can train a run longer, not shorter: {changes}; "
             "leave the setting out, or choose another --out"
         )
-    told = [f"the run is trained for {steps} steps instead of {before}"] if steps > before else []
-    if steps > before and new.train.schedule in BY_LENGTH:
-        told.append(
+    notices = [f"the run is trained for {steps} steps instead of {before}"] if steps > before else []
+    if steps > before and new.train.schedule in DECAYING_SCHEDULES:
+        notices.append(
             f"the decay of the {new.train.schedule} schedule is computed again for {steps} steps: the result is "
             "not the same as that of having trained so long from the start"
         )
     elif steps > before and before % new.train.eval_every and folder.finished() and prepared.valid is not None:
-        told.append(
+        notices.append(
             f"the run was also validated at step {before}, where it ended: the best weights may differ from those "
             "of having trained so long from the start"
         )
     (folder.path / "report.html").unlink(missing_ok=True)  # first: a run without one is not taken for complete
     folder.write_config(new)
-    return told
+    return notices
 
 
 def _changes(old: Config, new: Config) -> list[str]:
-    names = [name.partition(".")[2] for name in LENGTH]
+    names = [name.partition(".")[2] for name in LENGTH_SETTINGS]
     pairs = [(name, getattr(new.train, name), getattr(old.train, name)) for name in names]
     return [f"train.{name}: {value} (the run has {before})" for name, value, before in pairs if value != before]
 

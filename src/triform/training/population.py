@@ -249,7 +249,7 @@ class Population:
         """The scores of a member; who asks first has all of them computed."""
         assert self.stack is not None, "only who has taken a step is judged"
         if self._judged is None:
-            with interruptible(self), reporting_to(member.heard):
+            with interruptible(self), reporting_to(member.on_progress):
                 self._judged = data, self.stack.judge(data)
         of, scores = self._judged
         assert of is data, "members share their validation data"

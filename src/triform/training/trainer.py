@@ -268,10 +268,10 @@ class Trainer:
         load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
     def judge(self, data: Dataset) -> Scores:
-        with interruptible(self), reporting_to(self.heard), self.learner.precision():
+        with interruptible(self), reporting_to(self.on_progress), self.learner.precision():
             return self.task.evaluate(data, quick=True)
 
-    def heard(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, what: str, done: int, total: int) -> None:
         """So much of a validation is done; a stop that was asked for breaks it off here at the latest."""
         if self.stopping:
             raise ValidationInterrupted

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
-from triform.data.files import BLOCK, LONGEST_LINE, limited_lines, opened
+from triform.data.files import BLOCK, MAX_LINE_BYTES, limited_lines, opened
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import part_path
 
@@ -32,8 +32,8 @@ READS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safe
 WRITES = {ending: kind for ending, kind in READS.items() if ending != ".vec"}
 FLOATS = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
 PARTS = {"text": " \n", "binary": " \n", "safetensors": "\n"}  # what parts words in a file: it can be in none
-MOST_WORDS, WIDEST = 12, 6  # digits of how many words a file may have, and how many numbers a vector
-LONGEST_WORD = 1 << 16  # bytes
+MAX_COUNT_DIGITS, MAX_WIDTH_DIGITS = 12, 6  # of the number of words in a file, and of numbers in a vector
+MAX_WORD_BYTES = 1 << 16
 SHORTEST_NUMBER = 2  # bytes of a number in a text file, with the space before it
 
 
@@ -94,14 +94,14 @@ def width_of(path: Path) -> int:
 
 def _first_line(file: BinaryIO) -> bytes:
     """Without a byte order mark."""
-    return file.readline(LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
+    return file.readline(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
 
 
 def _sizes(line: bytes, path: Path, *, headless: bool = False) -> tuple[int, int]:
     """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
-        if len(parts[0]) > MOST_WORDS or len(parts[1]) > WIDEST:
+        if len(parts[0]) > MAX_COUNT_DIGITS or len(parts[1]) > MAX_WIDTH_DIGITS:
             raise DataError("its first line promises more words or numbers than any file holds", path=path)
         return int(parts[0]), int(parts[1])
     if headless and len(parts) > 2 and all(map(_is_number, parts[1:])):
@@ -151,7 +151,7 @@ def _check_nothing_left(path: Path, n: int, lines: Iterable[bytes]) -> None:
 
 def _read_binary(path: Path) -> Content:
     with opened(str(path)) as file:
-        n, width = _sizes(file.readline(LONGEST_LINE), path)
+        n, width = _sizes(file.readline(MAX_LINE_BYTES), path)
         _check_size(path, n * width * 4)
         words, rows, rest = _binary_rows(file, path, n, width)
     _check_whole(path, len(words), n)
@@ -170,7 +170,7 @@ def _binary_rows(file: BinaryIO, path: Path, n: int, width: int) -> tuple[list[s
     while len(words) < n:
         space = held.find(b" ", at)
         if space < 0 or space + 1 + size > len(held):
-            if space < 0 and len(held) - at > LONGEST_WORD:
+            if space < 0 and len(held) - at > MAX_WORD_BYTES:
                 raise DataError(f"word {len(words) + 1:,} does not end: the file is damaged", path=path)
             more = file.read(max(BLOCK, len(held)))
             if not more:
