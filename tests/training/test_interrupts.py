@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from same_runs import assert_same_run
 
 from triform.errors import InterruptedRun
 from triform.interrupts import AT_ONCE, SAVING, handle_signals
@@ -29,7 +28,6 @@ from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 PACE = {"max_steps": 10, "eval_every": 4, "checkpoint_every": 4, "log_every": 3, "batch_size": 8}
-CLOCKS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
 
 
 @pytest.fixture
@@ -42,24 +40,6 @@ def data(tmp_path: Path) -> dict[str, str]:
         path.write_text("".join(lines), encoding="utf-8")
         found[task] = str(path)
     return found
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in CLOCKS} for row in rows if row["event"] != "resume"
-    ]
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Best weights, last weights and optimizer equal bit for bit; the same events, but for clocks."""
-    names = [next(iter(path.glob("checkpoints/*"))).name for path in (one, other)]
-    assert names[0] == names[1]
-    for name in ("model.safetensors", f"checkpoints/{names[0]}/tensors.safetensors"):
-        left, right = load_file(one / name), load_file(other / name)
-        assert left.keys() == right.keys()
-        assert all(tensor.equal(right[key]) for key, tensor in left.items())
-    assert events(one) == events(other)
 
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch, task: str, number: int) -> None:

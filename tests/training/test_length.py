@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from same_runs import assert_same_bits, assert_same_run, events
 
 from triform.config import Config
 from triform.errors import ConfigError, InterruptedRun
 from triform.launch import train
 from triform.presets import SYSTEMS
-from triform.reproduce.runner import NO_EARLY_STOPPING
+from triform.reproduce import systems as reference
+from triform.reproduce.runner import Asked, run_variant
 from triform.seeds import train_seeds
 from triform.settings import build
 from triform.tasks.defaults import settle_patience
 from triform.training.folder import RunFolder
 from triform.training.trainer import Trainer
-
-CLOCKS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 PACE = {"max_steps": 8, "eval_every": 4, "log_every": 3, "batch_size": 8, "warmup_steps": 2, "checkpoint_every": 4}
@@ -47,22 +46,6 @@ def state(path: Path) -> dict[str, Any]:
     latest = RunFolder(path).latest_checkpoint()
     assert latest is not None
     return RunFolder(path).read_state(latest)
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in CLOCKS} for row in rows if row["event"] != "resume"
-    ]
-
-
-def assert_same_bits(one: Path, other: Path) -> None:
-    names = [next(iter(path.glob("checkpoints/*"))).name for path in (one, other)]
-    assert names[0] == names[1]
-    for name in ("model.safetensors", f"checkpoints/{names[0]}/tensors.safetensors"):
-        left, right = load_file(one / name), load_file(other / name)
-        assert left.keys() == right.keys()
-        assert all(tensor.equal(right[key]) for key, tensor in left.items())
 
 
 @pytest.mark.parametrize("schedule", ["constant", "noam", "plateau"])
@@ -143,8 +126,27 @@ def test_a_longer_run_that_was_killed_before_it_saved_goes_on_and_its_metrics_ar
         patch.setattr(Trainer, "step", killed)
         with pytest.raises(InterruptedRun):
             longer(out, train={"max_steps": 15})
-    assert_same_bits(straight, longer(out))
-    assert events(out) == events(straight)
+    assert_same_run(straight, longer(out))
+
+
+def test_interrupted_in_its_last_validation_a_run_is_not_validated_there_when_it_is_trained_longer(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = PACE | {"schedule": "constant", "max_steps": 7}
+    straight, judge = run(rows, tmp_path / "straight", pace | {"max_steps": 12}), Trainer.judge
+
+    def stopping(self: Trainer, data: Any) -> Any:
+        if self.progress.step == 7:
+            self.stop()
+        return judge(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "judge", stopping)
+        with pytest.raises(InterruptedRun, match="stopped at step 7"):
+            run(rows, tmp_path / "run", pace)
+    out = longer(tmp_path / "run", train={"max_steps": 12})
+    assert_same_bits(straight, out)
+    assert [event["step"] for event in events(out) if event["event"] == "valid"] == [4, 8, 12]
 
 
 def test_a_run_that_stopped_early_goes_on_only_with_more_patience(
@@ -224,9 +226,26 @@ def test_a_falling_loss_is_progress_while_the_accuracy_stands_still(
     assert state(out)["progress"]["best_step"] == 2
 
 
-def test_reference_systems_are_never_stopped_early_unless_they_say_so() -> None:
-    assert NO_EARLY_STOPPING == {"train.patience": 0}
+def test_presets_of_reference_systems_are_never_stopped_early_unless_they_say_so() -> None:
     for name, system in SYSTEMS.items():
         config = system()
         if config.task == "classify" and config.train.max_steps + config.train.epochs > 0:
             assert config.train.patience == 0, name
+
+
+@pytest.mark.parametrize("system", reference.SYSTEMS.values(), ids=lambda system: system.name)
+def test_reproducing_a_system_never_stops_early_unless_it_says_so(
+    system: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trained(Exception):
+        pass
+
+    def trained(*_: Any, **settings: Any) -> None:
+        raise Trained(settings["train.patience"])
+
+    monkeypatch.setattr("triform.reproduce.runner.train_seeds", trained)
+    material: Any = SimpleNamespace(system=system, settings=lambda variant: {})
+    for variant in system.variants:
+        with pytest.raises(Trained) as caught:
+            run_variant(variant, material, Asked(), tmp_path)
+        assert caught.value.args == (variant.settings.get("train.patience", 0),)

@@ -132,8 +132,11 @@ class Trainer:
         self.learner.notices.clear()
         if step % self.config.log_every == 0:
             self._log()
-        self.progress.validation_due = step % self.config.eval_every == 0 or step == self.max_steps
+        self.progress.validation_due = self._validates_at(step)
         self.conclude_step()
+
+    def _validates_at(self, step: int) -> bool:
+        return step % self.config.eval_every == 0 or step == self.max_steps
 
     def conclude_step(self) -> None:
         """Validate if that is due, then save or end; an interrupted validation leaves all of it to a resume."""
@@ -329,6 +332,7 @@ class Trainer:
             self._restore(tensors, state)
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise damaged(latest, error) from None
+        self.progress.validation_due &= self._validates_at(self.progress.step)  # not where it ended, if now longer
         if self._may_go_on():
             self.progress.finished = ""
             for listener in self.listeners:
