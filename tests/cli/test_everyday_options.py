@@ -141,3 +141,11 @@ def test_a_url_inside_a_text_is_text(triform: Command, classifier: Path) -> None
     assert triform("predict", classifier, "https://example.org").code == 0
     refusal = triform("predict", classifier, "https://example.org", "--device", "wings").refusal
     assert refusal == "unknown device 'wings'; choose from auto, cpu, cuda, mps"
+
+
+def test_decoding_options_have_no_effect_on_a_classifier_and_predict_says_so(
+    triform: Command, classifier: Path
+) -> None:
+    answer = triform("predict", classifier, "soup", "--temperature", "0.5", "--beam-size", 2)
+    assert answer.code == 0
+    assert "these settings have no effect: decode.temperature, decode.beam_size\n" in answer.err

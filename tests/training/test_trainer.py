@@ -166,6 +166,8 @@ def test_a_validation_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     line.tick("validating", 3, 12)
     assert line.bar is not None
     assert (line.bar.head, line.bar.share) == ("validating 3/12", 0.25)
+    line.hear(EVENTS[1])
+    assert (line.bar.head, line.bar.share) == ("step 10/40", 0.25)
     line.close()
 
 

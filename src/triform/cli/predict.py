@@ -76,6 +76,9 @@ def predict(
         echo(inputs.description, err=True)
     if output is not None:
         check_cells(output, inputs, opened.config.task, opened.config.data.labels)
+    if decode and opened.config.task == "classify":
+        names = ", ".join(f"decode.{name}" for name in decode)
+        echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
     predictions = opened.predict(inputs.texts, seed=seed, **decode)
     say_precision(opened)
     for line in summarize_notes(predictions):

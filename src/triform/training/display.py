@@ -59,13 +59,22 @@ class ProgressLine:
         self._show_expected(done if what == "step" else 0)
         if self.bar is not None and now - self.ticked >= 1 / REFRESHES:
             self.ticked = now
-            parts = [self.loss, self.score, *self.pace.split("  ")] if what == "step" else []
-            self.bar.show(f"{what} {done}/{total}", done / max(1, total), parts, self.time_left.text)
+            self._show_bar(self.bar, what, done, total)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self.bar is not None:
             self.bar.close()
+
+    def _show_bar(self, bar: Bar, what: str, done: int, total: int) -> None:
+        parts = [self.loss, self.score, *self.pace.split("  ")] if what == "step" else []
+        bar.show(f"{what} {done}/{total}", done / max(1, total), parts, self.time_left.text)
+
+    def _validated(self, step: int) -> None:
+        """A validation is over: the bar shows steps again."""
+        self.time_left.validated(time.monotonic())
+        if self.bar is not None and self.bar.live is not None:
+            self._show_bar(self.bar, "step", step, self.max_steps)
 
     def _show_expected(self, step: int) -> None:
         """Show how long training takes, once, as soon as that is known."""
@@ -84,14 +93,14 @@ class ProgressLine:
             self._line("  ".join(filter(None, [*parts, self.time_left.text(time.monotonic())])))
 
     def _valid(self, event: Event) -> None:
-        self.time_left.validated(time.monotonic())
         self.score = f"{self.metric} {format_metric(self.metric, event[self.metric])}"
+        self._validated(event["step"])
         self._line(f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}  {self.score}")
 
     def _seeds(self, event: Event) -> None:
         """A validation of several runs at once."""
-        self.time_left.validated(time.monotonic())
         self.score = f"{self.metric} {event['spread']}"
+        self._validated(event["step"])
         head = f"step {event['step']}/{self.max_steps}  {event['n']} seeds"
         self._line(f"{head}  valid loss {event['loss']:.4f}  {self.score}")
 
