@@ -201,9 +201,10 @@ class Bar:
         console = Console(file=self.out)
         if console.is_dumb_terminal:  # it cannot go back to the beginning of a line
             return
-        self.live = Live(self, console=console, transient=True, refresh_per_second=REFRESHES, redirect_stdout=False)
+        live = Live(self, console=console, transient=True, refresh_per_second=REFRESHES, redirect_stdout=False)
         with suppress(OSError):  # the terminal was closed
-            self.live.start()
+            live.start()
+            self.live = live
 
     def line(self, text: str) -> None:
         """A line above the bar, which stays."""
