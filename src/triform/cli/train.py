@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from triform.formatting import echo, format_mean, format_metric, format_range
 
 if TYPE_CHECKING:
     from triform.seeds import Seeds
-    from triform.settings import Settings, Value
+    from triform.settings import Settings
 
 OPTION_SETTINGS = {
     "--data": "data.train",
@@ -68,7 +68,8 @@ def train(
     from triform.launch import train as launch
     from triform.seeds import train_seeds
 
-    asked = _settings(task, set_, (data, source, target, valid, from_, embeddings, "" if seed is None else seed))
+    files = {"--data": data, "--source": source, "--target": target, "--valid": valid}
+    asked = _settings(task, set_, files | {"--from": from_, "--embeddings": embeddings, "--seed": seed})
     options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify)
     if seeds is not None:
         made = train_seeds(task, seeds, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
@@ -84,8 +85,8 @@ def train(
     echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
 
 
-def _settings(task: str, assignments: list[str] | None, values: Sequence[Value]) -> Settings:
-    """The settings of `--set` and of the options in `OPTION_SETTINGS`, whose values come in order; "": left out."""
+def _settings(task: str, assignments: list[str] | None, options: Mapping[str, str | int | None]) -> Settings:
+    """The settings of `--set` and of the options that stand for one; "" and None are options left out."""
     from triform.errors import ConfigError
     from triform.settings import parse_assignments
 
@@ -95,10 +96,10 @@ def _settings(task: str, assignments: list[str] | None, values: Sequence[Value])
             raise ConfigError(
                 f"{name}={settings[name]} is not for translate: set data.source_column and data.target_column"
             )
-    for (option, name), value in zip(OPTION_SETTINGS.items(), values, strict=True):
-        if value != "":
-            check_agreement(option, value, name, settings)
-            settings[name] = value
+    for option, value in options.items():
+        if value is not None and value != "":
+            check_agreement(option, value, OPTION_SETTINGS[option], settings)
+            settings[OPTION_SETTINGS[option]] = value
     return settings
 
 

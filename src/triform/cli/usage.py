@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from triform.cli.predict import TABLE_SETTINGS
 from triform.cli.shorthands import SHORTHANDS
 
 EXTRA_ARGUMENT = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
@@ -27,7 +28,7 @@ OTHER_NAMES = {
 }
 # Settings that --set changes in a command; those that are not listed take all settings or have no --set.
 SETTABLE = {
-    "predict": ("decode.", "data.text_column", "data.source_column", "data.header"),
+    "predict": ("decode.", *TABLE_SETTINGS),
     "evaluate": ("decode.",),
     "audit": ("data.", "decode."),
 }
