@@ -300,3 +300,11 @@ def test_lowercase_takes_the_case_away_before_encoding() -> None:
     lower = trained(lowercase=True)
     assert lower.encode("THE CAT, ÉTÉ") == lower.encode("the cat, été")
     assert lower.decode(lower.encode("THE CAT, ÉTÉ")) == "the cat, été"
+
+
+def test_a_word_of_half_a_million_characters_is_learned_from_and_encoded() -> None:
+    """In the library alone, learning from such a word takes hours: its time grows with the square of the length."""
+    word = "abc" * 170_000
+    made = trained([word, "abc"])
+    assert made.decode(made.encode(word)) == word
+    assert len(made.encode(word)) < len(word) / 100

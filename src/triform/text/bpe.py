@@ -38,6 +38,7 @@ FEWEST, MOST = 512, 16384
 SAMPLE = 1 << 25  # characters to learn from; more would hardly change the pieces, and take minutes
 MIN_PAIRS = 2  # a pair seen once teaches nothing
 LONGEST = 64  # characters of a word worth remembering
+MAX_LEARNED_WORD = 1_000  # characters of a word that a vocabulary is learned from; longer ones are cut
 REMEMBERED = 1 << 18  # words; about 50 MB
 MANY = 1 << 20  # characters of a group of texts that are encoded together
 
@@ -106,12 +107,11 @@ class BpeTokenizer(CoreTokenizer):
         quiet_fork()
         core = Core(models.BPE())
         core.normalizer = lowercaser(config)
-        core.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(GPT4_PATTERN), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        split = pre_tokenizers.Split(Regex(GPT4_PATTERN), "isolated")
+        # the library's training takes time quadratic in the length of a word
+        shorten = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{MAX_LEARNED_WORD}}}"), "isolated")
+        spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.pre_tokenizer = pre_tokenizers.Sequence([split, shorten, spell])
         trainer = trainers.BpeTrainer(
             vocab_size=config.vocab_size or MOST,
             min_frequency=MIN_PAIRS,
@@ -125,7 +125,7 @@ class BpeTokenizer(CoreTokenizer):
         # those that a training to the smaller size would have learned.
         size = config.vocab_size or min(max(texts.characters // CHARACTERS_A_PIECE, FEWEST), MOST)
         final = Core(_first_pieces(core, size))
-        final.normalizer, final.pre_tokenizer = core.normalizer, core.pre_tokenizer
+        final.normalizer, final.pre_tokenizer = core.normalizer, pre_tokenizers.Sequence([split, spell])
         final.decoder = decoders.ByteLevel()
         return cls(final)
 
