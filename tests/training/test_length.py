@@ -25,14 +25,6 @@ MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 PACE = {"max_steps": 8, "eval_every": 4, "log_every": 3, "batch_size": 8, "warmup_steps": 2, "checkpoint_every": 4}
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> str:
-    path = tmp_path / "rows.tsv"
-    lines = [f"{'good' if n % 3 else 'bad'}\tword{n % 11} thing{n % 5} {n}\n" for n in range(90)]
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)
-
-
 def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> Path:
     asked = {"data": rows, "out": out, "device": "cpu", "quiet": True, "model": MODEL, "train": pace} | more
     return train("classify", **asked).path

@@ -22,14 +22,6 @@ PACE = {"max_steps": 400, "batch_size": 8, "schedule": "cosine"}
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> str:
-    path = tmp_path / "rows.tsv"
-    lines = [f"{'good' if n % 3 else 'bad'}\tword{n % 11} thing{n % 5} {n}\n" for n in range(90)]
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes a second, and a validation five."""
     seconds, step, evaluate = [0.0], Trainer.step, Classify.evaluate

@@ -24,14 +24,6 @@ MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}
 PACE = {"max_steps": 14, "eval_every": 4, "checkpoint_every": 100, "log_every": 3, "batch_size": 8}
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> str:
-    path = tmp_path / "rows.tsv"
-    lines = [f"{'good' if n % 3 else 'bad'}\tword{n % 11} thing{n % 5} {n}\n" for n in range(90)]
-    path.write_text("".join(lines), encoding="utf-8")
-    return str(path)
-
-
 def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> Path:
     return train("classify", data=rows, out=out, device="cpu", quiet=True, model=MODEL, train=pace, **more).path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -53,23 +52,21 @@ def check_cells(output: Path, inputs: Inputs, task: TaskName, labels: Sequence[s
 
 def write_predictions(output: Path, inputs: Inputs, predictions: Sequence[Prediction], task: TaskName) -> None:
     """Write the rows with a column for the prediction and, where there are any, for probabilities and notes."""
-    from triform.io.files import part_path
+    from triform.io.files import replacing
 
-    aside = part_path(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.
-        with aside.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with (
+            replacing(output) as part,
+            part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+        ):
             if output.suffix.lower() == ".jsonl":
                 _write_jsonl(file, inputs, predictions, PREDICTION_COLUMNS[task])
             else:
                 _write_delimited(file, output, inputs, predictions, PREDICTION_COLUMNS[task])
-        aside.replace(output)
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
 
 
 def _write_jsonl(file: IO[str], inputs: Inputs, predictions: Sequence[Prediction], added: str) -> None:

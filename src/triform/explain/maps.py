@@ -6,7 +6,6 @@ Plain NumPy, so that a map from any model, or from a file, can be summed up and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import ConfigError
-from triform.io.files import part_path
+from triform.io.files import replacing
 
 Weights = NDArray[np.float32]
 
@@ -124,16 +123,12 @@ class Explanation:
         path = Path(path)
         suffix = check_suffix(path)
         chosen = self.only(map) if map else self
-        aside = part_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            chosen._write(aside, suffix)
-            aside.replace(path)
+            with replacing(path) as part:
+                chosen._write(part, suffix)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
-        finally:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
         return path
 
     def only(self, name: str) -> Explanation:

@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from triform.errors import CheckpointError
@@ -30,16 +31,23 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that a kill leaves the old file or the new one."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the temporary name of `path`, and rename what was written there; a failure leaves nothing."""
     part = part_path(path)
     try:
-        part.write_bytes(content)
-        sync(part)
+        yield part
         part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that a kill leaves the old file or the new one."""
+    with replacing(path) as part:
+        part.write_bytes(content)
+        sync(part)
 
 
 def write_text(path: Path, text: str) -> None:
