@@ -238,6 +238,7 @@ def changed(state: dict[str, Any], path: str, value: object) -> dict[str, Any]:
         *((f"progress.{name}", ...) for name in ("step", "best", "seconds", "finished")),
         ("progress", []), ("progress.step", "4"), ("progress.step", -1), ("progress.best", {"loss": "low"}),
         ("progress.best", {"loss": 1.0}), ("progress.seconds", None), ("progress.wings", 2),
+        ("progress.lowest_loss", "low"),
         ("sampler", {}), ("sampler.position", 10**6), ("sampler.position", 0.5), ("sampler.epoch", "x"),
         ("listeners.MetricsFile", {}), ("listeners.MetricsFile", 3), ("window.losses", ["x"]),
         ("window.losses", [1.0] * 10_000), ("schedule", [1]), ("marks", {"data": 3}),

@@ -48,10 +48,12 @@ PROGRESS: dict[str, Check] = {
     "best": _is_metrics_or_none,
     "best_step": _is_count,
     "stale": _is_count,
+    "lowest_loss": _is_number,
     "seconds": _is_number,
     "finished": _is_text,
     "validation_due": _is_bool,
 }
+NEWER_PROGRESS = {"lowest_loss": 0.0, "validation_due": False}  # older checkpoints do not have these
 STATE: dict[str, Check] = {
     "progress": _is_mapping,
     "sampler": _is_mapping_of(_is_count),
@@ -70,7 +72,7 @@ def problem_of_state(state: Any) -> str:
         return "is not a checkpoint's"
     return (
         _problem(state, STATE, "")
-        or _problem({"validation_due": False} | state["progress"], PROGRESS, "progress.")  # newer than the others
+        or _problem(NEWER_PROGRESS | state["progress"], PROGRESS, "progress.")
         or _problem(state["window"], WINDOW, "window.")
     )
 
