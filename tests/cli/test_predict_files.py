@@ -132,7 +132,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_run_is_opened(
 ) -> None:
     before = table.read_bytes()
     ask = ("predict", tmp_path / "no-run", "--input", table, "--output")
-    assert "the name must end in .csv, .tsv, .jsonl" in triform(*ask, tmp_path / "p.xlsx").refusal
+    assert "the name must end in .csv, .tsv or .jsonl" in triform(*ask, tmp_path / "p.xlsx").refusal
     assert "is the input file, which is not overwritten" in triform(*ask, table).refusal
     (tmp_path / "link.csv").symlink_to(table)
     assert "is the input file, which is not overwritten" in triform(*ask, tmp_path / "link.csv").refusal

@@ -73,6 +73,18 @@ def test_a_budget_that_is_large_enough_changes_nothing(
     assert "about 1 min 20 s for 30 steps, within train.max_minutes=60" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_budget_without_room_for_a_step_is_said(
+    rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(rows, tmp_path / "run", PACE | {"max_minutes": 0.05}, quiet=False)
+    assert folder.read_config().train.max_steps == 1
+    assert (
+        "warning: train.max_minutes=0.05 is too short for one step and its validation, which take about 6 s; "
+        "training for one step all the same\n"
+    ) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("valid_seconds", [0.0, 0.5, 30.0, 1_000.0])
 @pytest.mark.parametrize("eval_every", [0, 50])
 def test_steps_and_validations_fit_into_the_time(valid_seconds: float, eval_every: int) -> None:

@@ -38,7 +38,7 @@ def demo(
         "runs/demo"
     ),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are not a demo's.")] = False,
-    seed: Annotated[int, typer.Option(help="Of initial weights, order and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = 0,
     device: Device = "auto",
     json_: Json = False,
 ) -> None:

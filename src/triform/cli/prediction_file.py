@@ -27,7 +27,7 @@ TSV_REMEDY = "write a .csv or .jsonl instead"
 def check_output(output: Path, input_: str) -> None:
     """Refuse, before anything is loaded, a file that could not be written or that is being read."""
     if output.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"--output {output}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if output.is_dir():
         raise ConfigError(f"--output {output}: is a folder; give a file")
     parent = next(folder for folder in output.absolute().parents if folder.exists())

@@ -9,6 +9,7 @@ from time import monotonic as now
 import torch
 
 from triform.config import TrainConfig
+from triform.errors import WarningText
 from triform.progress import reporting_to
 from triform.settings import Settings, build
 from triform.tasks.defaults import settle_steps
@@ -47,10 +48,14 @@ def fit_to_budget(prepared: Prepared, folder: RunFolder) -> list[str]:
     most = steps_of(config, prepared)
     left = USED_SHARE * budget - (now() - began)
     steps, eval_every = steps_within(left, most, step_seconds, valid_seconds, config.train)
-    expected = clock(seconds_of(steps, eval_every, step_seconds, valid_seconds))
+    seconds = seconds_of(steps, eval_every, step_seconds, valid_seconds)
+    expected = clock(seconds)
     if steps < most:
         chosen: Settings = {"train.max_steps": steps, "train.epochs": 0.0, "train.eval_every": eval_every}
         prepared.task.config = build(chosen, config)
+        if steps == 1 and seconds > left:
+            short = f"train.max_minutes={config.train.max_minutes:g} is too short for one step and its validation"
+            return [WarningText(f"{short}, which take about {expected}; training for one step all the same")]
         fits = f"{steps} of {most} steps fit into train.max_minutes={config.train.max_minutes:g}"
         return [f"{fits}, validated every {eval_every} steps: about {expected}"]
     return [f"about {expected} for {steps} steps, within train.max_minutes={config.train.max_minutes:g}"]
