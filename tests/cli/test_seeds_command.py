@@ -53,7 +53,7 @@ def test_seeds_answer_in_json(train: Command, files: Files, tmp_path: Path) -> N
 @pytest.mark.parametrize("seeds", [0, -3])
 def test_fewer_than_one_seed_is_refused(seeds: int, train: Command, files: Files, tmp_path: Path) -> None:
     refusal = train("classify", "--data", files.csv, "--out", tmp_path / "many", f"--seeds={seeds}").refusal
-    assert refusal == f"--seeds {seeds}: give how many models to train, from 1 to 10000"
+    assert refusal == f"--seeds {seeds}: give how many models to train, from 1 to 500"
     assert not (tmp_path / "many").exists()
 
 

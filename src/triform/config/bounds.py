@@ -13,7 +13,7 @@ from triform.errors import ConfigError
 MAX_LEN = 2**24  # tokens a model reads at once
 MAX_WIDTH = 2**16  # d_model
 MAX_COUNT = 10**9  # steps, rows and the like
-MAX_SEEDS = 10_000  # models of one command that differ only in their seeds
+MAX_SEEDS = 500  # models of one command; each holds a lock file open, and many systems allow 1,024 open files
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),

@@ -109,8 +109,11 @@ def _seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
             f"{origin}: seeds={format_value(count)}: give how many models to train of each variant, "
             f"from 1 to {MAX_SEEDS}"
         )
-    if type(first) is not int or not 0 <= first <= BOUNDS["seed"][1] - count:
-        raise ConfigError(f"{origin}: seed={format_value(first)} must be a whole number, the first of the seeds")
+    largest = BOUNDS["seed"][1] - count + 1
+    if type(first) is not int or not 0 <= first <= largest:
+        raise ConfigError(
+            f"{origin}: seed={format_value(first)}: the first seed must be a whole number from 0 to {largest:.0f}"
+        )
     return tuple(range(first, first + count))
 
 
