@@ -14,7 +14,7 @@ from triform.formatting import print_message
 
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-SAVING = "stopping: saving after this step; a second Ctrl-C stops at once, without saving"
+SAVING = "stopping: saving the run; a second Ctrl-C stops at once, without saving"
 AT_ONCE = "stopping at once, without saving"
 GRACE_SECONDS = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
 INTERRUPTED = 130  # the exit code
