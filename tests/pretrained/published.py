@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -285,3 +288,14 @@ def told(folder: Path, **more: Any) -> Path:
     config = json.loads(path.read_text()) | more
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return folder
+
+
+def run_readme(folder: Path) -> str:
+    """What the Python of an exported README prints, run as it stands."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
+    assert code is not None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(code[1], {})
+    return printed.getvalue().removesuffix("\n")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
-import re
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from published import stir
+from published import run_readme, stir
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
@@ -178,16 +174,6 @@ def decided(task: str, model: dict[str, Any], tokenizer: Tokenizer) -> Task:
     raise AssertionError("no model is clear about its answer")
 
 
-def said(folder: Path) -> str:
-    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
-    assert code is not None
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(code[1], {})
-    return printed.getvalue().removesuffix("\n")
-
-
 def bare(text: str) -> str:
     """Without spaces: where they go between words is guessed, there and here. ▁ is a space in pieces."""
     return "".join(text.replace("▁", " ").split())
@@ -210,7 +196,7 @@ def test_the_readme_says_what_predict_says(
     prompt = PROMPTS[task]
     wanted = ours.predict([prompt])[0].output
     whole = prompt + wanted if task == "generate" else wanted
-    assert bare(said(tmp_path / "out")) == bare(whole)
+    assert bare(run_readme(tmp_path / "out")) == bare(whole)
 
 
 class Answering:

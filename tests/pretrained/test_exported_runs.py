@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from published import apart
+from published import apart, run_readme
 from typer.testing import CliRunner
 
 import triform
@@ -84,17 +81,6 @@ def opened(kind: str, folder: Path) -> tuple[Any, Any]:
     return model.eval(), spoken
 
 
-def said(folder: Path) -> str:
-    """What the README's Python prints, run as it stands."""
-    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
-    assert code is not None
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(code[1], {})
-    return printed.getvalue().removesuffix("\n")
-
-
 @pytest.mark.parametrize(
     ("task", "kind"),
     [
@@ -152,7 +138,7 @@ def test_a_decoder_is_a_gpt2_for_transformers(writer: Run, tmp_path: Path) -> No
     assert spoken.batch_decode(written, skip_special_tokens=True) == mine
     n_prompt = len(writer.task.tokenizer.encode("the"))
     whole = writer.predict(["the"], strategy="greedy", max_new_tokens=32 - n_prompt)[0]
-    assert said(folder) == whole.input + whole.output
+    assert run_readme(folder) == whole.input + whole.output
 
 
 def test_a_decoder_writes_the_same_in_ctranslate2(writer: Run, tmp_path: Path) -> None:
@@ -167,7 +153,7 @@ def test_a_decoder_writes_the_same_in_ctranslate2(writer: Run, tmp_path: Path) -
     mine = [one.output for one in writer.predict(prompts, strategy="greedy", max_new_tokens=8)]
     assert [spoken.decode(answer.sequences_ids[0]) for answer in answers] == mine
     whole = writer.predict(["the"], strategy="greedy", max_new_tokens=32 - len(pieces[0]))[0]
-    assert said(folder) == whole.input + whole.output
+    assert run_readme(folder) == whole.input + whole.output
 
 
 def test_a_classifier_is_a_bert_for_transformers(judge: Run, tmp_path: Path) -> None:
@@ -182,7 +168,7 @@ def test_a_classifier_is_a_bert_for_transformers(judge: Run, tmp_path: Path) -> 
     for row, mine in zip(wanted, judge.predict(REVIEWS), strict=True):
         assert mine.probabilities is not None
         assert apart(torch.tensor([*mine.probabilities.values()]), row) < 1e-5
-    assert said(folder) == judge.predict(["A wonderful film."])[0].output
+    assert run_readme(folder) == judge.predict(["A wonderful film."])[0].output
 
 
 def test_a_classifier_says_the_same_in_onnxruntime(judge: Run, tmp_path: Path) -> None:
@@ -198,7 +184,7 @@ def test_a_classifier_says_the_same_in_onnxruntime(judge: Run, tmp_path: Path) -
         assert apart(torch.from_numpy(theirs.run([OUTPUT], given)[0]), wanted) < 1e-5
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert tuple(told["id2label"].values()) == judge.config.data.labels
-    assert said(folder) == judge.predict(["A wonderful film."])[0].output
+    assert run_readme(folder) == judge.predict(["A wonderful film."])[0].output
 
 
 def test_a_translator_is_a_marian_for_transformers(interpreter: Run, tmp_path: Path) -> None:
@@ -216,7 +202,7 @@ def test_a_translator_is_a_marian_for_transformers(interpreter: Run, tmp_path: P
     mine = [one.output for one in interpreter.predict(NUMBERS, strategy="greedy")]
     assert spoken.batch_decode(written, skip_special_tokens=True) == mine
     whole = interpreter.predict(NUMBERS[:1], strategy="greedy", max_new_tokens=31)
-    assert said(folder) == whole[0].output
+    assert run_readme(folder) == whole[0].output
 
 
 def test_a_translator_writes_the_same_in_ctranslate2(interpreter: Run, tmp_path: Path) -> None:
@@ -232,7 +218,7 @@ def test_a_translator_writes_the_same_in_ctranslate2(interpreter: Run, tmp_path:
     assert [spoken.decode(row) for row in wrote] == [
         one.output for one in interpreter.predict(NUMBERS, strategy="greedy")
     ]
-    assert said(folder)
+    assert run_readme(folder)
 
 
 def test_a_lora_run_leaves_merged_and_so_does_its_base_with_the_adapter(judge: Run, tmp_path: Path) -> None:
