@@ -16,146 +16,171 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.board import Board, asked
-from benchmarks.timing import Work, as_graph
-from triform.config import ModelConfig, Sizes
+from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.timing import TimedFn, capture_graph
+from triform.config import DataSizes, ModelConfig
 from triform.models.encoder import Classifier
-from triform.nn.choice import automatic, choose
-from triform.nn.kernels import Kernel, Matching, explicit
-from triform.nn.masks import Rule, causal, everything, window
-from triform.nn.positions import relation
-from triform.nn.rows import pack, pad
+from triform.nn.kernels.dispatch import dispatch_attention, select_kernel
+from triform.nn.kernels.sdpa import AttentionKernel, ScoreFunction, naive_attention
+from triform.nn.layouts import pack, pad
+from triform.nn.masks import AttentionMask, causal_mask, full_mask, window_mask
+from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 
 
-class Bench:
-    def __init__(self, board: Board) -> None:
-        self.board, self.device, self.quick, self.cuda = board, board.device, board.quick, board.cuda
+class AttentionBenchmark:
+    def __init__(self, report: BenchmarkReport) -> None:
+        self.report, self.device, self.quick, self.cuda = report, report.device, report.quick, report.cuda
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.heads, self.head_dim = (12 if self.cuda else 8), 64
         self.repeats = 2 if self.quick else 20 if self.cuda else 9
 
-    def inputs(self, t: int, rows: int = 1) -> tuple[Tensor, ...]:
-        shape = (rows, self.heads, t, self.head_dim)
-        made = (torch.randn(shape, device=self.device, dtype=self.dtype) for _ in range(3))
-        return tuple(x.requires_grad_() for x in made)
+    def make_inputs(self, length: int, n_rows: int = 1) -> tuple[Tensor, ...]:
+        shape = (n_rows, self.heads, length, self.head_dim)
+        tensors = (torch.randn(shape, device=self.device, dtype=self.dtype) for _ in range(3))
+        return tuple(tensor.requires_grad_() for tensor in tensors)
 
-    def matching(self, **settings: Any) -> Matching:
+    def build_score_fn(self, **settings: Any) -> ScoreFunction:
         config = ModelConfig(d_model=self.heads * self.head_dim, n_heads=self.heads, **settings)
-        made = Matching(SCORES[config.score](config), relation(config, 1, causal=True))
-        return made.to(self.device, self.dtype)
+        score_fn = ScoreFunction(
+            SCORES[config.attention_score](config), build_relative_position(config, 1, causal=True)
+        )
+        return score_fn.to(self.device, self.dtype)
 
-    def work(self, kernel: Kernel, rule: Rule, matching: Matching, inputs: tuple[Tensor, ...]) -> Work:
+    def build_run(
+        self, kernel: AttentionKernel, mask: AttentionMask, score_fn: ScoreFunction, inputs: tuple[Tensor, ...]
+    ) -> TimedFn:
         def run() -> None:
-            y = kernel(*inputs, rule, matching, 0.0)
+            y = kernel(*inputs, mask, score_fn, 0.0)
             torch.autograd.grad(y, inputs, y.detach())
 
         return run
 
-    def plain(self, inputs: tuple[Tensor, ...], **how: Any) -> Work:
+    def build_torch_run(self, inputs: tuple[Tensor, ...], **options: Any) -> TimedFn:
         def run() -> None:
-            y = F.scaled_dot_product_attention(*inputs, **how)
+            y = F.scaled_dot_product_attention(*inputs, **options)
             torch.autograd.grad(y, inputs, y.detach())
 
         return run
 
-    def compare(self, what: str, who: dict[str, Work]) -> None:
+    def compare(self, title: str, contestants: dict[str, TimedFn]) -> None:
         """Call by call, and on CUDA also replayed as graphs, as a compiled training step would run them."""
-        self.board.race(what, who, self.repeats)
+        self.report.measure(title, contestants, self.repeats)
         if self.cuda:
-            replayed = {name: as_graph(work) for name, work in who.items()}
-            self.board.race(f"{what}, replayed", replayed, self.repeats)
+            replayed = {name: capture_graph(run) for name, run in contestants.items()}
+            self.report.measure(f"{title}, replayed", replayed, self.repeats)
 
     # -- what is compared
 
-    def windows(self) -> None:
+    def causal_windows(self) -> None:
         """A causal window of 256 against full causal attention and against the same window as a mask."""
         width = 32 if self.quick else 256
-        for t in (256,) if self.quick else (16_384,) if self.cuda else (4096,):
-            inputs, rule, matching = self.inputs(t), causal & window(width), self.matching()
-            who: dict[str, Work] = {
-                "triform": self.work(automatic, rule, matching, inputs),
-                "torch, full causal": self.plain(inputs, is_causal=True),
+        for length in (256,) if self.quick else (16_384,) if self.cuda else (4096,):
+            inputs, mask, score_fn = (
+                self.make_inputs(length),
+                causal_mask & window_mask(width),
+                self.build_score_fn(),
+            )
+            contestants: dict[str, TimedFn] = {
+                "triform": self.build_run(dispatch_attention, mask, score_fn, inputs),
+                "torch, full causal": self.build_torch_run(inputs, is_causal=True),
             }
-            if t <= 4096:  # a mask of T × T
-                i = torch.arange(t, device=self.device)
-                mask = (i[None] <= i[:, None]) & (i[:, None] - i[None] < width)
-                who["torch, window as a mask"] = self.plain(inputs, attn_mask=mask)
-            kernel = choose(*inputs[:2], rule, matching, 0.0).name
-            self.compare(f"window {width} of {t:,} ({kernel})", who)
+            if length <= 4096:  # a mask of T × T
+                positions = torch.arange(length, device=self.device)
+                bool_mask = (positions[None] <= positions[:, None]) & (positions[:, None] - positions[None] < width)
+                contestants["torch, window as a mask"] = self.build_torch_run(inputs, attn_mask=bool_mask)
+            kernel = select_kernel(*inputs[:2], mask, score_fn, 0.0).name
+            self.compare(f"window {width} of {length:,} ({kernel})", contestants)
 
-    def growth(self) -> None:
+    def length_scaling(self) -> None:
         """The same window over longer and longer texts: time and memory should grow with T."""
-        width, rule = (32, causal & window(32)) if self.quick else (256, causal & window(256))
+        width, mask = (32, causal_mask & window_mask(32)) if self.quick else (256, causal_mask & window_mask(256))
         lengths = (256, 512) if self.quick else (8192, 16_384, 32_768, 65_536, 131_072)
-        for t in lengths if self.cuda or self.quick else lengths[:3]:
-            work = self.work(automatic, rule, self.matching(), self.inputs(t))
-            self.board.race(f"window {width} of {t:,}", {"triform": work}, 2 if self.quick else 5)
+        for length in lengths if self.cuda or self.quick else lengths[:3]:
+            run = self.build_run(dispatch_attention, mask, self.build_score_fn(), self.make_inputs(length))
+            self.report.measure(f"window {width} of {length:,}", {"triform": run}, 2 if self.quick else 5)
 
-    def both_sides(self) -> None:
+    def bidirectional_windows(self) -> None:
         """An encoder's window, looking both ways, and the same with ALiBi."""
-        t, width = (256, 16) if self.quick else (4096, 128)
-        inputs = self.inputs(t)
+        length, width = (256, 16) if self.quick else (4096, 128)
+        inputs = self.make_inputs(length)
         for name, settings in (("", {}), (", alibi", {"positions": "alibi"})):
-            who = {
-                "triform": self.work(automatic, window(width), self.matching(**settings), inputs),
-                "torch, full": self.plain(inputs),
+            contestants = {
+                "triform": self.build_run(
+                    dispatch_attention, window_mask(width), self.build_score_fn(**settings), inputs
+                ),
+                "torch, full": self.build_torch_run(inputs),
             }
             if self.cuda:  # the same window, the way torch alone would do it
-                i = torch.arange(t, device=self.device)
-                who["torch, window as a mask"] = self.plain(inputs, attn_mask=(i[None] - i[:, None]).abs() < width)
-            self.compare(f"window {width} both ways of {t:,}{name}", who)
+                positions = torch.arange(length, device=self.device)
+                contestants["torch, window as a mask"] = self.build_torch_run(
+                    inputs, attn_mask=(positions[None] - positions[:, None]).abs() < width
+                )
+            self.compare(f"window {width} both ways of {length:,}{name}", contestants)
 
     def packing(self) -> None:
         """A classifier on texts of very unequal length: padded to the longest, and packed end to end."""
-        numbers = random.Random(0)
-        most = 64 if self.quick else 512
-        rows = [[5] * int(numbers.triangular(8, most, most // 8)) for _ in range(8 if self.quick else 32)]
+        rng = random.Random(0)
+        max_len = 64 if self.quick else 512
+        rows = [[5] * int(rng.triangular(8, max_len, max_len // 8)) for _ in range(8 if self.quick else 32)]
         config = ModelConfig(d_model=256, d_ff=1024, n_layers=2, n_heads=4, dropout=0.0)
-        model = Classifier(config, Sizes(vocab_size=1000, max_len=most, n_labels=2)).to(self.device, self.dtype)
-        who = {name: self._step(model, *made) for name, made in (("triform", pack(rows)), ("padded", pad(rows)))}
-        real = sum(map(len, rows)) / (len(rows) * max(map(len, rows)))
-        self.board.race(f"packed rows ({100 * real:.0f} % of padded is real)", who, self.repeats)
-
-    def _step(self, model: nn.Module, tokens: Tensor, keep: Any) -> Work:
-        tokens = tokens.to(self.device)
-        keep = keep.to(self.device) if isinstance(keep, Tensor) else keep
-        return lambda: model(tokens, keep).float().sum().backward()
-
-    def additive(self) -> None:
-        """The additive score, a few queries at a time against all at once; and what each keeps in memory."""
-        t, matching = (128 if self.quick else 512), self.matching(score="additive")
-        inputs = self.inputs(t)
-        who = {
-            "triform": self.work(automatic, everything, matching, inputs),
-            "the formula, at once": self.work(explicit, everything, matching, inputs),
+        model = Classifier(config, DataSizes(vocab_size=1000, max_len=max_len, n_labels=2)).to(
+            self.device, self.dtype
+        )
+        contestants = {
+            name: self._build_step(model, *batch)
+            for name, batch in (("triform", pack(rows)), ("padded", pad(rows)))
         }
-        self.board.race(f"additive score, {t} tokens", who, min(3, self.repeats))
-        for name, kernel in (("triform", automatic), ("the formula, at once", explicit)):
-            self.board.note("additive score, kept for backward", who=name, MiB=_kept(kernel, inputs, matching))
+        real_share = sum(map(len, rows)) / (len(rows) * max(map(len, rows)))
+        self.report.measure(f"packed rows ({100 * real_share:.0f} % of padded is real)", contestants, self.repeats)
+
+    def _build_step(self, model: nn.Module, tokens: Tensor, layout: Any) -> TimedFn:
+        tokens = tokens.to(self.device)
+        layout = layout.to(self.device) if isinstance(layout, Tensor) else layout
+        return lambda: model(tokens, layout).float().sum().backward()
+
+    def additive_score(self) -> None:
+        """The additive score, a few queries at a time against all at once; and what each keeps in memory."""
+        length, score_fn = (128 if self.quick else 512), self.build_score_fn(score="additive")
+        inputs = self.make_inputs(length)
+        contestants = {
+            "triform": self.build_run(dispatch_attention, full_mask, score_fn, inputs),
+            "the formula, at once": self.build_run(naive_attention, full_mask, score_fn, inputs),
+        }
+        self.report.measure(f"additive score, {length} tokens", contestants, min(3, self.repeats))
+        for name, kernel in (("triform", dispatch_attention), ("the formula, at once", naive_attention)):
+            self.report.add_figures(
+                "additive score, kept for backward", who=name, MiB=_saved_mib(kernel, inputs, score_fn)
+            )
 
 
-def _kept(kernel: Kernel, inputs: tuple[Tensor, ...], matching: Matching) -> float:
-    seen: dict[int, int] = {}
+def _saved_mib(kernel: AttentionKernel, inputs: tuple[Tensor, ...], score_fn: ScoreFunction) -> float:
+    storage_sizes: dict[int, int] = {}
 
-    def keep(x: Tensor) -> Tensor:
-        seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
+    def record_storage(tensor: Tensor) -> Tensor:
+        storage_sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        y = kernel(*inputs, everything, matching, 0.0)
+    with torch.autograd.graph.saved_tensors_hooks(record_storage, lambda x: x):
+        y = kernel(*inputs, full_mask, score_fn, 0.0)
     del y
-    return sum(seen.values()) / 2**20
+    return sum(storage_sizes.values()) / 2**20
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("attention", asked(__doc__, arguments))
-    bench = Bench(board)
-    kind = str(bench.dtype).removeprefix("torch.")
-    board.note("forward and backward", dtype=kind, heads=bench.heads, head_dim=bench.head_dim)
-    for compare in (bench.windows, bench.growth, bench.both_sides, bench.packing, bench.additive):
+    report = BenchmarkReport("attention", parse_options(__doc__, arguments))
+    benchmark = AttentionBenchmark(report)
+    dtype_name = str(benchmark.dtype).removeprefix("torch.")
+    report.add_figures("forward and backward", dtype=dtype_name, heads=benchmark.heads, head_dim=benchmark.head_dim)
+    for compare in (
+        benchmark.causal_windows,
+        benchmark.length_scaling,
+        benchmark.bidirectional_windows,
+        benchmark.packing,
+        benchmark.additive_score,
+    ):
         compare()
-    board.write()
+    report.write()
 
 
 if __name__ == "__main__":

@@ -22,51 +22,51 @@ from typing import Any
 import numpy as np
 
 from triform.config import DataConfig
-from triform.data.audit import audit, read_set
-from triform.text.stream import cores
+from triform.data.audit import audit_sets, read_audit_set
+from triform.text.parallel import available_cpus
 
 Row = dict[str, Any]
-WORDS = 200
-LEXICON = 40_000
+WORDS_PER_ROW = 200
+LEXICON_SIZE = 40_000
 
 
-def write_rows(train: Path, test: Path, n: int) -> int:
+def write_rows(train: Path, test: Path, n_rows: int) -> int:
     """Nine tenths of the rows to train on, a tenth to test on, half of these planted; how many were."""
     rng = np.random.default_rng(0)
-    share = 1 / np.arange(1, LEXICON + 1)
-    edges = np.cumsum(share / share.sum())
-    drawn = np.minimum(np.searchsorted(edges, rng.random((n, WORDS))), LEXICON - 1)
-    planted = n // 20
-    for copied in range(planted):
-        row = drawn[copied].copy()
-        row[rng.choice(WORDS, int(rng.integers(1, 5)), replace=False)] = rng.integers(0, LEXICON, 1)
-        drawn[n - 1 - copied] = row
-    lexicon = np.array([f"w{number:x}" for number in range(LEXICON)], dtype=object)
-    for path, part in ((train, drawn[: n - n // 10]), (test, drawn[n - n // 10 :])):
+    frequencies = 1 / np.arange(1, LEXICON_SIZE + 1)
+    cumulative = np.cumsum(frequencies / frequencies.sum())
+    word_ids = np.minimum(np.searchsorted(cumulative, rng.random((n_rows, WORDS_PER_ROW))), LEXICON_SIZE - 1)
+    n_planted = n_rows // 20
+    for index in range(n_planted):
+        row = word_ids[index].copy()
+        row[rng.choice(WORDS_PER_ROW, int(rng.integers(1, 5)), replace=False)] = rng.integers(0, LEXICON_SIZE, 1)
+        word_ids[n_rows - 1 - index] = row
+    lexicon = np.array([f"w{number:x}" for number in range(LEXICON_SIZE)], dtype=object)
+    for path, rows in ((train, word_ids[: n_rows - n_rows // 10]), (test, word_ids[n_rows - n_rows // 10 :])):
         with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{number % 2}\t{' '.join(lexicon[row])}\n" for number, row in enumerate(part))
-    return planted
+            file.writelines(f"{number % 2}\t{' '.join(lexicon[row])}\n" for number, row in enumerate(rows))
+    return n_planted
 
 
-def write_crowd(train: Path, test: Path, n: int) -> int:
+def write_repeated_row(train: Path, test: Path, n_copies: int) -> int:
     """One row, n times."""
-    text = " ".join(f"word{number}" for number in range(WORDS))
-    for path, count in ((train, n), (test, 10)):
+    text = " ".join(f"word{number}" for number in range(WORDS_PER_ROW))
+    for path, count in ((train, n_copies), (test, 10)):
         path.write_text(f"x\t{text}\n" * count, encoding="utf-8")
     return 0
 
 
 def measure(train: Path, test: Path) -> Row:
-    layout = DataConfig(header="no", label_column="1", text_column="2")
+    data_config = DataConfig(header="no", label_column="1", text_column="2")
     start = time.perf_counter(), time.process_time()
-    sets = {path.stem: read_set("classify", str(path), layout) for path in (train, test)}
-    found = audit(sets).overlaps[0]
+    sets = {path.stem: read_audit_set("classify", str(path), data_config) for path in (train, test)}
+    overlap = audit_sets(sets).overlaps[0]
     seconds = time.perf_counter() - start[0], time.process_time() - start[1]
     return {
         "seconds": seconds[0],
         "computing": seconds[1],
-        "near": int(found.near.sum()),
-        "seen": int(found.seen.sum()),
+        "near": int(overlap.near.sum()),
+        "seen": int(overlap.seen.sum()),
     }
 
 
@@ -75,24 +75,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--quick", action="store_true", help="few rows, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    asked = parser.parse_args(arguments)
-    n = 2000 if asked.quick else asked.rows
-    print(f"{platform.machine()}, {cores()} cores, {n:,} rows of {WORDS} words")
+    options = parser.parse_args(arguments)
+    n_rows = 2000 if options.quick else options.rows
+    print(f"{platform.machine()}, {available_cpus()} cores, {n_rows:,} rows of {WORDS_PER_ROW} words")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder) / "train.tsv", Path(folder) / "test.tsv"
-        for name, write in (("planted", write_rows), ("one row", write_crowd)):
-            planted = write(train, test, n)
-            found = measure(train, test)
-            rows.append({"name": name, "rows": n, "planted": planted, **found})
+        for name, write_files in (("planted", write_rows), ("one row", write_repeated_row)):
+            n_planted = write_files(train, test, n_rows)
+            figures = measure(train, test)
+            rows.append({"name": name, "rows": n_rows, "planted": n_planted, **figures})
             print(
-                f"{name:<10}{found['seconds']:>7.2f} s, computing {found['computing']:.2f} s; "
-                f"near {found['near']:,} of {planted:,} planted, seen {found['seen']:,}",
+                f"{name:<10}{figures['seconds']:>7.2f} s, computing {figures['computing']:.2f} s; "
+                f"near {figures['near']:,} of {n_planted:,} planted, seen {figures['seen']:,}",
                 flush=True,
             )
-    if asked.json:
-        facts = {"machine": platform.machine(), "cores": cores(), "rows": rows}
-        asked.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        content = {"machine": platform.machine(), "cores": available_cpus(), "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

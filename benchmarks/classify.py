@@ -17,95 +17,101 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import quality
-from benchmarks.board import Board, asked
+from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config, TokenizerConfig
+from triform.config.settings import build_config
+from triform.nn.layouts import pad
 from triform.nn.precision import cast_model
-from triform.nn.rows import pad
-from triform.settings import build
 from triform.tasks.classify import Classify
 from triform.text import Tokenizer, train_tokenizer
 
-LABELS, MAX_LEN, BATCH = ("a", "b", "c", "d"), 128, 32
+LABELS, MAX_LEN, BATCH_SIZE = ("a", "b", "c", "d"), 128, 32
 WORDS = [first + second + third for first in "bdfgklmnprst" for second in "aeiou" for third in "lmnrst"]
 
 
-def mixed_texts(count: int) -> list[str]:
+def generate_texts(n_texts: int) -> list[str]:
     """Words by chance; lengths as sentences have them: most near twenty words, some a hundred."""
-    numbers = random.Random(0)
-    lengths = [max(4, min(MAX_LEN, int(numbers.lognormvariate(3.0, 0.7)))) for _ in range(count)]
-    return [" ".join(numbers.choices(WORDS, k=length)) for length in lengths]
+    rng = random.Random(0)
+    lengths = [max(4, min(MAX_LEN, int(rng.lognormvariate(3.0, 0.7)))) for _ in range(n_texts)]
+    return [" ".join(rng.choices(WORDS, k=length)) for length in lengths]
 
 
-class Plain(nn.Module):
+class PlainClassifier(nn.Module):
     """What one writes with torch.nn alone, holding the weights of one of our classifiers."""
 
     def __init__(self, task: Classify, *, nested: bool) -> None:
         super().__init__()
-        config, ours = task.config.model, copy.deepcopy(task.model)
-        self.tokens, self.head = ours.encoder.embedding.tokens, ours.head
-        self.places = ours.encoder.embedding.positions.table
+        config, own_model = task.config.model, copy.deepcopy(task.model)
+        self.token_embedding, self.head = own_model.encoder.embedding.token_embedding, own_model.classification_head
+        self.position_embedding = own_model.encoder.embedding.position_embedding.table
         layer = nn.TransformerEncoderLayer(
             config.d_model, config.n_heads, config.d_ff, activation="gelu", batch_first=True, norm_first=False
         )
         self.encoder = nn.TransformerEncoder(layer, config.n_layers, enable_nested_tensor=nested)
-        for mine, other in zip(ours.encoder.blocks, self.encoder.layers, strict=True):
-            _copy_block(mine, other)
+        for own_block, torch_layer in zip(own_model.encoder.blocks, self.encoder.layers, strict=True):
+            _copy_block(own_block, torch_layer)
 
-    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:  # (B, T), (B, T) -> (B, labels)
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        x = self.encoder(x, src_key_padding_mask=hidden)
-        share = (~hidden[:, : x.shape[1], None]).to(x.dtype)
-        return self.head((x * share).sum(dim=1) / share.sum(dim=1))
+    def forward(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:  # (B, T), (B, T) -> (B, labels)
+        x = self.token_embedding(tokens) + self.position_embedding(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
+        x = self.encoder(x, src_key_padding_mask=padding_mask)
+        keep = (~padding_mask[:, : x.shape[1], None]).to(x.dtype)
+        return self.head((x * keep).sum(dim=1) / keep.sum(dim=1))
 
 
 @torch.no_grad()
-def _copy_block(mine: Any, other: Any) -> None:
-    attention = other.self_attn
-    attention.in_proj_weight.copy_(torch.cat([mine.attention.query.weight, mine.attention.key_value.weight]))
-    attention.in_proj_bias.copy_(torch.cat([mine.attention.query.bias, mine.attention.key_value.bias]))
-    pairs = (
-        (mine.attention.out, attention.out_proj),
-        (mine.feedforward.up, other.linear1),
-        (mine.feedforward.down, other.linear2),
-        (mine.attend.norm, other.norm1),
-        (mine.think.norm, other.norm2),
+def _copy_block(own_block: Any, torch_layer: Any) -> None:
+    attention = torch_layer.self_attn
+    attention.in_proj_weight.copy_(
+        torch.cat([own_block.attention.query.weight, own_block.attention.key_value.weight])
     )
-    for source, target in pairs:
+    attention.in_proj_bias.copy_(torch.cat([own_block.attention.query.bias, own_block.attention.key_value.bias]))
+    module_pairs = (
+        (own_block.attention.out, attention.out_proj),
+        (own_block.feedforward.up, torch_layer.linear1),
+        (own_block.feedforward.down, torch_layer.linear2),
+        (own_block.attend.norm, torch_layer.norm1),
+        (own_block.think.norm, torch_layer.norm2),
+    )
+    for source, target in module_pairs:
         target.load_state_dict(source.state_dict())
 
 
-def plain_loop(model: Plain, tokenizer: Tokenizer, device: torch.device, *, longest: int) -> Callable[..., Any]:
+def build_plain_predictor(
+    model: PlainClassifier, tokenizer: Tokenizer, device: torch.device, *, fixed_length: int
+) -> Callable[..., Any]:
     """Batches in the order given, padded to their longest text or, with `longest`, all to the same length."""
 
     @torch.inference_mode()
-    def label(texts: list[str]) -> list[int]:
+    def predict_labels(texts: list[str]) -> list[int]:
         rows = tokenizer.encode_batch(texts)
-        found: list[int] = []
-        for start in range(0, len(rows), BATCH):
-            part = rows[start : start + BATCH]
-            tokens, keep = pad([*part, [0] * longest])
-            hidden = torch.zeros_like(tokens, dtype=torch.bool) if keep is None else ~keep
-            found += model(tokens[:-1].to(device), hidden[:-1].to(device)).argmax(-1).tolist()
-        return found
+        labels: list[int] = []
+        for start in range(0, len(rows), BATCH_SIZE):
+            batch_rows = rows[start : start + BATCH_SIZE]
+            tokens, keep_mask = pad([*batch_rows, [0] * fixed_length])
+            padding_mask = torch.zeros_like(tokens, dtype=torch.bool) if keep_mask is None else ~keep_mask
+            labels += model(tokens[:-1].to(device), padding_mask[:-1].to(device)).argmax(-1).tolist()
+        return labels
 
-    return label
+    return predict_labels
 
 
-def our_task(board: Board, texts: list[str]) -> Classify:
+def build_task(report: BenchmarkReport, texts: list[str]) -> Classify:
     tokenizer = train_tokenizer(TokenizerConfig(kind="word"), texts)
-    width, layers = (32, 1) if board.quick else (512, 6)
+    width, layers = (32, 1) if report.quick else (512, 6)
     settings = {
         "task": "classify", "data.labels": LABELS, "data.max_len": MAX_LEN, "tokenizer.kind": "word",
         "model.d_model": width, "model.d_ff": 4 * width, "model.n_layers": layers,
         "model.n_heads": max(2, width // 64),
         "model.norm_position": "post", "model.final_norm": False, "model.dropout": 0.0,
     }  # fmt: skip
-    task = Classify(build(settings, Config()), tokenizer)
-    task.model.to(board.device).eval()
+    task = Classify(build_config(settings, Config()), tokenizer)
+    task.model.to(report.device).eval()
     return task
 
 
-def tf_idf(texts: list[str]) -> Callable[..., Any] | None:
+def build_tfidf_predictor(texts: list[str]) -> Callable[..., Any] | None:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
@@ -113,47 +119,54 @@ def tf_idf(texts: list[str]) -> Callable[..., Any] | None:
     except ImportError:
         return None
     model = make_pipeline(TfidfVectorizer(), LogisticRegression())
-    model.fit(texts, [number % len(LABELS) for number in range(len(texts))])
+    model.fit(texts, [index % len(LABELS) for index in range(len(texts))])
     return model.predict
 
 
-def contestants(board: Board, texts: list[str]) -> dict[str, Callable[..., Any]]:
-    task = our_task(board, texts)
-    label = {name: number for number, name in enumerate(task.labels)}
-    found: dict[str, Callable[..., Any]] = {}
-    for precision in quality.precisions(board.device):
-        ours = copy.copy(task)
-        ours.model = copy.deepcopy(task.model)
-        cast_model(ours.model, precision)
+def build_contestants(report: BenchmarkReport, texts: list[str]) -> dict[str, Callable[..., Any]]:
+    task = build_task(report, texts)
+    label_index = {name: index for index, name in enumerate(task.labels)}
+    predictors: dict[str, Callable[..., Any]] = {}
+    for precision in quality.supported_precisions(report.device):
+        variant = copy.copy(task)
+        variant.model = copy.deepcopy(task.model)
+        cast_model(variant.model, precision)
         name = "triform" if precision == "fp32" else f"triform {precision}"
-        found[name] = lambda texts, ours=ours: [label[made.output] for made in ours.predict(texts)]
-    longest = max(len(tokens) for tokens in task.tokenizer.encode_batch(texts))
-    padded, nested = (Plain(task, nested=nested).to(board.device).eval() for nested in (False, True))
-    how = {"tokenizer": task.tokenizer, "device": board.device}
-    found["nn, padded to the set's longest"] = plain_loop(padded, longest=longest, **how)
-    found["nn, padded to the batch's longest"] = plain_loop(padded, longest=0, **how)
-    found["nn, nested tensors"] = plain_loop(nested, longest=0, **how)
-    return found
+        predictors[name] = lambda texts, variant=variant: [
+            label_index[prediction.output] for prediction in variant.predict(texts)
+        ]
+    fixed_length = max(len(tokens) for tokens in task.tokenizer.encode_batch(texts))
+    padded, nested = (PlainClassifier(task, nested=nested).to(report.device).eval() for nested in (False, True))
+    options = {"tokenizer": task.tokenizer, "device": report.device}
+    predictors["nn, padded to the set's longest"] = build_plain_predictor(
+        padded, fixed_length=fixed_length, **options
+    )
+    predictors["nn, padded to the batch's longest"] = build_plain_predictor(padded, fixed_length=0, **options)
+    predictors["nn, nested tensors"] = build_plain_predictor(nested, fixed_length=0, **options)
+    return predictors
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("classify", asked(__doc__, arguments))
-    texts = mixed_texts(64 if board.quick else 1000)
-    who = contestants(board, texts)
-    expected = who["nn, padded to the batch's longest"](texts)
-    for name, label in who.items():
-        same = sum(mine == other for mine, other in zip(label(texts), expected, strict=True)) / len(texts)
-        board.note("labels that equal those of the padded loop", who=name, share=same)
-    if scale := tf_idf(texts):
-        who["scikit-learn, TF-IDF, for scale"] = scale
+    report = BenchmarkReport("classify", parse_options(__doc__, arguments))
+    texts = generate_texts(64 if report.quick else 1000)
+    contestants = build_contestants(report, texts)
+    expected = contestants["nn, padded to the batch's longest"](texts)
+    for name, predict_labels in contestants.items():
+        equal_share = sum(
+            own_label == expected_label
+            for own_label, expected_label in zip(predict_labels(texts), expected, strict=True)
+        ) / len(texts)
+        report.add_figures("labels that equal those of the padded loop", who=name, share=equal_share)
+    if tfidf_predictor := build_tfidf_predictor(texts):
+        contestants["scikit-learn, TF-IDF, for scale"] = tfidf_predictor
     else:
-        board.skip("scikit-learn", "not installed")
-    works = {name: partial(label, texts) for name, label in who.items()}
-    board.race(
-        f"{len(texts)} texts of mixed length", works, 2 if board.quick else 5, units=len(texts), unit="texts"
+        report.add_skipped("scikit-learn", "not installed")
+    runs = {name: partial(predict_labels, texts) for name, predict_labels in contestants.items()}
+    report.measure(
+        f"{len(texts)} texts of mixed length", runs, 2 if report.quick else 5, units=len(texts), unit="texts"
     )
-    quality.scores(board, "classify", "accuracy", "f1", "loss")
-    board.write()
+    quality.report_quality(report, "classify", "accuracy", "f1", "loss")
+    report.write()
 
 
 if __name__ == "__main__":

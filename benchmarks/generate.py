@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import peers, quality
-from benchmarks.board import Board, asked
+from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config
+from triform.config.settings import build_config
 from triform.nn.precision import cast_model
-from triform.settings import build
 from triform.tasks.generate import Generate
 from triform.text import PAD, Tokenizer
 
-PROMPT = 16
-Answer = Callable[[list[str]], Any]
+PROMPT_LEN = 16
+DecodeFn = Callable[[list[str]], Any]
 
 
 class Size(NamedTuple):
@@ -41,99 +41,111 @@ CPU = Size(768, 12, 12, 6_000, 256, 64)  # 90M parameters
 GPU = Size(768, 12, 12, 50_257, 1024, 256)  # GPT-2's 124M
 
 
-def our_task(size: Size, tokenizer: Tokenizer, theirs: Any) -> Generate:
+def build_task(size: Size, tokenizer: Tokenizer, peer_model: Any) -> Generate:
     settings = {
         "task": "generate", "data.max_len": size.max_len, "tokenizer.kind": "word",
         "model.d_model": size.width, "model.d_ff": 4 * size.width, "model.n_layers": size.layers,
         "model.n_heads": size.heads, "model.activation": "gelu_tanh", "model.head_bias": False,
         "decode.strategy": "greedy", "decode.max_new_tokens": size.n_new,
     }  # fmt: skip
-    task = Generate(build(settings, Config()), tokenizer)
-    peers.copy_gpt2(theirs, task.model)
+    task = Generate(build_config(settings, Config()), tokenizer)
+    peers.copy_gpt2(peer_model, task.model)
     task.model.eval()
     return task
 
 
-def own(board: Board, task: Generate) -> dict[str, Answer]:
+def build_own_runners(report: BenchmarkReport, task: Generate) -> dict[str, DecodeFn]:
     """Ours in each precision; on CUDA in bf16 alone, as the others there."""
-    found = {}
-    for precision in ["bf16"] if board.cuda else quality.precisions(board.device):
-        mine = copy.copy(task)
-        mine.model = copy.deepcopy(task.model).to(board.device)
-        cast_model(mine.model, precision)
-        answer = peers.ours(mine.predict)
-        found[f"triform {precision}"] = lambda texts, answer=answer: task.tokenizer.encode_batch(answer(texts))
-    return found
+    runners = {}
+    for precision in ["bf16"] if report.cuda else quality.supported_precisions(report.device):
+        variant = copy.copy(task)
+        variant.model = copy.deepcopy(task.model).to(report.device)
+        cast_model(variant.model, precision)
+        decode_texts = peers.without_end_token(variant.predict)
+        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: task.tokenizer.encode_batch(
+            decode_texts(texts)
+        )
+    return runners
 
 
-def of_transformers(board: Board, theirs: Any, tokenizer: Tokenizer, n_new: int) -> Answer:
-    theirs = theirs.to(board.device, torch.bfloat16 if board.cuda else torch.float32)
+def build_transformers_runner(
+    report: BenchmarkReport, peer_model: Any, tokenizer: Tokenizer, max_new_tokens: int
+) -> DecodeFn:
+    peer_model = peer_model.to(report.device, torch.bfloat16 if report.cuda else torch.float32)
 
     @torch.inference_mode()
-    def answer(texts: list[str]) -> peers.Tokens:
-        prompts = torch.tensor(tokenizer.encode_batch(texts), device=board.device)
-        made = theirs.generate(
-            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=n_new,
-            min_new_tokens=n_new, suppress_tokens=list(peers.NEVER), pad_token_id=PAD,
+    def decode_texts(texts: list[str]) -> peers.TokenRows:
+        prompts = torch.tensor(tokenizer.encode_batch(texts), device=report.device)
+        generated = peer_model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=max_new_tokens,
+            min_new_tokens=max_new_tokens, suppress_tokens=list(peers.BANNED_TOKENS), pad_token_id=PAD,
         )  # fmt: skip
-        return made[:, prompts.shape[1] :].tolist()
+        return generated[:, prompts.shape[1] :].tolist()
 
-    return answer
+    return decode_texts
 
 
-def of_ctranslate2(folder: str, kind: str, tokenizer: Tokenizer, n_new: int) -> Answer:
+def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, max_new_tokens: int) -> DecodeFn:
     import ctranslate2
 
-    model = ctranslate2.Generator(folder, compute_type=kind, intra_threads=torch.get_num_threads())
+    model = ctranslate2.Generator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
 
-    def answer(texts: list[str]) -> peers.Tokens:
-        prompts = [tokenizer.pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
-        made = model.generate_batch(
-            prompts, max_length=n_new, min_length=n_new, sampling_topk=1, include_prompt_in_result=False,
-            suppress_sequences=[[piece] for piece in tokenizer.pieces(peers.NEVER)],
+    def decode_texts(texts: list[str]) -> peers.TokenRows:
+        prompts = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
+        results = model.generate_batch(
+            prompts, max_length=max_new_tokens, min_length=max_new_tokens, sampling_topk=1, include_prompt_in_result=False,
+            suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
         )  # fmt: skip
-        return [result.sequences_ids[0] for result in made]
+        return [result.sequences_ids[0] for result in results]
 
-    return answer
+    return decode_texts
 
 
-def compare(board: Board, folder: Path) -> None:
-    size = QUICK if board.quick else GPU if board.cuda else CPU
-    tokenizer = peers.vocabulary(size.vocab_size)
-    if not peers.installed("transformers"):
-        board.skip("transformers", "not installed; without its weights there is nothing to compare")
+def compare(report: BenchmarkReport, folder: Path) -> None:
+    size = QUICK if report.quick else GPU if report.cuda else CPU
+    tokenizer = peers.build_tokenizer(size.vocab_size)
+    if not peers.import_peer("transformers"):
+        report.add_skipped("transformers", "not installed; without its weights there is nothing to compare")
         return
-    theirs = peers.gpt2(size.width, size.layers, size.heads, tokenizer.vocab_size, size.max_len)
-    task = our_task(size, tokenizer, theirs)
-    board.note("the decoder", parameters=sum(p.numel() for p in task.model.parameters()), **size._asdict())
-    who: dict[str, Answer] = own(board, task)
-    if board.cuda:
-        board.skip("ctranslate2", "compared on the CPU only")
-    elif peers.installed("ctranslate2"):
-        made = peers.converted(theirs, tokenizer.pieces(range(tokenizer.vocab_size)), folder / "ct2")
-        for kind in ("float32", "int8"):
-            who[f"ctranslate2 {kind}"] = of_ctranslate2(made, kind, tokenizer, size.n_new)
+    peer_model = peers.build_gpt2(size.width, size.layers, size.heads, tokenizer.vocab_size, size.max_len)
+    task = build_task(size, tokenizer, peer_model)
+    report.add_figures(
+        "the decoder", parameters=sum(parameter.numel() for parameter in task.model.parameters()), **size._asdict()
+    )
+    contestants: dict[str, DecodeFn] = build_own_runners(report, task)
+    if report.cuda:
+        report.add_skipped("ctranslate2", "compared on the CPU only")
+    elif peers.import_peer("ctranslate2"):
+        output = peers.convert_to_ctranslate2(
+            peer_model, tokenizer.format_pieces(range(tokenizer.vocab_size)), folder / "ct2"
+        )
+        for compute_type in ("float32", "int8"):
+            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2_runner(
+                output, compute_type, tokenizer, size.n_new
+            )
     else:
-        board.skip("ctranslate2", "not installed")
-    who["transformers"] = of_transformers(board, theirs, tokenizer, size.n_new)
-    for rows in (1, 32) if board.cuda else (1,):
-        prompts = peers.texts(tokenizer, [PROMPT] * rows)
-        expected = who["transformers"](prompts)
-        for name, answer in who.items():
-            made = answer(prompts)
-            assert all(len(tokens) == size.n_new for tokens in made), f"{name} wrote another number of tokens"
-            board.note("tokens as transformers writes them", who=name, share=peers.agreement(made, expected))
-        works = {name: partial(answer, prompts) for name, answer in who.items()}
-        repeats = 1 if board.quick else 5
-        board.race(f"{size.n_new} tokens, batch {rows}", works, repeats, units=size.n_new * rows, unit="tokens")
+        report.add_skipped("ctranslate2", "not installed")
+    contestants["transformers"] = build_transformers_runner(report, peer_model, tokenizer, size.n_new)
+    for rows in (1, 32) if report.cuda else (1,):
+        prompts = peers.generate_texts(tokenizer, [PROMPT_LEN] * rows)
+        expected = contestants["transformers"](prompts)
+        for name, decode_texts in contestants.items():
+            output = decode_texts(prompts)
+            assert all(len(tokens) == size.n_new for tokens in output), f"{name} wrote another number of tokens"
+            report.add_figures(
+                "tokens as transformers writes them", who=name, share=peers.token_agreement(output, expected)
+            )
+        runs = {name: partial(decode_texts, prompts) for name, decode_texts in contestants.items()}
+        repeats = 1 if report.quick else 5
+        report.measure(f"{size.n_new} tokens, batch {rows}", runs, repeats, units=size.n_new * rows, unit="tokens")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("generate", asked(__doc__, arguments))
+    report = BenchmarkReport("generate", parse_options(__doc__, arguments))
     with tempfile.TemporaryDirectory() as folder:
-        compare(board, Path(folder))
-    quality.scores(board, "generate", "perplexity", "bits_per_byte")
-    board.write()
+        compare(report, Path(folder))
+    quality.report_quality(report, "generate", "perplexity", "bits_per_byte")
+    report.write()
 
 
 if __name__ == "__main__":

@@ -27,77 +27,85 @@ from typing import Any
 
 import numpy as np
 
-from triform.data.files import SMALL
-from triform.text.stream import cores
+from triform.data.files import MIN_CACHED_BYTES
+from triform.text.parallel import available_cpus
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-STEPS = 50  # whose batches are made
-LEXICON = 40_000  # common words; every hundredth word of a text is a new one
+N_BATCHES = 50  # whose batches are made
+LEXICON_SIZE = 40_000  # common words; every hundredth word of a text is a new one
 
 
 def write_text(path: Path, megabytes: float, seed: int = 0) -> None:
     """Made-up text: words by Zipf's law, names that never come again, numbers, lines and paragraphs."""
     rng = np.random.default_rng(seed)
     syllables = np.array(
-        [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er", "ou", "é")]
+        [
+            consonant + vowel
+            for consonant in "bcdfghklmnprstvwz"
+            for vowel in ("a", "e", "i", "o", "u", "an", "er", "ou", "é")
+        ]
     )
 
-    def words(count: int) -> list[str]:
-        parts = syllables[rng.integers(0, len(syllables), (count, 4))]
-        return ["".join(row[:size]) for row, size in zip(parts, rng.integers(1, 5, count).tolist(), strict=True)]
+    def make_words(count: int) -> list[str]:
+        syllable_rows = syllables[rng.integers(0, len(syllables), (count, 4))]
+        return [
+            "".join(row[:size]) for row, size in zip(syllable_rows, rng.integers(1, 5, count).tolist(), strict=True)
+        ]
 
-    lexicon = np.array(words(LEXICON), dtype=object)
-    share = 1 / np.arange(1, LEXICON + 1)
-    edges = np.cumsum(share / share.sum())
-    left = int(megabytes * 1e6)
+    lexicon = np.array(make_words(LEXICON_SIZE), dtype=object)
+    frequencies = 1 / np.arange(1, LEXICON_SIZE + 1)
+    cumulative = np.cumsum(frequencies / frequencies.sum())
+    remaining_bytes = int(megabytes * 1e6)
     with path.open("wb") as file:
-        while left > 0:
-            drawn = lexicon[np.minimum(np.searchsorted(edges, rng.random(60_000)), LEXICON - 1)]
-            drawn[::100] = [f"{word.title()}{number}" for word, number in zip(words(600), range(600), strict=True)]
-            drawn[11::12] = [f"{word}.\n" for word in drawn[11::12]]
-            block = " ".join(drawn.tolist()).replace("\n ", "\n").encode()[:left]
+        while remaining_bytes > 0:
+            words = lexicon[np.minimum(np.searchsorted(cumulative, rng.random(60_000)), LEXICON_SIZE - 1)]
+            words[::100] = [
+                f"{word.title()}{number}" for word, number in zip(make_words(600), range(600), strict=True)
+            ]
+            words[11::12] = [f"{word}.\n" for word in words[11::12]]
+            block = " ".join(words.tolist()).replace("\n ", "\n").encode()[:remaining_bytes]
             file.write(block.decode(errors="ignore").encode())
-            left -= len(block)
+            remaining_bytes -= len(block)
 
 
 def prepare(file: Path, folder: Path, vocab_size: int) -> Row:
     """What a training on this file does before its first step, in this process."""
-    from triform.settings import build
+    from triform.config.settings import build_config
     from triform.tasks import TASKS
 
     start = time.perf_counter()
-    small = {"model.d_model": 64, "model.n_layers": 1, "model.n_heads": 2, "train.batch_size": 16}
-    asked = {
+    model_settings = {"model.d_model": 64, "model.n_layers": 1, "model.n_heads": 2, "train.batch_size": 16}
+    settings = {
         "task": "generate",
         "data.train": str(file),
         "tokenizer.kind": "bpe",
         "tokenizer.vocab_size": vocab_size,
     }
-    prepared = TASKS["generate"].prepare(build(asked | small), folder)
+    prepared = TASKS["generate"].prepare(build_config(settings | model_settings), folder)
     sampler = prepared.train.sampler(prepared.task.config.train, 0)
-    for _ in range(STEPS):
-        prepared.train.batch(sampler.next())
+    for _ in range(N_BATCHES):
+        prepared.train.batch(sampler.next_batch())
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 2**20)
     tokens = len(prepared.train) + len(prepared.valid or ())
-    return {"tokens": tokens, "seconds": seconds, "MiB": peak, "MiB mapped": mapped()}
+    return {"tokens": tokens, "seconds": seconds, "MiB": peak, "MiB mapped": mapped_mib()}
 
 
-def mapped() -> float:
+def mapped_mib() -> float:
     """MiB of files among this process's memory, which the system takes back when it needs them."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
 
 
-def in_a_process(file: Path, folder: Path, vocab_size: int, cache: Path) -> Row:
+def prepare_in_subprocess(file: Path, folder: Path, vocab_size: int, cache: Path) -> Row:
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.growth", "--one", str(file), str(folder), str(vocab_size)]
     environment = os.environ | {"TRIFORM_CACHE": str(cache)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
-    found: Row = json.loads(done.stdout)
-    return found
+    completed = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    figures: Row = json.loads(completed.stdout)
+    return figures
 
 
 def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
@@ -106,13 +114,15 @@ def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
     for size in sizes:
         file = folder / f"{size}.txt"
         write_text(file, size)
-        for turn in ("empty", "full"):
-            found = in_a_process(file, folder / f"{turn}-{size}", vocab_size, folder / f"cache-{size}")
-            each = 1e6 * found["seconds"] / found["tokens"]
-            rows.append({"MB": size, "cache": turn, **found, "µs/token": each})
+        for cache_state in ("empty", "full"):
+            figures = prepare_in_subprocess(
+                file, folder / f"{cache_state}-{size}", vocab_size, folder / f"cache-{size}"
+            )
+            us_per_token = 1e6 * figures["seconds"] / figures["tokens"]
+            rows.append({"MB": size, "cache": cache_state, **figures, "µs/token": us_per_token})
             print(
-                f"{size:>6g} MB {turn:<6} {found['tokens']:>12,} {found['seconds']:>9.2f} {each:>9.3f} "
-                f"{found['MiB']:>7.0f} {found['MiB mapped']:>7.0f}",
+                f"{size:>6g} MB {cache_state:<6} {figures['tokens']:>12,} {figures['seconds']:>9.2f} {us_per_token:>9.3f} "
+                f"{figures['MiB']:>7.0f} {figures['MiB mapped']:>7.0f}",
                 flush=True,
             )
         file.unlink()
@@ -126,17 +136,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    if asked.one:
-        print(json.dumps(prepare(Path(asked.one[0]), Path(asked.one[1]), int(asked.one[2]))))
+    options = parser.parse_args(arguments)
+    if options.one:
+        print(json.dumps(prepare(Path(options.one[0]), Path(options.one[1]), int(options.one[2]))))
         return
-    sizes, vocab_size = ([0.2, SMALL / 1e6], 300) if asked.quick else (asked.sizes, asked.vocab_size)
-    print(f"{platform.machine()}, {cores()} cores, vocabulary of {vocab_size}")
+    sizes, vocab_size = (
+        ([0.2, MIN_CACHED_BYTES / 1e6], 300) if options.quick else (options.sizes, options.vocab_size)
+    )
+    print(f"{platform.machine()}, {available_cpus()} cores, vocabulary of {vocab_size}")
     with tempfile.TemporaryDirectory() as folder:
         rows = compare(sizes, vocab_size, Path(folder))
-    if asked.json:
-        found = {"machine": platform.machine(), "cores": cores(), "rows": rows}
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        content = {"machine": platform.machine(), "cores": available_cpus(), "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from triform.config import TokenizerConfig
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
-from triform.text.base import SPECIALS
+from triform.text.base import SPECIAL_TOKENS
 
-NEVER = (PAD, UNK, BOS, EOS)
-Tokens = list[list[int]]
+BANNED_TOKENS = (PAD, UNK, BOS, EOS)
+TokenRows = list[list[int]]
 
 
-def installed(name: str) -> Any:
+def import_peer(name: str) -> Any:
     """A peer's package, or None; its warnings at import are not ours to show, and nothing is downloaded."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with warnings.catch_warnings():
@@ -37,64 +37,64 @@ def installed(name: str) -> Any:
             return None
 
 
-def vocabulary(size: int) -> Tokenizer:
+def build_tokenizer(vocab_size: int) -> Tokenizer:
     """A tokenizer of so many tokens: words of four letters."""
     words = map("".join, itertools.product("abcdefghijklmnopqrst", repeat=4))
-    return train_tokenizer(TokenizerConfig(kind="word"), itertools.islice(words, size - len(SPECIALS)))
+    return train_tokenizer(TokenizerConfig(kind="word"), itertools.islice(words, vocab_size - len(SPECIAL_TOKENS)))
 
 
-def texts(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[str]:
-    numbers = random.Random(0)
-    rows = [[numbers.randrange(len(SPECIALS), tokenizer.vocab_size) for _ in range(length)] for length in lengths]
+def generate_texts(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[str]:
+    rng = random.Random(0)
+    rows = [[rng.randrange(len(SPECIAL_TOKENS), tokenizer.vocab_size) for _ in range(length)] for length in lengths]
     return [tokenizer.decode(row) for row in rows]
 
 
-def ours(predict: Callable[[list[str]], Any]) -> Callable[[list[str]], list[str]]:
+def without_end_token(predict: Callable[[list[str]], Any]) -> Callable[[list[str]], list[str]]:
     """Our answers, the end token banned as it is for the others."""
 
-    def answer(texts: list[str]) -> list[str]:
-        with mock.patch.object(Tokenizer, "never_written", NEVER):
-            return [made.output for made in predict(texts)]
+    def decode_texts(texts: list[str]) -> list[str]:
+        with mock.patch.object(Tokenizer, "banned_tokens", BANNED_TOKENS):
+            return [prediction.output for prediction in predict(texts)]
 
-    return answer
+    return decode_texts
 
 
-def gpt2(width: int, layers: int, heads: int, vocab_size: int, max_len: int) -> Any:
+def build_gpt2(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_len: int) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_embd=width, n_layer=layers, n_head=heads, vocab_size=vocab_size, n_positions=max_len,
+        n_embd=d_model, n_layer=n_layers, n_head=n_heads, vocab_size=vocab_size, n_positions=max_len,
         bos_token_id=BOS, eos_token_id=None, pad_token_id=PAD,
     )  # fmt: skip
     return GPT2LMHeadModel(config).eval()
 
 
 @torch.no_grad()
-def copy_gpt2(theirs: Any, model: Any) -> None:
+def copy_gpt2(peer_model: Any, model: Any) -> None:
     """Their weights into our decoder."""
-    body = theirs.transformer
-    model.embedding.tokens.weight.copy_(body.wte.weight)
-    model.embedding.positions.table.weight.copy_(body.wpe.weight)
-    model.norm.load_state_dict(body.ln_f.state_dict())
-    for block, other in zip(model.blocks, body.h, strict=True):
-        block.attend.norm.load_state_dict(other.ln_1.state_dict())
-        block.think.norm.load_state_dict(other.ln_2.state_dict())
-        width = other.attn.c_proj.weight.shape[0]
-        weight, bias = other.attn.c_attn.weight.T, other.attn.c_attn.bias
-        _fill(block.attention.query, weight[:width], bias[:width])
-        _fill(block.attention.key_value, weight[width:], bias[width:])
-        _fill(block.attention.out, other.attn.c_proj.weight.T, other.attn.c_proj.bias)
-        _fill(block.feedforward.up, other.mlp.c_fc.weight.T, other.mlp.c_fc.bias)
-        _fill(block.feedforward.down, other.mlp.c_proj.weight.T, other.mlp.c_proj.bias)
+    peer_body = peer_model.transformer
+    model.embedding.tokens.weight.copy_(peer_body.wte.weight)
+    model.embedding.positions.table.weight.copy_(peer_body.wpe.weight)
+    model.norm.load_state_dict(peer_body.ln_f.state_dict())
+    for block, peer_block in zip(model.blocks, peer_body.h, strict=True):
+        block.attend.norm.load_state_dict(peer_block.ln_1.state_dict())
+        block.think.norm.load_state_dict(peer_block.ln_2.state_dict())
+        d_model = peer_block.attn.c_proj.weight.shape[0]
+        weight, bias = peer_block.attn.c_attn.weight.T, peer_block.attn.c_attn.bias
+        _copy_linear(block.attention.query, weight[:d_model], bias[:d_model])
+        _copy_linear(block.attention.key_value, weight[d_model:], bias[d_model:])
+        _copy_linear(block.attention.out, peer_block.attn.c_proj.weight.T, peer_block.attn.c_proj.bias)
+        _copy_linear(block.feedforward.up, peer_block.mlp.c_fc.weight.T, peer_block.mlp.c_fc.bias)
+        _copy_linear(block.feedforward.down, peer_block.mlp.c_proj.weight.T, peer_block.mlp.c_proj.bias)
 
 
-def marian(width: int, layers: int, heads: int, vocab_size: int, max_len: int) -> Any:
+def build_marian(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_len: int) -> Any:
     """Its padding, the token after the last of ours, has a vector of zeros and begins each translation."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
-        d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width,
+        d_model=d_model, encoder_layers=n_layers, decoder_layers=n_layers, encoder_attention_heads=n_heads,
+        decoder_attention_heads=n_heads, encoder_ffn_dim=4 * d_model, decoder_ffn_dim=4 * d_model,
         vocab_size=vocab_size + 1, pad_token_id=vocab_size, eos_token_id=EOS, decoder_start_token_id=vocab_size,
         forced_eos_token_id=None, max_position_embeddings=max_len, activation_function="relu",
         scale_embedding=True, dropout=0.0, bos_token_id=BOS,
@@ -103,39 +103,43 @@ def marian(width: int, layers: int, heads: int, vocab_size: int, max_len: int) -
 
 
 @torch.no_grad()
-def copy_marian(theirs: Any, model: Any) -> None:
+def copy_marian(peer_model: Any, model: Any) -> None:
     """Their weights into our encoder-decoder; its begin token takes the vector of zeros."""
-    body = theirs.model
-    table = model.embedding.tokens.weight
-    table.copy_(body.shared.weight[: len(table)])
-    table[BOS] = 0.0
+    peer_body = peer_model.model
+    token_embedding = model.embedding.tokens.weight
+    token_embedding.copy_(peer_body.shared.weight[: len(token_embedding)])
+    token_embedding[BOS] = 0.0
     nn.init.zeros_(model.head.bias)
-    for side, other in ((model.encoder, body.encoder), (model, body.decoder)):
-        side.embedding.positions.table.weight.copy_(other.embed_positions.weight)
-        for block, layer in zip(side.blocks, other.layers, strict=True):
-            _copy_attention(layer.self_attn, block.attention)
-            block.attend.norm.load_state_dict(layer.self_attn_layer_norm.state_dict())
-            if side is model:
-                _copy_attention(layer.encoder_attn, block.cross)
-                block.consult.norm.load_state_dict(layer.encoder_attn_layer_norm.state_dict())
-            _fill(block.feedforward.up, layer.fc1.weight, layer.fc1.bias)
-            _fill(block.feedforward.down, layer.fc2.weight, layer.fc2.bias)
-            block.think.norm.load_state_dict(layer.final_layer_norm.state_dict())
+    for stack, peer_stack in ((model.encoder, peer_body.encoder), (model, peer_body.decoder)):
+        stack.embedding.positions.table.weight.copy_(peer_stack.embed_positions.weight)
+        for block, peer_layer in zip(stack.blocks, peer_stack.layers, strict=True):
+            _copy_attention(peer_layer.self_attn, block.attention)
+            block.attend.norm.load_state_dict(peer_layer.self_attn_layer_norm.state_dict())
+            if stack is model:
+                _copy_attention(peer_layer.encoder_attn, block.cross)
+                block.consult.norm.load_state_dict(peer_layer.encoder_attn_layer_norm.state_dict())
+            _copy_linear(block.feedforward.up, peer_layer.fc1.weight, peer_layer.fc1.bias)
+            _copy_linear(block.feedforward.down, peer_layer.fc2.weight, peer_layer.fc2.bias)
+            block.think.norm.load_state_dict(peer_layer.final_layer_norm.state_dict())
 
 
-def _copy_attention(theirs: Any, attention: Any) -> None:
-    both = theirs.k_proj, theirs.v_proj
-    _fill(attention.query, theirs.q_proj.weight, theirs.q_proj.bias)
-    _fill(attention.key_value, torch.cat([x.weight for x in both]), torch.cat([x.bias for x in both]))
-    _fill(attention.out, theirs.out_proj.weight, theirs.out_proj.bias)
+def _copy_attention(peer_attention: Any, attention: Any) -> None:
+    kv_projections = peer_attention.k_proj, peer_attention.v_proj
+    _copy_linear(attention.query, peer_attention.q_proj.weight, peer_attention.q_proj.bias)
+    _copy_linear(
+        attention.key_value,
+        torch.cat([projection.weight for projection in kv_projections]),
+        torch.cat([projection.bias for projection in kv_projections]),
+    )
+    _copy_linear(attention.out, peer_attention.out_proj.weight, peer_attention.out_proj.bias)
 
 
-def _fill(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+def _copy_linear(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     layer.weight.copy_(weight)
     layer.bias.copy_(bias)
 
 
-def converted(model: Any, words: list[str], folder: Path) -> str:
+def convert_to_ctranslate2(model: Any, words: list[str], folder: Path) -> str:
     """The model as CTranslate2 reads it; it is quantised when it is opened."""
     from ctranslate2.converters import transformers as converters
 
@@ -152,7 +156,11 @@ def converted(model: Any, words: list[str], folder: Path) -> str:
     return str(folder)
 
 
-def agreement(one: Tokens, other: Tokens) -> float:
+def token_agreement(tokens: TokenRows, expected: TokenRows) -> float:
     """The share of tokens that are the same at the same place."""
-    pairs = [same for mine, theirs in zip(one, other, strict=True) for same in zip(mine, theirs, strict=False)]
-    return sum(mine == theirs for mine, theirs in pairs) / max(1, sum(map(len, other)))
+    pairs = [
+        same
+        for token, expected_token in zip(tokens, expected, strict=True)
+        for same in zip(token, expected_token, strict=False)
+    ]
+    return sum(token == expected_token for token, expected_token in pairs) / max(1, sum(map(len, expected)))

@@ -16,96 +16,111 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.board import Board, asked
-from benchmarks.plain import PlainLM, PlainTranslator, stepper
-from benchmarks.training import ours, theirs, trainer_of
+from benchmarks.plain import PlainLM, PlainTranslator, build_train_step
+from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.training import build_peer_run, build_trainer_run, open_trainer
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
-from triform.data import sets
-from triform.scratch.learning import Lesson
+from triform.data import builtin_sets
+from triform.scratch.training import TrainingData
 
-WIDTH, LAYERS, HEADS = 128, 2, 4
-MODEL = ModelConfig(d_model=WIDTH, d_ff=4 * WIDTH, n_layers=LAYERS, n_heads=HEADS)
-KINDS: dict[str, Any] = {"classify": "word", "generate": "char", "translate": "word"}
-SETS = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
+D_MODEL, N_LAYERS, N_HEADS = 128, 2, 4
+MODEL_CONFIG = ModelConfig(d_model=D_MODEL, d_ff=4 * D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS)
+TOKENIZER_KINDS: dict[str, Any] = {"classify": "word", "generate": "char", "translate": "word"}
+BUILTIN_SETS = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
 
 
-class PlainClassifier(nn.Module):
+class PlainMeanClassifier(nn.Module):
     """nn.TransformerEncoder with embeddings, a mean and a head."""
 
-    def __init__(self, vocab_size: int, n_labels: int, length: int) -> None:
+    def __init__(self, vocab_size: int, n_labels: int, max_len: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocab_size, WIDTH), nn.Embedding(length, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.1, "gelu", batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, n_labels)
+        self.token_embedding, self.position_embedding = (
+            nn.Embedding(vocab_size, D_MODEL),
+            nn.Embedding(max_len, D_MODEL),
+        )
+        layer = nn.TransformerEncoderLayer(
+            D_MODEL, N_HEADS, 4 * D_MODEL, 0.1, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, N_LAYERS, nn.LayerNorm(D_MODEL), enable_nested_tensor=False)
+        self.head = nn.Linear(D_MODEL, n_labels)
 
     def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
-        x = self.body(x, src_key_padding_mask=~keep)
-        share = keep[:, :, None].float()
-        return self.head((x * share).sum(dim=1) / share.sum(dim=1))
+        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1]))
+        x = self.encoder(x, src_key_padding_mask=~keep)
+        weights = keep[:, :, None].float()
+        return self.head((x * weights).sum(dim=1) / weights.sum(dim=1))
 
 
-def learner_of(task: str, steps: int) -> tuple[Any, Lesson]:
+def build_estimator(task: str, n_steps: int) -> tuple[Any, TrainingData]:
     """The NumPy model of a task, and what it learns from."""
     config = Config(
-        model=MODEL,
-        tokenizer=TokenizerConfig(kind=KINDS[task]),
+        model=MODEL_CONFIG,
+        tokenizer=TokenizerConfig(kind=TOKENIZER_KINDS[task]),
         data=DataConfig(max_len=64 if task == "generate" else 0),
-        train=TrainConfig(max_steps=steps, batch_tokens=1_024, schedule="constant", lr=1e-3),
+        train=TrainConfig(max_steps=n_steps, batch_tokens=1_024, schedule="constant", lr=1e-3),
     )
     if task == "generate":
-        writer = scratch.LanguageModel(config)
-        return writer, writer.lesson(sets.text("builtin:topics"))
-    one, other = (list(side) for side in zip(*sets.pairs(f"builtin:{SETS[task]}"), strict=True))
-    learner: Any = scratch.TextClassifier(config) if task == "classify" else scratch.Translator(config)
-    return learner, learner.lesson(one, other)
+        language_model = scratch.LanguageModel(config)
+        return language_model, language_model.prepare_data(builtin_sets.load_text("builtin:topics"))
+    sources, targets = (
+        list(side) for side in zip(*builtin_sets.load_pairs(f"builtin:{BUILTIN_SETS[task]}"), strict=True)
+    )
+    estimator: Any = scratch.TextClassifier(config) if task == "classify" else scratch.Translator(config)
+    return estimator, estimator.prepare_data(sources, targets)
 
 
-def plain_of(task: str, learner: Any, lesson: Lesson) -> Callable[[], Tensor]:
+def build_plain_step(task: str, estimator: Any, training_data: TrainingData) -> Callable[[], Tensor]:
     """A step of plain PyTorch over the same batches."""
-    n, length = learner.tokenizer.vocab_size, learner.config.data.max_len
+    vocab_size, max_len = estimator.tokenizer.vocab_size, estimator.config.data.max_len
     model = {
-        "classify": lambda: PlainClassifier(n, len(learner.config.data.labels), length),
-        "generate": lambda: PlainLM(n, WIDTH, LAYERS, HEADS, 4 * WIDTH, length),
-        "translate": lambda: PlainTranslator(n, WIDTH, LAYERS, HEADS, 0.1),
+        "classify": lambda: PlainMeanClassifier(vocab_size, len(estimator.config.data.labels), max_len),
+        "generate": lambda: PlainLM(vocab_size, D_MODEL, N_LAYERS, N_HEADS, 4 * D_MODEL, max_len),
+        "translate": lambda: PlainTranslator(vocab_size, D_MODEL, N_LAYERS, N_HEADS, 0.1),
     }[task]()
 
     def inputs() -> tuple[tuple[Any, ...], Tensor]:
-        given = lesson.batch(next(lesson.drawn)).inputs
-        found = {name: torch.from_numpy(each.copy()) for name, each in given.items() if each is not None}
+        arrays = training_data.make_batch(next(training_data.index_batches)).inputs
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items() if array is not None}
         if task == "classify":
-            return (found["tokens"], found.get("keep", torch.ones_like(found["tokens"]) > 0)), found["labels"]
+            return (tensors["tokens"], tensors.get("keep", torch.ones_like(tensors["tokens"]) > 0)), tensors[
+                "labels"
+            ]
         if task == "generate":
-            return (found["tokens"],), found["expected"]
-        return (found["source"], found["target"]), found["expected"]
+            return (tensors["tokens"],), tensors["expected"]
+        return (tensors["source"], tensors["target"]), tensors["expected"]
 
-    return stepper(model, inputs, half=False)
+    return build_train_step(model, inputs, bf16=False)
 
 
-def compare(board: Board, folder: Path, task: str) -> None:
-    steps = 2 if board.quick else 10
-    learner, lesson = learner_of(task, steps)
+def compare(report: BenchmarkReport, folder: Path, task: str) -> None:
+    n_steps = 2 if report.quick else 10
+    estimator, training_data = build_estimator(task, n_steps)
     settings: dict[str, Any] = {
-        f"model.{name}": getattr(MODEL, name) for name in ("d_model", "n_layers", "n_heads")
+        f"model.{name}": getattr(MODEL_CONFIG, name) for name in ("d_model", "n_layers", "n_heads")
     }
-    settings |= {"tokenizer.kind": KINDS[task], "data.max_len": learner.config.data.max_len}
-    with trainer_of(board, folder, task, "", **settings) as trainer:
-        who = {
-            "triform scratch": lambda: learner.learn(lesson),
-            "triform": ours(trainer, steps),
-            "torch.nn eager": theirs(plain_of(task, learner, lesson), steps),
+    settings |= {"tokenizer.kind": TOKENIZER_KINDS[task], "data.max_len": estimator.config.data.max_len}
+    with open_trainer(report, folder, task, "", **settings) as trainer:
+        contestants = {
+            "triform scratch": lambda: estimator.learn(training_data),
+            "triform": build_trainer_run(trainer, n_steps),
+            "torch.nn eager": build_peer_run(build_plain_step(task, estimator, training_data), n_steps),
         }
-        board.race(f"{task}, builtin:{SETS[task]}", who, 2 if board.quick else 7, units=steps, unit="steps")
+        report.measure(
+            f"{task}, builtin:{BUILTIN_SETS[task]}",
+            contestants,
+            2 if report.quick else 7,
+            units=n_steps,
+            unit="steps",
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("scratch", asked(__doc__, [*(arguments or []), "--device", "cpu"]))
+    report = BenchmarkReport("scratch", parse_options(__doc__, [*(arguments or []), "--device", "cpu"]))
     with tempfile.TemporaryDirectory() as folder:
-        for task in SETS:
-            compare(board, Path(folder), task)
-    board.write()
+        for task in BUILTIN_SETS:
+            compare(report, Path(folder), task)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ import tempfile
 from pathlib import Path
 
 import triform
-from benchmarks.board import Board, asked
-from benchmarks.timing import Work
-from triform.nn.quantize import trouble
+from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.timing import TimedFn
+from triform.nn.kernels.int8 import int8_unavailable_reason
 
 TEXT = "The soup was cold, but the staff was wonderful."
 
 
-def process(*arguments: str) -> Work:
+def build_process_run(*arguments: str) -> TimedFn:
     """A Python process from its start to its end."""
     source = str(Path(triform.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source}
@@ -29,24 +29,26 @@ def process(*arguments: str) -> Work:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("start", asked(__doc__, arguments))
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1} if board.quick else {"d_model": 128, "n_layers": 2}
+    report = BenchmarkReport("start", parse_options(__doc__, arguments))
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1} if report.quick else {"d_model": 128, "n_layers": 2}
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         triform.train(
-            "classify", out=run, device=board.device.type, quiet=True, train={"max_steps": 3}, model=sizes
+            "classify", out=run, device=report.device.type, quiet=True, train={"max_steps": 3}, model=sizes
         )
-        on = ("--device", board.device.type)
-        who = {
-            "triform predict": process("-m", "triform", "predict", run, TEXT, *on),
-            "triform predict, int8": process("-m", "triform", "predict", run, TEXT, *on, "--precision", "int8"),
-            "triform --help": process("-m", "triform", "--help"),
-            "python, import torch": process("-c", "import torch"),
+        device_option = ("--device", report.device.type)
+        contestants = {
+            "triform predict": build_process_run("-m", "triform", "predict", run, TEXT, *device_option),
+            "triform predict, int8": build_process_run(
+                "-m", "triform", "predict", run, TEXT, *device_option, "--precision", "int8"
+            ),
+            "triform --help": build_process_run("-m", "triform", "--help"),
+            "python, import torch": build_process_run("-c", "import torch"),
         }
-        if board.cuda or board.quick or trouble():
-            del who["triform predict, int8"]
-        board.race("a new process", who, 1 if board.quick else 9)
-    board.write()
+        if report.cuda or report.quick or int8_unavailable_reason():
+            del contestants["triform predict, int8"]
+        report.measure("a new process", contestants, 1 if report.quick else 9)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-Work = Callable[[], object]
-REST = 0.3  # seconds before each turn: threads of the one before still spin for a while, waiting for more
+TimedFn = Callable[[], object]
+PAUSE_SECONDS = 0.3  # seconds before each turn: threads of the one before still spin for a while, waiting for more
 
 
 @dataclass(frozen=True)
@@ -28,64 +28,64 @@ class Timing:
         return f"{self.median:.2f} ms ({self.low:.2f} to {self.high:.2f})"
 
 
-def race(contestants: Mapping[str, Work], repeats: int, device: torch.device) -> dict[str, Timing]:
+def time_in_turns(contestants: Mapping[str, TimedFn], repeats: int, device: torch.device) -> dict[str, Timing]:
     """Each contestant in turn, `repeats` times after one turn that does not count."""
-    memory = {name: _peak(work, device) for name, work in contestants.items()}
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    memory = {name: _measure_peak_memory(run, device) for name, run in contestants.items()}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for _ in range(repeats):
-        for name, work in contestants.items():
-            seen[name].append(_milliseconds(work, device))
-    return {name: _timing(times, memory[name]) for name, times in seen.items()}
+        for name, run in contestants.items():
+            turns[name].append(_time_once(run, device))
+    return {name: _summarise_turns(times, memory[name]) for name, times in turns.items()}
 
 
-def as_graph(work: Work) -> Work:
+def capture_graph(run: TimedFn) -> TimedFn:
     """The same work recorded once as a CUDA graph and replayed: what the kernels take, launches aside."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
+            run()
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        run()
     return graph.replay
 
 
-def _timing(turns: list[tuple[float, float]], memory: float) -> Timing:
-    times = [time for time, _ in turns]
-    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return Timing(statistics.median(times), low, high, memory, statistics.median(cpu for _, cpu in turns))
+def _summarise_turns(turns: list[tuple[float, float]], memory: float) -> Timing:
+    milliseconds = [time for time, _ in turns]
+    low, _, high = statistics.quantiles(milliseconds, n=4) if len(milliseconds) > 1 else (milliseconds[0],) * 3
+    return Timing(statistics.median(milliseconds), low, high, memory, statistics.median(cpu for _, cpu in turns))
 
 
-def _milliseconds(work: Work, device: torch.device) -> tuple[float, float]:
+def _time_once(run: TimedFn, device: torch.device) -> tuple[float, float]:
     """On the clock, and of the processors."""
-    _wait(device)
-    time.sleep(REST)
-    start, busy = time.perf_counter(), _busy()
-    work()
-    _wait(device)
-    return 1e3 * (time.perf_counter() - start), 1e3 * (_busy() - busy)
+    _synchronize(device)
+    time.sleep(PAUSE_SECONDS)
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
+    run()
+    _synchronize(device)
+    return 1e3 * (time.perf_counter() - start), 1e3 * (_cpu_seconds() - cpu_start)
 
 
-def _busy() -> float:
+def _cpu_seconds() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def _peak(work: Work, device: torch.device) -> float:
+def _measure_peak_memory(run: TimedFn, device: torch.device) -> float:
     """The first turn (compilation, first shapes), then one more to see its memory."""
-    work()
+    run()
     if device.type != "cuda":
         return float("nan")
-    _wait(device)
+    _synchronize(device)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    work()
-    _wait(device)
+    run()
+    _synchronize(device)
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()

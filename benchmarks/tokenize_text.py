@@ -25,60 +25,62 @@ from typing import Any
 import torch
 
 from benchmarks.growth import write_text
-from benchmarks.timing import Work, race
+from benchmarks.timing import TimedFn, time_in_turns
 from triform.config import TokenizerConfig
-from triform.data.files import decoded_blocks
+from triform.data.files import iter_text_blocks
 from triform.text import BpeTokenizer, encode_stream, read_tokenizer, train_tokenizer
-from triform.text.stream import cores
+from triform.text.parallel import available_cpus
 
 Ids = list[list[int]]
-OURS = "triform"
+OWN_NAME = "triform"
 
 
-def some_text(file: Path | None, megabytes: float) -> str:
+def load_text(file: Path | None, megabytes: float) -> str:
     if file is None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "text.txt"
             write_text(file, megabytes)
             return file.read_text(encoding="utf-8")
     text = ""
-    for block in decoded_blocks(str(file)):
+    for block in iter_text_blocks(str(file)):
         text += block
         if len(text) >= megabytes * 1e6:
             break
     return text[: int(megabytes * 1e6)]
 
 
-def contestants(bpe: BpeTokenizer, lines: list[str]) -> tuple[dict[str, Work], dict[str, Callable[[], Ids]]]:
+def build_contestants(
+    bpe: BpeTokenizer, lines: list[str]
+) -> tuple[dict[str, TimedFn], dict[str, Callable[[], Ids]]]:
     """What is timed, and for each peer the ids it gives."""
-    core = bpe._core  # the library's own tokenizer, of the same vocabulary
-    parts = [lines[at : at + 2048] for at in range(0, len(lines), 2048)]
+    core_tokenizer = bpe._backend  # the library's own tokenizer, of the same vocabulary
+    chunks = [lines[start : start + 2048] for start in range(0, len(lines), 2048)]
 
-    def new() -> BpeTokenizer:
-        bpe._words.clear()
+    def clear_cache() -> BpeTokenizer:
+        bpe._word_cache.clear()
         return bpe
 
-    work: dict[str, Work] = {
-        OURS: lambda: bpe.encode_batch(lines),
-        f"{OURS}, new": lambda: new().encode_batch(lines),
-        f"{OURS}, new, as a stream": lambda: list(encode_stream(new(), parts)),
-        "tokenizers encode_batch": lambda: core.encode_batch(lines, add_special_tokens=False),
-        "tokenizers encode_batch_fast": lambda: core.encode_batch_fast(lines, add_special_tokens=False),
+    runs: dict[str, TimedFn] = {
+        OWN_NAME: lambda: bpe.encode_batch(lines),
+        f"{OWN_NAME}, new": lambda: clear_cache().encode_batch(lines),
+        f"{OWN_NAME}, new, as a stream": lambda: list(encode_stream(clear_cache(), chunks)),
+        "tokenizers encode_batch": lambda: core_tokenizer.encode_batch(lines, add_special_tokens=False),
+        "tokenizers encode_batch_fast": lambda: core_tokenizer.encode_batch_fast(lines, add_special_tokens=False),
     }
-    answers: dict[str, Callable[[], Ids]] = {
-        OURS: lambda: bpe.encode_batch(lines),
-        "tokenizers": lambda: [row.ids for row in core.encode_batch(lines, add_special_tokens=False)],
+    encoders: dict[str, Callable[[], Ids]] = {
+        OWN_NAME: lambda: bpe.encode_batch(lines),
+        "tokenizers": lambda: [row.ids for row in core_tokenizer.encode_batch(lines, add_special_tokens=False)],
     }
     try:
         import tiktoken
     except ImportError:
         print("tiktoken is not installed")
-        return work, answers
+        return runs, encoders
     peer = tiktoken.Encoding("ours", pat_str=bpe.pattern, mergeable_ranks=bpe.ranks()[0], special_tokens={})
-    work["tiktoken encode_ordinary"] = lambda: [peer.encode_ordinary(line) for line in lines]
-    work["tiktoken encode_ordinary_batch"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
-    answers["tiktoken"] = lambda: peer.encode_ordinary_batch(lines, num_threads=cores())
-    return work, answers
+    runs["tiktoken encode_ordinary"] = lambda: [peer.encode_ordinary(line) for line in lines]
+    runs["tiktoken encode_ordinary_batch"] = lambda: peer.encode_ordinary_batch(lines, num_threads=available_cpus())
+    encoders["tiktoken"] = lambda: peer.encode_ordinary_batch(lines, num_threads=available_cpus())
+    return runs, encoders
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,31 +91,31 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--vocabulary", type=Path, help="a folder or file of byte BPE, of any library")
     parser.add_argument("--quick", action="store_true", help="a little text, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    asked = parser.parse_args(arguments)
-    megabytes, vocab_size, repeats = (0.1, 400, 2) if asked.quick else (asked.megabytes, asked.vocab_size, 7)
-    lines = some_text(asked.file, megabytes).splitlines(keepends=True)
-    if asked.vocabulary:
-        bpe = read_tokenizer(asked.vocabulary)
+    options = parser.parse_args(arguments)
+    megabytes, vocab_size, repeats = (0.1, 400, 2) if options.quick else (options.megabytes, options.vocab_size, 7)
+    lines = load_text(options.file, megabytes).splitlines(keepends=True)
+    if options.vocabulary:
+        bpe = read_tokenizer(options.vocabulary)
     else:
         bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=vocab_size), lines)
     assert isinstance(bpe, BpeTokenizer), "byte BPE is compared here, and this is none"
     n_bytes = sum(len(line.encode()) for line in lines)
-    machine = f"{platform.machine()}, {cores()} cores"
+    machine = f"{platform.machine()}, {available_cpus()} cores"
     print(f"{machine}, {n_bytes / 1e6:.1f} MB in {len(lines)} lines, a vocabulary of {bpe.vocab_size}")
-    work, answers = contestants(bpe, lines)
-    ids = {who: answer() for who, answer in answers.items()}
-    same = all(found == ids[OURS] for found in ids.values())
-    print(f"{sum(map(len, ids[OURS])):,} tokens, {'the same ids everywhere' if same else 'IDS DIFFER'}")
+    runs, encoders = build_contestants(bpe, lines)
+    ids = {name: encode() for name, encode in encoders.items()}
+    ids_equal = all(content == ids[OWN_NAME] for content in ids.values())
+    print(f"{sum(map(len, ids[OWN_NAME])):,} tokens, {'the same ids everywhere' if ids_equal else 'IDS DIFFER'}")
     rows: list[dict[str, Any]] = []
-    timings = race(work, repeats, torch.device("cpu"))
-    for who, timing in timings.items():
-        row = {"who": who, **asdict(timing), "MB/s": n_bytes / 1e3 / timing.median}
-        row["ratio"] = timing.median / timings[f"{OURS}, new"].median
+    timings = time_in_turns(runs, repeats, torch.device("cpu"))
+    for name, timing in timings.items():
+        row = {"who": name, **asdict(timing), "MB/s": n_bytes / 1e3 / timing.median}
+        row["ratio"] = timing.median / timings[f"{OWN_NAME}, new"].median
         rows.append(row)
-        print(f"{who:<32} {row['MB/s']:7.2f} MB/s   {timing}   ratio {row['ratio']:.2f}", flush=True)
-    if asked.json:
-        found = {"machine": machine, "bytes": n_bytes, "same_ids": same, "rows": rows}
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"{name:<32} {row['MB/s']:7.2f} MB/s   {timing}   ratio {row['ratio']:.2f}", flush=True)
+    if options.json:
+        content = {"machine": machine, "bytes": n_bytes, "same_ids": ids_equal, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

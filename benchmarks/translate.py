@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import peers, quality
-from benchmarks.board import Board, asked
+from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config
+from triform.config.settings import build_config
+from triform.nn.layouts import pad
 from triform.nn.precision import cast_model
-from triform.nn.rows import pad
-from triform.settings import build
 from triform.tasks.translate import Translate
 from triform.text import Tokenizer
 
-LONGEST = 64
-Answer = Callable[[list[str]], Any]
+MAX_LEN = 64
+DecodeFn = Callable[[list[str]], Any]
 
 
 class Size(NamedTuple):
@@ -45,110 +45,122 @@ CPU = Size(512, 6, 8, 8_000, 200, 4, 20)
 GPU = Size(512, 6, 8, 8_000, 1300, 5, 24)
 
 
-def our_task(size: Size, tokenizer: Tokenizer, theirs: Any) -> Translate:
+def build_task(size: Size, tokenizer: Tokenizer, peer_model: Any) -> Translate:
     settings = {
-        "task": "translate", "data.max_len": LONGEST, "tokenizer.kind": "word",
+        "task": "translate", "data.max_len": MAX_LEN, "tokenizer.kind": "word",
         "model.d_model": size.width, "model.d_ff": 4 * size.width, "model.n_layers": size.layers,
         "model.n_heads": size.heads, "model.activation": "relu", "model.norm_position": "post",
         "model.final_norm": False, "model.scale_embeddings": True, "model.dropout": 0.0,
         "decode.strategy": "beam", "decode.beam_size": size.beam, "decode.max_new_tokens": size.n_new,
     }  # fmt: skip
-    task = Translate(build(settings, Config()), tokenizer, tokenizer)
-    peers.copy_marian(theirs, task.model)
+    task = Translate(build_config(settings, Config()), tokenizer, tokenizer)
+    peers.copy_marian(peer_model, task.model)
     task.model.eval()
     return task
 
 
-def own(board: Board, task: Translate) -> dict[str, Answer]:
+def build_own_runners(report: BenchmarkReport, task: Translate) -> dict[str, DecodeFn]:
     """Ours in each precision; on CUDA in bf16 alone, as the others there."""
-    found = {}
-    for precision in ["bf16"] if board.cuda else quality.precisions(board.device):
-        mine = copy.copy(task)
-        mine.model = copy.deepcopy(task.model).to(board.device)
-        cast_model(mine.model, precision)
-        answer = peers.ours(mine.predict)
-        found[f"triform {precision}"] = lambda texts, answer=answer: task.target.encode_batch(answer(texts))
-    return found
+    runners = {}
+    for precision in ["bf16"] if report.cuda else quality.supported_precisions(report.device):
+        variant = copy.copy(task)
+        variant.model = copy.deepcopy(task.model).to(report.device)
+        cast_model(variant.model, precision)
+        decode_texts = peers.without_end_token(variant.predict)
+        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: (
+            task.target_tokenizer.encode_batch(decode_texts(texts))
+        )
+    return runners
 
 
-def of_transformers(board: Board, theirs: Any, tokenizer: Tokenizer, size: Size) -> Answer:
-    theirs = theirs.to(board.device, torch.bfloat16 if board.cuda else torch.float32)
+def build_transformers_runner(
+    report: BenchmarkReport, peer_model: Any, tokenizer: Tokenizer, size: Size
+) -> DecodeFn:
+    peer_model = peer_model.to(report.device, torch.bfloat16 if report.cuda else torch.float32)
 
     @torch.inference_mode()
-    def answer(texts: list[str]) -> peers.Tokens:
+    def decode_texts(texts: list[str]) -> peers.TokenRows:
         rows = tokenizer.encode_batch(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-        found: dict[int, list[int]] = {}
+        translations: dict[int, list[int]] = {}
         for start in range(0, len(order), 32):
-            part = order[start : start + 32]
-            source, keep = pad([rows[row] for row in part], fill=theirs.config.pad_token_id)
+            batch_rows = order[start : start + 32]
+            source, keep = pad([rows[row] for row in batch_rows], fill=peer_model.config.pad_token_id)
             keep = torch.ones_like(source, dtype=torch.bool) if keep is None else keep
-            made = theirs.generate(
-                source.to(board.device), attention_mask=keep.long().to(board.device), num_beams=size.beam,
+            generated = peer_model.generate(
+                source.to(report.device), attention_mask=keep.long().to(report.device), num_beams=size.beam,
                 do_sample=False, max_new_tokens=size.n_new, min_new_tokens=size.n_new,
-                suppress_tokens=[*peers.NEVER, theirs.config.pad_token_id],
+                suppress_tokens=[*peers.BANNED_TOKENS, peer_model.config.pad_token_id],
             )  # fmt: skip
-            found |= dict(zip(part, made[:, 1:].tolist(), strict=True))
-        return [found[row] for row in range(len(rows))]
+            translations |= dict(zip(batch_rows, generated[:, 1:].tolist(), strict=True))
+        return [translations[row] for row in range(len(rows))]
 
-    return answer
+    return decode_texts
 
 
-def of_ctranslate2(folder: str, kind: str, tokenizer: Tokenizer, size: Size) -> Answer:
+def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, size: Size) -> DecodeFn:
     import ctranslate2
 
-    model = ctranslate2.Translator(folder, compute_type=kind, intra_threads=torch.get_num_threads())
+    model = ctranslate2.Translator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
 
-    def answer(texts: list[str]) -> peers.Tokens:
-        sources = [tokenizer.pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
-        made = model.translate_batch(
+    def decode_texts(texts: list[str]) -> peers.TokenRows:
+        sources = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
+        results = model.translate_batch(
             sources, beam_size=size.beam, max_decoding_length=size.n_new, min_decoding_length=size.n_new,
-            max_batch_size=64, suppress_sequences=[[piece] for piece in tokenizer.pieces(peers.NEVER)],
+            max_batch_size=64, suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
         )  # fmt: skip
-        return [tokenizer.encode(" ".join(result.hypotheses[0])) for result in made]
+        return [tokenizer.encode(" ".join(result.hypotheses[0])) for result in results]
 
-    return answer
+    return decode_texts
 
 
-def compare(board: Board, folder: Path) -> None:
-    size = QUICK if board.quick else GPU if board.cuda else CPU
-    tokenizer = peers.vocabulary(size.vocab_size)
-    if not peers.installed("transformers"):
-        board.skip("transformers", "not installed; without its weights there is nothing to compare")
+def compare(report: BenchmarkReport, folder: Path) -> None:
+    size = QUICK if report.quick else GPU if report.cuda else CPU
+    tokenizer = peers.build_tokenizer(size.vocab_size)
+    if not peers.import_peer("transformers"):
+        report.add_skipped("transformers", "not installed; without its weights there is nothing to compare")
         return
-    theirs = peers.marian(size.width, size.layers, size.heads, tokenizer.vocab_size, LONGEST)
-    task = our_task(size, tokenizer, theirs)
-    board.note("the model", parameters=sum(p.numel() for p in task.model.parameters()), **size._asdict())
-    who: dict[str, Answer] = own(board, task)
-    if board.cuda:
-        board.skip("ctranslate2", "compared on the CPU only")
-    elif peers.installed("ctranslate2"):
-        made = peers.converted(theirs, tokenizer.pieces(range(tokenizer.vocab_size)), folder / "ct2")
-        for kind in ("float32", "int8"):
-            who[f"ctranslate2 {kind}"] = of_ctranslate2(made, kind, tokenizer, size)
+    peer_model = peers.build_marian(size.width, size.layers, size.heads, tokenizer.vocab_size, MAX_LEN)
+    task = build_task(size, tokenizer, peer_model)
+    report.add_figures(
+        "the model", parameters=sum(parameter.numel() for parameter in task.model.parameters()), **size._asdict()
+    )
+    contestants: dict[str, DecodeFn] = build_own_runners(report, task)
+    if report.cuda:
+        report.add_skipped("ctranslate2", "compared on the CPU only")
+    elif peers.import_peer("ctranslate2"):
+        output = peers.convert_to_ctranslate2(
+            peer_model, tokenizer.format_pieces(range(tokenizer.vocab_size)), folder / "ct2"
+        )
+        for compute_type in ("float32", "int8"):
+            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2_runner(
+                output, compute_type, tokenizer, size
+            )
     else:
-        board.skip("ctranslate2", "not installed")
-    who["transformers"] = of_transformers(board, theirs, tokenizer, size)
-    numbers = random.Random(0)
-    lengths = [max(4, min(LONGEST, int(numbers.lognormvariate(2.8, 0.5)))) for _ in range(size.sentences)]
-    sources = peers.texts(tokenizer, lengths)
-    expected = who["transformers"](sources[:20])
-    for name, answer in who.items():
-        made = answer(sources[:20])
-        assert all(len(tokens) == size.n_new for tokens in made), f"{name} wrote another number of tokens"
-        board.note("tokens as transformers writes them", who=name, share=peers.agreement(made, expected))
-    works = {name: partial(answer, sources) for name, answer in who.items()}
-    what = f"{size.sentences} sentences, beam {size.beam}, {size.n_new} tokens each"
-    repeats = 1 if board.quick else 3
-    board.race(what, works, repeats, units=size.sentences, unit="sentences")
+        report.add_skipped("ctranslate2", "not installed")
+    contestants["transformers"] = build_transformers_runner(report, peer_model, tokenizer, size)
+    rng = random.Random(0)
+    lengths = [max(4, min(MAX_LEN, int(rng.lognormvariate(2.8, 0.5)))) for _ in range(size.sentences)]
+    sources = peers.generate_texts(tokenizer, lengths)
+    expected = contestants["transformers"](sources[:20])
+    for name, decode_texts in contestants.items():
+        output = decode_texts(sources[:20])
+        assert all(len(tokens) == size.n_new for tokens in output), f"{name} wrote another number of tokens"
+        report.add_figures(
+            "tokens as transformers writes them", who=name, share=peers.token_agreement(output, expected)
+        )
+    runs = {name: partial(decode_texts, sources) for name, decode_texts in contestants.items()}
+    title = f"{size.sentences} sentences, beam {size.beam}, {size.n_new} tokens each"
+    repeats = 1 if report.quick else 3
+    report.measure(title, runs, repeats, units=size.sentences, unit="sentences")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    board = Board("translate", asked(__doc__, arguments))
+    report = BenchmarkReport("translate", parse_options(__doc__, arguments))
     with tempfile.TemporaryDirectory() as folder:
-        compare(board, Path(folder))
-    quality.scores(board, "translate", "bleu", "exact_match")
-    board.write()
+        compare(report, Path(folder))
+    quality.report_quality(report, "translate", "bleu", "exact_match")
+    report.write()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,6 @@ else:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _token_cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _temporary_token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """For child processes too; the folder lives as long as the tests do."""
     os.environ["TRIFORM_CACHE"] = str(tmp_path_factory.mktemp("token-cache"))

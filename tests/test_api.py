@@ -41,10 +41,12 @@ def test_opening_a_run_leaves_the_callers_random_numbers_alone(rows: str, tmp_pa
 def test_aligned_files_may_be_named_with_a_comma_everywhere(tmp_path: Path) -> None:
     for name, words in (("a", "one two"), ("b", "un deux")):
         (tmp_path / name).write_text("".join(f"{words} {n}\n" for n in range(30)), encoding="utf-8")
-    both = f"{tmp_path / 'a'},{tmp_path / 'b'}"
-    run = triform.train("translate", data=both, valid=both, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
+    aligned_files = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+    run = triform.train(
+        "translate", data=aligned_files, valid=aligned_files, out=tmp_path / "run", train={"max_steps": 2}, **TINY
+    )
     assert run.config.data.source == str(tmp_path / "a")
-    assert run.evaluate(both)["pairs"] == 30
+    assert run.evaluate(aligned_files)["pairs"] == 30
     assert run.evaluate()["pairs"] == 30
 
 
@@ -57,11 +59,11 @@ def test_a_setting_of_one_layer_replaces_its_twin_of_a_lower_one(rows: str, tmp_
 
 
 # Rust's memory is not seen by tracemalloc: a process of its own is measured from outside.
-MEASURE = """
+MEASURE_SCRIPT = """
 import resource, sys
 import torch, triform.launch
 from triform.tasks import TASKS
-from triform.settings import build
+from triform.config.settings import build
 from dataclasses import replace
 from pathlib import Path
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -82,39 +84,39 @@ def test_a_long_text_is_prepared_in_little_memory(tmp_path: Path) -> None:
             f"the {n * 7919 % 997} houses of {n * 31 % 89} streets are {n % 13}.\n" for n in range(90_000)
         )
         text.write_text(lines * size, encoding="utf-8")
-        command = [sys.executable, "-c", MEASURE, str(text), "bpe", str(tmp_path / f"run{size}")]
+        command = [sys.executable, "-c", MEASURE_SCRIPT, str(text), "bpe", str(tmp_path / f"run{size}")]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        peaks.append(int(done.stdout))
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        peaks.append(int(completed.stdout))
     assert peaks[1] < peaks[0] + 60, f"four times the text takes {peaks[1]} MB instead of {peaks[0]} MB"
 
 
 def test_a_translator_with_two_vocabularies_can_be_made_again_from_its_config(tmp_path: Path) -> None:
     lines = [f"one two {n}\tun deux trois quatre {n} {n % 9}" for n in range(40)]
     (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "alone\t", "\tseul"]) + "\n", encoding="utf-8")
-    settings = {"data": str(tmp_path / "pairs.tsv"), "tokenizer": {"kind": "word", "shared": False}}
+    settings = {"data": str(tmp_path / "pairs.tsv"), "tokenizer": {"kind": "word", "joint_vocab": False}}
     run = triform.train("translate", out=tmp_path / "one", train={"max_steps": 2}, **settings, **TINY)
-    again = triform.train(
+    retrained = triform.train(
         "translate", config=run.path / "config.toml", out=tmp_path / "two", device="cpu", quiet=True
     )
-    assert again.predict(["one two 3"]) == run.predict(["one two 3"])
-    told = (run.path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "pairs with an empty side were left out of training" in told
+    assert retrained.predict(["one two 3"]) == run.predict(["one two 3"])
+    events = (run.path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "pairs with an empty side were left out of training" in events
 
 
-@pytest.mark.parametrize("odd", [0, None, 3.5, b"bytes"])
-def test_only_texts_can_be_predicted(odd: object, rows: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [0, None, 3.5, b"bytes"])
+def test_only_texts_can_be_predicted(value: object, rows: str, tmp_path: Path) -> None:
     run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
     with pytest.raises(triform.DataError, match="predict takes texts"):
-        run.predict(["thing", odd])  # type: ignore[list-item]
+        run.predict(["thing", value])  # type: ignore[list-item]
 
 
 def test_a_run_is_shown_in_one_line(rows: str, tmp_path: Path) -> None:
     run = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY)
     parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
-    shown = f"Run(task='classify', path='{run.path}', parameters={parameters:,}, device='cpu', precision='fp32')"
-    assert repr(run) == shown
-    assert repr(triform.load(run.path, device="cpu", precision="bf16")) == shown.replace("fp32", "bf16")
+    expected = f"Run(task='classify', path='{run.path}', parameters={parameters:,}, device='cpu', precision='fp32')"
+    assert repr(run) == expected
+    assert repr(triform.load(run.path, device="cpu", precision="bf16")) == expected.replace("fp32", "bf16")
 
 
 def test_a_classifier_of_one_label_such_as_a_published_ranker_is_shown_too(rows: str, tmp_path: Path) -> None:

@@ -16,36 +16,36 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from triform.config import DecodeConfig, ModelConfig, Sizes
-from triform.decode import replay as replaying
-from triform.decode.beam import Ending
-from triform.decode.choose import Sample, best
-from triform.decode.forms import DecoderForm, Seq2SeqForm
-from triform.decode.search import beam_search, run_search, write
-from triform.decode.stepper import Cached
+from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.errors import ConfigError
+from triform.experiments.seeds import train_seeds
+from triform.experiments.study_runner import compare
+from triform.generation import graph_decoder as replaying
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
+from triform.generation.beam import StoppingCriteria
+from triform.generation.sampling import TokenSampler, greedy
+from triform.generation.search import beam_search, decode_stepwise, generate
+from triform.generation.stepper import CachedStepper
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.choice import FLASH, FLEX, automatic, choose
-from triform.nn.flex import flex
-from triform.nn.kernels import Kernel, Matching, explicit, fused
-from triform.nn.masks import Rule, causal, everything, real, window
-from triform.nn.positions import relation
-from triform.nn.rows import Packed
+from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel
+from triform.nn.kernels.flex import flex_attention_kernel
+from triform.nn.kernels.sdpa import AttentionKernel, ScoreFunction, naive_attention, sdpa_attention
+from triform.nn.layouts import PackedLayout
+from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
+from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 from triform.run import load
-from triform.seeds import train_seeds
-from triform.study.runner import compare
-from triform.training.learner import Learner
-from triform.training.population import LIMITS, Limit
-from triform.training.stack import Stack
+from triform.training.ensemble import STACK_LIMITS, StackLimit
+from triform.training.stacked_models import StackedModels
+from triform.training.train_step import TrainStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODEL = {"d_model": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
 
 
-def few_pairs(path: Path, words: tuple[str, ...] = ("one", "two", "three", "four")) -> str:
+def write_pairs(path: Path, words: tuple[str, ...] = ("one", "two", "three", "four")) -> str:
     """Sentences to translate, so few that an evaluation is short; the other tasks have their built-in sets."""
     pairs = [(a, b, c) for a in words for b in words for c in words]
     path.write_text("".join(f"{' '.join(pair)}\t{' '.join(pair).upper()}\n" for pair in pairs), encoding="utf-8")
@@ -56,17 +56,17 @@ def few_pairs(path: Path, words: tuple[str, ...] = ("one", "two", "three", "four
 def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     config = ModelConfig(d_model=64, d_ff=128, n_layers=3, n_heads=4)
-    model = Decoder(config, Sizes(vocab_size=50, max_len=64)).to("cuda", dtype).eval()
+    model = Decoder(config, DataSizes(vocab_size=50, max_len=64)).to("cuda", dtype).eval()
     prompts = [[5], [7, 8, 9, 10, 11, 12, 13], [20, 21, 22]]
 
-    def continued(rows: list[list[int]]) -> list[list[int]]:
-        ending = Ending(eos=3, limits=(20,) * len(rows), banned=(0, 1, 2))
-        return write(Cached(DecoderForm(model, 64), rows), best, ending)
+    def generate(rows: list[list[int]]) -> list[list[int]]:
+        criteria = StoppingCriteria(eos=3, limits=(20,) * len(rows), banned=(0, 1, 2))
+        return decode_stepwise(CachedStepper(DecoderAdapter(model, 64), rows), greedy, criteria)
 
-    stepper = Cached(DecoderForm(model, 64), prompts)
-    assert stepper.start().isfinite().all()
+    stepper = CachedStepper(DecoderAdapter(model, 64), prompts)
+    assert stepper.prefill().isfinite().all()
     if dtype is torch.float32:
-        assert continued(prompts) == [continued([prompt])[0] for prompt in prompts]
+        assert generate(prompts) == [generate([prompt])[0] for prompt in prompts]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -75,82 +75,103 @@ def test_a_run_repeated_on_cuda_ends_with_the_same_bits(precision: str, tmp_path
     text.write_text("".join(f"line {n} says {n * 7919 % 9973}.\n" for n in range(20_000)), encoding="utf-8")
     settings = {"max_steps": 40, "batch_size": 8, "eval_every": 20, "checkpoint_every": 10, "precision": precision}
 
-    def run(name: str, **more: object) -> Path:
-        made = train(
+    def train_run(name: str, **kwargs: object) -> Path:
+        result = train(
             "generate", data=str(text), out=str(tmp_path / name), device="cuda", quiet=True, seed=1,
-            train=settings, model=MODEL, tokenizer={"kind": "bpe"}, **{"data.max_len": 512}, **more,
+            train=settings, model=MODEL, tokenizer={"kind": "bpe"}, **{"data.max_len": 512}, **kwargs,
         )  # fmt: skip
-        return made.path
+        return result.path
 
-    one, other = run("one"), run("other")
-    weights = [load_file(path / "model.safetensors") for path in (one, other)]
+    first, second = train_run("one"), train_run("other")
+    weights = [load_file(path / "model.safetensors") for path in (first, second)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
 def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
     for task, text in (("classify", "The soup was good."), ("generate", "The"), ("translate", "twenty-one")):
-        made = train(task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL)
-        assert made.predict([text])[0].output
-        assert made.evaluate()["loss"] > 0
+        result = train(
+            task, out=str(tmp_path / task), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL
+        )
+        assert result.predict([text])[0].output
+        assert result.evaluate()["loss"] > 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("asked", [{"lora_rank": 4}, {"freeze": 1, "layer_decay": 0.5}], ids=["lora", "layers"])
+@pytest.mark.parametrize(
+    "settings", [{"lora_rank": 4}, {"freeze_layers": 1, "layer_decay": 0.5}], ids=["lora", "layers"]
+)
 def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
-    asked: dict[str, Any], precision: str, tmp_path: Path
+    settings: dict[str, Any], precision: str, tmp_path: Path
 ) -> None:
-    short = {"max_len": 32, "train": "builtin:topics"}
-    pace = {"max_steps": 12, "batch_size": 8, "eval_every": 12, "lr": 0.1, "optimizer": "sgd", "precision": "fp32"}
-    still = {**MODEL, "dropout": 0.0}
-    base = train("generate", data=short, model=still, train=pace, out=tmp_path / "base", quiet=True).path
-    before, found = load_file(base / "model.safetensors"), []
-    for device, kind in (("cpu", "fp32"), ("cuda", precision)):
-        how = {**pace, **asked, "precision": kind}
-        made = train("generate", data=short, base=base, train=how, out=tmp_path / device, device=device, quiet=True)
-        found.append(load_file(made.path / "model.safetensors"))
-    for name, wanted in found[0].items():
-        moved, other = wanted - before[name], found[1][name] - before[name]
-        assert moved.any() == other.any(), name
+    data = {"max_len": 32, "train": "builtin:topics"}
+    train_settings = {
+        "max_steps": 12,
+        "batch_size": 8,
+        "eval_every": 12,
+        "lr": 0.1,
+        "optimizer": "sgd",
+        "precision": "fp32",
+    }
+    without_dropout = {**MODEL, "dropout": 0.0}
+    base = train(
+        "generate", data=data, model=without_dropout, train=train_settings, out=tmp_path / "base", quiet=True
+    ).path
+    before, weights_by_device = load_file(base / "model.safetensors"), []
+    for device, device_precision in (("cpu", "fp32"), ("cuda", precision)):
+        device_settings = {**train_settings, **settings, "precision": device_precision}
+        result = train(
+            "generate",
+            data=data,
+            base=base,
+            train=device_settings,
+            out=tmp_path / device,
+            device=device,
+            quiet=True,
+        )
+        weights_by_device.append(load_file(result.path / "model.safetensors"))
+    for name, cpu_weights in weights_by_device[0].items():
+        cpu_change, cuda_change = cpu_weights - before[name], weights_by_device[1][name] - before[name]
+        assert cpu_change.any() == cuda_change.any(), name
         if precision == "fp32":
-            torch.testing.assert_close(other, moved, rtol=1e-2, atol=1e-5, msg=name)
+            torch.testing.assert_close(cuda_change, cpu_change, rtol=1e-2, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("failing_capture", [1, 2])
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(
-    when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing_capture: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host asks for a number while the whenth shape is recorded; what follows must go on as if it never had."""
     text = tmp_path / "text.tsv"
     rows = "".join(f"{'word ' * (n % 50)}{n}\t{'odd' if n % 2 else 'even'}\n" for n in range(3_000))
     text.write_text(rows, encoding="utf-8")
     steps = {"batch_size": 4, "max_steps": 30, "eval_every": 15, "checkpoint_every": 10, "log_every": 5}
-    plain, captures = Learner.learn, [0]
+    original_optimize, captures = TrainStep.optimize, [0]
 
-    def asking(self: Learner, *arguments: Any) -> None:
-        plain(self, *arguments)
+    def sync_during_capture(self: TrainStep, *arguments: Any) -> None:
+        original_optimize(self, *arguments)
         if torch.cuda.is_current_stream_capturing():
             captures[0] += 1
-            if captures[0] >= when:
+            if captures[0] >= failing_capture:
                 self.losses.sum().item()
 
-    def run(name: str, **more: Any) -> Path:
+    def train_run(name: str, **kwargs: Any) -> Path:
         captures[0] = 0
-        made = train(
+        result = train(
             "classify", data=str(text), out=str(tmp_path / name), device="cuda", quiet=True, seed=1,
-            train=steps, tokenizer={"kind": "word"}, **{"model": MODEL} | more,
+            train=steps, tokenizer={"kind": "word"}, **{"model": MODEL} | kwargs,
         )  # fmt: skip
-        return made.path
+        return result.path
 
-    monkeypatch.setattr(Learner, "learn", asking)
-    failed = run("failed")
+    monkeypatch.setattr(TrainStep, "optimize", sync_during_capture)
+    failed = train_run("failed")
     assert "cannot be recorded" in (failed / "metrics.jsonl").read_text(encoding="utf-8")
-    again = run("again")
+    again = train_run("again")
     weights = [load_file(path / "model.safetensors") for path in (failed, again)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]), "it repeats to the same bits"
-    monkeypatch.setattr(Learner, "learn", plain)
-    recorded = run("recorded", model=MODEL | {"dropout": 0.0})
-    monkeypatch.setattr(Learner, "learn", asking)
-    unrecorded = run("unrecorded", model=MODEL | {"dropout": 0.0})
+    monkeypatch.setattr(TrainStep, "optimize", original_optimize)
+    recorded = train_run("recorded", model=MODEL | {"dropout": 0.0})
+    monkeypatch.setattr(TrainStep, "optimize", sync_during_capture)
+    unrecorded = train_run("unrecorded", model=MODEL | {"dropout": 0.0})
     weights = [load_file(path / "model.safetensors") for path in (recorded, unrecorded)]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=2e-3, atol=2e-4)
@@ -160,18 +181,18 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
 
 
 @pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedModels]:
     """Every stack that is made; whatever the size, seeds are trained together."""
-    made: list[Stack] = []
-    begin = Stack.__init__
+    instances: list[StackedModels] = []
+    original_init = StackedModels.__init__
 
-    def watched(self: Stack, *arguments: Any) -> None:
-        begin(self, *arguments)
-        made.append(self)
+    def record_stack(self: StackedModels, *arguments: Any) -> None:
+        original_init(self, *arguments)
+        instances.append(self)
 
-    monkeypatch.setattr(Stack, "__init__", watched)
-    monkeypatch.setitem(LIMITS, "cuda", Limit(1e99, 1e99))
-    return made
+    monkeypatch.setattr(StackedModels, "__init__", record_stack)
+    monkeypatch.setitem(STACK_LIMITS, "cuda", StackLimit(1e99, 1e99))
+    return instances
 
 
 @pytest.mark.parametrize(
@@ -179,67 +200,78 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[Stack]:
     [("classify", "learned"), ("classify", "t5"), ("generate", "t5"), ("translate", "learned")],
 )
 def test_members_of_a_recorded_population_equal_the_same_seeds_alone(
-    task: Any, positions: str, tmp_path: Path, stacks: list[Stack]
+    task: Any, positions: str, tmp_path: Path, stacks: list[StackedModels]
 ) -> None:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.0, "positions": positions, "window": 8},
         "train": {"max_steps": 25, "optimizer": "sgd", "lr": 0.1, "precision": "fp32", "log_every": 1},
     }  # fmt: skip
     if task == "translate":
-        how["data"] = few_pairs(tmp_path / "pairs.tsv")
-    made = train_seeds(task, 3, out=tmp_path / "seeds", **how)
+        options["data"] = write_pairs(tmp_path / "pairs.tsv")
+    result = train_seeds(task, 3, out=tmp_path / "seeds", **options)
     assert len(stacks) == 1
-    assert stacks[0].replay.graphs, "the step was recorded"
-    assert stacks[0].replay.recording, "and every shape could be"
-    alone = train(task, seed=1, out=tmp_path / "alone", **how)
-    ours, theirs = (load_file(path / "model.safetensors") for path in (made.folders[1], alone.path))
-    for name in ours:
-        assert apart(ours[name], theirs[name]) < 1e-3 or float((ours[name] - theirs[name]).norm()) < 1e-5, name
+    assert stacks[0].graph_cache.graphs, "the step was recorded"
+    assert stacks[0].graph_cache.capture_enabled, "and every shape could be"
+    alone = train(task, seed=1, out=tmp_path / "alone", **options)
+    actual, expected = (load_file(path / "model.safetensors") for path in (result.folders[1], alone.path))
+    for name in actual:
+        assert (
+            relative_error(actual[name], expected[name]) < 1e-3
+            or float((actual[name] - expected[name]).norm()) < 1e-5
+        ), name
 
 
-def test_a_population_with_adam_and_half_precision_learns_as_alone(tmp_path: Path, stacks: list[Stack]) -> None:
-    how = {"device": "cuda", "quiet": True, "model": MODEL, "train": {"max_steps": 60, "precision": "bf16"}}
-    made = train_seeds("generate", 4, out=tmp_path / "seeds", **how)
-    assert stacks[0].replay.recording
-    assert stacks[0].replay.graphs
-    alone = train("generate", seed=2, out=tmp_path / "alone", **how)
+def test_a_population_with_adam_and_half_precision_learns_as_alone(
+    tmp_path: Path, stacks: list[StackedModels]
+) -> None:
+    options = {"device": "cuda", "quiet": True, "model": MODEL, "train": {"max_steps": 60, "precision": "bf16"}}
+    result = train_seeds("generate", 4, out=tmp_path / "seeds", **options)
+    assert stacks[0].graph_cache.capture_enabled
+    assert stacks[0].graph_cache.graphs
+    alone = train("generate", seed=2, out=tmp_path / "alone", **options)
     best = alone.progress()["best"]
     assert isinstance(best, dict)
-    assert made.values[2] == pytest.approx(best["perplexity"], rel=0.05)
+    assert result.values[2] == pytest.approx(best["perplexity"], rel=0.05)
 
 
-def test_dropout_of_a_population_differs_with_every_replay_and_member(tmp_path: Path, stacks: list[Stack]) -> None:
-    how = {"device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.5}}
-    train_seeds("generate", 2, out=tmp_path / "seeds", train={"max_steps": 6}, **how)
-    stack = stacks[0]
-    plan = [stack.resident.plan(np.arange(stack.learners[0].config.batch_size))]
-    seen = []
+def test_dropout_of_a_population_differs_with_every_replay_and_member(
+    tmp_path: Path, stacks: list[StackedModels]
+) -> None:
+    options = {"device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.5}}
+    train_seeds("generate", 2, out=tmp_path / "seeds", train={"max_steps": 6}, **options)
+    stacked_models = stacks[0]
+    plan = [stacked_models.device_dataset.plan(np.arange(stacked_models.train_steps[0].config.batch_size))]
+    losses_seen = []
     for _ in range(3):
-        stack.step([plan, plan], [0.0, 0.0], [0, 0])
-        stack.look()
-        seen += stack.seen_losses[:, 0].tolist()
-    assert len(set(seen)) == 6
-    assert stack.weights.isfinite().all()
+        stacked_models.step([plan, plan], [0.0, 0.0], [0, 0])
+        stacked_models.sync_losses()
+        losses_seen += stacked_models.host_losses[:, 0].tolist()
+    assert len(set(losses_seen)) == 6
+    assert stacked_models.weights.isfinite().all()
 
 
-def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, stacks: list[Stack]) -> None:
-    pace = {"max_steps": 300, "eval_every": 2, "patience": 1, "lr": 0.1, "precision": "fp32"}
-    made = train_seeds("classify", 6, out=tmp_path / "seeds", device="cuda", quiet=True, model=MODEL, train=pace)
+def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, stacks: list[StackedModels]) -> None:
+    train_settings = {"max_steps": 300, "eval_every": 2, "patience": 1, "lr": 0.1, "precision": "fp32"}
+    result = train_seeds(
+        "classify", 6, out=tmp_path / "seeds", device="cuda", quiet=True, model=MODEL, train=train_settings
+    )
     assert len(stacks) > 1
-    assert all(run.evaluate()["loss"] > 0 for run in made.runs(device="cuda"))
+    assert all(run.evaluate()["loss"] > 0 for run in result.runs(device="cuda"))
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
 def test_a_run_opened_on_cuda_answers_in_fp32_and_closely_in_bf16(task: Any, tmp_path: Path) -> None:
-    data = {"data": few_pairs(tmp_path / "pairs.tsv")} if task == "translate" else {}
+    data = {"data": write_pairs(tmp_path / "pairs.tsv")} if task == "translate" else {}
     path = train(
         task, out=str(tmp_path / "run"), device="cuda", quiet=True, train={"max_steps": 5}, model=MODEL, **data
     ).path
-    opened, exact = load(path, device="cuda", precision="bf16"), load(path, device="cuda")
-    assert (opened.precision, exact.precision) == ("bf16", "fp32")
-    assert {parameter.dtype for parameter in opened.task.model.parameters()} == {torch.bfloat16}
-    short = {"max_new_tokens": 4}
-    assert opened.evaluate(**short)["loss"] == pytest.approx(exact.evaluate(**short)["loss"], rel=0.02)
+    bf16_run, fp32_run = load(path, device="cuda", precision="bf16"), load(path, device="cuda")
+    assert (bf16_run.precision, fp32_run.precision) == ("bf16", "fp32")
+    assert {parameter.dtype for parameter in bf16_run.task.model.parameters()} == {torch.bfloat16}
+    decode_settings = {"max_new_tokens": 4}
+    assert bf16_run.evaluate(**decode_settings)["loss"] == pytest.approx(
+        fp32_run.evaluate(**decode_settings)["loss"], rel=0.02
+    )
     with pytest.raises(ConfigError, match="int8 is for the CPU"):
         load(path, device="cuda", precision="int8")
 
@@ -261,12 +293,12 @@ def _exact_products() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionCase:
     """What a long text may read, and how it matches."""
 
-    t: int = 1024
+    seq_len: int = 1024
     causal: bool = True
-    width: int = -1
+    window_size: int = -1
     padded: bool = False
     lengths: tuple[int, ...] = ()
     positions: str = "none"
@@ -274,125 +306,134 @@ class Sight:
     kv_heads: int = HEADS
 
     @property
-    def rows(self) -> int:
+    def batch_size(self) -> int:
         return 1 if self.lengths else 2
 
-    def rule(self) -> Rule:
-        rule = (causal if self.causal else everything) & window(self.width)
+    def build_mask(self) -> AttentionMask:
+        mask = (causal_mask if self.causal else full_mask) & window_mask(self.window_size)
         if self.padded:  # on the right of one row, on the left of the other
-            places = torch.arange(self.t, device=DEVICE)
-            rule = rule & real(torch.stack([places < self.t - 300, places >= 150]))
-        return rule & Packed(self.lengths).rule if self.lengths else rule
+            positions = torch.arange(self.seq_len, device=DEVICE)
+            mask = mask & padding_mask(torch.stack([positions < self.seq_len - 300, positions >= 150]))
+        return mask & PackedLayout(self.lengths).mask if self.lengths else mask
 
-    def matching(self) -> Matching:
+    def build_scorer(self) -> ScoreFunction:
         config = ModelConfig(
             d_model=HEADS * WIDTH,
             n_heads=HEADS,
             positions=self.positions,
-            score=self.score,
+            attention_score=self.score,
             n_kv_heads=self.kv_heads,
         )
-        made = Matching(SCORES[self.score](config), relation(config, self.t, causal=self.causal))
-        for parameter in made.parameters():
+        scorer = ScoreFunction(
+            SCORES[self.score](config), build_relative_position(config, self.seq_len, causal=self.causal)
+        )
+        for parameter in scorer.parameters():
             nn.init.normal_(parameter, std=0.5)
-        return made.to(DEVICE)
+        return scorer.to(DEVICE)
 
     def inputs(self, dtype: torch.dtype) -> list[Tensor]:
         heads = (HEADS, self.kv_heads, self.kv_heads)
-        drawn = [torch.randn(self.rows, n, self.t, WIDTH, device=DEVICE) for n in heads]
-        return [x.to(dtype).requires_grad_() for x in drawn]
+        samples = [torch.randn(self.batch_size, n, self.seq_len, WIDTH, device=DEVICE) for n in heads]
+        return [x.to(dtype).requires_grad_() for x in samples]
 
 
 # Each kind is compiled anew, which takes seconds: all in float32, where an error cannot hide, and some in bf16.
-IN_BF16 = ("causal window", "t5 both ways, padded")
-SIGHTS = {
-    "causal window": Sight(width=128),
-    "window": Sight(causal=False, width=100),
-    "causal window, padded": Sight(width=128, padded=True),
-    "alibi": Sight(width=128, positions="alibi"),
-    "t5": Sight(width=128, positions="t5"),
-    "t5 both ways, padded": Sight(causal=False, width=100, positions="t5", padded=True),
-    "cosine": Sight(width=128, score="cosine"),
-    "two heads a key": Sight(width=128, kv_heads=2),
-    "all heads one key, t5": Sight(width=128, kv_heads=1, positions="t5"),
-    "one row, packed": Sight(t=1024, width=128, lengths=(1024,)),
+BF16_CASES = ("causal window", "t5 both ways, padded")
+FLEX_CASES = {
+    "causal window": AttentionCase(window_size=128),
+    "window": AttentionCase(causal=False, window_size=100),
+    "causal window, padded": AttentionCase(window_size=128, padded=True),
+    "alibi": AttentionCase(window_size=128, positions="alibi"),
+    "t5": AttentionCase(window_size=128, positions="t5"),
+    "t5 both ways, padded": AttentionCase(causal=False, window_size=100, positions="t5", padded=True),
+    "cosine": AttentionCase(window_size=128, score="cosine"),
+    "two heads a key": AttentionCase(window_size=128, kv_heads=2),
+    "all heads one key, t5": AttentionCase(window_size=128, kv_heads=1, positions="t5"),
+    "one row, packed": AttentionCase(seq_len=1024, window_size=128, lengths=(1024,)),
 }
 LENGTHS = (300, 700, 24, 1000, 24)
-PACKED = {
-    "causal": Sight(t=2048, lengths=LENGTHS),
-    "both ways": Sight(t=2048, causal=False, lengths=LENGTHS),
-    "causal window": Sight(t=2048, width=100, lengths=LENGTHS),
-    "window, two heads a key": Sight(t=2048, causal=False, width=100, lengths=LENGTHS, kv_heads=2),
-    "cosine": Sight(t=2048, lengths=LENGTHS, score="cosine"),
-    "t5": Sight(t=2048, width=100, lengths=LENGTHS, positions="t5", kv_heads=2),
-    "alibi": Sight(t=2048, lengths=LENGTHS, positions="alibi"),
-    "rows that are no multiple of anything": Sight(t=1237, lengths=(1, 600, 3, 633)),
+PACKED_CASES = {
+    "causal": AttentionCase(seq_len=2048, lengths=LENGTHS),
+    "both ways": AttentionCase(seq_len=2048, causal=False, lengths=LENGTHS),
+    "causal window": AttentionCase(seq_len=2048, window_size=100, lengths=LENGTHS),
+    "window, two heads a key": AttentionCase(
+        seq_len=2048, causal=False, window_size=100, lengths=LENGTHS, kv_heads=2
+    ),
+    "cosine": AttentionCase(seq_len=2048, lengths=LENGTHS, score="cosine"),
+    "t5": AttentionCase(seq_len=2048, window_size=100, lengths=LENGTHS, positions="t5", kv_heads=2),
+    "alibi": AttentionCase(seq_len=2048, lengths=LENGTHS, positions="alibi"),
+    "rows that are no multiple of anything": AttentionCase(seq_len=1237, lengths=(1, 600, 3, 633)),
 }
 
 
-def outcome(kernel: Kernel, inputs: list[Tensor], rule: Rule, made: Matching, cotangent: Tensor) -> list[Tensor]:
+def run_kernel(
+    kernel: AttentionKernel, inputs: list[Tensor], mask: AttentionMask, scorer: ScoreFunction, cotangent: Tensor
+) -> list[Tensor]:
     """The answer, and the gradients of q, k, v and of what is learned."""
-    y = kernel(*inputs, rule, made, 0.0)
-    leaves = [*inputs, *made.parameters()]
+    y = kernel(*inputs, mask, scorer, 0.0)
+    leaves = [*inputs, *scorer.parameters()]
     return [y, *torch.autograd.grad(y, leaves, cotangent.to(y.dtype))]
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     """How far from what it should be, as a share of its size."""
-    return float((ours.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
+    return float((actual.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
 
 
-MOST_APART = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+MAX_RELATIVE_ERROR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-def same_as_the_formula(sight: Sight, kernels: list[Kernel], dtype: torch.dtype) -> None:
-    made, inputs = sight.matching(), sight.inputs(dtype)
+def assert_matches_reference(case: AttentionCase, kernels: list[AttentionKernel], dtype: torch.dtype) -> None:
+    scorer, inputs = case.build_scorer(), case.inputs(dtype)
     cotangent = torch.randn_like(inputs[0], dtype=torch.float32)
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    wanted = outcome(explicit, exact, sight.rule(), made.double(), cotangent)
-    made.float()
+    float64_inputs = [x.detach().double().requires_grad_() for x in inputs]
+    expected_outputs = run_kernel(naive_attention, float64_inputs, case.build_mask(), scorer.double(), cotangent)
+    scorer.float()
     for kernel in kernels:
-        got = outcome(kernel, inputs, sight.rule(), made, cotangent)
-        assert got[0].dtype == dtype
-        for name, ours, theirs in zip("yqkv", got, wanted, strict=False):
-            assert apart(ours, theirs) < MOST_APART[dtype], name
-        for ours, theirs in zip(got[4:], wanted[4:], strict=True):  # sums over all pairs, most of which cancel
-            assert apart(ours, theirs) < (1e-3 if dtype is torch.float32 else 5e-2)
+        actual_outputs = run_kernel(kernel, inputs, case.build_mask(), scorer, cotangent)
+        assert actual_outputs[0].dtype == dtype
+        for name, actual, expected in zip("yqkv", actual_outputs, expected_outputs, strict=False):
+            assert relative_error(actual, expected) < MAX_RELATIVE_ERROR[dtype], name
+        for actual, expected in zip(
+            actual_outputs[4:], expected_outputs[4:], strict=True
+        ):  # sums over all pairs, most of which cancel
+            assert relative_error(actual, expected) < (1e-3 if dtype is torch.float32 else 5e-2)
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, torch.float32) for name in SIGHTS), *((name, torch.bfloat16) for name in IN_BF16)]
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in FLEX_CASES), *((name, torch.bfloat16) for name in BF16_CASES)],
 )
 def test_flex_attention_equals_the_formula_forward_and_backward(name: str, dtype: torch.dtype) -> None:
-    sight = SIGHTS[name]
-    q, k, _ = sight.inputs(dtype)
-    assert choose(q, k, sight.rule(), sight.matching(), 0.0) is FLEX
-    same_as_the_formula(sight, [flex, automatic], dtype)
+    case = FLEX_CASES[name]
+    q, k, _ = case.inputs(dtype)
+    assert select_kernel(q, k, case.build_mask(), case.build_scorer(), 0.0) is FLEX
+    assert_matches_reference(case, [flex_attention_kernel, dispatch_attention], dtype)
 
 
-@pytest.mark.parametrize("dtype", MOST_APART)
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)
+@pytest.mark.parametrize("name", PACKED_CASES)
 def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: torch.dtype) -> None:
-    sight = PACKED[name]
-    q, k, _ = sight.inputs(dtype)
-    flash_takes_it = dtype is torch.bfloat16 and sight.positions == "none"
-    assert (choose(q, k, sight.rule(), sight.matching(), 0.0) is FLASH) is flash_takes_it
-    same_as_the_formula(sight, [automatic, fused], dtype)
+    case = PACKED_CASES[name]
+    q, k, _ = case.inputs(dtype)
+    flash_takes_it = dtype is torch.bfloat16 and case.positions == "none"
+    assert (select_kernel(q, k, case.build_mask(), case.build_scorer(), 0.0) is VARLEN) is flash_takes_it
+    assert_matches_reference(case, [dispatch_attention, sdpa_attention], dtype)
 
 
 @pytest.mark.parametrize(
     ("positions", "dtype"),
     [("none", torch.float32), ("none", torch.bfloat16), ("t5", torch.float32)],
 )
-@pytest.mark.parametrize("kernel", [flex, fused])
+@pytest.mark.parametrize("kernel", [flex_attention_kernel, sdpa_attention])
 def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
-    kernel: Kernel, positions: str, dtype: torch.dtype
+    kernel: AttentionKernel, positions: str, dtype: torch.dtype
 ) -> None:
-    sight = Sight(positions=positions)
-    inputs, keep = sight.inputs(dtype), torch.ones(2, sight.t, dtype=torch.bool, device=DEVICE)
+    case = AttentionCase(positions=positions)
+    inputs, keep = case.inputs(dtype), torch.ones(2, case.seq_len, dtype=torch.bool, device=DEVICE)
     keep[0], keep[1, :500] = False, False
-    rule = causal & window(64) & real(keep)
-    y, *grads = outcome(kernel, inputs, rule, sight.matching(), torch.ones_like(inputs[0]))
+    mask = causal_mask & window_mask(64) & padding_mask(keep)
+    y, *grads = run_kernel(kernel, inputs, mask, case.build_scorer(), torch.ones_like(inputs[0]))
     assert (y[0] == 0).all()
     assert (y[1, :, :500] == 0).all()
     assert all(grad.isfinite().all() for grad in grads)
@@ -400,38 +441,40 @@ def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
 
 
 def test_what_flex_attention_cannot_take_is_fused_on_cuda_too() -> None:
-    made, rule = Sight().matching(), causal & window(64)
+    scorer, mask = AttentionCase().build_scorer(), causal_mask & window_mask(64)
     for t, dropout in ((1024, 0.1), (1023, 0.0), (512, 0.0)):
-        q, k, v = Sight(t=t).inputs(torch.float32)
-        assert choose(q, k, rule, made, dropout).kernel is fused
+        q, k, v = AttentionCase(seq_len=t).inputs(torch.float32)
+        assert select_kernel(q, k, mask, scorer, dropout).kernel is sdpa_attention
         if not dropout:
-            ours, theirs = (kernel(q, k, v, rule, made, 0.0) for kernel in (automatic, explicit))
-            assert apart(ours, theirs) < 2e-5
+            actual, expected = (
+                kernel(q, k, v, mask, scorer, 0.0) for kernel in (dispatch_attention, naive_attention)
+            )
+            assert relative_error(actual, expected) < 2e-5
 
 
 # ------------------------------------------------------------------------------------------ whole models
 
-LONG = Sizes(vocab_size=64, max_len=2048)
+LONG = DataSizes(vocab_size=64, max_len=2048)
 WINDOWED = ModelConfig(d_model=128, d_ff=256, n_layers=2, n_heads=4, n_kv_heads=2, dropout=0.0, window=128)
 
 
-def with_kernel(model: Decoder, kernel: Kernel) -> Decoder:
+def with_kernel(model: Decoder, kernel: AttentionKernel) -> Decoder:
     for block in model.blocks:
         block.attention.kernel = kernel
     return model
 
 
-def losses(model: Decoder, batches: list[tuple[Tensor, Tensor | None]]) -> list[float]:
-    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+def train_losses(model: Decoder, batches: list[tuple[Tensor, Tensor | None]]) -> list[float]:
+    optimizer, loss_values = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for tokens, keep in batches:
         logits = model(tokens[:, :-1], None if keep is None else keep[:, :-1])
-        hit = slice(None) if keep is None else keep[:, 1:]
-        loss = F.cross_entropy(logits[hit].flatten(0, -2), tokens[:, 1:][hit].flatten())
+        target_mask = slice(None) if keep is None else keep[:, 1:]
+        loss = F.cross_entropy(logits[target_mask].flatten(0, -2), tokens[:, 1:][target_mask].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seen.append(loss.item())
-    return seen
+        loss_values.append(loss.item())
+    return loss_values
 
 
 def padded_batch(*lengths: int) -> tuple[Tensor, Tensor]:
@@ -441,21 +484,21 @@ def padded_batch(*lengths: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("positions", ["learned", "t5"])
 def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
-    ours = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
-    theirs = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
-    theirs.load_state_dict(ours.state_dict())
+    model = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    reference = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    reference.load_state_dict(model.state_dict())
     batches = [(torch.randint(64, (2, 2049), device=DEVICE), None) for _ in range(3)]
     batches += [padded_batch(2049, 1500), padded_batch(900, 2000)]
-    got, wanted = losses(ours, batches), losses(with_kernel(theirs, explicit), batches)
-    assert got == pytest.approx(wanted, rel=1e-4)
+    actual, expected = train_losses(model, batches), train_losses(with_kernel(reference, naive_attention), batches)
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_another_padding_of_the_same_shape_is_not_compiled_again() -> None:
     model = Decoder(replace(WINDOWED, positions="t5"), LONG).to(DEVICE)
-    losses(model, [padded_batch(2049, 1500)])
+    train_losses(model, [padded_batch(2049, 1500)])
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > 0
-    losses(model, [padded_batch(*lengths) for lengths in ((2049, 3), (1000, 1000), (2049, 2049))])
+    train_losses(model, [padded_batch(*lengths) for lengths in ((2049, 3), (1000, 1000), (2049, 2049))])
     assert counters["stats"]["unique_graphs"] == compiled
 
 
@@ -465,7 +508,7 @@ def test_layers_of_one_shape_share_one_compilation() -> None:
     for layers in (1, 4):
         model = Decoder(replace(WINDOWED, positions="t5", n_layers=layers), LONG).to(DEVICE)
         before = counters["stats"]["unique_graphs"]
-        losses(model, [padded_batch(2049, 1500)])
+        train_losses(model, [padded_batch(2049, 1500)])
         counts.append(counters["stats"]["unique_graphs"] - before)
     assert counts[0] > 0
     assert counts[1] == 0
@@ -474,27 +517,27 @@ def test_layers_of_one_shape_share_one_compilation() -> None:
 def test_memory_of_a_window_on_cuda_grows_with_the_text_and_not_with_its_square() -> None:
     peaks = []
     for t in (2048, 4096):
-        sight = Sight(t=t, width=128)
-        inputs, made = sight.inputs(torch.bfloat16), sight.matching()
+        case = AttentionCase(seq_len=t, window_size=128)
+        inputs, scorer = case.inputs(torch.bfloat16), case.build_scorer()
         for _ in range(2):  # the first time compiles
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            automatic(*inputs, sight.rule(), made, 0.0).sum().backward()
+            dispatch_attention(*inputs, case.build_mask(), scorer, 0.0).sum().backward()
             torch.cuda.synchronize()
-            most = torch.cuda.max_memory_allocated() - before
-        peaks.append(most)
+            peak = torch.cuda.max_memory_allocated() - before
+        peaks.append(peak)
     assert peaks[1] < 2.6 * peaks[0]  # a square would make it four times as much
 
 
-def captured(step: Any) -> torch.cuda.CUDAGraph:
+def capture_graph(step: Any) -> torch.cuda.CUDAGraph:
     """A step recorded as a graph after a few runs on the side, as a trainer would."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(3):
             step()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -506,9 +549,9 @@ def test_a_model_with_windows_or_packed_rows_can_be_replayed_as_a_graph(name: st
     torch.manual_seed(0)
     packed = name == "packed"
     config = ModelConfig(d_model=64, d_ff=96, n_layers=2, n_heads=2, dropout=0.0, window=-1 if packed else 64)
-    model = Decoder(config, Sizes(vocab_size=50, max_len=1024)).to("cuda", torch.bfloat16)
+    model = Decoder(config, DataSizes(vocab_size=50, max_len=1024)).to("cuda", torch.bfloat16)
     tokens = torch.randint(4, 50, (1, 1024), device="cuda")
-    keep: Any = Packed([300, 200, 400, 124]) if packed else None
+    keep: Any = PackedLayout([300, 200, 400, 124]) if packed else None
     if name == "window, padded":
         keep = torch.arange(1024, device="cuda")[None] < 900
 
@@ -519,126 +562,139 @@ def test_a_model_with_windows_or_packed_rows_can_be_replayed_as_a_graph(name: st
         return loss
 
     step()
-    graph = captured(step)
+    graph = capture_graph(step)
     for _ in range(2):  # other tokens in the same place
         tokens.copy_(torch.randint(4, 50, (1, 1024), device="cuda"))
         graph.replay()
-        replayed = [parameter.grad.clone() for parameter in model.parameters()]
+        graph_step = [parameter.grad.clone() for parameter in model.parameters()]
         step()
-        for ours, theirs in zip(replayed, model.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs.grad, rtol=0.05, atol=1e-4)  # sums of halves, in any order
+        for actual, expected in zip(graph_step, model.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected.grad, rtol=0.05, atol=1e-4)  # sums of halves, in any order
 
 
 # ------------------------------------------------------------------------------------------ decoding by replay
 
-GIVEN = [[4, 5, 6, 7, 8], [9], [10, 4], [5] * 8, [6, 7, 8], [7], [8, 9, 10, 4, 5, 6], [4, 4], [10, 9, 8] * 8]
-MOST_NEW = (9, 25, 3, 40, 14, 30, 6, 1, 20)
-SETTINGS = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
+PROMPTS = [[4, 5, 6, 7, 8], [9], [10, 4], [5] * 8, [6, 7, 8], [7], [8, 9, 10, 4, 5, 6], [4, 4], [10, 9, 8] * 8]
+MAX_NEW_TOKENS = (9, 25, 3, 40, 14, 30, 6, 1, 20)
+DECODE_SETTINGS = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"positions": "rotary", "window": 3, "n_kv_heads": 2},
-    {"positions": "t5", "score": "cosine"},
+    {"positions": "t5", "attention_score": "cosine"},
     {"positions": "relative"},
-    {"positions": "alibi", "score": "additive"},
+    {"positions": "alibi", "attention_score": "additive"},
 ]
 
 
-def writing(form: str, dtype: torch.dtype = torch.float32, **style: Any) -> DecoderForm | Seq2SeqForm:
+def build_adapter(
+    architecture: str, dtype: torch.dtype = torch.float32, **model_settings: Any
+) -> DecoderAdapter | Seq2SeqAdapter:
     """A model whose weights are large enough that what it writes is not one token repeated."""
     torch.manual_seed(0)
-    config = ModelConfig(d_model=32, d_ff=64, n_layers=2, n_heads=4, dropout=0.0, tie_embeddings=False, **style)
-    sizes = Sizes(vocab_size=11, max_len=24 if form == "decoder" else 64)
-    model = (Decoder if form == "decoder" else Seq2Seq)(config, sizes)
+    config = ModelConfig(
+        d_model=32, d_ff=64, n_layers=2, n_heads=4, dropout=0.0, tie_embeddings=False, **model_settings
+    )
+    sizes = DataSizes(vocab_size=11, max_len=24 if architecture == "decoder" else 64)
+    model = (Decoder if architecture == "decoder" else Seq2Seq)(config, sizes)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.5)
     model = model.to(DEVICE, dtype).eval().requires_grad_(False)
-    return DecoderForm(model, 24) if isinstance(model, Decoder) else Seq2SeqForm(model, 64, bos=2)
+    return DecoderAdapter(model, 24) if isinstance(model, Decoder) else Seq2SeqAdapter(model, 64, bos=2)
 
 
-def searched(form: DecoderForm | Seq2SeqForm, strategy: str) -> list[list[int]]:
-    ending = Ending(eos=3, limits=MOST_NEW, banned=(0, 1, 2))
-    how, seeds = replace(SETTINGS, strategy=strategy), list(range(len(GIVEN)))
-    return run_search(form, GIVEN, how, ending, default="", seeds=seeds)
+def run_graph_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
+    criteria = StoppingCriteria(eos=3, limits=MAX_NEW_TOKENS, banned=(0, 1, 2))
+    decode_settings, seeds = replace(DECODE_SETTINGS, strategy=strategy), list(range(len(PROMPTS)))
+    return generate(adapter, PROMPTS, decode_settings, criteria, default_strategy="", seeds=seeds)
 
 
-def stepped(form: DecoderForm | Seq2SeqForm, strategy: str) -> list[list[int]]:
+def run_eager_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
     """One text after the other, without a graph."""
-    found = []
-    for row, limit in enumerate(MOST_NEW):
-        stepper, ending = Cached(form, [GIVEN[row]]), Ending(eos=3, limits=(limit,), banned=(0, 1, 2))
+    outputs = []
+    for row, limit in enumerate(MAX_NEW_TOKENS):
+        stepper, criteria = (
+            CachedStepper(adapter, [PROMPTS[row]]),
+            StoppingCriteria(eos=3, limits=(limit,), banned=(0, 1, 2)),
+        )
         if strategy == "beam":
-            found += beam_search(stepper, ending, size=3, length_penalty=SETTINGS.length_penalty)
+            outputs += beam_search(stepper, criteria, beam_size=3, length_penalty=DECODE_SETTINGS.length_penalty)
         else:
-            found += write(stepper, Sample(SETTINGS, [row]) if strategy == "sample" else best, ending)
-    return found
+            outputs += decode_stepwise(
+                stepper, TokenSampler(DECODE_SETTINGS, [row]) if strategy == "sample" else greedy, criteria
+            )
+    return outputs
 
 
-@pytest.mark.parametrize("style", VARIANTS)
+@pytest.mark.parametrize("model_settings", VARIANTS)
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
-@pytest.mark.parametrize("form", ["decoder", "seq2seq"])
+@pytest.mark.parametrize("architecture", ["decoder", "seq2seq"])
 def test_replayed_steps_write_what_single_ones_write(
-    form: str,
+    architecture: str,
     strategy: str,
-    style: dict[str, Any],
+    model_settings: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = writing(form, **style)
-    wanted = stepped(made, strategy)
-    assert len({tuple(tokens) for tokens in wanted}) > 1  # there is something to compare
-    assert searched(made, strategy) == wanted
-    monkeypatch.setattr(replaying, "MOST_ROWS", 2 * 3)  # few slots: rows wait, and come in when others are done
-    assert searched(made, strategy) == wanted
+    adapter = build_adapter(architecture, **model_settings)
+    expected = run_eager_search(adapter, strategy)
+    assert len({tuple(tokens) for tokens in expected}) > 1  # there is something to compare
+    assert run_graph_search(adapter, strategy) == expected
+    monkeypatch.setattr(
+        replaying, "MAX_HYPOTHESES", 2 * 3
+    )  # few slots: rows wait, and come in when others are done
+    assert run_graph_search(adapter, strategy) == expected
     assert not caplog.records  # every step was recorded
-    kept = list(replaying._KEPT[made.model].values())
-    assert kept
-    assert all(slots.graph is not None for slots in kept)
+    slot_sets = list(replaying._SLOTS_BY_MODEL[adapter.model].values())
+    assert slot_sets
+    assert all(slots.graph is not None for slots in slot_sets)
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
 def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy: str) -> None:
-    made = writing("decoder")
-    first = searched(made, strategy)
-    graphs = [slots.graph for slots in replaying._KEPT[made.model].values()]
-    assert searched(made, strategy) == first
+    adapter = build_adapter("decoder")
+    first = run_graph_search(adapter, strategy)
+    graphs = [slots.graph for slots in replaying._SLOTS_BY_MODEL[adapter.model].values()]
+    assert run_graph_search(adapter, strategy) == first
     with torch.no_grad():
-        for parameter in made.model.parameters():
+        for parameter in adapter.model.parameters():
             parameter.mul_(-0.9)
-    assert searched(made, strategy) == stepped(made, strategy)
-    assert [slots.graph for slots in replaying._KEPT[made.model].values()] == graphs
+    assert run_graph_search(adapter, strategy) == run_eager_search(adapter, strategy)
+    assert [slots.graph for slots in replaying._SLOTS_BY_MODEL[adapter.model].values()] == graphs
 
 
 def test_a_model_in_half_precision_is_replayed_too() -> None:
-    made = writing("decoder", torch.bfloat16)
-    found = searched(made, "greedy")
-    assert any(found)
-    assert all(len(tokens) <= most for tokens, most in zip(found, MOST_NEW, strict=True))
-    (slots,) = replaying._KEPT[made.model].values()
-    assert slots.room.dtype is torch.bfloat16
-    assert slots.scores.dtype is torch.float32
-    assert slots.scores.isfinite().all()
+    adapter = build_adapter("decoder", torch.bfloat16)
+    outputs = run_graph_search(adapter, "greedy")
+    assert any(outputs)
+    assert all(len(tokens) <= limit for tokens, limit in zip(outputs, MAX_NEW_TOKENS, strict=True))
+    (slots,) = replaying._SLOTS_BY_MODEL[adapter.model].values()
+    assert slots.kv_buffer.dtype is torch.bfloat16
+    assert slots.logits.dtype is torch.float32
+    assert slots.logits.isfinite().all()
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
 def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) -> None:
-    tests = {
+    test_data = {
         "classify": "builtin:reviews/test",
         "generate": "builtin:topics/test",
-        "translate": few_pairs(tmp_path / "test.tsv", ("four", "five", "one")),
+        "translate": write_pairs(tmp_path / "test.tsv", ("four", "five", "one")),
     }
-    tree: dict[str, Any] = {
+    study: dict[str, Any] = {
         "task": task,
         "common": {"model": MODEL, "train": {"max_steps": 6, "eval_every": 3, "batch_size": 8}, "data.max_len": 32},
         "variants": {"plain": {}, "narrow": {"model.window": 4}},
-        "tests": {"test": tests[task]},
+        "tests": {"test": test_data[task]},
     }
     if task == "translate":
-        tree["common"]["data.train"] = few_pairs(tmp_path / "pairs.tsv")
-    made = [compare(tree, seeds=3, out=tmp_path / "out", device="cuda", quiet=True) for _ in range(2)]
-    assert all(not result.failure for result in made[0].results)
-    assert [result.scores for result in made[0].results] == [result.scores for result in made[1].results]
-    assert made[0].comparisons[0].difference.pairs == 3
+        study["common"]["data.train"] = write_pairs(tmp_path / "pairs.tsv")
+    studies = [compare(study, seeds=3, out=tmp_path / "out", device="cuda", quiet=True) for _ in range(2)]
+    assert all(not result.failure for result in studies[0].runs)
+    assert [result.metric_values for result in studies[0].runs] == [
+        result.metric_values for result in studies[1].runs
+    ]
+    assert studies[0].comparisons[0].difference.pairs == 3
 
 
 def test_an_estimator_answers_on_a_card_as_on_a_cpu() -> None:
@@ -647,10 +703,10 @@ def test_an_estimator_answers_on_a_card_as_on_a_cpu() -> None:
 
     texts = [f"row {n} is {'good' if n % 2 else 'bad'}" + " indeed" * (n % 5) for n in range(40)]
     vectorizer = TextVectorizer(d_model=32, n_layers=2, n_heads=2, max_steps=5, device="cuda", random_state=0)
-    here = vectorizer.fit(texts, [n % 2 for n in range(40)]).transform(texts)
-    there = pickle.loads(pickle.dumps(vectorizer)).set_params(device="cpu").transform(texts)
-    assert here.shape == there.shape == (40, 32)
-    np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-3)  # of states whose size is about 1
+    on_cuda = vectorizer.fit(texts, [n % 2 for n in range(40)]).transform(texts)
+    on_cpu = pickle.loads(pickle.dumps(vectorizer)).set_params(device="cpu").transform(texts)
+    assert on_cuda.shape == on_cpu.shape == (40, 32)
+    np.testing.assert_allclose(on_cuda, on_cpu, rtol=1e-3, atol=1e-3)  # of states whose size is about 1
 
 
 RECURRENT = {"kind": "lstm", "d_model": 32, "n_layers": 2, "dropout": 0.2}
@@ -663,17 +719,23 @@ def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, k
 
     By plain descent: Adam would make a whole step of a gradient that is nothing but rounding.
     """
-    how: dict[str, Any] = {"max_steps": 8, "batch_size": 8, "eval_every": 8, "log_every": 1, "precision": "fp32"}
-    how |= {"optimizer": "sgd", "lr": 0.1}
+    options: dict[str, Any] = {
+        "max_steps": 8,
+        "batch_size": 8,
+        "eval_every": 8,
+        "log_every": 1,
+        "precision": "fp32",
+    }
+    options |= {"optimizer": "sgd", "lr": 0.1}
     model = RECURRENT | {"kind": kind, "dropout": 0.0}
-    made = {
-        device: train(task, model=model, train=how, out=str(tmp_path / device), device=device, quiet=True)
+    result = {
+        device: train(task, model=model, train=options, out=str(tmp_path / device), device=device, quiet=True)
         for device in ("cpu", "cuda")
     }
-    ours, theirs = (load_file(made[device].path / "model.safetensors") for device in ("cuda", "cpu"))
-    for name, weights in ours.items():
-        torch.testing.assert_close(weights, theirs[name], rtol=1e-2, atol=1e-3)
-    events = (made["cuda"].path / "metrics.jsonl").read_text(encoding="utf-8")
+    actual, expected = (load_file(result[device].path / "model.safetensors") for device in ("cuda", "cpu"))
+    for name, weights in actual.items():
+        torch.testing.assert_close(weights, expected[name], rtol=1e-2, atol=1e-3)
+    events = (result["cuda"].path / "metrics.jsonl").read_text(encoding="utf-8")
     assert "cannot be recorded" not in events
 
 
@@ -684,18 +746,18 @@ def test_a_recurrent_model_writes_on_cuda_what_it_writes_on_the_cpu(
 ) -> None:
     """In float32 throughout: cuDNN's own default, tf32, is enough to turn a near tie of a young model."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    how = {"max_steps": 5, "batch_size": 8}
-    run = train(task, model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
+    options = {"max_steps": 5, "batch_size": 8}
+    run = train(task, model=RECURRENT, train=options, out=str(tmp_path / "run"), device="cpu", quiet=True)
     texts = ["one", "two and three", "the"] if task == "translate" else ["the ", "a", "of the "]
-    asked: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12}
-    on_cuda = load(run.path, device="cuda", precision="fp32").predict(texts, **asked)
-    on_cpu = load(run.path, device="cpu", precision="fp32").predict(texts, **asked)
-    assert [made.output for made in on_cuda] == [made.output for made in on_cpu]
+    settings: dict[str, Any] = {"strategy": strategy, "max_new_tokens": 12}
+    on_cuda = load(run.path, device="cuda", precision="fp32").predict(texts, **settings)
+    on_cpu = load(run.path, device="cpu", precision="fp32").predict(texts, **settings)
+    assert [result.output for result in on_cuda] == [result.output for result in on_cpu]
 
 
 def test_what_speaks_for_a_label_is_told_of_a_recurrent_model_on_cuda_too(tmp_path: Path) -> None:
-    how = {"max_steps": 5, "batch_size": 8}
-    train("classify", model=RECURRENT, train=how, out=str(tmp_path / "run"), device="cpu", quiet=True)
-    told = [load(tmp_path / "run", device=device).explain("a good film") for device in ("cuda", "cpu")]
-    values = [each.attributions[0].values for each in told]
+    options = {"max_steps": 5, "batch_size": 8}
+    train("classify", model=RECURRENT, train=options, out=str(tmp_path / "run"), device="cpu", quiet=True)
+    explanations = [load(tmp_path / "run", device=device).explain("a good film") for device in ("cuda", "cpu")]
+    values = [item.attributions[0].values for item in explanations]
     np.testing.assert_allclose(*values, rtol=1e-2, atol=1e-4)

@@ -12,7 +12,7 @@ from triform.formatting import format_mean, format_metric, format_range, metric_
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "shown"),
+    ("name", "value", "expected"),
     [
         ("accuracy", 0.9325, "93.25 %"),
         ("best accuracy", 1.0, "100.00 %"),
@@ -27,8 +27,8 @@ from triform.formatting import format_mean, format_metric, format_range, metric_
         ("rows", 1200, "1,200"),
     ],
 )
-def test_fractions_are_percent_and_bleu_is_from_0_to_100(name: str, value: float, shown: str) -> None:
-    assert format_metric(name, value) == shown
+def test_fractions_are_percent_and_bleu_is_from_0_to_100(name: str, value: float, expected: str) -> None:
+    assert format_metric(name, value) == expected
 
 
 def test_a_mean_is_shown_with_half_of_its_interval_and_one_unit() -> None:

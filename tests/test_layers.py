@@ -147,8 +147,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("run", "launch"),
     ),
 }
-ROOMS = (*MAY_IMPORT, "cli")
-MAY_IMPORT["cli"] = ROOMS
+PACKAGES = (*MAY_IMPORT, "cli")
+MAY_IMPORT["cli"] = PACKAGES
 WITHOUT_TORCH = (
     *(
         "errors",
@@ -168,7 +168,7 @@ WITHOUT_TORCH = (
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
 READS_ENVIRONMENT = ("text/base.py", "data/cache.py")
-MOST_LINES, LONGEST_FUNCTION = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS: tuple[str, ...] = ()
 
@@ -179,94 +179,107 @@ class Import:
 
     module: str
     line: int
-    later: bool
-    types: bool
+    deferred: bool
+    type_checking: bool
 
 
-def place(path: Path) -> str:
+def relative_path(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
-EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=place)
+EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=relative_path)
 
 
 @cache
-def tree(path: Path) -> ast.Module:
+def parse_module(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def module_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     parts = ("triform", *path.relative_to(SOURCE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in FILES}
+MODULES = {module_name(path): path for path in FILES}
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     """`text` for triform.text.bpe; "" for the package itself."""
     return module.split(".")[1] if "." in module else ""
 
 
 @cache
-def imports(path: Path) -> tuple[Import, ...]:
-    return tuple(_imports(tree(path), later=False, types=False))
+def imports_of(path: Path) -> tuple[Import, ...]:
+    return tuple(_iter_imports(parse_module(path), deferred=False, type_checking=False))
 
 
-def _imports(node: ast.AST, *, later: bool, types: bool) -> Iterator[Import]:
+def _iter_imports(node: ast.AST, *, deferred: bool, type_checking: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, child.lineno, later, types) for alias in child.names)
+            yield from (Import(alias.name, child.lineno, deferred, type_checking) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert not child.level, f"line {child.lineno}: imports name the whole path"
             for alias in child.names:
                 inner = f"{child.module}.{alias.name}"
-                yield Import(inner if inner in MODULES else str(child.module), child.lineno, later, types)
+                yield Import(
+                    inner if inner in MODULES else str(child.module), child.lineno, deferred, type_checking
+                )
         else:
-            inside = later or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for_types = types or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
-            yield from _imports(child, later=inside, types=for_types)
+            inside_function = deferred or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            inside_type_checking = type_checking or (
+                isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            )
+            yield from _iter_imports(child, deferred=inside_function, type_checking=inside_type_checking)
 
 
-def test_every_room_is_in_the_table_and_stands_above_what_it_imports() -> None:
-    assert {room(module) for module in MODULES} - {"", "__main__"} == set(ROOMS)
-    for name, below in MAY_IMPORT.items():
-        for other in below:
-            assert ROOMS.index(other) < ROOMS.index(name) or name == other == "cli", f"{name} imports {other}"
+def test_every_package_is_in_the_table_and_stands_above_what_it_imports() -> None:
+    assert {package_of(module) for module in MODULES} - {"", "__main__"} == set(PACKAGES)
+    for name, allowed in MAY_IMPORT.items():
+        for other in allowed:
+            assert PACKAGES.index(other) < PACKAGES.index(name) or name == other == "cli", f"{name} imports {other}"
 
 
 @EVERY_FILE
 def test_imports_point_down_only(path: Path) -> None:
-    own = room(module_of(path))
-    if not own or own == "__main__":
+    package = package_of(module_name(path))
+    if not package or package == "__main__":
         pytest.skip("the package itself stands above all rooms")
-    ours = [each for each in imports(path) if each.module.split(".")[0] == "triform"]
-    wrong = [
-        f"{place(path)}:{each.line} imports {each.module}"
-        for each in ours
-        if room(each.module) not in ("", own, *MAY_IMPORT[own])
+    own_imports = [imported for imported in imports_of(path) if imported.module.split(".")[0] == "triform"]
+    violations = [
+        f"{relative_path(path)}:{imported.line} imports {imported.module}"
+        for imported in own_imports
+        if package_of(imported.module) not in ("", package, *MAY_IMPORT[package])
     ]
-    assert not wrong
+    assert not violations
 
 
 def test_no_two_modules_need_each_other() -> None:
-    needs = {
-        module: {each.module for each in imports(path) if not each.types and each.module in MODULES} - {module}
+    dependencies = {
+        module: {
+            imported.module
+            for imported in imports_of(path)
+            if not imported.type_checking and imported.module in MODULES
+        }
+        - {module}
         for module, path in MODULES.items()
         if module != "triform"  # everyone may ask the package for its version
     }
-    while free := [module for module, others in needs.items() if not others & needs.keys()]:
-        for module in free:
-            del needs[module]
-    assert not needs, f"a cycle among {sorted(needs)}"
+    while independent := [module for module, others in dependencies.items() if not others & dependencies.keys()]:
+        for module in independent:
+            del dependencies[module]
+    assert not dependencies, f"a cycle among {sorted(dependencies)}"
 
 
 def test_the_package_itself_needs_only_the_errors_until_it_is_used() -> None:
-    now = {each.module for each in imports(MODULES["triform"]) if not each.later and not each.types}
-    assert {module for module in now if module.startswith("triform")} == {"triform.errors"}
-    for_types = {each.module for each in imports(MODULES["triform"]) if each.types}
-    assert for_types == set(triform._LATER.values())
+    eager = {
+        imported.module
+        for imported in imports_of(MODULES["triform"])
+        if not imported.deferred and not imported.type_checking
+    }
+    assert {module for module in eager if module.startswith("triform")} == {"triform.errors"}
+    for_types = {imported.module for imported in imports_of(MODULES["triform"]) if imported.type_checking}
+    assert for_types == set(triform._LAZY_IMPORTS.values())
     for name in triform.__all__:
         assert getattr(triform, name) is not None
     with pytest.raises(AttributeError, match="module 'triform' has no attribute 'wings'"):
@@ -274,44 +287,52 @@ def test_the_package_itself_needs_only_the_errors_until_it_is_used() -> None:
 
 
 @EVERY_FILE
-def test_torch_stays_out_of_rooms_that_handle_text_and_settings(path: Path) -> None:
-    if room(module_of(path)) in ("", *WITHOUT_TORCH):
-        assert "torch" not in {each.module.split(".")[0] for each in imports(path)}
+def test_torch_stays_out_of_packages_that_handle_text_and_settings(path: Path) -> None:
+    if package_of(module_name(path)) in ("", *WITHOUT_TORCH):
+        assert "torch" not in {imported.module.split(".")[0] for imported in imports_of(path)}
 
 
 @EVERY_FILE
 def test_a_command_imports_what_is_heavy_only_when_it_runs(path: Path) -> None:
-    if room(module_of(path)) != "cli":
+    if package_of(module_name(path)) != "cli":
         return
-    now = {each.module for each in imports(path) if not each.later and not each.types}
-    outside = {module.split(".")[0] for module in now} - set(sys.stdlib_module_names)
+    eager = {
+        imported.module for imported in imports_of(path) if not imported.deferred and not imported.type_checking
+    }
+    outside = {module.split(".")[0] for module in eager} - set(sys.stdlib_module_names)
     assert outside <= {"triform", "typer"}
-    inside = {module for module in now if module.startswith("triform")}
-    assert {room(module) for module in inside} <= {"", "cli", "errors", "formatting", "interrupts"}
+    inside = {module for module in eager if module.startswith("triform")}
+    assert {package_of(module) for module in inside} <= {"", "cli", "errors", "formatting", "interrupts"}
 
 
-def loaded_by(code: str) -> set[str]:
+def packages_loaded_by(code: str) -> set[str]:
     """The top-level packages that a fresh Python has loaded after running the code."""
     probe = f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return set(completed.stdout.split())
 
 
 @pytest.mark.parametrize("module", ["triform", "triform.cli.main"])
 def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) -> None:
     heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib", "sklearn", "gensim"}
-    loaded = loaded_by(f"import {module}")
+    loaded = packages_loaded_by(f"import {module}")
     assert "triform" in loaded
     assert not loaded & heavy
 
 
 @EVERY_FILE
 def test_the_environment_is_read_only_where_it_may_be(path: Path) -> None:
-    if room(module_of(path)) == "cli" or place(path) in (*READS_ENVIRONMENT, "training/distributed.py"):
+    if package_of(module_name(path)) == "cli" or relative_path(path) in (
+        *READS_ENVIRONMENT,
+        "training/distributed.py",
+    ):
         return
-    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    names = {node.attr for node in ast.walk(parse_module(path)) if isinstance(node, ast.Attribute)}
     names |= {
-        alias.name for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name
+        for node in ast.walk(parse_module(path))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert not names & {"environ", "environb", "getenv", "putenv"}
 
@@ -319,8 +340,8 @@ def test_the_environment_is_read_only_where_it_may_be(path: Path) -> None:
 @EVERY_FILE
 def test_nothing_is_called_for_its_effect_at_import(path: Path) -> None:
     calls = [
-        f"{place(path)}:{node.lineno} {ast.unparse(node)[:60]}"
-        for node in tree(path).body
+        f"{relative_path(path)}:{node.lineno} {ast.unparse(node)[:60]}"
+        for node in parse_module(path).body
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ]
     assert not calls
@@ -328,35 +349,37 @@ def test_nothing_is_called_for_its_effect_at_import(path: Path) -> None:
 
 @EVERY_FILE
 def test_a_module_says_what_it_is_for_and_is_named_after_it(path: Path) -> None:
-    assert not {"utils", "util", "helpers", "helper", "common", "misc"} & set(module_of(path).split("."))
-    assert ast.get_docstring(tree(path)) or place(path) == "__main__.py"
+    assert not {"utils", "util", "helpers", "helper", "common", "misc"} & set(module_name(path).split("."))
+    assert ast.get_docstring(parse_module(path)) or relative_path(path) == "__main__.py"
 
 
-def in_order(name: str) -> tuple[int, str]:
+def export_sort_key(name: str) -> tuple[int, str]:
     """Constants, then classes, then functions: the order that ruff gives `__all__`."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
 @EVERY_FILE
 def test_what_a_module_offers_is_sorted_and_there(path: Path) -> None:
-    for node in tree(path).body:
+    for node in parse_module(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = ast.literal_eval(node.value)
-            assert names == sorted(set(names), key=in_order)
-            module = importlib.import_module(module_of(path))
+            assert names == sorted(set(names), key=export_sort_key)
+            module = importlib.import_module(module_name(path))
             assert all(hasattr(module, name) for name in names)
 
 
 @EVERY_FILE
 def test_a_file_and_its_functions_can_be_read_in_one_sitting(path: Path) -> None:
-    if place(path) not in LONG_FILES:
-        assert len(path.read_text(encoding="utf-8").splitlines()) < MOST_LINES
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef) and f"{place(path)}:{node.name}" not in LONG_FUNCTIONS:
+    if relative_path(path) not in LONG_FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) < MAX_FILE_LINES
+    for node in ast.walk(parse_module(path)):
+        if isinstance(node, ast.FunctionDef) and f"{relative_path(path)}:{node.name}" not in LONG_FUNCTIONS:
             length = (node.end_lineno or 0) - node.lineno + 1
-            assert length < LONGEST_FUNCTION, f"{place(path)}:{node.lineno} {node.name} has {length} lines"
+            assert length < MAX_FUNCTION_LINES, (
+                f"{relative_path(path)}:{node.lineno} {node.name} has {length} lines"
+            )
 
 
 def test_exceptions_to_these_rules_are_still_needed() -> None:
-    for name in (*READS_ENVIRONMENT, *LONG_FILES, *(each.partition(":")[0] for each in LONG_FUNCTIONS)):
+    for name in (*READS_ENVIRONMENT, *LONG_FILES, *(function.partition(":")[0] for function in LONG_FUNCTIONS)):
         assert (SOURCE / name).exists()

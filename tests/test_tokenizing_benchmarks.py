@@ -12,28 +12,28 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def figures(name: str, folder: Path) -> dict[str, Any]:
+def run_benchmark(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(folder / "f.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads((folder / "f.json").read_text(encoding="utf-8"))
-    return found
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    content: dict[str, Any] = json.loads((folder / "f.json").read_text(encoding="utf-8"))
+    return content
 
 
 def test_the_tokenizing_benchmark_runs_and_all_give_the_same_ids(tmp_path: Path) -> None:
-    found = figures("tokenize_text", tmp_path)
-    assert found["same_ids"]
-    assert {"triform", "tokenizers encode_batch"} <= {row["who"] for row in found["rows"]}
+    figures = run_benchmark("tokenize_text", tmp_path)
+    assert figures["same_ids"]
+    assert {"triform", "tokenizers encode_batch"} <= {row["who"] for row in figures["rows"]}
 
 
 def test_the_growth_benchmark_prepares_each_size_twice(tmp_path: Path) -> None:
-    rows = figures("growth", tmp_path)["rows"]
+    rows = run_benchmark("growth", tmp_path)["rows"]
     assert [row["cache"] for row in rows] == ["empty", "full"] * 2
     assert rows[2]["tokens"] == rows[3]["tokens"] > rows[0]["tokens"] > 0
 
 
 def test_the_audit_benchmark_finds_what_it_planted(tmp_path: Path) -> None:
-    planted, crowd = figures("audit", tmp_path)["rows"]
+    planted, repeated = run_benchmark("audit", tmp_path)["rows"]
     assert planted["near"] == planted["planted"] == 100
-    assert crowd["seen"] == 10
+    assert repeated["seen"] == 10

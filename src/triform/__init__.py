@@ -8,12 +8,12 @@ from triform.errors import CheckpointError, ConfigError, DataError, DivergedErro
 
 if TYPE_CHECKING:
     from triform.config import Config
-    from triform.explain.record import record_attention
+    from triform.config.presets import preset
+    from triform.experiments.seeds import train_seeds
+    from triform.experiments.study_runner import compare
+    from triform.explain.recorder import record_attention
     from triform.launch import train
-    from triform.presets import preset
     from triform.run import Run, load
-    from triform.seeds import train_seeds
-    from triform.study.runner import compare
 
 __version__ = "0.1.0"
 
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 # torch is imported when one of these is first used, so that `import triform` and `--help` answer at once.
-_LATER = {
+_LAZY_IMPORTS = {
     "Config": "triform.config",
     "Run": "triform.run",
-    "compare": "triform.study.runner",
+    "compare": "triform.experiments.study_runner",
     "load": "triform.run",
-    "preset": "triform.presets",
-    "record_attention": "triform.explain.record",
+    "preset": "triform.config.presets",
+    "record_attention": "triform.explain.recorder",
     "train": "triform.launch",
-    "train_seeds": "triform.seeds",
+    "train_seeds": "triform.experiments.seeds",
 }
 
 
@@ -51,8 +51,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'triform' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LATER[name]), name)
+    return getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)

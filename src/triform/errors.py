@@ -19,8 +19,8 @@ class DataError(TriformError):
 
     def __init__(self, problem: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         self.path, self.line = path, line
-        place = "" if path is None else f"{path}: " if line is None else f"{path}, line {line}: "
-        super().__init__(place + problem)
+        location = "" if path is None else f"{path}: " if line is None else f"{path}, line {line}: "
+        super().__init__(location + problem)
 
 
 class CheckpointError(TriformError):
@@ -31,9 +31,9 @@ class NonFiniteError(CheckpointError):
     """A trained model's output is NaN or infinite."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        place = "" if path is None else f"{path}: "
+        location = "" if path is None else f"{path}: "
         super().__init__(
-            f"{place}the model's output is not finite (NaN or infinity): its weights are damaged or its training "
+            f"{location}the model's output is not finite (NaN or infinity): its weights are damaged or its training "
             "diverged; restore the run from a copy, or train it again"
         )
 
@@ -42,7 +42,7 @@ class DivergedError(TriformError):
     """The loss or a gradient stopped being a finite number."""
 
 
-class InterruptedRun(TriformError):
+class RunInterruptedError(TriformError):
     """The user stopped training; the message says what was saved and how to go on."""
 
 
@@ -57,14 +57,14 @@ def notice_level(notice: str) -> str:
     return "warning" if isinstance(notice, WarningText) else "info"
 
 
-def show_notice(notice: str, *, fact: str = "") -> str:
+def format_notice(notice: str, *, info_prefix: str = "") -> str:
     """A notice as a line of text: a warning says that it is one, `fact` is what other notices begin with."""
-    return f"warning: {notice}" if isinstance(notice, WarningText) else f"{fact}{notice}"
+    return f"warning: {notice}" if isinstance(notice, WarningText) else f"{info_prefix}{notice}"
 
 
 def install_command(extra: str) -> str:
     """The command that installs an optional dependency: from the source folder, for no release is published yet."""
-    source = Path(__file__).resolve().parents[2]
-    if (source / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{source}[{extra}]')}"
+    source_folder = Path(__file__).resolve().parents[2]
+    if (source_folder / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{source_folder}[{extra}]')}"
     return f"pip install '.[{extra}]' (in the folder of Triform's source)"

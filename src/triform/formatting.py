@@ -15,14 +15,14 @@ from typing import TextIO
 
 PERCENT_METRICS = ("accuracy", "f1", "macro_f1", "exact_match", "token_accuracy")  # stored as fractions of 1
 HUNDRED_POINT_METRICS = ("bleu", "chrf", "sentence_bleu")  # stored from 0 to 100 already
-LABELS = {"f1": "F1", "macro_f1": "F1", "bleu": "BLEU", "chrf": "chrF", "sentence_bleu": "sentence BLEU"}
+METRIC_LABELS = {"f1": "F1", "macro_f1": "F1", "bleu": "BLEU", "chrf": "chrF", "sentence_bleu": "sentence BLEU"}
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line end
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with control characters written as escapes (\\x1b), so that it cannot change a terminal."""
-    return CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -34,7 +34,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     if err:
         print_message(text)
     else:
-        _print(printable(text) if sys.stdout.isatty() else text, sys.stdout)
+        _print(escape_control_characters(text) if sys.stdout.isatty() else text, sys.stdout)
 
 
 def print_message(text: str, stream: TextIO | None = None) -> None:
@@ -44,7 +44,7 @@ def print_message(text: str, stream: TextIO | None = None) -> None:
     """
     stream = stream or sys.stderr
     with suppress(OSError):
-        _print(printable(text), stream)
+        _print(escape_control_characters(text), stream)
         stream.flush()
 
 
@@ -55,7 +55,7 @@ def _print(text: str, stream: TextIO) -> None:
 
 def metric_label(name: str) -> str:
     """A metric's name as it is written in a sentence."""
-    return LABELS.get(name, name.replace("_", " "))
+    return METRIC_LABELS.get(name, name.replace("_", " "))
 
 
 def metric_scale(name: str) -> tuple[float, str]:
@@ -66,7 +66,7 @@ def metric_scale(name: str) -> tuple[float, str]:
     return (100.0, " %") if _base_name(name) in PERCENT_METRICS else (1.0, "")
 
 
-def out_of_hundred(name: str) -> bool:
+def has_percent_scale(name: str) -> bool:
     """Whether a metric is shown on a scale from 0 to 100, always with two decimals."""
     return _base_name(name) in (*PERCENT_METRICS, *HUNDRED_POINT_METRICS)
 
@@ -78,8 +78,8 @@ def format_metric(name: str, value: float) -> str:
     ('93.25 %', '4.50', '1,200')
     """
     scale, unit = metric_scale(name)
-    whole = math.isfinite(value) and value == int(value) and _base_name(name) not in HUNDRED_POINT_METRICS
-    if whole and not unit:
+    is_count = math.isfinite(value) and value == int(value) and _base_name(name) not in HUNDRED_POINT_METRICS
+    if is_count and not unit:
         return f"{int(value):,}"
     return f"{scale * value:,.{_decimals(name, value)}f}{unit}"
 
@@ -93,15 +93,15 @@ def format_mean(name: str, mean: float, half_width: float) -> str:
     if not math.isfinite(half_width):
         return format_metric(name, mean)
     scale, unit = metric_scale(name)
-    places = _decimals(name, mean)
-    return f"{scale * mean:,.{places}f} ± {scale * half_width:,.{places}f}{unit}"
+    decimals = _decimals(name, mean)
+    return f"{scale * mean:,.{decimals}f} ± {scale * half_width:,.{decimals}f}{unit}"
 
 
 def format_range(name: str, low: float, high: float) -> str:
     """Both ends of an interval, such as `92.05 to 94.45 %`."""
     scale, unit = metric_scale(name)
-    places = _decimals(name, max(abs(low), abs(high)))
-    return f"{scale * low:,.{places}f} to {scale * high:,.{places}f}{unit}"
+    decimals = _decimals(name, max(abs(low), abs(high)))
+    return f"{scale * low:,.{decimals}f} to {scale * high:,.{decimals}f}{unit}"
 
 
 def _base_name(name: str) -> str:
@@ -109,4 +109,4 @@ def _base_name(name: str) -> str:
 
 
 def _decimals(name: str, value: float) -> int:
-    return 2 if out_of_hundred(name) or abs(value) >= 10 else 4
+    return 2 if has_percent_scale(name) or abs(value) >= 10 else 4

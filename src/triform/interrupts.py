@@ -14,19 +14,21 @@ from triform.formatting import print_message
 
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-SAVING = "stopping: saving the run; a second Ctrl-C stops at once, without saving"
-AT_ONCE = "stopping at once, without saving"
+SAVING_MESSAGE = "stopping: saving the run; a second Ctrl-C stops at once, without saving"
+STOPPING_NOW_MESSAGE = "stopping at once, without saving"
 GRACE_SECONDS = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
-INTERRUPTED = 130  # the exit code
+EXIT_INTERRUPTED = 130  # the exit code
 
 
-_command = threading.Event()  # set while the process is a command of ours, and not a library in somebody else's
+_running_as_command = (
+    threading.Event()
+)  # set while the process is a command of ours, and not a library in somebody else's
 
 
 class Stoppable(Protocol):
     """What trains: it can be asked to save and stop."""
 
-    stopping: bool
+    stop_requested: bool
 
     def stop(self) -> None:
         """Stop after the current step, or inside a validation at once."""
@@ -34,7 +36,7 @@ class Stoppable(Protocol):
 
 @contextmanager
 def handle_signals(
-    trainer: Stoppable | None = None, out: TextIO | None = None, exit_message: Callable[[], object] | None = None
+    trainer: Stoppable | None = None, stream: TextIO | None = None, exit_message: Callable[[], object] | None = None
 ) -> Iterator[None]:
     """Let the first signal stop `trainer`, and a second one raise KeyboardInterrupt.
 
@@ -46,12 +48,12 @@ def handle_signals(
         yield
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        if trainer is None or trainer.stopping:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        if trainer is None or trainer.stop_requested:
             raise KeyboardInterrupt
         trainer.stop()
 
-    with _acknowledging(trainer, out, exit_message), _handlers(handle):
+    with _acknowledge_signals(trainer, stream, exit_message), _installed_handlers(on_signal):
         yield
 
 
@@ -61,62 +63,62 @@ def signals_as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _command.set()
+    _running_as_command.set()
     try:
-        with _handlers(signal.default_int_handler):
+        with _installed_handlers(signal.default_int_handler):
             yield
     finally:
-        _command.clear()
+        _running_as_command.clear()
 
 
 @contextmanager
-def _handlers(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    if before.get(HANGUP) is signal.SIG_IGN:  # that is how `nohup` keeps a command alive
-        del before[HANGUP]
-    for number in before:
-        signal.signal(number, handle)
+def _installed_handlers(new_handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    previous = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    if previous.get(HANGUP) is signal.SIG_IGN:  # that is how `nohup` keeps a command alive
+        del previous[HANGUP]
+    for signum in previous:
+        signal.signal(signum, new_handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: it was not set from Python
-                signal.signal(number, handler)
+        for signum, old_handler in previous.items():
+            if old_handler is not None:  # None: it was not set from Python
+                signal.signal(signum, old_handler)
 
 
 @contextmanager
-def _acknowledging(
-    trainer: Stoppable | None, out: TextIO | None, exit_message: Callable[[], object] | None
+def _acknowledge_signals(
+    trainer: Stoppable | None, stream: TextIO | None, exit_message: Callable[[], object] | None
 ) -> Iterator[None]:
     """Start a thread that is woken by the interpreter's C handler, also while the main thread is busy."""
     if os.name == "nt":  # there a wake-up descriptor must be a socket, and SIGTERM is not sent to processes
         yield
         return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    over = threading.Event()
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    finished = threading.Event()
 
     def acknowledge() -> None:
         count = 0
-        while number := os.read(reading, 1):
-            if number[0] in SIGNALS:
+        while signal_byte := os.read(read_fd, 1):
+            if signal_byte[0] in SIGNALS:
                 count += 1
-                text = AT_ONCE if trainer is None or count > 1 else SAVING
-                print_message(text, out)
-                if exit_message is not None and _command.is_set() and not over.wait(GRACE_SECONDS):
+                text = STOPPING_NOW_MESSAGE if trainer is None or count > 1 else SAVING_MESSAGE
+                print_message(text, stream)
+                if exit_message is not None and _running_as_command.is_set() and not finished.wait(GRACE_SECONDS):
                     try:
                         print_message(f"triform: {exit_message()}")
                     finally:
-                        os._exit(INTERRUPTED)
+                        os._exit(EXIT_INTERRUPTED)
 
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     thread = threading.Thread(target=acknowledge, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
-        signal.set_wakeup_fd(before)
-        os.close(writing)
+        finished.set()
+        signal.set_wakeup_fd(previous_fd)
+        os.close(write_fd)
         thread.join()
-        os.close(reading)
+        os.close(read_fd)

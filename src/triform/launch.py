@@ -12,60 +12,69 @@ from typing import Any, TextIO, TypeVar
 import torch
 
 import triform
+from triform.analysis.capacity import training_flops_per_token
 from triform.config import Config, TaskName
+from triform.config.presets import preset as preset_of
+from triform.config.settings import (
+    SETTING_TYPES,
+    Settings,
+    build_config,
+    coerce_setting,
+    flatten_config,
+    merge_settings,
+    non_default_settings,
+    read_settings,
+    suggest_name,
+)
 from triform.data.readers import fingerprint
-from triform.errors import CheckpointError, ConfigError, DataError, notice_level, show_notice
-from triform.explain.capacity import operations_a_token
+from triform.errors import CheckpointError, ConfigError, DataError, format_notice, notice_level
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
-from triform.memory import divide, free_memory, halved, out_of_memory, require_training_memory, texts_at_once
-from triform.presets import preset as preset_of
-from triform.report import write_report
-from triform.run import Run, load, pick_device
-from triform.settings import (
-    HINTS,
-    Settings,
-    build,
-    chosen,
-    flatten,
-    nearest,
-    overlay,
-    read_toml,
-    typed,
-)
-from triform.tasks import TASKS, Prepared
-from triform.tasks.task import ByLength
-from triform.training.base import begin, with_base
-from triform.training.budget import fit_to_budget
-from triform.training.claim import claimed, default_out
-from triform.training.display import ProgressLine
-from triform.training.folder import RunFolder
-from triform.training.layers import learning
+from triform.reporting.run_report import write_report
+from triform.run import Run, load, resolve_device
+from triform.tasks import TASKS, PreparedTask
+from triform.tasks.task import BucketedDataset
+from triform.training.callbacks import MetricsFile
+from triform.training.claim import claim_run_folder, create_default_folder
+from triform.training.display import ProgressDisplay
+from triform.training.freezing import count_trainable
+from triform.training.init_from import apply_base, load_initial_weights
 from triform.training.length import (
-    early_stopping_notice,
-    lengthen,
-    settle_length,
-    stopped_early_notice,
+    extend_run,
+    format_early_stopping_notice,
+    format_stopped_early_notice,
+    resolve_length,
 )
-from triform.training.listeners import MetricsFile
-from triform.training.stopping import interrupted, resume_command, stopped_at_once
-from triform.training.trainer import Listener, Trainer
+from triform.training.memory import (
+    auto_split_batch,
+    free_memory,
+    halve_batch,
+    micro_batch_size,
+    out_of_memory_error,
+    require_training_memory,
+)
+from triform.training.run_folder import RunFolder
+from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
+from triform.training.time_budget import fit_to_budget
+from triform.training.trainer import Callback, Trainer
 
-FILES = tuple(f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target"))
-OF_TOKENIZER_FILE = ("tokenizer.kind", "tokenizer.vocab_size")
-SHORT = {
+DATA_FILE_SETTINGS = tuple(
+    f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target")
+)
+TOKENIZER_FILE_SETTINGS = ("tokenizer.kind", "tokenizer.vocab_size")
+KEYWORD_ALIASES = {
     "data": "data.train",
     "valid": "data.valid",
     "source": "data.source",
     "target": "data.target",
     "seed": "seed",
-    "base": "train.base",
+    "init_from": "train.init_from",
     "embeddings": "train.embeddings",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RunOptions:
     """How to run, as opposed to what: none of this is part of a run's settings."""
 
     out: str = ""
@@ -86,7 +95,7 @@ def train(
     *,
     preset: str = "",
     config: str | Path | Config | None = None,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model and open its run.
@@ -95,41 +104,48 @@ def train(
     `data`, `valid`, `source`, `target`, `base`, `embeddings` and `seed` as short names, and `out`, `resume`,
     `overwrite`, `device` and `quiet` saying how to run.
     """
-    how = {name: settings.pop(name) for name in Options.__dataclass_fields__ if name in settings}
-    options = replace(options or Options(), **how)
-    asked = collect(task, preset, config, dotted(settings))
-    folder = RunFolder(out_folder(asked, options), verify=options.verify)
-    with claimed(folder, asked, resume=options.resume, overwrite=options.overwrite) as (stored, notices):
-        if stored is None or not folder.complete(stored):
-            again = resume_command(task, folder.path, options.device)
+    option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
+    options = replace(options or RunOptions(), **option_values)
+    requested = resolve_settings(task, preset, config, flatten_settings(settings))
+    folder = RunFolder(resolve_out_folder(requested, options), verify=options.verify)
+    with claim_run_folder(folder, requested, resume=options.resume, overwrite=options.overwrite) as (
+        stored,
+        notices,
+    ):
+        if stored is None or not folder.is_complete(stored):
+            command = format_resume_command(task, folder.path, options.device)
             try:
-                with handle_signals(out=options.progress, exit_message=lambda: stopped_at_once([folder], again)):
-                    _train(folder, asked, stored, options, notices)
+                with handle_signals(
+                    stream=options.progress, exit_message=lambda: stopped_without_saving_error([folder], command)
+                ):
+                    _train(folder, requested, stored, options, notices)
             except KeyboardInterrupt:
                 folder.discard_if_unused()
-                raise stopped_at_once([folder], again) from None
+                raise stopped_without_saving_error([folder], command) from None
     return load(folder.path, device=options.device, verify=options.verify)
 
 
 def _train(
-    folder: RunFolder, asked: Settings, stored: Config | None, options: Options, notices: tuple[str, ...]
+    folder: RunFolder, requested: Settings, stored: Config | None, options: RunOptions, notices: tuple[str, ...]
 ) -> None:
     """Train in a claimed folder, from the start or from where the run in it stands."""
     try:
-        config = stored or build(with_base(asked, verify=options.verify))
-        trainer, more = set_up(config, folder, options, resume=stored is not None)
+        config = stored or build_config(apply_base(requested, verify=options.verify))
+        trainer, setup_notices = build_trainer(config, folder, options, resume=stored is not None)
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
-    announce(trainer, (*notices, *more), options)
-    trainer = fit(trainer, options)
-    close(trainer)
+    log_start(trainer, (*notices, *setup_notices), options)
+    trainer = fit_with_oom_retry(trainer, options)
+    finish_run(trainer)
     if not trainer.progress.finished:
-        raise interrupted(trainer.progress.step, resume_command(asked["task"], folder.path, options.device))
-    folder.drop_tokens()
+        raise interrupted_error(
+            trainer.progress.step, format_resume_command(requested["task"], folder.path, options.device)
+        )
+    folder.delete_tokens()
 
 
-def fit(trainer: Trainer, options: Options) -> Trainer:
+def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
     """Train; where memory runs out before anything was saved, again in smaller batches, if that was allowed."""
     device = trainer.task.device
     memory = free_memory(device) if device.type == "cuda" else 0
@@ -138,49 +154,57 @@ def fit(trainer: Trainer, options: Options) -> Trainer:
             trainer.fit()
         return trainer
     except torch.OutOfMemoryError:
-        early = trainer.folder.latest_checkpoint() is None
-        if not (trainer.config.auto_batch and early and texts_at_once(trainer.task.config) > 1):
-            raise out_of_memory(trainer.task, device, memory) from None
-    config, told = halved(trainer.task.config)
-    trainer.release()
-    trainer, notices = set_up(config, trainer.folder, options, resume=False)
-    announce(trainer, (*notices, told), options)
-    return fit(trainer, options)
+        nothing_saved = trainer.folder.latest_checkpoint() is None
+        if not (trainer.config.auto_batch and nothing_saved and micro_batch_size(trainer.task.config) > 1):
+            raise out_of_memory_error(trainer.task, device, memory) from None
+    config, notice = halve_batch(trainer.task.config)
+    trainer.release_memory()
+    trainer, notices = build_trainer(config, trainer.folder, options, resume=False)
+    log_start(trainer, (*notices, notice), options)
+    return fit_with_oom_retry(trainer, options)
 
 
-def collect(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:
+def resolve_settings(
+    task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings
+) -> Settings:
     """What the user asked for, in order of precedence: settings, config, preset."""
     if task not in TASKS:
         raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
     layers = []
     if config is not None:
-        layers.append(chosen(flatten(config)) if isinstance(config, Config) else read_toml(Path(config)))
+        layers.append(
+            non_default_settings(flatten_config(config))
+            if isinstance(config, Config)
+            else read_settings(Path(config))
+        )
     if preset:
-        given = overlay(*layers, settings)
-        kind: Any = given.get("model.kind", "transformer")  # a size fits any
-        named = chosen(flatten(preset_of(preset, task, kind)))
-        if given.get("tokenizer.file"):  # decides its own kind and size
-            named = {name: value for name, value in named.items() if name not in OF_TOKENIZER_FILE}
-        layers.insert(0, named)
-    asked = overlay(*(_aligned(layer, task) for layer in (*layers, settings)))
-    if asked.get("task", task) != task:
-        raise ConfigError(f"the settings are for {asked['task']}, not {task}")
-    asked["task"] = task
-    build(asked)
-    if base := asked.get("train.base"):
-        from triform.pretrained.runs import as_base  # only here: most runs begin with nothing
+        overrides = merge_settings(*layers, settings)
+        kind: Any = overrides.get("model.kind", "transformer")  # a size fits any
+        preset_settings = non_default_settings(flatten_config(preset_of(preset, task, kind)))
+        if overrides.get("tokenizer.file"):  # decides its own kind and size
+            preset_settings = {
+                name: value for name, value in preset_settings.items() if name not in TOKENIZER_FILE_SETTINGS
+            }
+        layers.insert(0, preset_settings)
+    requested = merge_settings(*(_split_aligned_files(layer, task) for layer in (*layers, settings)))
+    if requested.get("task", task) != task:
+        raise ConfigError(f"the settings are for {requested['task']}, not {task}")
+    requested["task"] = task
+    build_config(requested)
+    if base := requested.get("train.init_from"):
+        from triform.pretrained.run_import import ensure_run_folder
 
-        asked["train.base"] = as_base(str(base))
-    paths = (*FILES, "tokenizer.file", "train.base", "train.embeddings")
-    return asked | {name: _absolute(str(asked[name])) for name in paths if asked.get(name)}
+        requested["train.init_from"] = ensure_run_folder(str(base))
+    paths = (*DATA_FILE_SETTINGS, "tokenizer.file", "train.init_from", "train.embeddings")
+    return requested | {name: _absolute_path(str(requested[name])) for name in paths if requested.get(name)}
 
 
-def _absolute(path: str) -> str:
+def _absolute_path(path: str) -> str:
     """A run must find its data from wherever it is opened."""
     return path if path.startswith("builtin:") else str(Path(path).absolute())
 
 
-def _aligned(settings: Settings, task: TaskName) -> Settings:
+def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
     """Two aligned files may be given as one name, `a.en,a.fr`."""
     for name, source, target in (
         ("data.train", "data.source", "data.target"),
@@ -193,124 +217,135 @@ def _aligned(settings: Settings, task: TaskName) -> Settings:
     return settings
 
 
-def dotted(settings: Mapping[str, Any]) -> Settings:
+def flatten_settings(settings: Mapping[str, Any]) -> Settings:
     """Keyword arguments as dotted settings."""
     flat: Settings = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{key}": typed(f"{name}.{key}", item) for key, item in value.items()}
-        elif (known := SHORT.get(name, name)) in HINTS:
-            flat[known] = typed(known, str(value) if isinstance(value, Path) else value)
+            flat |= {f"{name}.{key}": coerce_setting(f"{name}.{key}", item) for key, item in value.items()}
+        elif (dotted_name := KEYWORD_ALIASES.get(name, name)) in SETTING_TYPES:
+            flat[dotted_name] = coerce_setting(dotted_name, str(value) if isinstance(value, Path) else value)
         else:
-            raise ConfigError(f"unknown setting {name!r}; {nearest(name, [*SHORT, *HINTS])}")
+            raise ConfigError(f"unknown setting {name!r}; {suggest_name(name, [*KEYWORD_ALIASES, *SETTING_TYPES])}")
     return flat
 
 
-def out_folder(asked: Settings, options: Options) -> Path:
+def resolve_out_folder(requested: Settings, options: RunOptions) -> Path:
     """The folder that was asked for, or a new one for these settings."""
     if options.resume and not options.out:
         raise ConfigError("--resume needs --out RUN: which run is to go on?")
-    return Path(options.out or default_out(asked))
+    return Path(options.out or create_default_folder(requested))
 
 
-def set_up(config: Config, folder: RunFolder, options: Options, *, resume: bool) -> tuple[Trainer, Sequence[str]]:
+def build_trainer(
+    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool
+) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and stand where the run stood."""
-    device = pick_device(options.device)
-    older = folder.check_before_resume() if resume else ()
-    prepared = prepare(config, folder, device, resume=resume)
-    return ready(prepared, folder, options, resume=resume, kind=Trainer), (*older, *prepared.notices)
+    device = resolve_device(options.device)
+    folder_notices = folder.verify_before_resume() if resume else ()
+    prepared = prepare_data_and_model(config, folder, device, resume=resume)
+    return initialise_trainer(prepared, folder, options, resume=resume, trainer_class=Trainer), (
+        *folder_notices,
+        *prepared.notices,
+    )
 
 
-def prepare(config: Config, folder: RunFolder, device: torch.device, *, resume: bool) -> Prepared:
+def prepare_data_and_model(
+    config: Config, folder: RunFolder, device: torch.device, *, resume: bool
+) -> PreparedTask:
     """Read the data and put the model on its device; a new run is also fitted to its memory and time budget."""
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
-    prepared = replace(prepared, notices=(*prepared.notices, *begin(prepared.task, folder, resume=resume)))
+    prepared = replace(
+        prepared, notices=(*prepared.notices, *load_initial_weights(prepared.task, folder, resume=resume))
+    )
     require_training_memory(prepared.task, device)
     if resume:
         prepared.task.model.to(device)
         return prepared
-    prepared = divide(prepared, device)
+    prepared = auto_split_batch(prepared, device)
     prepared.task.model.to(device)
     return replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, folder)))
 
 
-AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
+TrainerT = TypeVar("TrainerT", bound=Trainer)
 
 
-def ready(
-    prepared: Prepared, folder: RunFolder, options: Options, *, resume: bool, kind: type[AnyTrainer]
-) -> AnyTrainer:
+def initialise_trainer(
+    prepared: PreparedTask, folder: RunFolder, options: RunOptions, *, resume: bool, trainer_class: type[TrainerT]
+) -> TrainerT:
     """Write down what is to be trained, and stand where the run stood; the model is on its device already."""
     task = prepared.task
-    settle_length(prepared)
-    names = [str(flatten(task.config)[name]) for name in FILES]
-    marks = {"data": {name: fingerprint(name) for name in names if name}}
-    longer: list[str] = []
+    resolve_length(prepared)
+    names = [str(flatten_config(task.config)[name]) for name in DATA_FILE_SETTINGS]
+    fingerprints = {"data": {name: fingerprint(name) for name in names if name}}
+    extension_notices: list[str] = []
     if resume:
-        _same_data(folder, marks["data"])
-        longer = lengthen(folder, prepared)
+        _check_same_data(folder, fingerprints["data"])
+        extension_notices = extend_run(folder, prepared)
     else:
-        kept = folder.tokens  # just written by prepare; everything else here is an older run's
-        folder.clear(keep=kept.name)
+        tokens_folder = folder.tokens_folder  # just written by prepare; everything else here is an older run's
+        folder.clear(keep_name=tokens_folder.name)
         task.save(folder.path)
         folder.write_config(task.config)
-    listeners: list[Listener] = [MetricsFile(folder.metrics_file)]
-    operations = operations_a_token(task.config, task.sizes, _usual_length(prepared))
-    trainer = kind(prepared, folder, listeners, marks, operations)
+    callbacks: list[Callback] = [MetricsFile(folder.metrics_file)]
+    flops_per_token = training_flops_per_token(task.config, task.sizes, _mean_length(prepared))
+    trainer = trainer_class(prepared, folder, callbacks, fingerprints, flops_per_token)
     if not options.quiet:
-        line = ProgressLine(trainer.max_steps, task.metric, options.progress, eval_every=trainer.eval_every)
-        trainer.display = line
-        listeners.append(line)
+        progress_line = ProgressDisplay(
+            trainer.max_steps, task.metric, options.progress, eval_every=trainer.eval_every
+        )
+        trainer.display = progress_line
+        callbacks.append(progress_line)
     if resume:
         trainer.resume()
-        longer = longer and (stopped_early_notice(trainer) or longer)
+        extension_notices = extension_notices and (format_stopped_early_notice(trainer) or extension_notices)
     if not options.quiet:
-        for text in longer:
+        for text in extension_notices:
             print_message(text, options.progress)
     return trainer
 
 
-def _usual_length(prepared: Prepared) -> int:
+def _mean_length(prepared: PreparedTask) -> int:
     """Tokens of a text, on the mean."""
-    lengths = prepared.train.lengths if isinstance(prepared.train, ByLength) else None
+    lengths = prepared.train.lengths if isinstance(prepared.train, BucketedDataset) else None
     return prepared.task.config.data.max_len if lengths is None else max(1, round(float(lengths.mean())))
 
 
-def _same_data(folder: RunFolder, now: dict[str, str]) -> None:
+def _check_same_data(folder: RunFolder, current: dict[str, str]) -> None:
     latest = folder.latest_checkpoint()
-    before = folder.read_state(latest)["marks"].get("data", {}) if latest else now
-    for name, mark in now.items():
-        if before.get(name) != mark:
+    recorded = folder.read_state(latest)["marks"].get("data", {}) if latest else current
+    for name, digest in current.items():
+        if recorded.get(name) != digest:
             raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")
 
 
-def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None:
+def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> None:
     """Say what begins; a resumed run has said it before."""
     if trainer.progress.finished:
         return
-    task, out, notices = trainer.task, options.progress, (*notices, *early_stopping_notice(trainer))
-    parameters = sum(p.numel() for p in task.model.parameters())
-    learns = learning(task.model).learns
-    some = f", {learns:,} of which learn," if learns < parameters else ""
+    task, out, notices = trainer.task, options.progress, (*notices, *format_early_stopping_notice(trainer))
+    n_parameters = sum(p.numel() for p in task.model.parameters())
+    n_trainable = count_trainable(task.model).trainable
+    trainable_text = f", {n_trainable:,} of which learn," if n_trainable < n_parameters else ""
     if not options.quiet:
         for line in (
-            *map(show_notice, notices),
-            f"{task.name}: {parameters:,} parameters{some} on {task.device}, {trainer.max_steps} steps",
+            *map(format_notice, notices),
+            f"{task.name}: {n_parameters:,} parameters{trainable_text} on {task.device}, {trainer.max_steps} steps",
         ):
             print_message(line, out)
     if trainer.progress.step:
         return
-    file = MetricsFile(trainer.folder.metrics_file)
-    file.restore({"bytes": 0})
-    start = {
+    metrics_file = MetricsFile(trainer.folder.metrics_file)
+    metrics_file.load_state_dict({"bytes": 0})
+    start_event = {
         "event": "start",
         "task": task.name,
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
-        "parameters": parameters,
-        "learning": learns,
+        "parameters": n_parameters,
+        "learning": n_trainable,
         "device": str(task.device),
-        "precision": trainer.learner.number_format,
+        "precision": trainer.train_step.compute_dtype,
         "unit": task.unit,
         "train_examples": len(trainer.train_data),
         "valid_examples": len(trainer.valid_data or ()),
@@ -319,19 +354,21 @@ def announce(trainer: Trainer, notices: Sequence[str], options: Options) -> None
         "version": triform.__version__,
         "time": datetime.now().isoformat(timespec="seconds"),
     }
-    file.hear(start)
+    metrics_file.on_event(start_event)
     for text in notices:
-        file.hear({"event": "notice", "level": notice_level(text), "text": text})
+        metrics_file.on_event({"event": "notice", "level": notice_level(text), "text": text})
 
 
-def close(trainer: Trainer, *, samples: bool = True) -> None:
+def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
     """Samples from the best weights, and the report."""
     task, folder = trainer.task, trainer.folder
     if trainer.progress.finished:
-        trainer.take_best()
+        trainer.load_best_weights()
         task.model.eval()
-        file = MetricsFile(folder.metrics_file)
+        metrics_file = MetricsFile(folder.metrics_file)
         with suppress(DataError):  # a data file that is gone by now leaves the report without samples
-            for sample in task.samples(trainer.valid_data) if samples and trainer.valid_data is not None else ():
-                file.hear({"event": "sample", "step": trainer.progress.best_step, **sample})
+            for sample in (
+                task.sample_predictions(trainer.valid_data) if samples and trainer.valid_data is not None else ()
+            ):
+                metrics_file.on_event({"event": "sample", "step": trainer.progress.best_step, **sample})
     write_report(folder.path)

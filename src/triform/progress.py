@@ -11,31 +11,31 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-Report = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+ProgressCallback = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Item = TypeVar("Item")
-_listener: ContextVar[Report | None] = ContextVar("listener", default=None)
+_callback: ContextVar[ProgressCallback | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def reporting_to(listener: Report) -> Iterator[None]:
+def report_progress_to(callback: ProgressCallback) -> Iterator[None]:
     """Send the reports of the work done inside to `listener`."""
-    token = _listener.set(listener)
+    token = _callback.set(callback)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _callback.reset(token)
 
 
-def report(what: str, done: int, total: int) -> None:
+def report_progress(label: str, done: int, total: int) -> None:
     """Say that so much of something is done."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(what, done, total)
+    callback = _callback.get()
+    if callback is not None:
+        callback(label, done, total)
 
 
-def tracked(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+def track_progress(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
     """Yield the items, and report whenever the work on one is done."""
-    report(what, 0, total)
-    for number, item in enumerate(items, 1):
+    report_progress(label, 0, total)
+    for done, item in enumerate(items, 1):
         yield item
-        report(what, number, total)
+        report_progress(label, done, total)

@@ -13,26 +13,33 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triform.baselines import Fitted, Table
+from triform.analysis.parameters import count_parameters
 from triform.config import Config
+from triform.config.settings import build_config, coerce_setting
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from triform.explain.trial import fresh_model
-from triform.metrics import Scores
-from triform.models.budget import budget
+from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
+from triform.evaluation.metrics import Metrics
+from triform.explain.probes import build_untrained_model
 from triform.nn.precision import Precision, cast_model, resolve_precision
-from triform.settings import build, typed
 from triform.tasks import TASKS, Prediction, Task
-from triform.tasks.leaks import training_file_notices
+from triform.tasks.language_model_data import LanguageModelDataset
+from triform.tasks.leaks import training_file_warnings
 from triform.tasks.task import Dataset
-from triform.tasks.windows import Stream
 from triform.training.adapter import Adapter, read_adapter
-from triform.training.base import load_interrupted, take
-from triform.training.folder import RunFolder, check_shapes, load_weights, read_shapes, read_tensors, weights_of
+from triform.training.init_from import load_interrupted_weights, load_matching_weights
+from triform.training.run_folder import (
+    RunFolder,
+    load_weights,
+    named_weights,
+    read_shapes,
+    read_tensors,
+    validate_shapes,
+)
 
 if TYPE_CHECKING:
-    from triform.explain.maps import Explanation
+    from triform.explain.attention_maps import Explanation
 
-IMPLIES = {
+IMPLIED_STRATEGY = {
     "temperature": "sample",
     "top_k": "sample",
     "top_p": "sample",
@@ -43,7 +50,7 @@ IMPLIES = {
 
 # A recorded CUDA graph is replayed by one thread at a time, and while one is recorded no other thread may use the
 # device, whichever run it belongs to.
-_ACCELERATOR = threading.RLock()
+_ACCELERATOR_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +65,12 @@ class Run:
     notices: tuple[str, ...] = ()  # what the user should know about how the run was opened
 
     def __repr__(self) -> str:
-        parameters = budget(self.config, self.task.sizes).total  # int8 layers have none that torch could count
+        n_parameters = count_parameters(
+            self.config, self.task.sizes
+        ).total  # int8 layers have none that torch could count
         adapter = f", adapter={str(self.adapter)!r}" if self.adapter else ""
         return (
-            f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, parameters={parameters:,}, "
+            f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, parameters={n_parameters:,}, "
             f"device={str(self.task.device)!r}, precision={self.precision!r})"
         )
 
@@ -75,13 +84,13 @@ class Run:
         for text in texts:
             if not isinstance(text, str):
                 raise DataError(f"predict takes texts; {text!r} is {type(text).__name__}")
-        config = self._call_config(decode, seed)
-        with self._calling():
+        config = self._resolve_call_config(decode, seed)
+        with self._inference_context():
             return self.task.predict(texts, decode=config.decode, seed=config.seed)
 
     def evaluate(
         self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
-    ) -> Scores:
+    ) -> Metrics:
         """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data.
 
         With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others. With
@@ -91,20 +100,22 @@ class Run:
 
     def evaluate_with_notices(
         self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
-    ) -> tuple[Scores, list[str]]:
+    ) -> tuple[Metrics, list[str]]:
         notices = self.training_file_notices(data) if data else []
         name = data or self.test_set()
         if not name:
-            self._need_own_data("say which file to score")
-        config = self._call_config(decode)
-        found = self.task.read(name, notices, lines) if name else self.task.held_out(notices)
-        if found is None:
+            self._require_own_data("say which file to score")
+        config = self._resolve_call_config(decode)
+        dataset = (
+            self.task.load_dataset(name, notices, lines) if name else self.task.load_validation_dataset(notices)
+        )
+        if dataset is None:
             raise ConfigError("nothing was held out of this run's training data; say which file to score")
-        with self._calling():
-            scores = self.task.evaluate(_strided(found, stride) if stride else found, decode=config.decode)
-            if not math.isfinite(scores["loss"]):
+        with self._inference_context():
+            metrics = self.task.evaluate(_with_stride(dataset, stride) if stride else dataset, decode=config.decode)
+            if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
-        return scores, notices
+        return metrics, notices
 
     def training_file_notices(self, name: str) -> list[str]:
         """A warning where a file, or `source,target`, has the content of what the run was trained on.
@@ -112,33 +123,33 @@ class Run:
         The checkpoint has the fingerprints of the training files, so that they may have moved since.
         """
         folder, data = RunFolder(self.path, verify=self.verify), self.config.data
-        known: dict[str, str] = {}
+        fingerprints: dict[str, str] = {}
         with suppress(CheckpointError):  # the model answers without its checkpoint
             if latest := folder.latest_checkpoint():
-                known = folder.read_state(latest)["marks"].get("data", {})
-        trained_on = [known[file] for file in (data.train, data.source, data.target) if file in known]
-        return training_file_notices(name, trained_on)
+                fingerprints = folder.read_state(latest)["marks"].get("data", {})
+        trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
+        return training_file_warnings(name, trained_on)
 
-    def baselines(self, data: str | Path = "") -> Table:
+    def baselines(self, data: str | Path = "") -> BaselineMetrics:
         """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
-        self._need_own_data("baselines have nothing to be fitted on")
-        return self._baselines.scores(self.task.rows(str(data) or self.test_set()))
+        self._require_own_data("baselines have nothing to be fitted on")
+        return self._fitted_baselines.evaluate(self.task.iter_examples(str(data) or self.test_set()))
 
     @cached_property
-    def _baselines(self) -> Fitted:
-        return self.task.baselines()
+    def _fitted_baselines(self) -> FittedBaselines:
+        return self.task.fit_baselines()
 
-    def explain(self, text: str, *, target: str = "", n_new: int = 0) -> Explanation:
+    def explain(self, text: str, *, target: str = "", max_new_tokens: int = 0) -> Explanation:
         """Where the model looks: attention maps of a text, beside a target or what the model itself writes.
 
         For a classifier also how much each token speaks for a label (`target`, or the one predicted). Always of
         the weights as they were trained: maps and gradients are not for rounded ones.
         """
-        from triform.explain.look import explain
+        from triform.explain.inspection import explain
 
         task = self._fp32_task(self.task.device.type)
-        with self._calling():
-            return explain(task, text, target=target, n_new=n_new, title=self.path.name)
+        with self._inference_context():
+            return explain(task, text, target=target, max_new_tokens=max_new_tokens, title=self.path.name)
 
     def export(self, to: str, out: str | Path) -> str:
         """Write a folder that other programs read, and return the name of the family that the model was written as.
@@ -149,7 +160,7 @@ class Run:
 
         The stored fp32 weights are written, whatever precision and device the run was opened with.
         """
-        from triform.pretrained.exported import export
+        from triform.pretrained.run_export import export
 
         return export(self._fp32_task("cpu"), to, Path(out))
 
@@ -165,10 +176,10 @@ class Run:
         train = self.config.data.train
         return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
 
-    def _need_own_data(self, otherwise: str) -> None:
+    def _require_own_data(self, consequence: str) -> None:
         """A published model that was only imported does not say what it was trained on."""
         if not (self.config.data.train or self.config.data.source):
-            raise ConfigError(f"{self.path}: was not trained here and names no data: {otherwise}")
+            raise ConfigError(f"{self.path}: was not trained here and names no data: {consequence}")
 
     def progress(self) -> dict[str, object]:
         """Where its training stands: the step, the best scores and their step, and why it ended."""
@@ -176,28 +187,28 @@ class Run:
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
-    def _call_config(self, decode: Mapping[str, object], seed: int | None = None) -> Config:
+    def _resolve_call_config(self, decode: Mapping[str, object], seed: int | None = None) -> Config:
         """The run's settings with those of one call put over them."""
-        settings = {f"decode.{name}": typed(f"decode.{name}", value) for name, value in decode.items()}
-        for name, strategy in IMPLIES.items():  # who asks for a beam of 8 wants a beam
+        settings = {f"decode.{name}": coerce_setting(f"decode.{name}", value) for name, value in decode.items()}
+        for name, strategy in IMPLIED_STRATEGY.items():  # who asks for a beam of 8 wants a beam
             if name in decode and "strategy" not in decode:
                 settings["decode.strategy"] = strategy
-        return build(settings | ({} if seed is None else {"seed": seed}), self.config)
+        return build_config(settings | ({} if seed is None else {"seed": seed}), self.config)
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
+    def _inference_context(self) -> Iterator[None]:
         """Use the model: on an accelerator one thread at a time, on a CPU as many as there are."""
-        with nullcontext() if self.task.device.type == "cpu" else _ACCELERATOR:
+        with nullcontext() if self.task.device.type == "cpu" else _ACCELERATOR_LOCK:
             try:
                 yield
             except NonFiniteError:
                 raise NonFiniteError(self.path) from None
 
 
-def _strided(data: Dataset, stride: int) -> Dataset:
-    if not isinstance(data, Stream):
+def _with_stride(data: Dataset, stride: int) -> Dataset:
+    if not isinstance(data, LanguageModelDataset):
         raise ConfigError("a stride is for decoders, which read running text in windows")
-    return data.strided(stride)
+    return data.with_stride(stride)
 
 
 def load(
@@ -221,26 +232,33 @@ def load(
         CheckpointError: The folder is not a run, a file of it does not match its digest, or its weights do not fit
             the settings or are not finite.
     """
-    place = pick_device(device)
+    torch_device = resolve_device(device)
     folder = RunFolder(Path(path), verify=verify)
     config = folder.read_config()
-    resolved = resolve_precision(precision, place, config.model)
-    notices = folder.check()
-    found = read_adapter(Path(adapter), verify=verify) if adapter else None
-    if found is not None:
-        task, notices = adapted(folder, found), (*notices, *found.notices)
+    resolved_precision = resolve_precision(precision, torch_device, config.model)
+    notices = folder.verify_files()
+    loaded_adapter = read_adapter(Path(adapter), verify=verify) if adapter else None
+    if loaded_adapter is not None:
+        task, notices = load_with_adapter(folder, loaded_adapter), (*notices, *loaded_adapter.notices)
     elif folder.model_file.exists():
-        task = _trained(config, folder)
+        task = _load_trained_task(config, folder)
     else:
         with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
             task = TASKS[config.task].load(config, folder.path)
-            notices = (*notices, load_interrupted(task, folder))
-    cast_model(task.model.to(place).eval(), resolved)
-    own = found.path if found else None
-    return Run(path=folder.path, task=task, precision=resolved, adapter=own, verify=verify, notices=notices)
+            notices = (*notices, load_interrupted_weights(task, folder))
+    cast_model(task.model.to(torch_device).eval(), resolved_precision)
+    adapter_path = loaded_adapter.path if loaded_adapter else None
+    return Run(
+        path=folder.path,
+        task=task,
+        precision=resolved_precision,
+        adapter=adapter_path,
+        verify=verify,
+        notices=notices,
+    )
 
 
-def _trained(config: Config, folder: RunFolder) -> Task:
+def _load_trained_task(config: Config, folder: RunFolder) -> Task:
     """The task of a run with its weights; what does not fit the settings is refused before memory is taken."""
     shapes = read_shapes(folder.model_file)
     if config.model.n_layers > len(shapes):
@@ -248,39 +266,41 @@ def _trained(config: Config, folder: RunFolder) -> Task:
             f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
             f"too few for model.n_layers={config.model.n_layers}"
         )
-    task = _without_memory(config, folder.path)
-    check_shapes(folder.model_file, shapes, weights_of(task.model))
-    task.model = fresh_model(config, task.sizes)
+    task = _load_meta_task(config, folder.path)
+    validate_shapes(folder.model_file, shapes, named_weights(task.model))
+    task.model = build_untrained_model(config, task.sizes)
     load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
     return task
 
 
-def _without_memory(config: Config, folder: Path) -> Task:
+def _load_meta_task(config: Config, folder: Path) -> Task:
     """The task of a run folder with a model that has shapes and no numbers."""
     with torch.device("meta"):
         return TASKS[config.task].load(config, folder)
 
 
-def adapted(base: RunFolder, adapter: Adapter) -> Task:
+def load_with_adapter(base: RunFolder, adapter: Adapter) -> Task:
     """What a LoRA run came to, from its base and its adapter."""
     try:
-        task = _without_memory(adapter.config, base.path)
-        take(task, base.path, verify=False)  # here only shapes are compared; `load` has verified the base
-        task.model = fresh_model(adapter.config, task.sizes)
-        take(task, base.path, verify=False)
-        adapter.put_on(task.model)
+        task = _load_meta_task(adapter.config, base.path)
+        load_matching_weights(
+            task, base.path, verify=False
+        )  # here only shapes are compared; `load` has verified the base
+        task.model = build_untrained_model(adapter.config, task.sizes)
+        load_matching_weights(task, base.path, verify=False)
+        adapter.apply_to(task.model)
     except ConfigError as error:
         raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
     return task
 
 
-def pick_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """`auto` takes CUDA, then Apple's MPS, then the CPU; anything else must be there."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
     if name not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"unknown device {name!r}; choose from auto, cpu, cuda, mps")
-    if (name == "cuda" and not cuda) or (name == "mps" and not mps):
+    if (name == "cuda" and not has_cuda) or (name == "mps" and not has_mps):
         raise ConfigError(f"device {name!r} is not available here; use --device auto or cpu")
     return torch.device(name)

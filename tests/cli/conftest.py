@@ -23,7 +23,7 @@ TINY = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command said and how it ended."""
 
     code: int
@@ -53,59 +53,65 @@ class Answer:
         return lines[-1].removeprefix("triform: ")
 
 
-Command = Callable[..., Answer]
+Command = Callable[..., CommandResult]
 
 
-def call(*arguments: object, stdin: str | bytes = "") -> Answer:
+def run_command(*arguments: object, stdin: str | bytes = "") -> CommandResult:
     """`triform ARGUMENTS` in this process, its output caught."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["triform", *map(str, arguments)])
-        typed = stdin.encode() if isinstance(stdin, str) else stdin
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        stdin_bytes = stdin.encode() if isinstance(stdin, str) else stdin
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin_bytes), encoding="utf-8"))
         try:
             main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+        except SystemExit as exit_error:
+            code = exit_error.code if isinstance(exit_error.code, int) else 0 if exit_error.code is None else 1
         else:
             code = 0
-    return Answer(code, out.getvalue(), err.getvalue())
+    return CommandResult(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")
 def triform() -> Command:
     """`triform("predict", run, "text")`."""
-    return call
+    return run_command
 
 
 @pytest.fixture(scope="session")
 def train() -> Command:
     """`train("classify", "--data", file, "--out", run)`: a model so small that it takes a moment."""
 
-    def command(task: str, *arguments: object) -> Answer:
-        return call("train", task, *TINY, *arguments)
+    def command(task: str, *arguments: object) -> CommandResult:
+        return run_command("train", task, *TINY, *arguments)
 
     return command
 
 
-def rows(count: int = 40) -> list[tuple[str, str]]:
-    things = ("soup", "bread", "room", "view", "music")
+def make_classification_rows(count: int = 40) -> list[tuple[str, str]]:
+    nouns = ("soup", "bread", "room", "view", "music")
     return [
-        (f"the {things[n % 5]} was {'lovely' if n % 2 else 'awful'} on day {n % 7}", "good" if n % 2 else "bad")
-        for n in range(count)
+        (
+            f"the {nouns[index % 5]} was {'lovely' if index % 2 else 'awful'} on day {index % 7}",
+            "good" if index % 2 else "bad",
+        )
+        for index in range(count)
     ]
 
 
-def pairs(count: int = 40) -> list[tuple[str, str]]:
+def make_translation_pairs(count: int = 40) -> list[tuple[str, str]]:
     words = (("one", "un"), ("two", "deux"), ("three", "trois"), ("four", "quatre"), ("five", "cinq"))
     return [
-        (f"{words[n % 5][0]} and {words[n // 5 % 5][0]}", f"{words[n % 5][1]} et {words[n // 5 % 5][1]}")
-        for n in range(count)
+        (
+            f"{words[index % 5][0]} and {words[index // 5 % 5][0]}",
+            f"{words[index % 5][1]} et {words[index // 5 % 5][1]}",
+        )
+        for index in range(count)
     ]
 
 
 @dataclass(frozen=True)
-class Files:
+class DataFiles:
     """Small data of each kind that is in order."""
 
     csv: Path
@@ -115,35 +121,39 @@ class Files:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory: pytest.TempPathFactory) -> DataFiles:
     folder = tmp_path_factory.mktemp("files")
-    found = Files(folder / "rows.csv", folder / "story.txt", folder / "a.en", folder / "a.fr")
-    found.csv.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows()))
-    found.txt.write_text("".join(f"{n % 7} birds sat in the tree, and {n % 5} flew away.\n" for n in range(40)))
-    found.source.write_text("".join(f"{source}\n" for source, _ in pairs()))
-    found.target.write_text("".join(f"{target}\n" for _, target in pairs()))
-    return found
+    data_files = DataFiles(folder / "rows.csv", folder / "story.txt", folder / "a.en", folder / "a.fr")
+    data_files.csv.write_text(
+        "text,label\n" + "".join(f"{text},{label}\n" for text, label in make_classification_rows())
+    )
+    data_files.txt.write_text(
+        "".join(f"{index % 7} birds sat in the tree, and {index % 5} flew away.\n" for index in range(40))
+    )
+    data_files.source.write_text("".join(f"{source}\n" for source, _ in make_translation_pairs()))
+    data_files.target.write_text("".join(f"{target}\n" for _, target in make_translation_pairs()))
+    return data_files
 
 
-def _trained(factory: pytest.TempPathFactory, task: str, *arguments: object) -> Path:
+def _train_run(factory: pytest.TempPathFactory, task: str, *arguments: object) -> Path:
     run = factory.mktemp("runs") / task
-    answer = call("train", task, *TINY, *arguments, "--out", run)
-    assert answer.code == 0, answer.err
+    result = run_command("train", task, *TINY, *arguments, "--out", run)
+    assert result.code == 0, result.err
     return run
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Path:
+def classifier(tmp_path_factory: pytest.TempPathFactory, files: DataFiles) -> Path:
     """A finished run; tests that change it work on a copy."""
-    return _trained(tmp_path_factory, "classify", "--data", files.csv)
+    return _train_run(tmp_path_factory, "classify", "--data", files.csv)
 
 
 @pytest.fixture(scope="session")
-def writer(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Path:
+def writer(tmp_path_factory: pytest.TempPathFactory, files: DataFiles) -> Path:
     sizes = ("--set", "data.max_len=16", "--set", "tokenizer.kind=char")
-    return _trained(tmp_path_factory, "generate", "--data", files.txt, *sizes)
+    return _train_run(tmp_path_factory, "generate", "--data", files.txt, *sizes)
 
 
 @pytest.fixture(scope="session")
-def translator(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Path:
-    return _trained(tmp_path_factory, "translate", "--source", files.source, "--target", files.target)
+def translator(tmp_path_factory: pytest.TempPathFactory, files: DataFiles) -> Path:
+    return _train_run(tmp_path_factory, "translate", "--source", files.source, "--target", files.target)

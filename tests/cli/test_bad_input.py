@@ -16,29 +16,29 @@ from typing import Any
 import pytest
 
 import triform as package
-from triform.io.digests import CHECKPOINT_FILES, seal
-from triform.training.folder import RunFolder, read_tensors
+from triform.io.digests import CHECKPOINT_FILES, record_digests
+from triform.training.run_folder import RunFolder, read_tensors
 from triform.training.trainer import Trainer
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
 
 
-def put(path: Path, content: str | bytes) -> Path:
+def write_file(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def copy(run: Path, folder: Path) -> Path:
+def copy_run(run: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run, folder / "copy"))
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def read_folder(folder: Path) -> dict[str, bytes]:
     """Every file of a folder, to see that nothing was lost."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def is_a_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     return (folder / "config.toml").exists()
 
 
@@ -48,7 +48,7 @@ GOOD_ROWS = "text,label\n" + "a fine day,good\na grey day,bad\n" * 10
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("none.csv", None, "{path}: no such file"),
         ("empty.csv", "", "{path}: is empty"),
@@ -69,100 +69,100 @@ GOOD_ROWS = "text,label\n" + "a fine day,good\na grey day,bad\n" * 10
     ],
 )
 def test_a_file_that_cannot_be_learned_from(
-    train: Command, tmp_path: Path, name: str, text: str | bytes | None, said: str
+    train: Command, tmp_path: Path, name: str, text: str | bytes | None, message: str
 ) -> None:
     path = tmp_path / name
     if text is not None:
-        put(path, text)
+        write_file(path, text)
     refusal = train("classify", "--data", path, "--out", tmp_path / "run").refusal
-    assert said.format(path=path) in refusal
-    assert not is_a_run(tmp_path / "run")
+    assert message.format(path=path) in refusal
+    assert not is_run_folder(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["text_column", "label_column"])
 def test_a_wrong_column_is_answered_with_those_there_are(
     train: Command, tmp_path: Path, files: Files, name: str
 ) -> None:
-    asked = ("--data", files.csv, "--out", tmp_path / "run")
-    refusal = train("classify", *asked, "--set", f"data.{name}=colour").refusal
+    arguments = ("--data", files.csv, "--out", tmp_path / "run")
+    refusal = train("classify", *arguments, "--set", f"data.{name}=colour").refusal
     assert f"{files.csv}: has no column 'colour'" in refusal
     assert "'text'" in refusal
     assert "'label'" in refusal
     assert f"set data.{name} to one of them" in refusal
-    assert "has no column 7; there are 2" in train("classify", *asked, "--set", f"data.{name}=7").refusal
-    assert not is_a_run(tmp_path / "run")
+    assert "has no column 7; there are 2" in train("classify", *arguments, "--set", f"data.{name}=7").refusal
+    assert not is_run_folder(tmp_path / "run")
 
 
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_the_other_tasks_refuse_missing_and_empty_files_alike(train: Command, tmp_path: Path, task: str) -> None:
     ending = "txt" if task == "generate" else "tsv"
-    for text, said in ((None, "no such file"), ("", "is empty"), (b"a\tb\n\xff\tc\n", "line 2: is not UTF-8")):
+    for text, message in ((None, "no such file"), ("", "is empty"), (b"a\tb\n\xff\tc\n", "line 2: is not UTF-8")):
         path = tmp_path / f"data.{ending}"
         if text is not None:
-            put(path, text)
+            write_file(path, text)
         refusal = train(task, "--data", path, "--out", tmp_path / "run").refusal
         assert refusal.startswith(str(path))
-        assert said in refusal
-    assert not is_a_run(tmp_path / "run")
+        assert message in refusal
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_a_validation_file_is_checked_too(train: Command, tmp_path: Path, files: Files) -> None:
-    asked = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--valid")
-    assert "no such file" in train(*asked, tmp_path / "none.csv").refusal
-    unseen = put(tmp_path / "v.csv", GOOD_ROWS + "so so,mixed\n")
-    refusal = train(*asked, unseen).refusal
+    arguments = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--valid")
+    assert "no such file" in train(*arguments, tmp_path / "none.csv").refusal
+    unseen = write_file(tmp_path / "v.csv", GOOD_ROWS + "so so,mixed\n")
+    refusal = train(*arguments, unseen).refusal
     assert f"{unseen}, line 22: label 'mixed' was never seen in training; known are bad, good" in refusal
-    assert not is_a_run(tmp_path / "run")
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_a_label_that_training_never_saw_is_found_when_evaluating(
     triform: Command, tmp_path: Path, classifier: Path
 ) -> None:
-    unseen = put(tmp_path / "test.csv", GOOD_ROWS + "so so,mixed\n")
+    unseen = write_file(tmp_path / "test.csv", GOOD_ROWS + "so so,mixed\n")
     refusal = triform("evaluate", classifier, "--data", unseen).refusal
     assert f"{unseen}, line 22: label 'mixed' was never seen in training; known are bad, good" in refusal
 
 
 def test_a_rare_label_of_the_training_file_is_no_mistake(train: Command, tmp_path: Path) -> None:
-    rare = put(tmp_path / "rare.csv", GOOD_ROWS + "".join(f"odd {n},rare{n}\n" for n in range(12)))
+    rare = write_file(tmp_path / "rare.csv", GOOD_ROWS + "".join(f"odd {n},rare{n}\n" for n in range(12)))
     assert train("classify", "--data", rare, "--out", tmp_path / "run").code == 0
 
 
 def test_sources_and_targets_of_unequal_number(
     train: Command, triform: Command, tmp_path: Path, files: Files, translator: Path
 ) -> None:
-    short = put(tmp_path / "short.fr", "un\ndeux\n")
-    said = f"{files.source} has 40 lines but {short} has 2; they must match line by line"
+    short = write_file(tmp_path / "short.fr", "un\ndeux\n")
+    message = f"{files.source} has 40 lines but {short} has 2; they must match line by line"
     out = ("--out", tmp_path / "run")
-    assert said in train("translate", "--source", files.source, "--target", short, *out).refusal
-    whole = ("--source", files.source, "--target", files.target, *out)
-    assert said in train("translate", *whole, "--valid", f"{files.source},{short}").refusal
-    assert said in triform("evaluate", translator, "--data", f"{files.source},{short}").refusal
+    assert message in train("translate", "--source", files.source, "--target", short, *out).refusal
+    aligned_files = ("--source", files.source, "--target", files.target, *out)
+    assert message in train("translate", *aligned_files, "--valid", f"{files.source},{short}").refusal
+    assert message in triform("evaluate", translator, "--data", f"{files.source},{short}").refusal
     assert "go together" in train("translate", "--source", files.source, *out).refusal
     assert "go together" in triform("evaluate", translator, "--source", files.source).refusal
-    assert not is_a_run(tmp_path / "run")
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_a_validation_set_that_is_empty_after_filtering(train: Command, tmp_path: Path, files: Files) -> None:
     out = ("--out", tmp_path / "run")
-    sides = put(tmp_path / "v.tsv", "one\t\n\tdeux\n")
+    sides = write_file(tmp_path / "v.tsv", "one\t\n\tdeux\n")
     pairs = ("--source", files.source, "--target", files.target)
     refusal = train("translate", *pairs, "--valid", sides, *out).refusal
     assert f"{sides}: has no pair with both sides filled to evaluate on" in refusal
-    few = put(tmp_path / "few.csv", "text,label\na b,x\nc d,y\n")
+    few = write_file(tmp_path / "few.csv", "text,label\na b,x\nc d,y\n")
     refusal = train("classify", "--data", few, *out).refusal
     assert f"{few}: no rows are left for validation; give --valid FILE, or raise data.valid_fraction" in refusal
-    empty = put(tmp_path / "v.txt", "a")
+    empty = write_file(tmp_path / "v.txt", "a")
     refusal = train("generate", "--data", files.txt, "--valid", empty, "--set", "data.max_len=16", *out).refusal
     assert f"{empty}: has fewer than two tokens to evaluate on; give more text" in refusal
-    assert not is_a_run(tmp_path / "run")
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_pairs_that_are_all_half_empty_cannot_be_learned_from(train: Command, tmp_path: Path) -> None:
-    sides = put(tmp_path / "t.tsv", "one\t\n\tdeux\n" * 20)
+    sides = write_file(tmp_path / "t.tsv", "one\t\n\tdeux\n" * 20)
     refusal = train("translate", "--data", sides, "--out", tmp_path / "run").refusal
     assert refusal.startswith(str(sides))
-    assert not is_a_run(tmp_path / "run")
+    assert not is_run_folder(tmp_path / "run")
 
 
 # -- text that is too long, or strange
@@ -173,32 +173,32 @@ def test_long_texts_are_cut_for_a_classifier_with_a_count_in_the_log(
 ) -> None:
     run = tmp_path / "run"
     short = ("--set", "data.max_len=5")
-    answer = train("classify", "--data", files.csv, "--valid", files.csv, *short, "--out", run)
-    assert answer.code == 0
+    result = train("classify", "--data", files.csv, "--valid", files.csv, *short, "--out", run)
+    assert result.code == 0
     note = f"{files.csv}: 40 of 40 texts were cut at data.max_len=5 tokens"
-    assert note in answer.err
+    assert note in result.err
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {"event": "notice", "level": "info", "text": note} in events
     assert f"note: {note}" in triform("evaluate", run, "--data", files.csv).err
-    answer = triform("predict", run, "the soup was lovely " * 200)
-    assert (answer.code, answer.err) == (0, "note: only the first 5 of 800 tokens of the text were read\n")
-    answer = triform("predict", run, "", "the soup", " ")
-    assert answer.err == "note: 2 of 3 texts: the text is empty\n"
+    result = triform("predict", run, "the soup was lovely " * 200)
+    assert (result.code, result.err) == (0, "note: only the first 5 of 800 tokens of the text were read\n")
+    result = triform("predict", run, "", "the soup", " ")
+    assert result.err == "note: 2 of 3 texts: the text is empty\n"
 
 
 def test_a_language_model_reads_a_long_text_in_windows(triform: Command, files: Files, writer: Path) -> None:
     scores = triform("evaluate", writer, "--data", files.txt, "--json").json["sets"]["story.txt"]
     assert scores["tokens"] == len(files.txt.read_text()) - 1  # far more than data.max_len=16
-    long = files.txt.read_text()[:200]
-    made = triform("predict", writer, long, "--json", "--set", "decode.max_new_tokens=3").json
-    assert len(made[0]["output"]) <= 3
+    long_text = files.txt.read_text()[:200]
+    predictions = triform("predict", writer, long_text, "--json", "--set", "decode.max_new_tokens=3").json
+    assert len(predictions[0]["output"]) <= 3
 
 
 def test_a_text_too_short_for_one_window_says_what_to_lower(train: Command, tmp_path: Path, files: Files) -> None:
-    asked = ("--data", files.txt, "--set", "data.max_len=9000", "--out", tmp_path / "run")
-    refusal = train("generate", *asked).refusal
+    arguments = ("--data", files.txt, "--set", "data.max_len=9000", "--out", tmp_path / "run")
+    refusal = train("generate", *arguments).refusal
     assert "data.max_len=9000 needs more: lower it or give more text" in refusal
-    assert not is_a_run(tmp_path / "run")
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_a_prompt_with_unknown_characters_names_them(triform: Command, writer: Path) -> None:
@@ -212,9 +212,9 @@ def test_nothing_to_predict_says_how_to_give_it(triform: Command, tmp_path: Path
     assert "give TEXT, --input FILE, or --input -" in triform("predict", classifier).refusal
     assert "give TEXT, --input FILE, or --input -" in triform("predict", classifier, "--input", "-").refusal
     assert "no such file" in triform("predict", classifier, "--input", tmp_path / "none.txt").refusal
-    empty = put(tmp_path / "empty.txt", "")
+    empty = write_file(tmp_path / "empty.txt", "")
     assert f"{empty}: is empty" in triform("predict", classifier, "--input", empty).refusal
-    latin = put(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
+    latin = write_file(tmp_path / "latin.txt", b"fine\ncaf\xe9\n")
     assert f"{latin}, line 2: is not UTF-8" in triform("predict", classifier, "--input", latin).refusal
 
 
@@ -226,7 +226,7 @@ def test_standard_input_that_is_not_utf8_is_refused(triform: Command, classifier
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("--set", "model.d_model=15"),
@@ -249,21 +249,24 @@ def test_standard_input_that_is_not_utf8_is_refused(triform: Command, classifier
     ],
 )
 def test_a_setting_that_cannot_be(
-    train: Command, tmp_path: Path, files: Files, arguments: tuple[str, ...], said: str
+    train: Command, tmp_path: Path, files: Files, arguments: tuple[str, ...], message: str
 ) -> None:
     refusal = train("classify", "--data", files.csv, "--out", tmp_path / "run", *arguments).refusal
-    assert said in refusal
-    assert not is_a_run(tmp_path / "run")
+    assert message in refusal
+    assert not is_run_folder(tmp_path / "run")
 
 
 def test_a_wrong_line_in_a_config_file_is_named_with_the_file(train: Command, tmp_path: Path, files: Files) -> None:
-    mine = put(tmp_path / "mine.toml", "[model]\nd_modle = 3\n")
-    asked = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--config", mine)
-    assert f"{mine}: unknown setting 'model.d_modle'; did you mean 'model.d_model'?" in train(*asked).refusal
-    put(mine, "seed = \n")
-    assert f"{mine}: not valid TOML: Invalid value (at line 1" in train(*asked).refusal
-    put(mine, 'task = "generate"\n')
-    assert "the settings are for generate, not classify" in train(*asked).refusal
+    config_file = write_file(tmp_path / "mine.toml", "[model]\nd_modle = 3\n")
+    arguments = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--config", config_file)
+    assert (
+        f"{config_file}: unknown setting 'model.d_modle'; did you mean 'model.d_model'?"
+        in train(*arguments).refusal
+    )
+    write_file(config_file, "seed = \n")
+    assert f"{config_file}: not valid TOML: Invalid value (at line 1" in train(*arguments).refusal
+    write_file(config_file, 'task = "generate"\n')
+    assert "the settings are for generate, not classify" in train(*arguments).refusal
 
 
 def test_an_unknown_task_names_the_known_ones(triform: Command) -> None:
@@ -305,9 +308,9 @@ def test_without_data_a_run_is_scored_on_what_was_held_out_of_its_own(
     last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     best = [event["value"] for event in last if event["event"] == "best"][-1]
     assert triform("evaluate", run, "--json").json["sets"]["valid"]["accuracy"] == best
-    whole = tmp_path / "whole"
-    assert train("classify", "--data", files.csv, "--out", whole, "--set", "data.valid_fraction=0").code == 0
-    assert "nothing was held out" in triform("evaluate", whole).refusal
+    full_run = tmp_path / "whole"
+    assert train("classify", "--data", files.csv, "--out", full_run, "--set", "data.valid_fraction=0").code == 0
+    assert "nothing was held out" in triform("evaluate", full_run).refusal
 
 
 def test_a_named_set_needs_a_file(train: Command, triform: Command, tmp_path: Path, files: Files) -> None:
@@ -319,8 +322,8 @@ def test_a_named_set_needs_a_file(train: Command, triform: Command, tmp_path: Pa
 def test_a_file_name_that_is_not_utf8_is_refused_before_training(
     train: Command, tmp_path: Path, files: Files
 ) -> None:
-    odd = Path(shutil.copy(files.csv, tmp_path / "\udcff.csv"))
-    train("classify", "--data", odd, "--out", tmp_path / "run").refusal  # noqa: B018
+    bad_file = Path(shutil.copy(files.csv, tmp_path / "\udcff.csv"))
+    train("classify", "--data", bad_file, "--out", tmp_path / "run").refusal  # noqa: B018
 
 
 @pytest.mark.parametrize("arguments", [("train",), ("train", "classify", "--wings"), ("fly",), ("predict",)])
@@ -330,17 +333,17 @@ def test_a_command_written_wrongly_is_one_line_too(triform: Command, arguments: 
 
 @pytest.mark.parametrize("arguments", [("train",), ("train", "classify", "--wings"), ("fly",), ("predict",)])
 def test_a_command_written_wrongly_ends_with_code_2(triform: Command, arguments: tuple[str, ...]) -> None:
-    answer = triform(*arguments)
-    assert answer.code == 2
-    assert "Traceback" not in answer.err
+    result = triform(*arguments)
+    assert result.code == 2
+    assert "Traceback" not in result.err
 
 
 # -- a loss that is not finite
 
 
 def test_a_loss_that_is_not_finite_stops_and_says_what_to_try(train: Command, tmp_path: Path, files: Files) -> None:
-    wild = ("--set", "train.lr=1e30", "--set", "train.clip_norm=0")
-    line = train("classify", "--data", files.csv, *wild, "--out", tmp_path / "run").last_line
+    diverging_options = ("--set", "train.lr=1e30", "--set", "train.clip_norm=0")
+    line = train("classify", "--data", files.csv, *diverging_options, "--out", tmp_path / "run").last_line
     assert "loss is not finite at step" in line
     assert "Try a lower train.lr than 1e+30" in line
 
@@ -355,18 +358,18 @@ def test_the_last_good_checkpoint_survives_a_loss_that_is_not_finite(
 ) -> None:
     from triform.tasks import Classify
 
-    run, sound, calls = tmp_path / "run", Classify.loss, []
+    run, original_loss, calls = tmp_path / "run", Classify.loss, []
 
     def loss(self: Classify, batch: Any) -> Any:
         calls.append(1)
-        return sound(self, batch) * (math.nan if len(calls) >= 3 else 1.0)
+        return original_loss(self, batch) * (math.nan if len(calls) >= 3 else 1.0)
 
     with monkeypatch.context() as patch:
         patch.setattr(Classify, "loss", loss)
         line = train("classify", "--data", files.csv, "--out", run).last_line
-    kept = run / "checkpoints" / "step-000000002"
-    assert f"not finite at step 3; the last good checkpoint is {kept}." in line
-    assert kept.is_dir()
+    checkpoint = run / "checkpoints" / "step-000000002"
+    assert f"not finite at step 3; the last good checkpoint is {checkpoint}." in line
+    assert checkpoint.is_dir()
     assert triform("predict", run, "the soup", "--json").json[0]["output"] in ("good", "bad")
     assert triform("train", "classify", "--out", run, "--resume").code == 0
     assert (run / "model.safetensors").read_bytes() == (classifier / "model.safetensors").read_bytes()
@@ -374,25 +377,25 @@ def test_the_last_good_checkpoint_survives_a_loss_that_is_not_finite(
 
 def test_no_broken_weights_are_kept_when_training_diverges(train: Command, tmp_path: Path, files: Files) -> None:
     run = tmp_path / "run"
-    wild = ("--set", "train.lr=1e30", "--set", "train.clip_norm=0")
-    assert train("classify", "--data", files.csv, *wild, "--out", run).code == 2
+    diverging_options = ("--set", "train.lr=1e30", "--set", "train.clip_norm=0")
+    assert train("classify", "--data", files.csv, *diverging_options, "--out", run).code == 2
     latest = RunFolder(run).latest_checkpoint()
-    kept = [read_tensors(run / "model.safetensors")] if (run / "model.safetensors").exists() else []
+    saved_models = [read_tensors(run / "model.safetensors")] if (run / "model.safetensors").exists() else []
     if latest is not None:
         saved = read_tensors(latest / "tensors.safetensors")
-        kept.append({name[6:]: tensor for name, tensor in saved.items() if name.startswith("model.")})
-    for weights in kept:
+        saved_models.append({name[6:]: tensor for name, tensor in saved.items() if name.startswith("model.")})
+    for weights in saved_models:
         RunFolder(run).write_weights(weights)
-        shares = package.load(run).predict(["the soup"])[0].probabilities
-        assert shares is not None
-        assert all(map(math.isfinite, shares.values()))
+        probabilities = package.load(run).predict(["the soup"])[0].probabilities
+        assert probabilities is not None
+        assert all(map(math.isfinite, probabilities.values()))
 
 
 # -- disks and folders
 
 
 @contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     """A disk that is full for every file beyond this many bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -403,44 +406,44 @@ def files_no_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("size", "what"), [(100, "tokens"), (3_000, "model.safetensors"), (30_000, "checkpoints/step-")]
+    ("size", "file_name"), [(100, "tokens"), (3_000, "model.safetensors"), (30_000, "checkpoints/step-")]
 )
 def test_a_full_disk_stops_with_one_line_and_resume_ends_the_same(
-    train: Command, tmp_path: Path, files: Files, classifier: Path, size: int, what: str
+    train: Command, tmp_path: Path, files: Files, classifier: Path, size: int, file_name: str
 ) -> None:
     run = tmp_path / "run"
-    asked = ("classify", "--data", files.csv, "--out", run)
-    with files_no_larger_than(size):
-        answer = train(*asked)
-    assert answer.last_line.startswith(f"{run / what}")
-    assert "cannot be written: " in answer.last_line
-    assert "File too large" in answer.last_line
+    arguments = ("classify", "--data", files.csv, "--out", run)
+    with limit_file_size(size):
+        result = train(*arguments)
+    assert result.last_line.startswith(f"{run / file_name}")
+    assert "cannot be written: " in result.last_line
+    assert "File too large" in result.last_line
     assert not list(run.glob("checkpoints/step-*"))
-    assert train(*asked, "--resume").code == 0
+    assert train(*arguments, "--resume").code == 0
     assert (run / "model.safetensors").read_bytes() == (classifier / "model.safetensors").read_bytes()
 
 
 def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     train: Command, tmp_path: Path, files: Files, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triform.training import folder
+    from triform.training import run_folder as folder
 
     run, save = tmp_path / "run", folder.save_file
-    asked = ("classify", "--data", files.csv, "--out", run)
+    arguments = ("classify", "--data", files.csv, "--out", run)
 
-    def full(tensors: Any, path: Path, about: Any = None) -> None:
+    def raise_disk_full(tensors: Any, path: Path, about: Any = None) -> None:
         if path.parent.name.endswith(".part") and (run / "checkpoints" / "step-000000002").exists():
             path.write_bytes(b"half of")
             raise OSError(errno.ENOSPC, "No space left on device")
         save(tensors, path, about)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "save_file", full)
-        line = train(*asked).last_line
+        patch.setattr(folder, "save_file", raise_disk_full)
+        line = train(*arguments).last_line
     assert "cannot be written: No space left on device; what was saved before is intact" in line
     assert "go on with --resume" in line
     assert [path.name for path in run.glob("checkpoints/step-*")] == ["step-000000002"]
-    assert train(*asked, "--resume").code == 0
+    assert train(*arguments, "--resume").code == 0
     assert (run / "model.safetensors").read_bytes() == (classifier / "model.safetensors").read_bytes()
 
 
@@ -449,18 +452,18 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(
 ) -> None:
     run = tmp_path / "run"
 
-    def full(folder: Path) -> None:
+    def raise_disk_full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "report.html"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("triform.launch.write_report", full)
+        patch.setattr("triform.launch.write_report", raise_disk_full)
         line = train("classify", "--data", files.csv, "--out", run).last_line
     assert line == f"{run / 'report.html'}: No space left on device"
     assert triform("predict", run, "the soup").code == 0
 
 
 def test_resume_writes_a_report_that_is_missing(train: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     (run / "report.html").unlink()
     assert train("classify", "--out", run, "--resume").code == 0
     assert (run / "report.html").exists()
@@ -469,20 +472,20 @@ def test_resume_writes_a_report_that_is_missing(train: Command, tmp_path: Path, 
 def test_a_finished_run_that_lost_its_checkpoints_is_not_trained_anew(
     triform: Command, tmp_path: Path, classifier: Path
 ) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     shutil.rmtree(run / "checkpoints")
     assert "has lost its checkpoints" in triform("train", "classify", "--out", run, "--resume").refusal
     assert triform("predict", run, "x").code == 0
 
 
 def test_resume_of_a_finished_run_changes_nothing(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     assert triform("train", "classify", "--out", run, "--resume").code == 0
-    assert content(run) == content(classifier)
+    assert read_folder(run) == read_folder(classifier)
 
 
 def test_a_folder_that_cannot_be_written(train: Command, tmp_path: Path, files: Files) -> None:
-    file = put(tmp_path / "file", "mine")
+    file = write_file(tmp_path / "file", "mine")
     for out, problem in ((file / "run", "cannot be written: "), (file, "is a file")):
         refusal = train("classify", "--data", files.csv, "--out", out).refusal
         assert refusal.startswith(f"{out}: {problem}")
@@ -492,7 +495,7 @@ def test_a_folder_that_cannot_be_written(train: Command, tmp_path: Path, files: 
 # -- run folders that are damaged, foreign or from the future
 
 
-def damage(run: Path, what: str) -> None:
+def damage_file(run: Path, file_name: str) -> None:
     checkpoint = next((run / "checkpoints").glob("step-*"))
     path = {
         "model": run / "model.safetensors",
@@ -500,29 +503,29 @@ def damage(run: Path, what: str) -> None:
         "tokenizer": run / "tokenizer.json",
         "checkpoint": checkpoint / "tensors.safetensors",
         "state": checkpoint / "state.json",
-    }[what]
+    }[file_name]
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
 
 
-@pytest.mark.parametrize("what", ["model", "config", "tokenizer"])
-def test_a_damaged_run_is_not_opened(triform: Command, tmp_path: Path, classifier: Path, what: str) -> None:
-    run = copy(classifier, tmp_path)
-    damage(run, what)
-    before = content(run)
+@pytest.mark.parametrize("file_name", ["model", "config", "tokenizer"])
+def test_a_damaged_run_is_not_opened(triform: Command, tmp_path: Path, classifier: Path, file_name: str) -> None:
+    run = copy_run(classifier, tmp_path)
+    damage_file(run, file_name)
+    before = read_folder(run)
     for arguments in (("predict", run, "x"), ("evaluate", run), ("train", "classify", "--out", run, "--resume")):
-        if what != "model" or arguments[0] != "train":
+        if file_name != "model" or arguments[0] != "train":
             refusal = triform(*arguments).refusal
             assert refusal.startswith(str(run))
             assert "damaged" in refusal
-    assert content(run) == before
+    assert read_folder(run) == before
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "state"])
+@pytest.mark.parametrize("file_name", ["checkpoint", "state"])
 def test_a_damaged_checkpoint_is_not_resumed_but_the_model_still_works(
-    triform: Command, tmp_path: Path, classifier: Path, what: str
+    triform: Command, tmp_path: Path, classifier: Path, file_name: str
 ) -> None:
-    run = copy(classifier, tmp_path)
-    damage(run, what)
+    run = copy_run(classifier, tmp_path)
+    damage_file(run, file_name)
     (run / "report.html").unlink()  # so that something is left to do
     refusal = triform("train", "classify", "--out", run, "--resume").refusal
     assert refusal.startswith(str(run / "checkpoints"))
@@ -534,20 +537,24 @@ def test_a_damaged_checkpoint_is_not_resumed_but_the_model_still_works(
 def test_a_checkpoint_state_of_another_shape_is_damaged(
     triform: Command, tmp_path: Path, classifier: Path, text: str
 ) -> None:
-    run = copy(classifier, tmp_path)
-    put(next(run.glob("checkpoints/step-*")) / "state.json", text)
+    run = copy_run(classifier, tmp_path)
+    write_file(next(run.glob("checkpoints/step-*")) / "state.json", text)
     assert "is damaged" in triform("train", "classify", "--out", run, "--resume").refusal
 
 
-@pytest.mark.parametrize(("name", "said"), [("tokenizer.json", "no tokenizer"), ("config.toml", "no config.toml")])
-def test_a_run_that_lost_a_file(triform: Command, tmp_path: Path, classifier: Path, name: str, said: str) -> None:
-    run = copy(classifier, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"), [("tokenizer.json", "no tokenizer"), ("config.toml", "no config.toml")]
+)
+def test_a_run_that_lost_a_file(
+    triform: Command, tmp_path: Path, classifier: Path, name: str, message: str
+) -> None:
+    run = copy_run(classifier, tmp_path)
     (run / name).unlink()
-    assert said in triform("predict", run, "x").refusal
+    assert message in triform("predict", run, "x").refusal
 
 
 def test_a_finished_run_that_lost_its_model_is_damaged(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     (run / "model.safetensors").unlink()
     for command in (("predict", run, "x"), ("evaluate", run), ("explain", run, "x"), ("check", run)):
         assert triform(*command).refusal.startswith(f"{run / 'model.safetensors'}: ")
@@ -559,21 +566,21 @@ def test_an_interrupted_run_is_used_as_its_checkpoint_left_it_with_a_note(
     run, pages = tmp_path / "run", tmp_path / "maps.html"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "after_step", Trainer.stop)
-        answer = train("classify", "--data", files.csv, "--out", run, "--set", "train.eval_every=100")
-    assert answer.code == 130
-    assert "everything is saved" in answer.err
-    said = f"note: {run}: training was interrupted at step 1, before a validation kept a model"
+        result = train("classify", "--data", files.csv, "--out", run, "--set", "train.eval_every=100")
+    assert result.code == 130
+    assert "everything is saved" in result.err
+    note = f"note: {run}: training was interrupted at step 1, before a validation kept a model"
     commands = (("predict", run, "x"), ("evaluate", run), ("explain", run, "soup", "--out", pages), ("check", run))
     for command in commands:
-        answer = triform(*command)
-        assert (answer.code, answer.err.count(said)) == (0, 1), answer.err
+        result = triform(*command)
+        assert (result.code, result.err.count(note)) == (0, 1), result.err
     shutil.rmtree(run / "checkpoints")
     for command in commands:
         assert triform(*command).refusal.startswith(f"{run}: has no model and no checkpoint yet")
 
 
 def test_weights_that_do_not_fit_the_settings(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("d_model = 16", "d_model = 32"))
     assert "config.toml: is damaged, or was edited" in triform("predict", run, "x").refusal
@@ -587,24 +594,24 @@ def test_what_is_no_run_folder_is_not_opened(triform: Command, tmp_path: Path, f
 
 
 def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     config = run / "config.toml"
     newer = config.read_text().replace("format = 1", "format = 99").replace("[model]", "[model]\nwings = 2")
     config.write_text(newer.replace(f'"{package.__version__}"', '"9.0.0"'))
-    seal(run)
-    before = content(run)
+    record_digests(run)
+    before = read_folder(run)
     for arguments in (("predict", run, "x"), ("evaluate", run), ("train", "classify", "--out", run, "--resume")):
         refusal = triform(*arguments).refusal
         assert refusal == f"{run}: was made by Triform 9.0.0; this is {package.__version__}: upgrade to open it"
-    assert content(run) == before
+    assert read_folder(run) == before
 
 
 def test_a_tokenizer_of_a_newer_version_is_not_read(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     saved = json.loads((run / "tokenizer.json").read_text())
     saved["triform"]["format"] = 99
-    put(run / "tokenizer.json", json.dumps(saved))
-    seal(run)
+    write_file(run / "tokenizer.json", json.dumps(saved))
+    record_digests(run)
     assert "format 99 is newer than this Triform reads" in triform("predict", run, "x").refusal
 
 
@@ -621,10 +628,10 @@ def test_resume_needs_to_know_which_run(train: Command, tmp_path: Path) -> None:
 def test_resume_with_other_settings_says_which_differ(
     train: Command, tmp_path: Path, files: Files, classifier: Path
 ) -> None:
-    run = copy(classifier, tmp_path)
-    before = content(run)
-    other = ("--set", "model.d_ff=99", "--seed", "3", "--data", "other.csv")
-    refusal = train("classify", "--out", run, "--resume", *other).refusal
+    run = copy_run(classifier, tmp_path)
+    before = read_folder(run)
+    other_options = ("--set", "model.d_ff=99", "--seed", "3", "--data", "other.csv")
+    refusal = train("classify", "--out", run, "--resume", *other_options).refusal
     assert "--resume goes on with the run's own settings, but these differ: " in refusal
     for difference in (
         "model.d_ff: 99 (the run has 64)",
@@ -633,7 +640,7 @@ def test_resume_with_other_settings_says_which_differ(
     ):
         assert difference in refusal
     assert "task: generate (the run has classify)" in train("generate", "--out", run, "--resume").refusal
-    assert content(run) == before
+    assert read_folder(run) == before
 
 
 def test_resume_with_data_that_changed_is_refused(train: Command, tmp_path: Path, files: Files) -> None:
@@ -647,29 +654,29 @@ def test_resume_with_data_that_changed_is_refused(train: Command, tmp_path: Path
 
 
 def test_the_same_command_with_resume_is_no_other_setting(train: Command, tmp_path: Path, files: Files) -> None:
-    asked = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--set", "model.d_ff=0")
-    assert train(*asked).code == 0
-    assert train(*asked, "--resume").code == 0
+    arguments = ("classify", "--data", files.csv, "--out", tmp_path / "run", "--set", "model.d_ff=0")
+    assert train(*arguments).code == 0
+    assert train(*arguments, "--resume").code == 0
 
 
 def test_a_finished_run_is_not_replaced_unless_asked(
     train: Command, tmp_path: Path, files: Files, classifier: Path
 ) -> None:
-    run = copy(classifier, tmp_path)
-    before = content(run)
-    asked = ("classify", "--data", files.csv, "--out", run)
-    refusal = train(*asked).refusal
+    run = copy_run(classifier, tmp_path)
+    before = read_folder(run)
+    arguments = ("classify", "--data", files.csv, "--out", run)
+    refusal = train(*arguments).refusal
     assert refusal == f"{run}: already holds a finished run; choose another --out or give --overwrite"
-    assert content(run) == before
-    assert train(*asked, "--overwrite", "--seed", "5").code == 0
+    assert read_folder(run) == before
+    assert train(*arguments, "--overwrite", "--seed", "5").code == 0
     assert package.load(run).config.seed == 5
 
 
 def test_an_unfinished_run_is_to_be_resumed(train: Command, tmp_path: Path, files: Files, classifier: Path) -> None:
-    run = copy(classifier, tmp_path)
+    run = copy_run(classifier, tmp_path)
     state = next(run.glob("checkpoints/step-*")) / "state.json"
-    put(state, state.read_text().replace('"max_steps"', '""'))
-    seal(state.parent, CHECKPOINT_FILES)
+    write_file(state, state.read_text().replace('"max_steps"', '""'))
+    record_digests(state.parent, CHECKPOINT_FILES)
     refusal = train("classify", "--data", files.csv, "--out", run).refusal
     assert f"{run}: already holds an unfinished run (--resume goes on with it)" in refusal
     assert "--overwrite" in refusal
@@ -678,30 +685,30 @@ def test_an_unfinished_run_is_to_be_resumed(train: Command, tmp_path: Path, file
 def test_overwrite_with_bad_data_keeps_the_old_run(
     train: Command, triform: Command, tmp_path: Path, classifier: Path
 ) -> None:
-    run = copy(classifier, tmp_path)
-    bad = put(tmp_path / "bad.csv", GOOD_ROWS + "only a text\n")
+    run = copy_run(classifier, tmp_path)
+    bad = write_file(tmp_path / "bad.csv", GOOD_ROWS + "only a text\n")
     assert "line 22" in train("classify", "--data", bad, "--out", run, "--overwrite").refusal
-    assert content(run) == content(classifier)
+    assert read_folder(run) == read_folder(classifier)
     assert triform("predict", run, "x").code == 0
 
 
-@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)])
+@pytest.mark.parametrize("options", [(), ("--overwrite",), ("--resume",)])
 def test_a_folder_with_other_things_in_it_is_never_taken(
-    train: Command, tmp_path: Path, files: Files, more: tuple[str, ...]
+    train: Command, tmp_path: Path, files: Files, options: tuple[str, ...]
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    put(home / "thesis.txt", "years of work")
-    refusal = train("classify", "--data", files.csv, "--out", home, *more).refusal
+    write_file(home / "thesis.txt", "years of work")
+    refusal = train("classify", "--data", files.csv, "--out", home, *options).refusal
     assert refusal == f"{home}: exists and is not a run folder; choose another --out"
-    assert content(home) == {"thesis.txt": b"years of work"}
+    assert read_folder(home) == {"thesis.txt": b"years of work"}
 
 
 def test_overwrite_leaves_files_that_are_not_the_runs(
     train: Command, tmp_path: Path, files: Files, classifier: Path
 ) -> None:
-    run = copy(classifier, tmp_path)
-    put(run / "notes.md", "mine")
+    run = copy_run(classifier, tmp_path)
+    write_file(run / "notes.md", "mine")
     assert train("classify", "--data", files.csv, "--out", run, "--overwrite").code == 0
     assert (run / "notes.md").read_text() == "mine"
 
@@ -712,11 +719,11 @@ def test_what_a_failed_start_left_is_no_obstacle(train: Command, tmp_path: Path,
     assert train("classify", "--data", files.csv, "--out", run).code == 0
 
 
-@pytest.mark.parametrize("more", [(), ("--overwrite",), ("--resume",)])
+@pytest.mark.parametrize("options", [(), ("--overwrite",), ("--resume",)])
 def test_a_run_killed_before_its_config_was_written_can_begin_again(
-    train: Command, tmp_path: Path, files: Files, classifier: Path, more: tuple[str, ...]
+    train: Command, tmp_path: Path, files: Files, classifier: Path, options: tuple[str, ...]
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(classifier / "tokenizer.json", run)
-    assert train("classify", "--data", files.csv, "--out", run, *more).code == 0
+    assert train("classify", "--data", files.csv, "--out", run, *options).code == 0

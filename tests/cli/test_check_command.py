@@ -11,7 +11,7 @@ import pytest
 
 from triform.explain.checks import CHECKS
 from triform.models.decoder import Decoder
-from triform.nn.rows import Padded
+from triform.nn.layouts import PaddedLayout
 
 Command = Callable[..., Any]
 TINY = (
@@ -20,7 +20,7 @@ TINY = (
 )
 
 
-def marks(out: str) -> dict[str, str]:
+def parse_statuses(out: str) -> dict[str, str]:
     """What is said of each check."""
     lines = {name: line for line in out.splitlines() for name in CHECKS if name in line}
     assert list(lines) == list(CHECKS)
@@ -29,35 +29,37 @@ def marks(out: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
 def test_a_trained_run_passes(triform: Command, request: pytest.FixtureRequest, name: str) -> None:
-    answer = triform("check", request.getfixturevalue(name))
-    assert answer.code == 0, answer.out
-    assert answer.err == ""
-    assert answer.out.endswith("\nall good\n")
-    assert set(marks(answer.out).values()) <= {"good", "-"}
-    idle = {check for check, mark in marks(answer.out).items() if mark == "-"}
-    only_writers = {"no weight on the future", "cached decoding equals uncached"} if name == "classifier" else set()
-    assert idle == {"no weight outside the window"} | only_writers
+    result = triform("check", request.getfixturevalue(name))
+    assert result.code == 0, result.out
+    assert result.err == ""
+    assert result.out.endswith("\nall good\n")
+    assert set(parse_statuses(result.out).values()) <= {"good", "-"}
+    skipped = {check for check, status in parse_statuses(result.out).items() if status == "-"}
+    decoding_checks = (
+        {"no weight on the future", "cached decoding equals uncached"} if name == "classifier" else set()
+    )
+    assert skipped == {"no weight outside the window"} | decoding_checks
 
 
 def test_a_preset_with_a_window_passes_every_check(triform: Command) -> None:
-    answer = triform("check", "--preset", "speeches-window")
-    assert answer.code == 0, answer.out
-    assert set(marks(answer.out).values()) == {"good"}
+    result = triform("check", "--preset", "speeches-window")
+    assert result.code == 0, result.out
+    assert set(parse_statuses(result.out).values()) == {"good"}
 
 
 def test_a_size_is_checked_for_the_task_and_sizes_that_are_given(triform: Command) -> None:
     arguments = ("--preset", "tiny", "--task", "generate", "--vocab-size", 100, "--max-len", 32)
-    answer = triform("check", *arguments, "--json")
-    assert answer.json["good"] is True
-    details = {finding["name"]: finding["detail"] for finding in answer.json["checks"]}
+    command_result = triform("check", *arguments, "--json")
+    assert command_result.json["good"] is True
+    details = {result["name"]: result["detail"] for result in command_result.json["checks"]}
     count = triform("params", *arguments, "--json").json["parameters"]
     assert details["the parameter count equals the formula"] == f"{count:,} parameters"
 
 
 @pytest.mark.parametrize("task", ["classify", "translate"])
 def test_other_tasks_are_checked_by_settings_too(triform: Command, task: str) -> None:
-    answer = triform("check", *TINY, "--task", task, "--labels", 2)
-    assert answer.code == 0, answer.out
+    result = triform("check", *TINY, "--task", task, "--labels", 2)
+    assert result.code == 0, result.out
 
 
 def test_a_file_of_settings_can_be_checked(triform: Command, tmp_path: Path) -> None:
@@ -68,11 +70,11 @@ def test_a_file_of_settings_can_be_checked(triform: Command, tmp_path: Path) -> 
 
 
 def test_findings_come_as_json(triform: Command, writer: Path) -> None:
-    told = triform("check", writer, "--json").json
-    assert told["good"] is True
-    assert [finding["name"] for finding in told["checks"]] == list(CHECKS)
-    assert {finding["good"] for finding in told["checks"]} == {True, None}
-    assert all(finding.keys() == {"name", "good", "detail"} for finding in told["checks"])
+    report = triform("check", writer, "--json").json
+    assert report["good"] is True
+    assert [result["name"] for result in report["checks"]] == list(CHECKS)
+    assert {result["good"] for result in report["checks"]} == {True, None}
+    assert all(result.keys() == {"name", "good", "detail"} for result in report["checks"])
 
 
 def test_a_window_wider_than_the_context_is_noted_and_reads_all_of_the_past(triform: Command) -> None:
@@ -80,10 +82,10 @@ def test_a_window_wider_than_the_context_is_noted_and_reads_all_of_the_past(trif
     wide = triform("check", *TINY, "--task", "generate", "--set", "model.window=64")
     assert wide.code == 0
     assert wide.err == "note: a window of 64 is no limit: the model reads 16 tokens at once\n"
-    told = [
-        {line for line in answer.out.splitlines() if "outside the window" not in line} for answer in (plain, wide)
+    notes = [
+        {line for line in result.out.splitlines() if "outside the window" not in line} for result in (plain, wide)
     ]
-    assert told[0] == told[1]
+    assert notes[0] == notes[1]
 
 
 # ------------------------------------------------------------------------------------------ failures
@@ -92,13 +94,13 @@ def test_a_window_wider_than_the_context_is_noted_and_reads_all_of_the_past(trif
 def test_a_fault_ends_with_exit_code_1_and_is_named(
     triform: Command, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Padded, "mean", lambda self, x: x.mean(dim=1))
-    answer = triform("check", classifier)
-    assert answer.code == 1
-    found = marks(answer.out)
-    failed = {name for name, mark in found.items() if mark == "FAILED"}
+    monkeypatch.setattr(PaddedLayout, "mean", lambda self, x: x.mean(dim=1))
+    result = triform("check", classifier)
+    assert result.code == 1
+    statuses = parse_statuses(result.out)
+    failed = {name for name, status in statuses.items() if status == "FAILED"}
     assert failed == {"hidden tokens have no influence", "padding and packing change nothing"}
-    assert answer.out.endswith("\n2 of 12 checks failed\n")
+    assert result.out.endswith("\n2 of 12 checks failed\n")
 
 
 def test_a_model_that_cannot_run_fails_with_the_error_named_and_no_traceback(
@@ -107,29 +109,29 @@ def test_a_model_that_cannot_run_fails_with_the_error_named_and_no_traceback(
     def broken(self: Decoder, *args: Any) -> None:
         raise ValueError("nothing works")
 
-    monkeypatch.setattr(Decoder, "states", broken)
-    answer = triform("check", writer)
-    assert answer.code == 1
-    assert answer.out.count("ValueError: nothing works") == 11
-    assert answer.err == ""
+    monkeypatch.setattr(Decoder, "hidden_states", broken)
+    result = triform("check", writer)
+    assert result.code == 1
+    assert result.out.count("ValueError: nothing works") == 11
+    assert result.err == ""
 
 
 def test_json_says_what_failed_and_the_exit_code_too(
     triform: Command, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Padded, "mean", lambda self, x: x.mean(dim=1))
-    answer = triform("check", classifier, "--json")
-    assert answer.code == 1
-    told = json.loads(answer.out)
-    assert told["good"] is False
-    assert sum(finding["good"] is False for finding in told["checks"]) == 2
+    monkeypatch.setattr(PaddedLayout, "mean", lambda self, x: x.mean(dim=1))
+    command_result = triform("check", classifier, "--json")
+    assert command_result.code == 1
+    report = json.loads(command_result.out)
+    assert report["good"] is False
+    assert sum(result["good"] is False for result in report["checks"]) == 2
 
 
 # ------------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "exactly one of RUN, --preset NAME and --config FILE"),
         (("run", "--preset", "tiny"), "exactly one of RUN"),
@@ -148,14 +150,14 @@ def test_json_says_what_failed_and_the_exit_code_too(
     ],
 )
 def test_settings_that_make_no_model_are_refused(
-    triform: Command, arguments: tuple[object, ...], said: str
+    triform: Command, arguments: tuple[object, ...], message: str
 ) -> None:
-    assert said in triform("check", *arguments).refusal
+    assert message in triform("check", *arguments).refusal
 
 
-@pytest.mark.parametrize("given", [("--set", "model.window=4"), ("--max-len", 9), ("--vocab-size", 9)])
-def test_a_run_is_checked_as_it_was_trained(triform: Command, writer: Path, given: tuple[object, ...]) -> None:
-    assert "a run is checked as it was trained" in triform("check", writer, *given).refusal
+@pytest.mark.parametrize("arguments", [("--set", "model.window=4"), ("--max-len", 9), ("--vocab-size", 9)])
+def test_a_run_is_checked_as_it_was_trained(triform: Command, writer: Path, arguments: tuple[object, ...]) -> None:
+    assert "a run is checked as it was trained" in triform("check", writer, *arguments).refusal
 
 
 def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
@@ -166,39 +168,39 @@ def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
 
 
 def test_doctor_names_the_kernel_for_each_kind_of_attention_and_why(triform: Command) -> None:
-    answer = triform("doctor")
-    assert answer.code == 0, answer.err
+    result = triform("doctor")
+    assert result.code == 0, result.err
     lines = [
-        line.removeprefix("attention    ") for line in answer.out.splitlines() if line.startswith("attention ")
+        line.removeprefix("attention    ") for line in result.out.splitlines() if line.startswith("attention ")
     ]
-    told = dict(line.split(" -> ") for line in lines)
-    names = {kind: said.partition(": ")[0] for kind, said in told.items()}
+    kernels = dict(line.split(" -> ") for line in lines)
+    names = {kind: description.partition(": ")[0] for kind, description in kernels.items()}
     assert names["every token, or every earlier one"] == names["positions=t5 or alibi"] == "fused"
     assert names["score=additive"] == names["positions=relative"] == "formula"
     assert names["a window of 128 in 2048 tokens"] in ("fused in pieces", "flex")
     assert names["rows packed without padding"] in ("fused in pieces", "flash")
-    for said in told.values():
-        why, _, proof = said.partition(": ")[2].partition(" (")
-        assert len(why) > 15
+    for description in kernels.values():
+        reason, _, proof = description.partition(": ")[2].partition(" (")
+        assert len(reason) > 15
         assert proof.startswith("equal to the formula within ")
 
 
 def test_doctor_finds_a_kernel_that_differs_from_the_formula(
     triform: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triform.nn import choice
+    from triform.nn.kernels import dispatch
 
     def wrong(q: Any, k: Any, v: Any, *how: Any) -> Any:
-        return choice.fused(q, k, v, *how) + 0.1
+        return dispatch.sdpa_attention(q, k, v, *how) + 0.1
 
-    broken = choice.FUSED._replace(kernel=wrong)
-    monkeypatch.setattr(choice, "FUSED", broken)
-    answer = triform("doctor")
-    assert answer.code == 1
-    assert "fused, every token, or every earlier one: differs from the formula by 1.0e-01" in answer.err
+    broken = dispatch.SDPA._replace(kernel=wrong)
+    monkeypatch.setattr(dispatch, "SDPA", broken)
+    result = triform("doctor")
+    assert result.code == 1
+    assert "fused, every token, or every earlier one: differs from the formula by 1.0e-01" in result.err
 
 
 def test_one_label_is_refused(triform: Command) -> None:
-    asked = ("--preset", "tiny", "--task", "classify", "--vocab-size", "50", "--max-len", "16", "--labels", "1")
-    assert triform("check", *asked).refusal == "--labels 1: a classifier needs at least two labels"
-    assert triform("params", *asked).refusal == "--labels 1: a classifier needs at least two labels"
+    arguments = ("--preset", "tiny", "--task", "classify", "--vocab-size", "50", "--max-len", "16", "--labels", "1")
+    assert triform("check", *arguments).refusal == "--labels 1: a classifier needs at least two labels"
+    assert triform("params", *arguments).refusal == "--labels 1: a classifier needs at least two labels"

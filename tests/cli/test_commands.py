@@ -26,47 +26,47 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 GOOD, BAD = "the soup was lovely on day", "the soup was awful on day"
 
 
-def labelled(count: int = 40) -> list[tuple[str, str]]:
-    return [(f"{GOOD if n % 2 else BAD} {n % 7}", "good" if n % 2 else "bad") for n in range(count)]
+def make_classification_rows(count: int = 40) -> list[tuple[str, str]]:
+    return [(f"{GOOD if index % 2 else BAD} {index % 7}", "good" if index % 2 else "bad") for index in range(count)]
 
 
-def paired(count: int = 40) -> list[tuple[str, str]]:
-    return [(f"{n % 7} times {n % 3}", f"{n % 7} fois {n % 3}") for n in range(count)]
+def make_translation_pairs(count: int = 40) -> list[tuple[str, str]]:
+    return [(f"{index % 7} times {index % 3}", f"{index % 7} fois {index % 3}") for index in range(count)]
 
 
-def csv(rows: list[tuple[str, str]], header: str) -> str:
+def format_csv(rows: list[tuple[str, str]], header: str) -> str:
     return f"{header}\n" + "".join(f'"{first}",{second}\n' for first, second in rows)
 
 
-def tsv(rows: list[tuple[str, str]], *, swap: bool = False) -> str:
+def format_tsv(rows: list[tuple[str, str]], *, swap: bool = False) -> str:
     return "".join(f"{second}\t{first}\n" if swap else f"{first}\t{second}\n" for first, second in rows)
 
 
-def jsonl(rows: list[tuple[str, str]], *names: str) -> str:
+def format_jsonl(rows: list[tuple[str, str]], *names: str) -> str:
     return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
 
 
-FORMS: dict[str, tuple[str, Callable[[], str]]] = {
-    "reviews.csv": ("classify", lambda: csv(labelled(), "review,sentiment")),
-    "reviews.csv.gz": ("classify", lambda: csv(labelled(), "review,sentiment")),
-    "last.tsv": ("classify", lambda: tsv(labelled())),
-    "first.tsv": ("classify", lambda: tsv(labelled(), swap=True)),
-    "reviews.jsonl": ("classify", lambda: jsonl(labelled(), "text", "label")),
-    "story.txt": ("generate", lambda: "".join(f"{text}.\n" for text, _ in labelled())),
-    "story.txt.gz": ("generate", lambda: "".join(f"{text}.\n" for text, _ in labelled())),
-    "documents.jsonl": ("generate", lambda: jsonl(labelled(), "text", "label")),
-    "pairs.tsv": ("translate", lambda: tsv(paired())),
-    "pairs.csv": ("translate", lambda: csv(paired(), "en,fr")),
-    "pairs.jsonl.gz": ("translate", lambda: jsonl(paired(), "en", "fr")),
+FILE_FORMATS: dict[str, tuple[str, Callable[[], str]]] = {
+    "reviews.csv": ("classify", lambda: format_csv(make_classification_rows(), "review,sentiment")),
+    "reviews.csv.gz": ("classify", lambda: format_csv(make_classification_rows(), "review,sentiment")),
+    "last.tsv": ("classify", lambda: format_tsv(make_classification_rows())),
+    "first.tsv": ("classify", lambda: format_tsv(make_classification_rows(), swap=True)),
+    "reviews.jsonl": ("classify", lambda: format_jsonl(make_classification_rows(), "text", "label")),
+    "story.txt": ("generate", lambda: "".join(f"{text}.\n" for text, _ in make_classification_rows())),
+    "story.txt.gz": ("generate", lambda: "".join(f"{text}.\n" for text, _ in make_classification_rows())),
+    "documents.jsonl": ("generate", lambda: format_jsonl(make_classification_rows(), "text", "label")),
+    "pairs.tsv": ("translate", lambda: format_tsv(make_translation_pairs())),
+    "pairs.csv": ("translate", lambda: format_csv(make_translation_pairs(), "en,fr")),
+    "pairs.jsonl.gz": ("translate", lambda: format_jsonl(make_translation_pairs(), "en", "fr")),
 }
 
 
-def write(path: Path, text: str) -> Path:
+def write_file(path: Path, text: str) -> Path:
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
 
-SCORES = {
+METRIC_NAMES = {
     "classify": {"loss", "accuracy", "f1", "rows"},
     "generate": {"loss", "perplexity", "bits_per_byte", "token_accuracy", "tokens"},
     "translate": {
@@ -75,20 +75,20 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FILE_FORMATS)
 def test_every_form_of_file_is_trained_on_and_scored(
     train: Command, triform: Command, tmp_path: Path, name: str
 ) -> None:
-    task, text = FORMS[name]
-    data, run = write(tmp_path / name, text()), tmp_path / "run"
-    short = ("--set", "data.max_len=24", "--set", "train.max_steps=2")
-    answer = train(task, "--data", data, *short, "--out", run)
-    assert answer.code == 0, answer.err
-    assert f"run folder: {run}" in answer.out
-    assert f"triform predict {run}" in answer.out
-    found = triform("evaluate", run, "--data", data, "--json").json
-    assert found["task"] == task
-    assert set(found["sets"][name]) == SCORES[task]
+    task, text = FILE_FORMATS[name]
+    data, run = write_file(tmp_path / name, text()), tmp_path / "run"
+    size_options = ("--set", "data.max_len=24", "--set", "train.max_steps=2")
+    result = train(task, "--data", data, *size_options, "--out", run)
+    assert result.code == 0, result.err
+    assert f"run folder: {run}" in result.out
+    assert f"triform predict {run}" in result.out
+    metrics = triform("evaluate", run, "--data", data, "--json").json
+    assert metrics["task"] == task
+    assert set(metrics["sets"][name]) == METRIC_NAMES[task]
     if task == "classify":
         assert package.load(run).config.data.labels == ("bad", "good")
 
@@ -96,10 +96,17 @@ def test_every_form_of_file_is_trained_on_and_scored(
 def test_an_aligned_pair_of_files_is_trained_on_and_scored(
     train: Command, triform: Command, tmp_path: Path
 ) -> None:
-    source = write(tmp_path / "a.en.gz", "".join(f"{first}\n" for first, _ in paired()))
-    target = write(tmp_path / "a.fr", "".join(f"{second}\n" for _, second in paired()))
+    source = write_file(tmp_path / "a.en.gz", "".join(f"{first}\n" for first, _ in make_translation_pairs()))
+    target = write_file(tmp_path / "a.fr", "".join(f"{second}\n" for _, second in make_translation_pairs()))
     run, both = tmp_path / "run", ("--source", source, "--target", target)
-    separate = ("--set", "tokenizer.shared=false", "--set", "train.max_steps=2", "--valid", f"{source},{target}")
+    separate = (
+        "--set",
+        "tokenizer.joint_vocab=false",
+        "--set",
+        "train.max_steps=2",
+        "--valid",
+        f"{source},{target}",
+    )
     assert train("translate", *both, *separate, "--out", run).code == 0
     assert sorted(path.name for path in run.glob("tokenizer*")) == [
         "tokenizer.source.json",
@@ -107,8 +114,8 @@ def test_an_aligned_pair_of_files_is_trained_on_and_scored(
     ]
     by_options = triform("evaluate", run, *both, "--json").json
     by_comma = triform("evaluate", run, "--data", f"{source},{target}", "--json").json
-    own = triform("evaluate", run, "--json").json  # without --data: the validation files it was given
-    assert by_options["sets"]["a.en.gz"] == by_comma["sets"]["a.en.gz"] == own["sets"]["valid"]
+    own_metrics = triform("evaluate", run, "--json").json  # without --data: the validation files it was given
+    assert by_options["sets"]["a.en.gz"] == by_comma["sets"]["a.en.gz"] == own_metrics["sets"]["valid"]
     assert by_options["sets"]["a.en.gz"]["pairs"] == 40
     assert by_options["bleu_signature"].startswith("nrefs:1|")
     assert "bleu: nrefs:1|" in triform("evaluate", run, *both).out
@@ -119,29 +126,29 @@ def test_an_aligned_pair_of_files_is_trained_on_and_scored(
 
 def test_a_label_comes_with_its_probabilities(triform: Command, classifier: Path) -> None:
     texts = [f"{GOOD} 1", "", "words never seen"]
-    found = triform("predict", classifier, *texts, "--json").json
-    assert [one["input"] for one in found] == texts
-    for one in found:
-        assert set(one) - {"notes"} == {"input", "output", "probabilities"}
-        assert sum(one["probabilities"].values()) == pytest.approx(1, abs=1e-6)
-        assert one["output"] == max(one["probabilities"], key=one["probabilities"].__getitem__)
+    predictions = triform("predict", classifier, *texts, "--json").json
+    assert [prediction["input"] for prediction in predictions] == texts
+    for prediction in predictions:
+        assert set(prediction) - {"notes"} == {"input", "output", "probabilities"}
+        assert sum(prediction["probabilities"].values()) == pytest.approx(1, abs=1e-6)
+        assert prediction["output"] == max(prediction["probabilities"], key=prediction["probabilities"].__getitem__)
     plain = triform("predict", classifier, *texts).out.splitlines()
-    assert [line.split("\t")[0] for line in plain] == [one["output"] for one in found]
+    assert [line.split("\t")[0] for line in plain] == [prediction["output"] for prediction in predictions]
     assert re.fullmatch(r"\w+\t\w+ \d+\.\d %  \w+ \d+\.\d %", plain[0])
 
 
 def test_a_continuation_follows_its_prompt(triform: Command, writer: Path) -> None:
-    short = ("--set", "decode.max_new_tokens=5")
-    found = triform("predict", writer, "1 bird", "", *short, "--json").json
-    assert [set(one) - {"notes"} for one in found] == [{"input", "output"}] * 2
-    assert all(len(one["output"]) <= 5 for one in found)
-    assert triform("predict", writer, "1 bird", *short).out.startswith("1 bird")
+    decode_options = ("--set", "decode.max_new_tokens=5")
+    predictions = triform("predict", writer, "1 bird", "", *decode_options, "--json").json
+    assert [set(prediction) - {"notes"} for prediction in predictions] == [{"input", "output"}] * 2
+    assert all(len(prediction["output"]) <= 5 for prediction in predictions)
+    assert triform("predict", writer, "1 bird", *decode_options).out.startswith("1 bird")
 
 
 def test_a_seed_makes_sampling_the_same_again(triform: Command, writer: Path) -> None:
-    ask = ("predict", writer, "1 bird", "--json", "--seed")
-    assert triform(*ask, 1).json == triform(*ask, 1).json
-    assert triform(*ask, 1).json != triform(*ask, 2).json
+    arguments = ("predict", writer, "1 bird", "--json", "--seed")
+    assert triform(*arguments, 1).json == triform(*arguments, 1).json
+    assert triform(*arguments, 1).json != triform(*arguments, 2).json
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
@@ -151,10 +158,12 @@ def test_decode_settings_count_for_one_call(
 ) -> None:
     path = request.getfixturevalue(run)
     before = (path / "config.toml").read_text()
-    few = ("--set", f"decode.strategy={strategy}", "--set", "decode.max_new_tokens=3")
-    more = ("--set", "decode.beam_size=2", "--set", "decode.top_k=5", "--set", "decode.temperature=0.5")
-    found = triform("predict", path, "1" if run == "writer" else "one and two", *few, *more, "--json").json
-    assert len(found) == 1
+    strategy_options = ("--set", f"decode.strategy={strategy}", "--set", "decode.max_new_tokens=3")
+    sampling_options = ("--set", "decode.beam_size=2", "--set", "decode.top_k=5", "--set", "decode.temperature=0.5")
+    predictions = triform(
+        "predict", path, "1" if run == "writer" else "one and two", *strategy_options, *sampling_options, "--json"
+    ).json
+    assert len(predictions) == 1
     assert (path / "config.toml").read_text() == before
 
 
@@ -163,10 +172,10 @@ def test_texts_come_from_arguments_a_file_or_standard_input(
 ) -> None:
     texts = [f"{GOOD} 1", f"{BAD} 2", "", "é 日本"]
     lines = "".join(f"{text}\n" for text in texts)
-    named = write(tmp_path / "texts", lines)
-    windows = write(tmp_path / "texts.txt.gz", lines.replace("\n", "\r\n"))
+    named = write_file(tmp_path / "texts", lines)
+    windows = write_file(tmp_path / "texts.txt.gz", lines.replace("\n", "\r\n"))
     direct = triform("predict", classifier, *texts, "--json").json
-    assert [one["input"] for one in direct] == texts
+    assert [prediction["input"] for prediction in direct] == texts
     assert triform("predict", classifier, "--input", named, "--json").json == direct
     assert triform("predict", classifier, "--input", windows, "--json").json == direct
     assert triform("predict", classifier, "--input", "-", "--json", stdin=lines).json == direct
@@ -175,36 +184,48 @@ def test_texts_come_from_arguments_a_file_or_standard_input(
 def test_several_sets_are_scored_under_their_names(
     triform: Command, tmp_path: Path, classifier: Path, files: Files
 ) -> None:
-    few = write(tmp_path / "few.csv", csv(labelled(10), "text,label"))
-    ask = ("evaluate", classifier, "--data", f"a={files.csv}", "--data", f"b={few}", "--data", few)
-    found = triform(*ask, "--json").json
-    assert found["run"] == str(classifier)
-    assert {name: scores["rows"] for name, scores in found["sets"].items()} == {"a": 40, "b": 10, "few.csv": 10}
-    assert found["sets"]["b"] == found["sets"]["few.csv"]
-    table = [line.split() for line in triform(*ask).out.splitlines()]
+    small_file = write_file(tmp_path / "few.csv", format_csv(make_classification_rows(10), "text,label"))
+    arguments = (
+        "evaluate",
+        classifier,
+        "--data",
+        f"a={files.csv}",
+        "--data",
+        f"b={small_file}",
+        "--data",
+        small_file,
+    )
+    report = triform(*arguments, "--json").json
+    assert report["run"] == str(classifier)
+    assert {name: metrics["rows"] for name, metrics in report["sets"].items()} == {"a": 40, "b": 10, "few.csv": 10}
+    assert report["sets"]["b"] == report["sets"]["few.csv"]
+    table = [line.split() for line in triform(*arguments).out.splitlines()]
     assert table[0] == ["set", "loss", "accuracy", "f1", "rows"]
     assert [row[0] for row in table[1:]] == ["a", "b", "few.csv"]
 
 
 def test_a_file_name_with_an_equals_sign_is_a_file(triform: Command, tmp_path: Path, classifier: Path) -> None:
-    odd = write(tmp_path / "a=b.csv", csv(labelled(10), "text,label"))
-    assert list(triform("evaluate", classifier, "--data", odd, "--json").json["sets"]) == ["a=b.csv"]
+    file = write_file(tmp_path / "a=b.csv", format_csv(make_classification_rows(10), "text,label"))
+    assert list(triform("evaluate", classifier, "--data", file, "--json").json["sets"]) == ["a=b.csv"]
 
 
 def test_a_run_with_a_validation_file_is_scored_on_it_without_data(
     train: Command, triform: Command, tmp_path: Path, files: Files
 ) -> None:
-    valid, run = write(tmp_path / "v.csv", csv(labelled(12), "text,label")), tmp_path / "run"
+    valid, run = (
+        write_file(tmp_path / "v.csv", format_csv(make_classification_rows(12), "text,label")),
+        tmp_path / "run",
+    )
     assert train("classify", "--data", files.csv, "--valid", valid, "--out", run).code == 0
     assert triform("evaluate", run, "--json").json["sets"]["valid"]["rows"] == 12
 
 
 def test_doctor_says_what_is_here(triform: Command) -> None:
-    found = triform("doctor", "--json").json
-    assert found["problems"] == []
-    assert found["devices"]["auto"] in ("cpu", "cuda", "mps")
-    assert {"python", "system", "packages", "attention", "disk"} <= set(found)
-    assert all(found["packages"].values())
+    report = triform("doctor", "--json").json
+    assert report["problems"] == []
+    assert report["devices"]["auto"] in ("cpu", "cuda", "mps")
+    assert {"python", "system", "packages", "attention", "disk"} <= set(report)
+    assert all(report["packages"].values())
     plain = triform("doctor")
     assert plain.code == 0
     assert plain.out.rstrip().endswith("all good")
@@ -214,32 +235,32 @@ def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("triform.nn.kernels.explicit", broken)
-    answer = triform("doctor", "--json")
-    assert answer.code == 1
-    assert json.loads(answer.out)["problems"] == ["attention: RuntimeError: no such kernel"]
+    monkeypatch.setattr("triform.nn.kernels.sdpa.naive_attention", broken)
+    result = triform("doctor", "--json")
+    assert result.code == 1
+    assert json.loads(result.out)["problems"] == ["attention: RuntimeError: no such kernel"]
     assert "attention: RuntimeError: no such kernel" in triform("doctor").err
 
 
 def test_the_version_is_the_packages(triform: Command) -> None:
-    answer = triform("--version")
-    assert (answer.code, answer.out) == (0, f"triform {package.__version__}\n")
+    result = triform("--version")
+    assert (result.code, result.out) == (0, f"triform {package.__version__}\n")
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "predict", "evaluate", "doctor"])
 def test_every_command_explains_itself(triform: Command, command: str) -> None:
     assert command in triform("--help").out
-    answer = triform(command, "--help")
-    assert answer.code == 0
-    assert f"triform {command}" in answer.out
+    result = triform(command, "--help")
+    assert result.code == 0
+    assert f"triform {command}" in result.out
 
 
-@pytest.mark.parametrize(("command", "said"), [((), "evaluate"), (("train",), "--overwrite")])
-def test_help_imports_nothing_heavy(command: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("command", "message"), [((), "evaluate"), (("train",), "--overwrite")])
+def test_help_imports_nothing_heavy(command: tuple[str, ...], message: str) -> None:
     help_ = [sys.executable, "-X", "importtime", "-m", "triform", *command, "--help"]
-    done = subprocess.run(help_, capture_output=True, text=True, check=True)
-    assert said in done.stdout
-    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    completed = subprocess.run(help_, capture_output=True, text=True, check=True)
+    assert message in completed.stdout
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in completed.stderr.splitlines()}
     assert {"triform", "typer"} <= modules
     assert not modules & {"torch", "numpy", "rich", "tokenizers", "safetensors", "sacrebleu"}
 
@@ -276,10 +297,10 @@ def test_a_stored_config_leaves_nothing_open(request: pytest.FixtureRequest, nam
     assert stored["format"] == 1
     assert stored["triform"] == package.__version__
     assert stored["tokenizer"]["kind"] != "auto"
-    open_ = [stored["data"]["max_len"], stored["tokenizer"]["vocab_size"], stored["train"]["lr"]]
-    open_ += [stored["model"][size] for size in ("d_model", "d_ff", "n_layers", "n_heads")]
-    open_ += [stored["train"][every] for every in ("eval_every", "checkpoint_every", "log_every")]
-    assert all(value > 0 for value in open_)
+    unset_sizes = [stored["data"]["max_len"], stored["tokenizer"]["vocab_size"], stored["train"]["lr"]]
+    unset_sizes += [stored["model"][size] for size in ("d_model", "d_ff", "n_layers", "n_heads")]
+    unset_sizes += [stored["train"][every] for every in ("eval_every", "checkpoint_every", "log_every")]
+    assert all(value > 0 for value in unset_sizes)
     assert stored["train"]["warmup_steps"] >= 0
 
 
@@ -306,13 +327,13 @@ def test_a_report_opens_without_a_network(request: pytest.FixtureRequest, name: 
 def test_the_stored_config_gives_the_same_run_again_bit_for_bit(
     triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
-    run, again = request.getfixturevalue(name), tmp_path / "again"
+    run, second_run = request.getfixturevalue(name), tmp_path / "again"
     task = package.load(run).config.task
-    asked = ("--config", run / "config.toml", "--device", "cpu", "--out", again)
-    assert triform("train", task, *asked).code == 0
+    arguments = ("--config", run / "config.toml", "--device", "cpu", "--out", second_run)
+    assert triform("train", task, *arguments).code == 0
     for file in ("config.toml", "tokenizer.json", "model.safetensors"):
-        assert (again / file).read_bytes() == (run / file).read_bytes(), file
-    (first,), (second,) = (list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, again))
+        assert (second_run / file).read_bytes() == (run / file).read_bytes(), file
+    (first,), (second,) = (list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, second_run))
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -331,10 +352,12 @@ def test_a_run_with_no_name_gets_one_that_is_free(
 
 
 def test_a_preset_a_file_and_settings_lie_over_each_other(triform: Command, tmp_path: Path, files: Files) -> None:
-    mine = write(tmp_path / "mine.toml", "[model]\nn_layers = 1\nd_model = 32\nd_ff = 32\n[train]\nmax_steps = 2\n")
-    over = ("--preset", "tiny", "--config", mine, "--set", "model.d_model=16", "--set", "model.n_heads=2")
+    config_file = write_file(
+        tmp_path / "mine.toml", "[model]\nn_layers = 1\nd_model = 32\nd_ff = 32\n[train]\nmax_steps = 2\n"
+    )
+    options = ("--preset", "tiny", "--config", config_file, "--set", "model.d_model=16", "--set", "model.n_heads=2")
     run = tmp_path / "run"
-    assert triform("train", "classify", "--data", files.csv, *over, "--device", "cpu", "--out", run).code == 0
+    assert triform("train", "classify", "--data", files.csv, *options, "--device", "cpu", "--out", run).code == 0
     model = package.load(run).config.model
     assert (model.n_layers, model.d_model, model.d_ff, model.n_heads) == (1, 16, 32, 2)
 
@@ -343,40 +366,51 @@ def test_a_preset_a_file_and_settings_lie_over_each_other(triform: Command, tmp_
 
 
 def test_progress_is_plain_text_when_nobody_watches(train: Command, tmp_path: Path, files: Files) -> None:
-    answer = train("classify", "--data", files.csv, "--out", tmp_path / "run")
-    assert "step 4/4  valid loss " in answer.err
-    assert "  accuracy " in answer.err
-    assert "done after 4 steps" in answer.err
-    assert not re.search("[\r\x1b\x08]", answer.err + answer.out)
+    result = train("classify", "--data", files.csv, "--out", tmp_path / "run")
+    assert "step 4/4  valid loss " in result.err
+    assert "  accuracy " in result.err
+    assert "done after 4 steps" in result.err
+    assert not re.search("[\r\x1b\x08]", result.err + result.out)
     quiet = train("classify", "--data", files.csv, "--out", tmp_path / "quiet", "--quiet")
     assert quiet.err == ""
 
 
-SLOW = ("--set", "train.max_steps=120", "--set", "train.eval_every=5", "--set", "train.checkpoint_every=5")
+SLOW_OPTIONS = ("--set", "train.max_steps=120", "--set", "train.eval_every=5", "--set", "train.checkpoint_every=5")
 
 
-def begin(files: Files, run: Path) -> subprocess.Popen[str]:
+def start_training(files: Files, run: Path) -> subprocess.Popen[str]:
     """Training in a process of its own, stopped by a signal as soon as it has a checkpoint."""
     small = ("--set", "model.d_model=16", "--set", "model.n_layers=1", "--set", "model.n_heads=2")
-    command = ["train", "classify", "--data", str(files.csv), "--device", "cpu", "--out", str(run), *small, *SLOW]
-    started = subprocess.Popen(
+    command = [
+        "train",
+        "classify",
+        "--data",
+        str(files.csv),
+        "--device",
+        "cpu",
+        "--out",
+        str(run),
+        *small,
+        *SLOW_OPTIONS,
+    ]
+    process = subprocess.Popen(
         [sys.executable, "-m", "triform", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ONE_THREAD,
     )
-    while not list(run.glob("checkpoints/step-*")) and started.poll() is None:
+    while not list(run.glob("checkpoints/step-*")) and process.poll() is None:
         time.sleep(0.005)
-    return started
+    return process
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(train: Command, triform: Command, tmp_path: Path, files: Files) -> None:
     run = tmp_path / "run"
-    started = begin(files, run)
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=120)
-    assert started.returncode == 130, err
+    process = start_training(files, run)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
     assert not re.search("[\r\x1b]", err)
@@ -395,10 +429,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(train: Command, triform: Command, tm
     resumed = triform("train", "classify", "--out", run, "--resume", "--device", "cpu")
     assert resumed.code == 0, resumed.err
     assert f"going on from step {step[1]}" in resumed.err
-    whole = tmp_path / "whole"
-    assert train("classify", "--data", files.csv, *SLOW, "--out", whole).code == 0
-    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    (first,), (second,) = (list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, whole))
+    uninterrupted = tmp_path / "whole"
+    assert train("classify", "--data", files.csv, *SLOW_OPTIONS, "--out", uninterrupted).code == 0
+    assert (run / "model.safetensors").read_bytes() == (uninterrupted / "model.safetensors").read_bytes()
+    (first,), (second,) = (
+        list(folder.glob("checkpoints/*/tensors.safetensors")) for folder in (run, uninterrupted)
+    )
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -408,46 +444,54 @@ def test_an_interruption_before_training_begins_is_no_traceback(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("triform.launch.set_up", interrupted)
-    answer = triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run")
-    assert (answer.code, answer.err) == (130, "triform: stopped before training began; nothing was saved\n")
+    monkeypatch.setattr("triform.launch.build_trainer", interrupted)
+    result = triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run")
+    assert (result.code, result.err) == (130, "triform: stopped before training began; nothing was saved\n")
 
 
 def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     triform: Command, tmp_path: Path, files: Files, classifier: Path, writer: Path
 ) -> None:
     run = tmp_path / "run"
-    pace = ("--set", "train.max_steps=4", "--set", "train.lora_rank=2", "--set", "train.lr=0.1")
-    asked = ("train", "classify", "--data", files.csv, "--from", classifier, *pace, "--device", "cpu")
-    answer = triform(*asked, "--out", run)
-    assert answer.code == 0, answer.err
+    train_options = ("--set", "train.max_steps=4", "--set", "train.lora_rank=2", "--set", "train.lr=0.1")
+    arguments = ("train", "classify", "--data", files.csv, "--from", classifier, *train_options, "--device", "cpu")
+    result = triform(*arguments, "--out", run)
+    assert result.code == 0, result.err
     assert (
         f"{classifier}: 20 tensors taken: encoder.embedding 2, encoder.blocks 14, encoder.norm 2, head 2"
-        in answer.err
+        in result.err
     )
-    assert "of which learn, on cpu" in answer.err
+    assert "of which learn, on cpu" in result.err
     for command in (("predict", "the soup", "--json"), ("evaluate", "--json")):
-        whole = triform(command[0], run, *command[1:]).json
-        parts = triform(command[0], classifier, *command[1:], "--adapter", run / "adapter.safetensors").json
-        assert whole[0] == parts[0] if command[0] == "predict" else whole["sets"] == parts["sets"]
-    whole, parts, alone = (
+        full_result = triform(command[0], run, *command[1:]).json
+        adapter_result = triform(
+            command[0], classifier, *command[1:], "--adapter", run / "adapter.safetensors"
+        ).json
+        assert (
+            full_result[0] == adapter_result[0]
+            if command[0] == "predict"
+            else full_result["sets"] == adapter_result["sets"]
+        )
+    full_result, adapter_result, base_result = (
         triform("explain", model, "the soup", "--out", tmp_path / "maps.html", *more).out
         for model, more in ((run, ()), (classifier, ("--adapter", run / "adapter.safetensors")), (classifier, ()))
     )
-    assert whole == parts != alone
+    assert full_result == adapter_result != base_result
     assert triform("check", run).code == 0
     refusal = triform("predict", writer, "x", "--adapter", run / "adapter.safetensors").refusal
     assert refusal.startswith(f"{run / 'adapter.safetensors'}: is an adapter for another base")
-    refusal = triform(*asked, "--out", tmp_path / "none", "--set", "model.d_model=32").refusal
+    refusal = triform(*arguments, "--out", tmp_path / "none", "--set", "model.d_model=32").refusal
     assert "leave out model.d_model: 32 (the run has 16)" in refusal
 
 
 def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: Path, classifier: Path) -> None:
-    asked = ("evaluate", writer, "--data", files.txt)
-    assert triform(*asked, "--json").json["stride"] == 16
-    strided = triform(*asked, "--stride", 4, "--json").json
+    arguments = ("evaluate", writer, "--data", files.txt)
+    assert triform(*arguments, "--json").json["stride"] == 16
+    strided = triform(*arguments, "--stride", 4, "--json").json
     assert strided["stride"] == 4
-    assert strided["sets"]["story.txt"]["tokens"] == triform(*asked, "--json").json["sets"]["story.txt"]["tokens"]
-    assert "windows of 16 tokens, 4 apart" in triform(*asked, "--stride", 4).out
-    assert "give 1 to 16" in triform(*asked, "--stride", 17).refusal
+    assert (
+        strided["sets"]["story.txt"]["tokens"] == triform(*arguments, "--json").json["sets"]["story.txt"]["tokens"]
+    )
+    assert "windows of 16 tokens, 4 apart" in triform(*arguments, "--stride", 4).out
+    assert "give 1 to 16" in triform(*arguments, "--stride", 17).refusal
     assert "a stride is for decoders" in triform("evaluate", classifier, "--stride", 4).refusal

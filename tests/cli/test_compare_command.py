@@ -34,22 +34,22 @@ def study(tmp_path: Path, files: Files) -> Path:
 
 def test_a_study_is_run_and_told(triform: Command, study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    answer = triform("compare", study, "--out", out, "--device", "cpu")
-    assert answer.code == 0, answer.err
-    assert answer.out.startswith("windows: classify, accuracy (more is better), 2 variants × 2 seeds\n")
-    assert re.search(r"^validation +narrow +2 +\d+\.\d+ % ", answer.out, re.MULTILINE)
-    assert re.search(r"^plain and narrow: ", answer.out, re.MULTILINE)
-    assert f"report: {out / 'study.html'}" in answer.out
-    assert "variant narrow, 2 of 2:" in answer.err
+    result = triform("compare", study, "--out", out, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert result.out.startswith("windows: classify, accuracy (more is better), 2 variants × 2 seeds\n")
+    assert re.search(r"^validation +narrow +2 +\d+\.\d+ % ", result.out, re.MULTILINE)
+    assert re.search(r"^plain and narrow: ", result.out, re.MULTILINE)
+    assert f"report: {out / 'study.html'}" in result.out
+    assert "variant narrow, 2 of 2:" in result.err
     assert {file.name for file in out.glob("study.*")} == {"study.md", "study.csv", "study.json", "study.html"}
     assert triform("predict", out / "narrow" / "seed-1", "the soup was lovely").code == 0
-    again = triform("compare", study, "--out", out, "--device", "cpu", "--json", "--quiet")
-    assert again.err == ""
-    assert json.loads(again.out)["pairs"][0]["first"] == "plain"
+    second_result = triform("compare", study, "--out", out, "--device", "cpu", "--json", "--quiet")
+    assert second_result.err == ""
+    assert json.loads(second_result.out)["pairs"][0]["first"] == "plain"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("seeds", "sedes"), "unknown key 'sedes' in a study; did you mean 'seeds'?"),
         (("[variants.plain]", ""), "has one variant, narrow"),
@@ -58,10 +58,10 @@ def test_a_study_is_run_and_told(triform: Command, study: Path, tmp_path: Path) 
     ],
 )
 def test_what_is_wrong_is_one_line(
-    triform: Command, study: Path, tmp_path: Path, change: tuple[str, str], said: str
+    triform: Command, study: Path, tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     study.write_text(study.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
-    assert said in triform("compare", study, "--out", tmp_path / "out").refusal
+    assert message in triform("compare", study, "--out", tmp_path / "out").refusal
     assert not (tmp_path / "out").exists()
 
 

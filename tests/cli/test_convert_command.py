@@ -24,10 +24,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "gpt2"
     config = GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=1, n_head=2, n_positions=16)
     GPT2LMHeadModel(config).save_pretrained(folder)
-    core = Core(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(folder)
+    core_tokenizer = Core(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special_tokens = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=core_tokenizer, **special_tokens).save_pretrained(folder)
     return folder
 
 
@@ -41,43 +41,46 @@ def folder(published: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def reshaped(folder: Path) -> None:
+def reshape_tensor(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"transformer.ln_f.bias": torch.zeros(9)}, path, metadata={"format": "pt"})
 
 
-def without(folder: Path, name: str = "transformer.ln_f.bias") -> None:
+def remove_tensor(folder: Path, name: str = "transformer.ln_f.bias") -> None:
     path = folder / "model.safetensors"
     save_file({key: value for key, value in load_file(path).items() if key != name}, path)
 
 
-def renamed(folder: Path) -> None:
+def rename_model_type(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "mamba"}), encoding="utf-8")
 
 
-def pickled(folder: Path) -> None:
+def replace_with_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"a": Path("x")}, folder / "pytorch_model.bin")
 
 
-def enlarged(folder: Path) -> None:
-    spoken = PreTrainedTokenizerFast.from_pretrained(folder)
-    spoken.add_tokens(["more"])
-    spoken.save_pretrained(folder)
+def enlarge_tokenizer(folder: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(folder)
 
 
-SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
         "no tokenizer is here; known are",
     ),
-    "another architecture": (renamed, "mamba is not known; known are gpt2, llama, bert, megatron-bert, distilbert"),
-    "a missing tensor": (without, "transformer.ln_f.bias is missing: expected 8, found nothing"),
-    "a misshapen tensor": (reshaped, "transformer.ln_f.bias has the wrong shape: expected 8, found 9"),
-    "a pickle": (pickled, "more than plain weights; reading it could run code, so it is refused"),
-    "a larger tokenizer": (enlarged, "its tokenizer has 8 tokens and its embedding 7 rows"),
+    "another architecture": (
+        rename_model_type,
+        "mamba is not known; known are gpt2, llama, bert, megatron-bert, distilbert",
+    ),
+    "a missing tensor": (remove_tensor, "transformer.ln_f.bias is missing: expected 8, found nothing"),
+    "a misshapen tensor": (reshape_tensor, "transformer.ln_f.bias has the wrong shape: expected 8, found 9"),
+    "a pickle": (replace_with_pickle, "more than plain weights; reading it could run code, so it is refused"),
+    "a larger tokenizer": (enlarge_tokenizer, "its tokenizer has 8 tokens and its embedding 7 rows"),
     "cut off": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0"),
         "is cut off or no safetensors file",
@@ -85,16 +88,18 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILED)
-def test_a_spoiled_folder_is_one_line_and_no_run(triform: Command, what: str, folder: Path, tmp_path: Path) -> None:
-    spoil, words = SPOILED[what]
-    spoil(folder)
-    assert words in triform("convert", "import", folder, "--out", tmp_path / "run").refusal
+@pytest.mark.parametrize("damage_name", DAMAGES)
+def test_a_spoiled_folder_is_one_line_and_no_run(
+    triform: Command, damage_name: str, folder: Path, tmp_path: Path
+) -> None:
+    damage, message = DAMAGES[damage_name]
+    damage(folder)
+    assert message in triform("convert", "import", folder, "--out", tmp_path / "run").refusal
     assert not (tmp_path / "run").exists()
-    told = triform(
+    result = triform(
         "train", "generate", "--from", folder, "--data", folder, "--out", tmp_path / "run", "--device", "cpu"
     )
-    assert words in told.last_line
+    assert message in result.last_line
     assert not (tmp_path / "run").exists()
 
 
@@ -105,8 +110,8 @@ def test_a_hub_name_without_a_network_is_one_line(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    said = triform("convert", "import", "hub:someone/tiny", "--out", tmp_path / "run").refusal
-    assert said.startswith("hub:someone/tiny: cannot be downloaded (no route to host); without a network, give")
+    message = triform("convert", "import", "hub:someone/tiny", "--out", tmp_path / "run").refusal
+    assert message.startswith("hub:someone/tiny: cannot be downloaded (no route to host); without a network, give")
 
 
 def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:
@@ -119,11 +124,11 @@ def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp
     )
     assert "for classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
     (tmp_path / "file").touch()
-    there = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
-    assert there.refusal.endswith("file: is there already; choose another --out")
+    existing_result = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
+    assert existing_result.refusal.endswith("file: is there already; choose another --out")
     assert triform("convert", "export", tmp_path / "run", "--to", "hf", *out).code == 0
-    again = triform("convert", "export", tmp_path / "run", "--to", "hf", *out)
-    assert "is there already" in again.refusal
+    second_result = triform("convert", "export", tmp_path / "run", "--to", "hf", *out)
+    assert "is there already" in second_result.refusal
 
 
 def test_an_adapter_for_another_base_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:
@@ -135,8 +140,8 @@ def test_an_adapter_for_another_base_is_one_line(triform: Command, folder: Path,
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
     assert triform("convert", "import", folder, "--out", tmp_path / "other").code == 0
     adapter = ("--adapter", tmp_path / "tuned" / "adapter.safetensors")
-    said = triform(
+    message = triform(
         "convert", "export", tmp_path / "other", "--to", "hf", "--out", tmp_path / "out", *adapter
     ).refusal
-    assert "is an adapter for another base" in said
+    assert "is an adapter for another base" in message
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from triform.cli import demo
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {"d_model": 16, "n_heads": 2, "n_layers": 1}
     quick = {"train": {"max_steps": 2, "batch_size": 4, "eval_every": 2}, "model": tiny}
     monkeypatch.setattr(demo, "SETTINGS", dict.fromkeys(demo.SETTINGS, quick))
@@ -19,21 +19,21 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    answer = triform("demo", "--out", tmp_path / "demo", "--device", "cpu", "--json")
-    told = json.loads(answer.out)
-    assert answer.code == 1  # nothing is learned in two steps, and the demo says so
-    assert [task["task"] for task in told["tasks"]] == ["classify", "generate", "translate"]
-    assert not any(task["reached"] for task in told["tasks"])
-    page = Path(told["report"]).read_text(encoding="utf-8")
-    for task in told["tasks"]:
+    result = triform("demo", "--out", tmp_path / "demo", "--device", "cpu", "--json")
+    summary = json.loads(result.out)
+    assert result.code == 1  # nothing is learned in two steps, and the demo says so
+    assert [task["task"] for task in summary["tasks"]] == ["classify", "generate", "translate"]
+    assert not any(task["reached"] for task in summary["tasks"])
+    page = Path(summary["report"]).read_text(encoding="utf-8")
+    for task in summary["tasks"]:
         assert f"{task['task']}/report.html" in page
         run = tmp_path / "demo" / task["task"]
         assert triform("predict", run, "The soup was not bad.").code == 0
         report = (run / "report.html").read_text(encoding="utf-8")
         assert "Test scores" in report
-    again = triform("demo", "--out", tmp_path / "demo", "--device", "cpu")  # a demo may replace a demo
-    assert again.code == 1
-    assert "missed" in again.out
+    second_result = triform("demo", "--out", tmp_path / "demo", "--device", "cpu")  # a demo may replace a demo
+    assert second_result.code == 1
+    assert "missed" in second_result.out
 
 
 @pytest.mark.usefixtures("hurried")

@@ -8,47 +8,47 @@ from typing import Any
 import pytest
 
 import triform as package
-from triform.cli.shorthands import SHORTHANDS, merged
+from triform.cli.shorthands import SHORTHANDS, merge_shorthands
+from triform.config.settings import DEFAULTS, SETTING_TYPES
 from triform.errors import ConfigError
-from triform.settings import DEFAULTS, HINTS
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
 
 
 def test_every_shorthand_names_a_setting_of_its_own() -> None:
-    settings = [each.setting for each in SHORTHANDS.values()]
-    assert set(settings) <= HINTS.keys()
+    settings = [shorthand.setting for shorthand in SHORTHANDS.values()]
+    assert set(settings) <= SETTING_TYPES.keys()
     assert len(set(settings)) == len(settings)
-    for option, each in SHORTHANDS.items():
-        assert each.setting.rpartition(".")[2] == option.removeprefix("--").replace("-", "_")
-        assert each.help.endswith(".")
+    for option, shorthand in SHORTHANDS.items():
+        assert shorthand.setting.rpartition(".")[2] == option.removeprefix("--").replace("-", "_")
+        assert shorthand.help.endswith(".")
 
 
 def test_training_options_become_settings_of_the_run(triform: Command, files: Files, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text(files.csv.read_text().replace("text,label", "one,two"))
     small = ("--set", "model.d_model=16", "--set", "model.n_layers=1", "--set", "model.n_heads=2")
-    asked = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--text-column", "one", "--label-column", "two")
-    answer = triform(
-        "train", "classify", "--data", table, *asked, *small, "--device", "cpu", "--out", tmp_path / "r"
+    options = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--text-column", "one", "--label-column", "two")
+    result = triform(
+        "train", "classify", "--data", table, *options, *small, "--device", "cpu", "--out", tmp_path / "r"
     )
-    assert answer.code == 0, answer.err
+    assert result.code == 0, result.err
     config = package.load(tmp_path / "r", device="cpu").config
     assert (config.train.epochs, config.train.lr, config.train.batch_size) == (1.0, 1e-3, 8)
     assert (config.data.text_column, config.data.label_column) == ("one", "two")
 
 
 def test_decode_options_equal_their_settings(triform: Command, writer: Path) -> None:
-    short = ("--temperature", "0.5", "--top-k", 5, "--top-p", "0.9", "--max-new-tokens", 6)
-    long = (
+    shorthand_options = ("--temperature", "0.5", "--top-k", 5, "--top-p", "0.9", "--max-new-tokens", 6)
+    set_options = (
         *("--set", "decode.temperature=0.5", "--set", "decode.top_k=5", "--set", "decode.top_p=0.9"),
         *("--set", "decode.max_new_tokens=6"),
     )
-    first = triform("predict", writer, "1 bird", *short, "--seed", 3).out
-    assert first == triform("predict", writer, "1 bird", *long, "--seed", 3).out
+    first = triform("predict", writer, "1 bird", *shorthand_options, "--seed", 3).out
+    assert first == triform("predict", writer, "1 bird", *set_options, "--seed", 3).out
     beam = triform("predict", writer, "1 bird", "--beam-size", 2, "--max-new-tokens", 6).out
-    assert beam == triform("predict", writer, "1 bird", "--set", "decode.beam_size=2", *long[-2:]).out
+    assert beam == triform("predict", writer, "1 bird", "--set", "decode.beam_size=2", *set_options[-2:]).out
 
 
 def test_an_option_and_a_set_that_disagree_are_both_named(triform: Command, writer: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_option_and_a_set_that_disagree_are_both_named(triform: Command, writ
     assert triform("train", "classify", "--data", "a.csv", "--set", "data.train=b.csv").refusal == (
         "--data a.csv and --set data.train=b.csv are different values of one setting: give one of them"
     )
-    assert merged(["train.lr=0.001"], {"--lr": "1e-3"}) == ["train.lr=0.001", "train.lr=1e-3"]
+    assert merge_shorthands(["train.lr=0.001"], {"--lr": "1e-3"}) == ["train.lr=0.001", "train.lr=1e-3"]
 
 
 def test_a_value_of_the_wrong_kind_names_the_option(triform: Command) -> None:
@@ -66,7 +66,7 @@ def test_a_value_of_the_wrong_kind_names_the_option(triform: Command) -> None:
         "--epochs many: train.epochs='many' must be a number"
     )
     with pytest.raises(ConfigError, match=r"--top-k 1\.5: decode\.top_k='1\.5' must be a whole number"):
-        merged([], {"--top-k": "1.5"})
+        merge_shorthands([], {"--top-k": "1.5"})
 
 
 def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
@@ -108,8 +108,8 @@ def test_what_to_write_instead_is_said(triform: Command, command: str, advice: s
 
 
 def test_an_option_left_out_changes_nothing() -> None:
-    assert merged(None, dict.fromkeys(SHORTHANDS)) == []
-    assert all(each.setting in DEFAULTS for each in SHORTHANDS.values())
+    assert merge_shorthands(None, dict.fromkeys(SHORTHANDS)) == []
+    assert all(shorthand.setting in DEFAULTS for shorthand in SHORTHANDS.values())
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,6 @@ def test_a_url_inside_a_text_is_text(triform: Command, classifier: Path) -> None
 def test_decoding_options_have_no_effect_on_a_classifier_and_predict_says_so(
     triform: Command, classifier: Path
 ) -> None:
-    answer = triform("predict", classifier, "soup", "--temperature", "0.5", "--beam-size", 2)
-    assert answer.code == 0
-    assert "these settings have no effect: decode.temperature, decode.beam_size\n" in answer.err
+    result = triform("predict", classifier, "soup", "--temperature", "0.5", "--beam-size", 2)
+    assert result.code == 0
+    assert "these settings have no effect: decode.temperature, decode.beam_size\n" in result.err

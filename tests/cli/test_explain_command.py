@@ -16,24 +16,24 @@ import triform as package
 Command = Callable[..., Any]
 TEXTS = {"classifier": "the soup was lovely", "writer": "3 birds sat", "translator": "one and two"}
 STACKS = {"classifier": ["encoder"], "writer": ["decoder"], "translator": ["encoder", "decoder", "cross"]}
-STARTS = {"html": b"<!doctype html>", "png": b"\x89png", "svg": b"<?xml"}
-CROSS = "note: rows of cross-attention are named after the token that is being written\n"
+FILE_SIGNATURES = {"html": b"<!doctype html>", "png": b"\x89png", "svg": b"<?xml"}
+CROSS_NOTE = "note: rows of cross-attention are named after the token that is being written\n"
 
 
-@pytest.mark.parametrize("suffix", STARTS)
+@pytest.mark.parametrize("suffix", FILE_SIGNATURES)
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_task_is_shown_in_every_kind_of_file(
     triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str, suffix: str
 ) -> None:
     run, path = request.getfixturevalue(name), tmp_path / f"maps.{suffix}"
-    answer = triform("explain", run, TEXTS[name], "--out", path)
-    assert answer.code == 0, answer.err
-    assert path.read_bytes()[: len(STARTS[suffix])].lower() == STARTS[suffix]
+    result = triform("explain", run, TEXTS[name], "--out", path)
+    assert result.code == 0, result.err
+    assert path.read_bytes()[: len(FILE_SIGNATURES[suffix])].lower() == FILE_SIGNATURES[suffix]
     assert [
-        line.split(":")[0] for line in answer.out.splitlines() if " × " in line and " tokens" in line
+        line.split(":")[0] for line in result.out.splitlines() if " × " in line and " tokens" in line
     ] == STACKS[name]
-    assert answer.out.endswith(f"written to {path}\n")
-    assert answer.err == (CROSS if name == "translator" else "")
+    assert result.out.endswith(f"written to {path}\n")
+    assert result.err == (CROSS_NOTE if name == "translator" else "")
 
 
 def test_the_label_is_said_with_the_words_that_moved_it_most(
@@ -46,9 +46,9 @@ def test_the_label_is_said_with_the_words_that_moved_it_most(
     assert out[1] == "encoder: 1 layer × 2 heads, 4 × 4 tokens"
     assert out[2].startswith(f"{label} (integrated gradients): ")
     assert {word.split()[0] for word in out[2].partition(": ")[2].split(", ")} == set(TEXTS["classifier"].split())
-    for chosen in ("good", "bad"):
-        told = triform("explain", classifier, "the soup", "--target", chosen, "--out", path).out
-        assert f"\n{chosen} (integrated gradients): " in told
+    for target_label in ("good", "bad"):
+        output = triform("explain", classifier, "the soup", "--target", target_label, "--out", path).out
+        assert f"\n{target_label} (integrated gradients): " in output
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -57,41 +57,41 @@ def test_json_has_maps_tokens_and_attributions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = request.getfixturevalue(name)
-    found = triform("explain", run, TEXTS[name], "--json").json
+    report = triform("explain", run, TEXTS[name], "--json").json
     assert not list(tmp_path.iterdir()), "without --out nothing is written"
-    seen = package.load(run, device="cpu").explain(TEXTS[name])
-    assert [found["text"], found["output"]] == [TEXTS[name], seen.output]
-    assert [each["name"] for each in found["maps"]] == STACKS[name]
-    for written, each in zip(found["maps"], seen.maps, strict=True):
-        assert [written["queries"], written["keys"]] == [list(each.queries), list(each.keys)]
-        np.testing.assert_allclose(np.array(written["weights"]), each.weights, rtol=1e-4, atol=1e-6)
+    explanation = package.load(run, device="cpu").explain(TEXTS[name])
+    assert [report["text"], report["output"]] == [TEXTS[name], explanation.output]
+    assert [item["name"] for item in report["maps"]] == STACKS[name]
+    for written, item in zip(report["maps"], explanation.maps, strict=True):
+        assert [written["queries"], written["keys"]] == [list(item.queries), list(item.keys)]
+        np.testing.assert_allclose(np.array(written["weights"]), item.weights, rtol=1e-4, atol=1e-6)
     methods = ["integrated gradients", "gradient × input"] if name == "classifier" else []
-    assert [each["method"] for each in found["attributions"]] == methods
+    assert [item["method"] for item in report["attributions"]] == methods
     if name == "classifier":
-        assert found["attributions"][0]["pieces"] == found["maps"][0]["keys"]
-        assert found["attributions"][1]["total"] is None  # this method promises no sum
+        assert report["attributions"][0]["pieces"] == report["maps"][0]["keys"]
+        assert report["attributions"][1]["total"] is None  # this method promises no sum
 
 
 def test_json_and_a_file_can_be_had_together(triform: Command, translator: Path, tmp_path: Path) -> None:
     path = tmp_path / "cross.svg"
-    found = triform("explain", translator, "one and two", "--json", "--map", "cross", "--out", path).json
-    assert [each["name"] for each in found["maps"]] == ["cross"]
+    report = triform("explain", translator, "one and two", "--json", "--map", "cross", "--out", path).json
+    assert [item["name"] for item in report["maps"]] == ["cross"]
     assert path.exists()
 
 
 def test_a_translation_is_looked_at_beside_a_target(triform: Command, translator: Path, tmp_path: Path) -> None:
     path = tmp_path / "maps.html"
-    answer = triform("explain", translator, "one and two", "--target", "un et deux", "--out", path)
-    assert answer.out.startswith("one and two → un et deux\n")
-    assert answer.err == CROSS
+    result = triform("explain", translator, "one and two", "--target", "un et deux", "--out", path)
+    assert result.out.startswith("one and two → un et deux\n")
+    assert result.err == CROSS_NOTE
 
 
 def test_a_continuation_is_looked_at_with_new_tokens(triform: Command, writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "maps.html"
     assert "3 × 3 tokens" in triform("explain", writer, "3 b", "--out", path).out
     assert "7 × 7 tokens" in triform("explain", writer, "3 b", "--target", "irds", "--out", path).out
-    answer = triform("explain", writer, "3 b", "--new", 4, "--out", path)
-    tokens = int(answer.out.partition("heads, ")[2].split()[0])
+    result = triform("explain", writer, "3 b", "--new", 4, "--out", path)
+    tokens = int(result.out.partition("heads, ")[2].split()[0])
     assert 3 < tokens <= 7  # the end token may come early
 
 
@@ -99,9 +99,9 @@ def test_a_text_too_long_is_cut_with_a_note_on_standard_error(
     triform: Command, writer: Path, tmp_path: Path
 ) -> None:
     text = "3 birds sat in the tree"
-    answer = triform("explain", writer, text, "--out", tmp_path / "maps.svg")
-    assert answer.err == f"note: only the last 16 of {len(text)} tokens of the text were read\n"
-    assert "16 × 16 tokens" in answer.out
+    result = triform("explain", writer, text, "--out", tmp_path / "maps.svg")
+    assert result.err == f"note: only the last 16 of {len(text)} tokens of the text were read\n"
+    assert "16 × 16 tokens" in result.out
 
 
 def test_one_map_can_be_chosen(triform: Command, translator: Path, tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_map_that_is_not_there_is_refused_by_naming_those_that_are(
     triform: Command, translator: Path, classifier: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "maps.html"
-    answer = triform("explain", translator, "one", "--map", "nonsense", "--out", path)
-    assert answer.last_line == "there is no attention map 'nonsense' here; there is encoder, decoder, cross"
+    result = triform("explain", translator, "one", "--map", "nonsense", "--out", path)
+    assert result.last_line == "there is no attention map 'nonsense' here; there is encoder, decoder, cross"
     assert "there is encoder" in triform("explain", classifier, "the", "--map", "cross", "--out", path).refusal
     assert not list(tmp_path.iterdir())
 
@@ -141,8 +141,8 @@ def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
 def test_an_empty_text_is_refused_and_nothing_written(
     triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str, text: str
 ) -> None:
-    answer = triform("explain", request.getfixturevalue(name), text, "--out", tmp_path / "maps.html")
-    assert answer.refusal == "the text is empty: there is nothing to look at"
+    result = triform("explain", request.getfixturevalue(name), text, "--out", tmp_path / "maps.html")
+    assert result.refusal == "the text is empty: there is nothing to look at"
     assert not list(tmp_path.iterdir())
 
 
@@ -156,7 +156,7 @@ def test_wrong_use_is_one_line(triform: Command, classifier: Path, tmp_path: Pat
     blocked = triform("explain", classifier, "the soup", "--out", tmp_path / "folder.html")
     assert blocked.code == 2
     assert len(blocked.err.splitlines()) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["folder.html"]
+    assert [child_path.name for child_path in tmp_path.iterdir()] == ["folder.html"]
 
 
 def test_the_file_is_maps_html_unless_named(
@@ -164,7 +164,7 @@ def test_the_file_is_maps_html_unless_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert triform("explain", classifier, "the soup").code == 0
-    assert [each.name for each in tmp_path.iterdir()] == ["maps.html"]
+    assert [child_path.name for child_path in tmp_path.iterdir()] == ["maps.html"]
 
 
 def test_python_and_the_command_line_see_the_same(triform: Command, classifier: Path, tmp_path: Path) -> None:
@@ -181,18 +181,18 @@ def test_help_comes_without_loading_torch() -> None:
         "try: main()\n"
         "except SystemExit: print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False False\n")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.endswith("False False\n")
 
 
 def test_a_target_and_new_tokens_are_two_ways_to_go_on(triform: Command, writer: Path, tmp_path: Path) -> None:
-    answer = triform("explain", writer, "one two", "--target", "x", "--new", "3", "--out", tmp_path / "m.html")
-    assert "--target and --new both say how the text goes on" in answer.refusal
+    result = triform("explain", writer, "one two", "--target", "x", "--new", "3", "--out", tmp_path / "m.html")
+    assert "--target and --new both say how the text goes on" in result.refusal
 
 
 def test_new_tokens_are_for_a_writer_only(triform: Command, classifier: Path, tmp_path: Path) -> None:
-    answer = triform("explain", classifier, "one two", "--new", "3", "--out", tmp_path / "m.html")
-    assert "--new is for generate; this run is for classify" in answer.refusal
+    result = triform("explain", classifier, "one two", "--new", "3", "--out", tmp_path / "m.html")
+    assert "--new is for generate; this run is for classify" in result.refusal
 
 
 def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Command, classifier: Path) -> None:
@@ -202,6 +202,6 @@ def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Com
 
 
 def test_words_never_seen_in_training_are_named(triform: Command, classifier: Path, tmp_path: Path) -> None:
-    answer = triform("explain", classifier, "good zyzzyva", "--out", tmp_path / "m.svg")
-    assert "not in the vocabulary, so read as <unk>:" in answer.err
-    assert "'zyzzyva'" in answer.err
+    result = triform("explain", classifier, "good zyzzyva", "--out", tmp_path / "m.svg")
+    assert "not in the vocabulary, so read as <unk>:" in result.err
+    assert "'zyzzyva'" in result.err

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from triform.config import TokenizerConfig
-from triform.data.cache import TokenCache, _seal
-from triform.data.readers import Row
-from triform.tasks.labelled import encode_once
+from triform.data.readers import LabelledText
+from triform.data.token_cache import TokenCache, _write_manifest
+from triform.tasks.classification_data import encode_rows_cached
 from triform.text import train_tokenizer
 
-DIGITS = "9" * 5000
-DEEP = ("[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000)
+LONG_NUMBER = "9" * 5000
+DEEP_NESTING = ("[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000)
 
 
 @pytest.mark.parametrize("ending", ["txt", "vec", "bin", "txt.gz", "bin.gz"])
-@pytest.mark.parametrize("header", [f"{DIGITS} 4", f"4 {DIGITS}", "999999999999 4", "4 999999999999", "2 999999"])
+@pytest.mark.parametrize(
+    "header", [f"{LONG_NUMBER} 4", f"4 {LONG_NUMBER}", "999999999999 4", "4 999999999999", "2 999999"]
+)
 def test_a_header_of_word_vectors_that_promises_too_much_is_refused(
     triform: Any, tmp_path: Path, ending: str, header: str
 ) -> None:
@@ -49,8 +51,8 @@ def published(triform: Any, train: Any, files: Any, tmp_path_factory: pytest.Tem
     like_gpt2 = ("model.activation=gelu_tanh", "model.head_bias=false", "data.max_len=16", "tokenizer.kind=bpe")
     sets = [part for setting in like_gpt2 for part in ("--set", setting)]
     assert train("generate", "--data", files.txt, "--out", folder / "run", *sets).code == 0
-    answer = triform("convert", "export", folder / "run", "--to", "hf", "--out", folder / "gpt2")
-    assert answer.code == 0, answer.err
+    result = triform("convert", "export", folder / "run", "--to", "hf", "--out", folder / "gpt2")
+    assert result.code == 0, result.err
     return folder / "gpt2"
 
 
@@ -69,19 +71,21 @@ def test_sizes_of_a_published_config_that_cannot_be(
     assert len(refusal) < 600 + 2 * len(str(model))
 
 
-@pytest.mark.parametrize("named", [["a"], [1], {"a": ["b"]}, {"a": 1}, {"a": None}, {"a": {}}, {}, 3, "x"])
+@pytest.mark.parametrize("weight_map", [["a"], [1], {"a": ["b"]}, {"a": 1}, {"a": None}, {"a": {}}, {}, 3, "x"])
 def test_an_index_that_does_not_name_files_is_refused(
-    triform: Any, published: Path, tmp_path: Path, named: Any
+    triform: Any, published: Path, tmp_path: Path, weight_map: Any
 ) -> None:
     model = Path(shutil.copytree(published, tmp_path / "model"))
     (model / "model.safetensors").unlink()
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
     assert "has no weight_map that says which file holds which tensor" in refusal
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", [*DEEP, f'{{"a": {DIGITS}}}', "[]", "3", "null", '"x"', "", "\x00"])
+@pytest.mark.parametrize(
+    "content", [*DEEP_NESTING, f'{{"a": {LONG_NUMBER}}}', "[]", "3", "null", '"x"', "", "\x00"]
+)
 def test_json_of_a_published_model_that_python_cannot_parse_or_that_is_no_object(
     triform: Any, published: Path, tmp_path: Path, name: str, content: str
 ) -> None:
@@ -92,7 +96,9 @@ def test_json_of_a_published_model_that_python_cannot_parse_or_that_is_no_object
     assert len(refusal) < 1000
 
 
-@pytest.mark.parametrize("content", [*DEEP, f'{{"triform": {DIGITS}}}', "[]", '{"triform": [], "tokenizer": []}'])
+@pytest.mark.parametrize(
+    "content", [*DEEP_NESTING, f'{{"triform": {LONG_NUMBER}}}', "[]", '{"triform": [], "tokenizer": []}']
+)
 def test_a_tokenizer_of_our_own_that_python_cannot_parse(triform: Any, tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
@@ -112,7 +118,7 @@ def test_merges_that_do_not_fit_their_prefix_do_not_end_the_process(
     assert "does not go on with continuing_subword_prefix" in refusal
 
 
-@pytest.mark.parametrize("content", [f"seeds = {DIGITS}", "seeds = " + "[" * 50_000, "seeds = 999999999999"])
+@pytest.mark.parametrize("content", [f"seeds = {LONG_NUMBER}", "seeds = " + "[" * 50_000, "seeds = 999999999999"])
 def test_a_study_that_cannot_be_read_or_would_never_end(triform: Any, tmp_path: Path, content: str) -> None:
     path = tmp_path / "study.toml"
     path.write_text(f'task = "classify"\n{content}\n[variants.a]\n[variants.b]\n')
@@ -125,27 +131,27 @@ def test_a_pickle_in_the_token_cache_is_damage_and_is_built_again(
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "rows.csv"
     data.write_text("a fine day,good\na grey day,bad\n" * 200_000)  # so large that its tokens are kept
-    rows = [Row("a fine day", "good", 1), Row("a grey day", "bad", 2)]
+    rows = [LabelledText("a fine day", "good", 1), LabelledText("a grey day", "bad", 2)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="word"), [row.text for row in rows])
 
-    def encoded() -> tuple[list[int], list[str]]:
+    def encode_dataset() -> tuple[list[int], list[str]]:
         notices: list[str] = []
         cache = TokenCache([str(data)], tmp_path / "run" / "tokens", notices)
-        labels = encode_once(cache, "train", lambda: iter(rows), ["good", "bad"], [tokenizer], "test")[1]
+        labels = encode_rows_cached(cache, "train", lambda: iter(rows), ["good", "bad"], [tokenizer], "test")[1]
         return labels.tolist(), notices
 
-    assert encoded() == ([0, 1], [])
+    assert encode_dataset() == ([0, 1], [])
     (entry,) = [path for path in (tmp_path / "cache").iterdir() if (path / "train.labels.npy").exists()]
     for bad in (np.array([{"a": 1}], dtype=object), np.array([0.5, 1.5]), np.arange(7)):
         np.save(entry / "train.labels.npy", bad, allow_pickle=True)
         (entry / "seal.json").unlink()
-        _seal(entry)  # as one would who made it on purpose
-        labels, notices = encoded()
+        _write_manifest(entry)  # as one would who made it on purpose
+        labels, notices = encode_dataset()
         assert labels == [0, 1]
         assert len(notices) == 1
         assert "this token cache is damaged" in notices[0]
         assert notices[0].endswith("it is built again")
-    assert encoded() == ([0, 1], [])
+    assert encode_dataset() == ([0, 1], [])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
@@ -176,6 +182,6 @@ def test_a_number_of_thousands_of_digits_in_a_settings_file_is_named_in_plain_wo
     triform: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "many.toml"
-    path.write_text(f"[train]\nmax_steps = {DIGITS}\n")
+    path.write_text(f"[train]\nmax_steps = {LONG_NUMBER}\n")
     refusal = triform("train", "classify", "--config", path, "--out", tmp_path / "run").refusal
     assert refusal == f"{path}: not valid TOML: a number has thousands of digits"

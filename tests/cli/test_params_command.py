@@ -17,7 +17,7 @@ import triform as package
 Command = Callable[..., Any]
 
 
-def parameters(path: Path) -> int:
+def count_saved_parameters(path: Path) -> int:
     model = package.load(path, device="cpu").task.model
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -25,46 +25,46 @@ def parameters(path: Path) -> int:
 @pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
 def test_a_run_is_counted_as_it_is(triform: Command, request: pytest.FixtureRequest, name: str) -> None:
     run = request.getfixturevalue(name)
-    told = triform("params", run, "--json").json
-    assert told["parameters"] == told["trainable"] == parameters(run)
-    assert told["parameters"] == sum(part["total"] for part in told["parts"])
+    report = triform("params", run, "--json").json
+    assert report["parameters"] == report["trainable"] == count_saved_parameters(run)
+    assert report["parameters"] == sum(part["total"] for part in report["parts"])
 
 
 @pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
-@pytest.mark.parametrize("how", ["train.lora_rank=2", "train.freeze=1", "train.freeze=0"])
+@pytest.mark.parametrize("setting", ["train.lora_rank=2", "train.freeze_layers=1", "train.freeze_layers=0"])
 def test_what_learns_is_told_where_not_all_does(
-    triform: Command, request: pytest.FixtureRequest, name: str, how: str, tmp_path: Path
+    triform: Command, request: pytest.FixtureRequest, name: str, setting: str, tmp_path: Path
 ) -> None:
     base = request.getfixturevalue(name)
     task = package.load(base, device="cpu").config.task
-    pace = ("--set", "train.max_steps=1", "--device", "cpu")
-    made = triform("train", task, "--from", base, "--set", how, *pace, "--out", tmp_path / "run")
-    said = re.search(r"([\d,]+) parameters, ([\d,]+) of which learn", made.err)
-    assert said
-    whole, learn = (int(number.replace(",", "")) for number in said.groups())
-    told = triform("params", tmp_path / "run", "--json").json
-    assert (told["parameters"], told["trainable"]) == (parameters(base), learn)
-    assert told["adapters"] == whole - parameters(base)
-    memory = {item["name"]: item["count"] for item in told["memory"]["training"]}
-    assert (memory["gradients"], memory["state of adamw"]) == (learn, 2 * learn)
-    shown = triform("params", tmp_path / "run").out
-    assert "every one trained" not in shown
-    assert re.search(rf"what learns +{learn:,} ", shown)
+    train_options = ("--set", "train.max_steps=1", "--device", "cpu")
+    result = triform("train", task, "--from", base, "--set", setting, *train_options, "--out", tmp_path / "run")
+    match = re.search(r"([\d,]+) parameters, ([\d,]+) of which learn", result.err)
+    assert match
+    n_parameters, n_trainable = (int(number.replace(",", "")) for number in match.groups())
+    report = triform("params", tmp_path / "run", "--json").json
+    assert (report["parameters"], report["trainable"]) == (count_saved_parameters(base), n_trainable)
+    assert report["adapters"] == n_parameters - count_saved_parameters(base)
+    memory = {item["name"]: item["count"] for item in report["memory"]["training"]}
+    assert (memory["gradients"], memory["state of adamw"]) == (n_trainable, 2 * n_trainable)
+    output = triform("params", tmp_path / "run").out
+    assert "every one trained" not in output
+    assert re.search(rf"what learns +{n_trainable:,} ", output)
 
 
 def test_two_vocabularies_are_two_sizes(triform: Command, train: Command, files: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pair = ("--source", files.source, "--target", files.target)
-    assert train("translate", *pair, "--set", "tokenizer.shared=false", "--out", run).code == 0
-    told = triform("params", run, "--json").json
-    assert told["parameters"] == parameters(run)
-    assert {"V", "V′"} <= told["letters"].keys()
+    assert train("translate", *pair, "--set", "tokenizer.joint_vocab=false", "--out", run).code == 0
+    report = triform("params", run, "--json").json
+    assert report["parameters"] == count_saved_parameters(run)
+    assert {"V", "V′"} <= report["letters"].keys()
 
 
 def test_a_run_can_be_counted_as_if_it_were_otherwise(triform: Command, writer: Path) -> None:
-    have = triform("params", writer, "--json").json["letters"]
-    other = triform("params", writer, "--set", "model.n_layers=3", "--vocab-size", 999, "--json").json["letters"]
-    assert other == have | {"L": 3, "V": 999}
+    actual = triform("params", writer, "--json").json["letters"]
+    changed = triform("params", writer, "--set", "model.n_layers=3", "--vocab-size", 999, "--json").json["letters"]
+    assert changed == actual | {"L": 3, "V": 999}
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_a_size_fits_any_task(triform: Command) -> None:
 def test_a_file_of_settings_is_counted_and_its_open_width_chosen(triform: Command, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[model]\nd_model = 32\nn_layers = 1\nn_heads = 2\n[data]\nmax_len = 16\n", encoding="utf-8")
-    asked = ("params", "--config", file, "--vocab-size", 100)
-    assert triform(*asked, "--task", "generate", "--json").json["letters"]["f"] == 4 * 32
-    assert "names no task: say --task" in triform(*asked).refusal
+    arguments = ("params", "--config", file, "--vocab-size", 100)
+    assert triform(*arguments, "--task", "generate", "--json").json["letters"]["f"] == 4 * 32
+    assert "names no task: say --task" in triform(*arguments).refusal
 
 
 def test_the_config_of_a_run_is_a_file_of_settings(triform: Command, writer: Path, tmp_path: Path) -> None:
-    alone = shutil.copy(writer / "config.toml", tmp_path / "alone.toml")
-    assert triform("params", "--config", alone, "--json").json["parameters"] == parameters(writer)
+    config_file = shutil.copy(writer / "config.toml", tmp_path / "alone.toml")
+    assert triform("params", "--config", config_file, "--json").json["parameters"] == count_saved_parameters(writer)
 
 
 # -- what is shown
@@ -121,16 +121,16 @@ def test_the_table_adds_up_before_the_readers_eyes(triform: Command) -> None:
 
 @pytest.mark.parametrize("change", [(), ("model.tie_embeddings=false",), ("model.bias=false",)])
 def test_the_published_count_is_walked_to_the_exact_one(triform: Command, change: tuple[str, ...]) -> None:
-    sets = [word for each in change for word in ("--set", each)]
-    asked = ("params", "--preset", "transformer-base", "--vocab-size", 30_000, *sets)
-    told = triform(*asked, "--json").json
-    steps = told["reconciliation"]
+    sets = [word for assignment in change for word in ("--set", assignment)]
+    arguments = ("params", "--preset", "transformer-base", "--vocab-size", 30_000, *sets)
+    report = triform(*arguments, "--json").json
+    steps = report["reconciliation"]
     assert steps[3]["sum"] == 68_554_752
-    assert steps[-1]["sum"] == told["parameters"]
-    out = triform(*asked).out
+    assert steps[-1]["sum"] == report["parameters"]
+    out = triform(*arguments).out
     assert "68,554,752" in out
     assert re.search(r"a slip in feedforward +-55,296 +68,499,456", out)
-    assert out.split("this model, exactly")[1].split()[0] == f"{told['parameters']:,}"
+    assert out.split("this model, exactly")[1].split()[0] == f"{report['parameters']:,}"
 
 
 def test_other_sizes_have_nothing_to_reconcile(triform: Command) -> None:
@@ -139,14 +139,14 @@ def test_other_sizes_have_nothing_to_reconcile(triform: Command) -> None:
 
 
 def test_memory_follows_batch_length_optimizer_and_precision(triform: Command) -> None:
-    def told(*more: object) -> Any:
+    def report_memory(*more: object) -> Any:
         return triform("params", "--preset", "gpt2-small", "--batch-size", 4, *more, "--json").json["memory"]
 
-    plain = told()
-    assert told("--length", 256)["activation_bytes"] < plain["activation_bytes"] / 3.9
-    saved = plain["training_bytes"] - told("--optimizer", "sgd")["training_bytes"]
+    plain = report_memory()
+    assert report_memory("--length", 256)["activation_bytes"] < plain["activation_bytes"] / 3.9
+    saved = plain["training_bytes"] - report_memory("--optimizer", "sgd")["training_bytes"]
     assert saved == 4 * 124_439_808  # one running mean instead of two
-    assert told("--precision", "bf16")["activation_bytes"] < plain["activation_bytes"]
+    assert report_memory("--precision", "bf16")["activation_bytes"] < plain["activation_bytes"]
     assert plain["cache_bytes_per_token"] == {"a token": 2 * 12 * 768 * 4}
 
 
@@ -155,8 +155,8 @@ def test_a_preset_is_counted_without_torch() -> None:
         "import sys\nfrom triform.cli.params import params\nparams(preset='gpt2-small')\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.endswith("False\n")
 
 
 # -- what is refused

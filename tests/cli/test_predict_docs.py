@@ -28,8 +28,8 @@ def test_the_commands_run(
     assert len(commands) == 5
     for command in commands:
         known = command.replace("Once upon", "3 birds")  # letters that the small model has seen
-        answer = triform(*shlex.split(known, comments=True))
-        assert answer.code == 0, f"{command}\n{answer.err}"
+        result = triform(*shlex.split(known, comments=True))
+        assert result.code == 0, f"{command}\n{result.err}"
     assert Path("answers.csv").read_text().startswith("id,text,comment,predicted_label,probability_bad,")
     assert '"probabilities": {' in Path("answers.jsonl").read_text()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from triform.cli.predict import shown, summarize_notes
-from triform.data.tables import objects
+from triform.cli.predict import format_prediction, summarize_notes
+from triform.data.tables import read_json_lines
 from triform.tasks import Prediction
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
@@ -27,7 +27,7 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "p.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(
-            [["id", "text", "label"], *([n, text, "é\r\n,\r"] for n, text in enumerate(TEXTS))]
+            [["id", "text", "label"], *([index, text, "é\r\n,\r"] for index, text in enumerate(TEXTS))]
         )
     return path
 
@@ -36,13 +36,13 @@ def test_a_table_is_read_by_its_text_column_and_that_is_said(
     triform: Command, classifier: Path, table: Path
 ) -> None:
     direct = triform("predict", classifier, *TEXTS, "--json").json
-    answer = triform("predict", classifier, "--input", table, "--json")
-    assert answer.json == direct
-    assert f"{table}: a header, texts in column 'text'" in answer.err
-    other = triform("predict", classifier, "--input", table, "--text-column", "id", "--json").json
-    assert [one["input"] for one in other] == ["0", "1", "2"]
+    result = triform("predict", classifier, "--input", table, "--json")
+    assert result.json == direct
+    assert f"{table}: a header, texts in column 'text'" in result.err
+    by_id_column = triform("predict", classifier, "--input", table, "--text-column", "id", "--json").json
+    assert [prediction["input"] for prediction in by_id_column] == ["0", "1", "2"]
     by_setting = triform("predict", classifier, "--input", table, "--set", "data.text_column=id", "--json").json
-    assert by_setting == other
+    assert by_setting == by_id_column
 
 
 def test_a_missing_column_is_refused_by_name(triform: Command, classifier: Path, table: Path) -> None:
@@ -54,17 +54,17 @@ def test_a_missing_column_is_refused_by_name(triform: Command, classifier: Path,
 def test_rows_are_kept_and_answers_added(triform: Command, classifier: Path, table: Path, tmp_path: Path) -> None:
     answers = triform("predict", classifier, *TEXTS, "--json").json
     out = tmp_path / "new" / "preds.csv"
-    answer = triform("predict", classifier, "--input", table, "--output", out)
-    assert answer.out == f"3 predictions written to {out}\n"
+    result = triform("predict", classifier, "--input", table, "--output", out)
+    assert result.out == f"3 predictions written to {out}\n"
     read = read_csv(out)
     assert list(read[0])[:6] == ["id", "text", "label", "predicted_label", "probability_bad", "probability_good"]
-    for number, (row, wanted) in enumerate(zip(read, answers, strict=True)):
+    for number, (row, expected) in enumerate(zip(read, answers, strict=True)):
         assert (row["id"], row["text"], row["label"]) == (str(number), TEXTS[number], "é\r\n,\r")
-        assert row["predicted_label"] == wanted["output"]
-        for label, share in wanted["probabilities"].items():
-            assert float(row[f"probability_{label}"]) == pytest.approx(share, abs=1e-6)
-    again = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
-    assert [one["input"] for one in again] == TEXTS
+        assert row["predicted_label"] == expected["output"]
+        for label, probability in expected["probabilities"].items():
+            assert float(row[f"probability_{label}"]) == pytest.approx(probability, abs=1e-6)
+    second_predictions = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
+    assert [prediction["input"] for prediction in second_predictions] == TEXTS
     assert [path.name for path in out.parent.iterdir()] == ["preds.csv"]
 
 
@@ -75,11 +75,13 @@ def test_objects_keep_their_values_and_get_an_object_of_probabilities(
     source, out = tmp_path / "p.jsonl", tmp_path / "preds.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"text": "a", "odd": "\\ud800"}\n')
     answers = triform("predict", classifier, "--input", source, "--output", out, "--json").json
-    written = [record for _, record in objects(str(out))]
+    written = [record for _, record in read_json_lines(str(out))]
     assert [{name: record[name] for name in rows[0]} for record in written[:3]] == rows
     assert written[3]["odd"] == "\ud800"
-    assert [record["predicted_label"] for record in written] == [one["output"] for one in answers]
-    assert [record["probabilities"] for record in written] == [one["probabilities"] for one in answers]
+    assert [record["predicted_label"] for record in written] == [prediction["output"] for prediction in answers]
+    assert [record["probabilities"] for record in written] == [
+        prediction["probabilities"] for prediction in answers
+    ]
     triform("predict", classifier, "--input", source, "--output", tmp_path / "as.csv")
     assert read_csv(tmp_path / "as.csv")[0]["deep"] == '[null, {"x": true}]'
 
@@ -91,8 +93,8 @@ def test_lines_and_arguments_can_be_written_too(
     lines, out = tmp_path / "p.txt", tmp_path / f"preds.{suffix}"
     lines.write_text('a "quoted" line\nanother\n')
     assert triform("predict", classifier, "typed", "--input", lines, "--output", out).code == 0
-    found = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
-    assert [one["input"] for one in found] == ["typed", 'a "quoted" line', "another"]
+    predictions = triform("predict", classifier, "--input", out, "--text-column", "text", "--json").json
+    assert [prediction["input"] for prediction in predictions] == ["typed", 'a "quoted" line', "another"]
 
 
 def test_names_that_are_taken_are_numbered(triform: Command, classifier: Path, tmp_path: Path) -> None:
@@ -110,18 +112,22 @@ def test_translations_and_continuations_are_written_beside_their_rows(
     pairs, prompts = tmp_path / "pairs.tsv", tmp_path / "prompts.csv"
     pairs.write_text("fr\ten\nun et deux\tone and two\n")
     prompts.write_text("id,text\n1,3 birds\n")
-    short = ("--max-new-tokens", 3)
+    decode_options = ("--max-new-tokens", 3)
     out = tmp_path / "t.tsv"
-    answer = triform("predict", translator, "--input", pairs, "--text-column", "en", "--output", out, *short)
-    assert answer.code == 0, answer.err
+    result = triform(
+        "predict", translator, "--input", pairs, "--text-column", "en", "--output", out, *decode_options
+    )
+    assert result.code == 0, result.err
     assert out.read_text().splitlines()[0].split("\t")[:3] == ["fr", "en", "predicted_translation"]
-    found = triform("predict", translator, "--input", pairs, "--text-column", "en", "--json", *short).json
-    assert found[0]["input"] == "one and two"
+    predictions = triform(
+        "predict", translator, "--input", pairs, "--text-column", "en", "--json", *decode_options
+    ).json
+    assert predictions[0]["input"] == "one and two"
     out = tmp_path / "g.jsonl"
-    assert triform("predict", writer, "--input", prompts, "--output", out, *short, "--top-k", 1).code == 0
+    assert triform("predict", writer, "--input", prompts, "--output", out, *decode_options, "--top-k", 1).code == 0
     written = json.loads(out.read_text())
     assert written["text"] + written["predicted_continuation"] == (
-        triform("predict", writer, "3 birds", *short, "--top-k", 1).out.removesuffix("\n")
+        triform("predict", writer, "3 birds", *decode_options, "--top-k", 1).out.removesuffix("\n")
     )
     refusal = triform("predict", writer, "--input", prompts, "--output", tmp_path / "g.tsv").last_line
     assert "a continuation may have several lines, which a .tsv cannot hold" in refusal
@@ -131,37 +137,39 @@ def test_an_output_that_cannot_be_is_refused_before_the_run_is_opened(
     triform: Command, table: Path, tmp_path: Path
 ) -> None:
     before = table.read_bytes()
-    ask = ("predict", tmp_path / "no-run", "--input", table, "--output")
-    assert "the name must end in .csv, .tsv or .jsonl" in triform(*ask, tmp_path / "p.xlsx").refusal
-    assert "is the input file, which is not overwritten" in triform(*ask, table).refusal
+    arguments = ("predict", tmp_path / "no-run", "--input", table, "--output")
+    assert "the name must end in .csv, .tsv or .jsonl" in triform(*arguments, tmp_path / "p.xlsx").refusal
+    assert "is the input file, which is not overwritten" in triform(*arguments, table).refusal
     (tmp_path / "link.csv").symlink_to(table)
-    assert "is the input file, which is not overwritten" in triform(*ask, tmp_path / "link.csv").refusal
+    assert "is the input file, which is not overwritten" in triform(*arguments, tmp_path / "link.csv").refusal
     (tmp_path / "folder.csv").mkdir()
-    assert "is a folder" in triform(*ask, tmp_path / "folder.csv").refusal
+    assert "is a folder" in triform(*arguments, tmp_path / "folder.csv").refusal
     assert table.read_bytes() == before
 
 
 def test_a_cell_that_a_tsv_cannot_hold_is_refused_and_leaves_no_file(
     triform: Command, classifier: Path, table: Path, tmp_path: Path
 ) -> None:
-    answer = triform("predict", classifier, "--input", table, "--output", tmp_path / "p.tsv")
-    assert "has a tab or several lines, which a .tsv cannot hold" in answer.last_line
+    result = triform("predict", classifier, "--input", table, "--output", tmp_path / "p.tsv")
+    assert "has a tab or several lines, which a .tsv cannot hold" in result.last_line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(triform: Command, classifier: Path, table: Path) -> None:
-    answer = triform("predict", classifier, "--input", table, "--output", table / "p.csv")
-    assert "cannot be written" in answer.last_line
+    result = triform("predict", classifier, "--input", table, "--output", table / "p.csv")
+    assert "cannot be written" in result.last_line
 
 
 def test_of_many_labels_the_five_likeliest_are_shown() -> None:
-    shares = {f"label{n}": (n + 1) / 1275 for n in range(50)}
-    line = shown(Prediction(input="a", output="label49", probabilities=shares))
+    probabilities = {f"label{index}": (index + 1) / 1275 for index in range(50)}
+    line = format_prediction(Prediction(input="a", output="label49", probabilities=probabilities))
     assert line.startswith("label49\tlabel49 3.9 %  label48 3.8 %")
     assert line.endswith("label45 3.6 %  and 45 more")
-    few = {f"label{n}": 0.2 for n in range(5)}
-    assert shown(Prediction(input="a", output="label0", probabilities=few)).count("%") == 5
-    assert "more" not in shown(Prediction(input="a", output="label0", probabilities=few))
+    five_probabilities = {f"label{index}": 0.2 for index in range(5)}
+    assert (
+        format_prediction(Prediction(input="a", output="label0", probabilities=five_probabilities)).count("%") == 5
+    )
+    assert "more" not in format_prediction(Prediction(input="a", output="label0", probabilities=five_probabilities))
 
 
 def test_notes_are_counted_and_written_where_there_are_any(
@@ -169,10 +177,10 @@ def test_notes_are_counted_and_written_where_there_are_any(
 ) -> None:
     table, out = tmp_path / "p.csv", tmp_path / "o.csv"
     table.write_text("text,id\nthe soup,1\n,2\nqq zz,3\n,4\n")
-    answer = triform("predict", classifier, "--input", table, "--output", out, "--json")
-    assert "note: 2 of 4 texts: the text is empty\n" in answer.err
-    assert "note: 1 of 4 texts: no word of the text is known to the model\n" in answer.err
-    assert ["notes" in one for one in answer.json] == [False, True, True, True]
+    result = triform("predict", classifier, "--input", table, "--output", out, "--json")
+    assert "note: 2 of 4 texts: the text is empty\n" in result.err
+    assert "note: 1 of 4 texts: no word of the text is known to the model\n" in result.err
+    assert ["notes" in prediction for prediction in result.json] == [False, True, True, True]
     assert [row["notes"] for row in read_csv(out)] == [
         *("", "the text is empty", "no word of the text is known to the model", "the text is empty")
     ]
@@ -185,6 +193,8 @@ def test_notes_are_counted_and_written_where_there_are_any(
 
 def test_notes_that_differ_only_in_numbers_are_one_line() -> None:
     notes = [(), ("only the first 5 of 8 tokens were read",), ("only the first 5 of 9 tokens were read",)]
-    made = [Prediction(input="a", output="b", notes=each) for each in notes]
-    assert summarize_notes(made) == ["note: 2 of 3 texts: for example, only the first 5 of 8 tokens were read"]
-    assert summarize_notes(made[1:2]) == ["note: only the first 5 of 8 tokens were read"]
+    predictions = [Prediction(input="a", output="b", notes=note_list) for note_list in notes]
+    assert summarize_notes(predictions) == [
+        "note: 2 of 3 texts: for example, only the first 5 of 8 tokens were read"
+    ]
+    assert summarize_notes(predictions[1:2]) == ["note: only the first 5 of 8 tokens were read"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triform.reproduce.outcome import blank, write
+from triform.experiments.reproduce.outcome import empty_result, write_result
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 
@@ -47,9 +47,9 @@ def test_a_folder_without_results_does_not_replace_a_page(triform: Command, tmp_
 
 def test_the_page_is_made_from_what_there_is(triform: Command, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    write(tmp_path, blank("speeches-lm", quick=False))
-    answer = triform("reproduce", "tables", "--results", tmp_path, "--out", page)
-    assert answer.out == f"page: {page}\n"
+    write_result(tmp_path, empty_result("speeches-lm", smoke=False))
+    result = triform("reproduce", "tables", "--results", tmp_path, "--out", page)
+    assert result.out == f"page: {page}\n"
     assert "Not run yet" in page.read_text()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from triform.training.population import Population
+from triform.training.ensemble import Ensemble
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -19,17 +19,17 @@ def test_seeds_are_runs_like_any_other_and_their_interval_is_told(
     triform: Command, train: Command, files: Files, tmp_path: Path
 ) -> None:
     out = tmp_path / "many"
-    answer = train("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 5)
-    assert answer.code == 0, answer.err
+    result = train("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 5)
+    assert result.code == 0, result.err
     assert sorted(path.name for path in out.iterdir()) == ["seed-5", "seed-6", "seed-7"]
-    assert re.search(r"^seed-6 +accuracy \d+\.\d\d %$", answer.out, re.MULTILINE)
+    assert re.search(r"^seed-6 +accuracy \d+\.\d\d %$", result.out, re.MULTILINE)
     last = r"accuracy of 3 seeds: (\S+) ± (\S+) % \(95 % interval: (\S+) to (\S+) %, Student's t\)\n"
-    found = re.search(last, answer.out)
-    assert found
-    mean, half_width, low, high = map(float, found.groups())
+    match = re.search(last, result.out)
+    assert match
+    mean, half_width, low, high = map(float, match.groups())
     assert (low, high) == pytest.approx((mean - half_width, mean + half_width), abs=0.02)
-    assert "classify: 3 seeds of " in answer.err
-    assert len(re.findall(r"^step 4/4  3 seeds  valid loss", answer.err, re.MULTILINE)) == 1
+    assert "classify: 3 seeds of " in result.err
+    assert len(re.findall(r"^step 4/4  3 seeds  valid loss", result.err, re.MULTILINE)) == 1
     run = out / "seed-6"
     assert triform("predict", run, "the soup was lovely").code == 0
     assert triform("evaluate", run, "--data", files.csv).code == 0
@@ -37,17 +37,17 @@ def test_seeds_are_runs_like_any_other_and_their_interval_is_told(
 
 
 def test_seeds_answer_in_json(train: Command, files: Files, tmp_path: Path) -> None:
-    answer = train(
+    result = train(
         "generate", "--data", files.txt, "--out", tmp_path / "many", "--seeds", 2, "--json", "--quiet",
         "--set", "data.max_len=8", "--set", "data.valid_fraction=0",
     )  # fmt: skip
-    assert answer.err == ""
-    told = answer.json
-    assert told["metric"] == "training loss"
-    values = [row["value"] for row in told["seeds"]]
-    assert told["mean"] == pytest.approx(sum(values) / 2)
-    assert told["low"] < told["mean"] < told["high"]
-    assert [Path(row["run"]).name for row in told["seeds"]] == ["seed-0", "seed-1"]
+    assert result.err == ""
+    report = result.json
+    assert report["metric"] == "training loss"
+    values = [row["value"] for row in report["seeds"]]
+    assert report["mean"] == pytest.approx(sum(values) / 2)
+    assert report["low"] < report["mean"] < report["high"]
+    assert [Path(row["run"]).name for row in report["seeds"]] == ["seed-0", "seed-1"]
 
 
 @pytest.mark.parametrize("seeds", [0, -3])
@@ -66,13 +66,13 @@ def test_folders_that_are_taken_are_refused(train: Command, files: Files, tmp_pa
     assert f"{tmp_path / 'many' / 'seed-0'}: already holds a finished run" in train(*many).refusal
     assert train(*many, "--quiet", "--resume").code == 0
     assert train(*many, "--quiet", "--overwrite").code == 0
-    alone = train("classify", "--data", files.csv, "--out", tmp_path / "many").refusal
-    assert "exists and is not a run folder" in alone
+    single_refusal = train("classify", "--data", files.csv, "--out", tmp_path / "many").refusal
+    assert "exists and is not a run folder" in single_refusal
 
 
 def test_data_that_cannot_be_read_leaves_no_folder(train: Command, tmp_path: Path) -> None:
-    answer = train("classify", "--data", tmp_path / "none.csv", "--out", tmp_path / "many", "--seeds", 2)
-    assert "no such file" in answer.refusal
+    result = train("classify", "--data", tmp_path / "none.csv", "--out", tmp_path / "many", "--seeds", 2)
+    assert "no such file" in result.refusal
     assert not (tmp_path / "many").exists()
 
 
@@ -80,13 +80,13 @@ def test_interrupted_seeds_say_how_to_go_on_and_do(
     train: Command, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "many"
-    asked = ("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 2, "--quiet")
+    arguments = ("classify", "--data", files.csv, "--out", out, "--seeds", 3, "--seed", 2, "--quiet")
     with monkeypatch.context() as patch:
-        patch.setattr(Population, "_between", lambda self, members: self.stop())
-        answer = train(*asked)
-    assert answer.code == 130
-    assert f"go on with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in answer.err
-    assert train(*asked, "--resume").code == 0
+        patch.setattr(Ensemble, "_run_between_steps", lambda self, members: self.stop())
+        result = train(*arguments)
+    assert result.code == 130
+    assert f"go on with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in result.err
+    assert train(*arguments, "--resume").code == 0
     for seed in (2, 3, 4):
         lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["reason"] for line in lines if '"end"' in line] == ["max_steps"]

@@ -19,14 +19,14 @@ from triform.tasks import TASKS
 def test_memory_that_is_full_is_one_line(
     command: str, triform: Any, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*inputs: Any, **named: Any) -> None:
+    def raise_out_of_memory(*inputs: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
 
     for name in ("predict", "evaluate"):
-        monkeypatch.setattr(TASKS["classify"], name, full)
-    answer = triform(command, str(classifier), *(["the soup"] if command == "predict" else []))
-    assert answer.code == 2
-    assert answer.err == (
+        monkeypatch.setattr(TASKS["classify"], name, raise_out_of_memory)
+    result = triform(command, str(classifier), *(["the soup"] if command == "predict" else []))
+    assert result.code == 2
+    assert result.err == (
         "triform: the memory of the device is full (CUDA out of memory. Tried to allocate 2.00 GiB.); "
         "give fewer or shorter texts, or --device cpu\n"
     )
@@ -47,15 +47,15 @@ PLAIN_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "said"), PLAIN_ERRORS)
+@pytest.mark.parametrize(("error", "message"), PLAIN_ERRORS)
 def test_an_error_of_size_is_one_line_whatever_raised_it(
-    error: Exception, said: str, triform: Any, classifier: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, message: str, triform: Any, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*inputs: Any, **named: Any) -> None:
         raise error
 
     monkeypatch.setattr(TASKS["classify"], "predict", failing)
-    assert triform("predict", str(classifier), "the soup").refusal.startswith(said)
+    assert triform("predict", str(classifier), "the soup").refusal.startswith(message)
 
 
 def test_any_other_error_is_still_a_bug_with_a_traceback(
@@ -76,7 +76,7 @@ def test_a_model_that_no_computer_holds_is_neither_trained_nor_checked(triform: 
         assert "parameters, which need " in triform(*command, *large).refusal
 
 
-CHILD = """
+CHILD_SCRIPT = """
 import json, resource, sys, torch
 import triform.launch, triform.cli.main
 torch.zeros(10) @ torch.zeros(10)
@@ -90,7 +90,7 @@ for arguments in json.loads(sys.argv[1]):
     except SystemExit as ended:
         print("exit", ended.code, file=sys.stderr)
 """
-TOO_LARGE = {
+TOO_LARGE_SETTINGS = {
     "parameters, which need": ("model.d_model=8192",),
     "training needs": ("model.d_model=2048", "model.n_layers=2", "model.d_ff=2048"),
     "the memory of this computer is full": ("model.d_model=64", "model.d_ff=2000", "train.batch_size=200"),
@@ -101,21 +101,37 @@ TOO_LARGE = {
 def test_a_computer_with_little_memory_says_so_in_one_line(tmp_path: Path) -> None:
     data = tmp_path / "long.csv"
     data.write_text("text,label\n" + "".join(f"{'word ' * 4000},{n % 2}\n" for n in range(200)))
-    given = ["train", "classify", "--data", str(data), "--device", "cpu", "--quiet", "--set", "data.max_len=4096"]
+    base_command = [
+        "train",
+        "classify",
+        "--data",
+        str(data),
+        "--device",
+        "cpu",
+        "--quiet",
+        "--set",
+        "data.max_len=4096",
+    ]
     small = ["--set", "model.n_heads=2", "--set", "train.max_steps=1"]
     commands = [
-        [*given, *small, "--out", str(tmp_path / str(n)), *(part for each in sets for part in ("--set", each))]
-        for n, sets in enumerate(TOO_LARGE.values())
+        [
+            *base_command,
+            *small,
+            "--out",
+            str(tmp_path / str(n)),
+            *(part for assignment in sets for part in ("--set", assignment)),
+        ]
+        for n, sets in enumerate(TOO_LARGE_SETTINGS.values())
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(commands)],
+    completed = subprocess.run(
+        [sys.executable, "-c", CHILD_SCRIPT, json.dumps(commands)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
-    assert lines[1::2] == ["exit 2"] * 3, done.stderr[-2000:]
-    for line, said in zip(lines[::2], TOO_LARGE, strict=True):
+    assert "Traceback" not in completed.stderr
+    lines = completed.stderr.splitlines()
+    assert lines[1::2] == ["exit 2"] * 3, completed.stderr[-2000:]
+    for line, message in zip(lines[::2], TOO_LARGE_SETTINGS, strict=True):
         assert line.startswith("triform: ")
-        assert said in line
+        assert message in line

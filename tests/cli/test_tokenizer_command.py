@@ -14,98 +14,118 @@ from transformers import AutoTokenizer
 
 Command = Callable[..., Any]
 TEXT = "The cat sat on the mat, and the other cat sat on the other mat.\nThen they're gone; it's late.\n"
-HARD = "the cat's  \t<eos> é 🙂"
+HARD_TEXT = "the cat's  \t<eos> é 🙂"
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
+def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "book.txt"
     path.write_text(TEXT * 3, encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def learned(triform: Command, book: Path, tmp_path: Path) -> Path:
+def tokenizer_file(triform: Command, text_file: Path, tmp_path: Path) -> Path:
     path = tmp_path / "learned.json"
-    answer = triform("tokenizer", "train", "--data", book, "--vocab-size", 280, "--out", path)
-    assert answer.code == 0, answer.err
-    assert answer.out == f"bpe: 280 tokens: {path}\n"
+    result = triform("tokenizer", "train", "--data", text_file, "--vocab-size", 280, "--out", path)
+    assert result.code == 0, result.err
+    assert result.out == f"bpe: 280 tokens: {path}\n"
     return path
 
 
-def test_what_is_encoded_comes_back(triform: Command, learned: Path, tmp_path: Path) -> None:
-    numbers = triform("tokenizer", "encode", learned, HARD).out
-    assert triform("tokenizer", "decode", learned, *numbers.split()).out == HARD + "\n"
-    several = triform("tokenizer", "encode", learned, "--input", "-", stdin=f"{HARD}\n\nmat\n").out
-    assert several.splitlines()[0] == numbers.rstrip("\n")
-    assert triform("tokenizer", "decode", learned, "--input", "-", stdin=several).out == f"{HARD}\n\nmat\n"
-    told = triform("tokenizer", "encode", learned, "cat", "mat", "--json").json
-    assert ["".join(row["pieces"]) for row in told] == ["cat", "mat"]
-    spaced, joined = (triform("tokenizer", "decode", learned, row).out for row in ("70 71", "70,71"))
+def test_what_is_encoded_comes_back(triform: Command, tokenizer_file: Path, tmp_path: Path) -> None:
+    token_ids = triform("tokenizer", "encode", tokenizer_file, HARD_TEXT).out
+    assert triform("tokenizer", "decode", tokenizer_file, *token_ids.split()).out == HARD_TEXT + "\n"
+    several = triform("tokenizer", "encode", tokenizer_file, "--input", "-", stdin=f"{HARD_TEXT}\n\nmat\n").out
+    assert several.splitlines()[0] == token_ids.rstrip("\n")
+    assert (
+        triform("tokenizer", "decode", tokenizer_file, "--input", "-", stdin=several).out == f"{HARD_TEXT}\n\nmat\n"
+    )
+    rows = triform("tokenizer", "encode", tokenizer_file, "cat", "mat", "--json").json
+    assert ["".join(row["pieces"]) for row in rows] == ["cat", "mat"]
+    spaced, joined = (triform("tokenizer", "decode", tokenizer_file, row).out for row in ("70 71", "70,71"))
     assert spaced == joined
 
 
-def test_files_are_given_by_position_too(triform: Command, learned: Path, book: Path, tmp_path: Path) -> None:
+def test_files_are_given_by_position_too(
+    triform: Command, tokenizer_file: Path, text_file: Path, tmp_path: Path
+) -> None:
     same = tmp_path / "same.json"
-    assert triform("tokenizer", "train", book, "--vocab-size", 280, "--out", same).code == 0
-    assert same.read_bytes() == learned.read_bytes()
+    assert triform("tokenizer", "train", text_file, "--vocab-size", 280, "--out", same).code == 0
+    assert same.read_bytes() == tokenizer_file.read_bytes()
     two, three = tmp_path / "two.json", tmp_path / "three.json"
-    assert triform("tokenizer", "train", book, book, "--kind", "char", "--out", two).code == 0
-    assert triform("tokenizer", "train", book, "--data", book, "--kind", "char", "--out", three).code == 0
+    assert triform("tokenizer", "train", text_file, text_file, "--kind", "char", "--out", two).code == 0
+    assert triform("tokenizer", "train", text_file, "--data", text_file, "--kind", "char", "--out", three).code == 0
     assert two.read_bytes() == three.read_bytes()
     assert "nothing to learn from" in triform("tokenizer", "train", "--out", tmp_path / "none.json").refusal
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
-def test_each_kind_is_learned(triform: Command, kind: str, book: Path, tmp_path: Path) -> None:
+def test_each_kind_is_learned(triform: Command, kind: str, text_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "it.json"
-    answer = triform("tokenizer", "train", "--data", book, "--kind", kind, "--lowercase", "--out", out)
-    assert answer.out.startswith(f"{kind}: ")
+    result = triform("tokenizer", "train", "--data", text_file, "--kind", kind, "--lowercase", "--out", out)
+    assert result.out.startswith(f"{kind}: ")
     upper, lower = (triform("tokenizer", "encode", out, text).out for text in ("THE Cat", "the cat"))
     assert upper == lower
 
 
-def test_a_learned_vocabulary_serves_training(triform: Command, learned: Path, book: Path, tmp_path: Path) -> None:
+def test_a_learned_vocabulary_serves_training(
+    triform: Command, tokenizer_file: Path, text_file: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shape = ("--set", "model.d_model=8", "--set", "model.n_heads=1", "--set", "model.n_layers=1")
-    more = ("--set", "train.max_steps=1", "--device", "cpu", "--set", "data.max_len=8")
-    answer = triform(
-        *("train", "generate", "--data", book, "--set", f"tokenizer.file={learned}", "--out", run, *shape, *more)
+    train_options = ("--set", "train.max_steps=1", "--device", "cpu", "--set", "data.max_len=8")
+    result = triform(
+        *(
+            "train",
+            "generate",
+            "--data",
+            text_file,
+            "--set",
+            f"tokenizer.file={tokenizer_file}",
+            "--out",
+            run,
+            *shape,
+            *train_options,
+        )
     )
-    assert answer.code == 0, answer.err
-    assert triform("tokenizer", "encode", run, HARD).out == triform("tokenizer", "encode", learned, HARD).out
+    assert result.code == 0, result.err
+    assert (
+        triform("tokenizer", "encode", run, HARD_TEXT).out
+        == triform("tokenizer", "encode", tokenizer_file, HARD_TEXT).out
+    )
 
 
-def test_to_other_libraries_and_back_the_ids_stay(triform: Command, learned: Path, tmp_path: Path) -> None:
-    wanted = triform("tokenizer", "encode", learned, HARD).out
-    numbers = [int(word) for word in wanted.split()]
-    files = triform("tokenizer", "export", learned, "--out", tmp_path / "hf").out.split()
+def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_file: Path, tmp_path: Path) -> None:
+    expected = triform("tokenizer", "encode", tokenizer_file, HARD_TEXT).out
+    token_ids = [int(word) for word in expected.split()]
+    files = triform("tokenizer", "export", tokenizer_file, "--out", tmp_path / "hf").out.split()
     assert {Path(file).name for file in files} >= {"tokenizer.json", "vocab.json", "merges.txt"}
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert theirs(HARD, split_special_tokens=True)["input_ids"] == numbers
-    triform("tokenizer", "export", learned, "--like", "tiktoken", "--out", tmp_path / "ranks")
+    hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert hf_tokenizer(HARD_TEXT, split_special_tokens=True)["input_ids"] == token_ids
+    triform("tokenizer", "export", tokenizer_file, "--like", "tiktoken", "--out", tmp_path / "ranks")
     file = tmp_path / "ranks" / "tokenizer.tiktoken"
-    beside = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
+    metadata = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
     ranks = load_tiktoken_bpe(str(file))
     known = tiktoken.Encoding(
-        "it", pat_str=beside["pattern"], mergeable_ranks=ranks, special_tokens=beside["special_tokens"]
+        "it", pat_str=metadata["pattern"], mergeable_ranks=ranks, special_tokens=metadata["special_tokens"]
     )
-    assert known.encode_ordinary(HARD) == numbers
-    for place in (tmp_path / "hf", tmp_path / "hf" / "tokenizer.json", file):
-        out = tmp_path / f"{place.name}.back"
-        answer = triform("tokenizer", "import", place, "--out", out.with_suffix(".json"))
-        assert answer.code == 0, answer.err
-        assert triform("tokenizer", "encode", out.with_suffix(".json"), HARD).out == wanted
-    special = [f"--special={name}={number}" for name, number in beside["special_tokens"].items()]
+    assert known.encode_ordinary(HARD_TEXT) == token_ids
+    for folder in (tmp_path / "hf", tmp_path / "hf" / "tokenizer.json", file):
+        out = tmp_path / f"{folder.name}.back"
+        result = triform("tokenizer", "import", folder, "--out", out.with_suffix(".json"))
+        assert result.code == 0, result.err
+        assert triform("tokenizer", "encode", out.with_suffix(".json"), HARD_TEXT).out == expected
+    special = [f"--special={name}={number}" for name, number in metadata["special_tokens"].items()]
     named = triform(
-        *("tokenizer", "import", file, "--out", tmp_path / "p.json", "--pattern", beside["pattern"], *special)
+        *("tokenizer", "import", file, "--out", tmp_path / "p.json", "--pattern", metadata["pattern"], *special)
     )
     assert named.code == 0, named.err
-    assert triform("tokenizer", "encode", tmp_path / "p.json", HARD).out == wanted
+    assert triform("tokenizer", "encode", tmp_path / "p.json", HARD_TEXT).out == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("encode", "{tmp}/nowhere", "a"), "there is no tokenizer file here"),
         (("encode", "{tmp}", "a"), "no tokenizer is here; known are tokenizer.json, vocab.json with merges.txt"),
@@ -126,14 +146,14 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, learned: Pat
     ],
 )
 def test_what_is_wrong_is_one_line(
-    triform: Command, arguments: tuple[str, ...], words: str, learned: Path, tmp_path: Path
+    triform: Command, arguments: tuple[str, ...], message: str, tokenizer_file: Path, tmp_path: Path
 ) -> None:
-    given = [each.format(tmp=tmp_path, learned=learned) for each in arguments]
-    assert words in triform("tokenizer", *given).refusal
+    command = [argument.format(tmp=tmp_path, learned=tokenizer_file) for argument in arguments]
+    assert message in triform("tokenizer", *command).refusal
     assert not (tmp_path / "o").exists()
 
 
-def test_what_no_other_library_reads_is_said(triform: Command, book: Path, tmp_path: Path) -> None:
-    triform("tokenizer", "train", "--data", book, "--kind", "word", "--out", tmp_path / "w.json")
-    answer = triform("tokenizer", "export", tmp_path / "w.json", "--like", "tiktoken", "--out", tmp_path / "o")
-    assert answer.refusal == "tiktoken reads byte BPE alone; this tokenizer is word"
+def test_what_no_other_library_reads_is_said(triform: Command, text_file: Path, tmp_path: Path) -> None:
+    triform("tokenizer", "train", "--data", text_file, "--kind", "word", "--out", tmp_path / "w.json")
+    result = triform("tokenizer", "export", tmp_path / "w.json", "--like", "tiktoken", "--out", tmp_path / "o")
+    assert result.refusal == "tiktoken reads byte BPE alone; this tokenizer is word"

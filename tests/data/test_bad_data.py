@@ -10,47 +10,47 @@ import pytest
 
 from triform.config import DataConfig
 from triform.data.readers import (
-    check_aligned,
     count_units,
     fingerprint,
     read_aligned,
+    read_chunks,
     read_lines,
     read_pairs,
-    read_pieces,
     read_rows,
+    validate_aligned,
 )
 from triform.errors import ConfigError, DataError
 
-LAYOUT = DataConfig()
+DATA_CONFIG = DataConfig()
 
 
-def rows(path: str, layout: DataConfig = LAYOUT) -> object:
-    return list(read_rows(path, layout))
+def load_rows(path: str, data_config: DataConfig = DATA_CONFIG) -> object:
+    return list(read_rows(path, data_config))
 
 
-def pairs(path: str) -> object:
-    return list(read_pairs(path, LAYOUT))
+def load_pairs(path: str) -> object:
+    return list(read_pairs(path, DATA_CONFIG))
 
 
-def pieces(path: str) -> object:
-    return list(read_pieces(path, LAYOUT))
+def load_chunks(path: str) -> object:
+    return list(read_chunks(path, DATA_CONFIG))
 
 
-def lines(path: str) -> object:
+def load_lines(path: str) -> object:
     return list(read_lines(path))
 
 
-def count(path: str) -> object:
-    return count_units(path, LAYOUT)
+def load_count(path: str) -> object:
+    return count_units(path, DATA_CONFIG)
 
 
-def write(folder: Path, name: str, content: str | bytes) -> str:
+def write_file(folder: Path, name: str, content: str | bytes) -> str:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 
-def problem(read: Callable[[str], object], path: str) -> str:
+def error_message(read: Callable[[str], object], path: str) -> str:
     """What is said, without the place; the place is checked to begin with the path."""
     with pytest.raises(DataError) as caught:
         read(path)
@@ -59,55 +59,55 @@ def problem(read: Callable[[str], object], path: str) -> str:
     return str(caught.value)[len(path) :]
 
 
-@pytest.mark.parametrize("read", [rows, pairs, pieces, lines, count, fingerprint])
+@pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count, fingerprint])
 def test_a_missing_file_a_folder_and_a_broken_zip_are_told_apart(
     tmp_path: Path, read: Callable[[str], object]
 ) -> None:
-    assert problem(read, str(tmp_path / "none.csv")) == ": no such file"
-    assert problem(read, str(tmp_path)) == ": is a folder; give the file inside it"
-    whole = gzip.compress(b"text,label\n" + bytes(range(65, 91)) * 1000)
-    for content in (whole[:-12], b"text,label\na,b\n", whole[:20] + b"\xff\xff" + whole[22:]):
-        path = write(tmp_path, "a.csv.gz", content)
-        assert problem(read, path).startswith(": is not a whole gzip file")
+    assert error_message(read, str(tmp_path / "none.csv")) == ": no such file"
+    assert error_message(read, str(tmp_path)) == ": is a folder; give the file inside it"
+    compressed = gzip.compress(b"text,label\n" + bytes(range(65, 91)) * 1000)
+    for content in (compressed[:-12], b"text,label\na,b\n", compressed[:20] + b"\xff\xff" + compressed[22:]):
+        path = write_file(tmp_path, "a.csv.gz", content)
+        assert error_message(read, path).startswith(": is not a whole gzip file")
 
 
-@pytest.mark.parametrize("read", [rows, pairs, pieces, lines, count])
+@pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count])
 def test_a_file_that_may_not_be_read_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], object]
 ) -> None:
-    path = write(tmp_path, "a.csv", "text,label\n")
+    path = write_file(tmp_path, "a.csv", "text,label\n")
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)  # root may read anything, so the refusal is played
-    assert problem(read, path) == ": may not be read: permission denied"
+    assert error_message(read, path) == ": may not be read: permission denied"
 
 
 @pytest.mark.parametrize("ending", ["", ".pdf", ".gz", ".txt.zip"])
 def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, ending: str) -> None:
-    said = problem(rows, write(tmp_path, "data" + ending, "text,label\na,b\n"))
-    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also .gz" in said
+    message = error_message(load_rows, write_file(tmp_path, "data" + ending, "text,label\na,b\n"))
+    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also .gz" in message
 
 
 @pytest.mark.parametrize(
     ("name", "content", "readers"),
     [
-        ("a.txt", b"", (pieces, lines, count)),
-        ("a.txt", b"\xef\xbb\xbf", (pieces, count)),
-        ("a.csv", b"", (rows, pairs, pieces, count)),
-        ("a.tsv", b"\n\r\n\n", (rows, pairs, pieces, count)),
-        ("a.jsonl", b"\n \n", (rows, pairs, pieces, count)),
-        ("a.csv", b"text,label\n", (rows, pieces, count)),
-        ("a.tsv", b"source\ttarget", (pairs,)),
+        ("a.txt", b"", (load_chunks, load_lines, load_count)),
+        ("a.txt", b"\xef\xbb\xbf", (load_chunks, load_count)),
+        ("a.csv", b"", (load_rows, load_pairs, load_chunks, load_count)),
+        ("a.tsv", b"\n\r\n\n", (load_rows, load_pairs, load_chunks, load_count)),
+        ("a.jsonl", b"\n \n", (load_rows, load_pairs, load_chunks, load_count)),
+        ("a.csv", b"text,label\n", (load_rows, load_chunks, load_count)),
+        ("a.tsv", b"source\ttarget", (load_pairs,)),
     ],
 )
 def test_an_empty_file_is_not_a_data_set(
     tmp_path: Path, name: str, content: bytes, readers: Iterable[Callable[[str], object]]
 ) -> None:
-    path = write(tmp_path, name, content)
+    path = write_file(tmp_path, name, content)
     for read in readers:
-        assert problem(read, path).startswith(": is empty")
+        assert error_message(read, path).startswith(": is empty")
 
 
 @pytest.mark.parametrize("filler", [1, 60_000])
@@ -115,52 +115,54 @@ def test_text_that_is_not_utf8_is_told_with_its_line(tmp_path: Path, filler: int
     remedy = "is not UTF-8; convert it with `iconv -f latin1 -t utf-8`"
     start = "text,label\n" + "some words of filling,x\n" * filler
     raw = start.encode() + "café,y\n".encode("latin1") + b"more,z\n"
-    place = f", line {filler + 2}: "
-    for name, read in [("a.csv", rows), ("a.txt", pieces), ("a.txt", lines), ("a.txt", count)]:
-        assert problem(read, write(tmp_path, name, raw)) == place + remedy
-    cut_short = write(tmp_path, "b.txt", "one\ncafé".encode()[:-1])
-    assert problem(pieces, cut_short) == ", line 2: " + remedy
-    wide = write(tmp_path, "c.txt", "one\ntwo\n".encode("utf-16"))
-    for read in (pieces, lines):
-        assert problem(read, wide) == ", line 1: is not UTF-8; convert it with `iconv -f utf-16 -t utf-8`"
+    location = f", line {filler + 2}: "
+    for name, read in [("a.csv", load_rows), ("a.txt", load_chunks), ("a.txt", load_lines), ("a.txt", load_count)]:
+        assert error_message(read, write_file(tmp_path, name, raw)) == location + remedy
+    truncated = write_file(tmp_path, "b.txt", "one\ncafé".encode()[:-1])
+    assert error_message(load_chunks, truncated) == ", line 2: " + remedy
+    utf16 = write_file(tmp_path, "c.txt", "one\ntwo\n".encode("utf-16"))
+    for read in (load_chunks, load_lines):
+        assert error_message(read, utf16) == ", line 1: is not UTF-8; convert it with `iconv -f utf-16 -t utf-8`"
 
 
 def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", "id,label,text\n1,x,a\n2,y,b\n")
-    for layout, said in [
+    path = write_file(tmp_path, "a.csv", "id,label,text\n1,x,a\n2,y,b\n")
+    for data_config, message in [
         (DataConfig(text_column="txet"), "has no column 'txet'; there are 'text', "),
         (DataConfig(label_column="labels"), "has no column 'labels'; there are 'label', "),
         (DataConfig(text_column="4"), "has no column 4; there are 3 ('id', 'label', 'text')"),
         (DataConfig(text_column="0"), "has no column 0; there are 3"),
         (DataConfig(text_column="2", label_column="label"), "column 2 cannot be both text and label"),
     ]:
-        message = problem(lambda path, layout=layout: rows(path, layout), path)
-        assert message.startswith(": " + said)
-        assert "set data." in message
+        fragment = error_message(lambda path, data_config=data_config: load_rows(path, data_config), path)
+        assert fragment.startswith(": " + message)
+        assert "set data." in fragment
 
 
 def test_names_without_a_header_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", "text,label\na,b\n")
+    path = write_file(tmp_path, "a.csv", "text,label\na,b\n")
     with pytest.raises(ConfigError, match=r"data\.text_column=text is a name but data\.header=no"):
-        rows(path, DataConfig(text_column="text", header="no"))
+        load_rows(path, DataConfig(text_column="text", header="no"))
 
 
 def test_a_row_of_the_wrong_width_is_told_with_its_line(tmp_path: Path) -> None:
-    short = write(tmp_path, "a.tsv", "label\ttext\n0\ta\n1\n")
-    assert problem(rows, short) == (
+    short = write_file(tmp_path, "a.tsv", "label\ttext\n0\ta\n1\n")
+    assert error_message(load_rows, short) == (
         ", line 3: has 1 field but needs 2; mend the row, separating its fields with a tab"
     )
-    wide = write(tmp_path, "a.csv", 'text,label\n"a\nb",x\nwell, yes,y\n')
-    assert problem(rows, wide) == (
+    wide = write_file(tmp_path, "a.csv", 'text,label\n"a\nb",x\nwell, yes,y\n')
+    assert error_message(load_rows, wide) == (
         ", line 4: has 3 fields where the first row has 2; put texts with commas in quotes"
     )
-    trailing = write(tmp_path, "b.csv", "text,label\na,x,,\nb,y\n")  # a spreadsheet's empty cells do no harm
-    assert len(list(read_rows(trailing, LAYOUT))) == 2
+    trailing = write_file(tmp_path, "b.csv", "text,label\na,x,,\nb,y\n")  # a spreadsheet's empty cells do no harm
+    assert len(list(read_rows(trailing, DATA_CONFIG))) == 2
 
 
 def test_a_quote_left_open_is_told_where_it_opens(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", 'text,label\na,x\n"b,y\nc,z\n')
-    assert problem(rows, path).startswith(", line 3: is not well-formed csv (unexpected end of data); put")
+    path = write_file(tmp_path, "a.csv", 'text,label\na,x\n"b,y\nc,z\n')
+    assert error_message(load_rows, path).startswith(
+        ", line 3: is not well-formed csv (unexpected end of data); put"
+    )
 
 
 def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
@@ -168,12 +170,12 @@ def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
         ("a.csv", "text,label\na,x\nb, \n"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n\n{"text": "b", "label": ""}\n'),
     ]:
-        said = problem(rows, write(tmp_path, name, content))
-        assert said == ", line 3: has an empty label; fill it in or remove the row"
+        message = error_message(load_rows, write_file(tmp_path, name, content))
+        assert message == ", line 3: has an empty label; fill it in or remove the row"
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (
             '{"text": "b", "label": "y"',
@@ -190,58 +192,67 @@ def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
         ('{"text": "\\ud83d", "label": "y"}', "'text' holds half of a surrogate pair"),
     ],
 )
-def test_a_bad_json_line_is_told_with_its_line(tmp_path: Path, bad: str, said: str) -> None:
-    path = write(tmp_path, "a.jsonl", f'{{"text": "a", "label": "x"}}\n{bad}\n')
-    assert problem(rows, path).startswith(", line 2: " + said)
+def test_a_bad_json_line_is_told_with_its_line(tmp_path: Path, bad: str, message: str) -> None:
+    path = write_file(tmp_path, "a.jsonl", f'{{"text": "a", "label": "x"}}\n{bad}\n')
+    assert error_message(load_rows, path).startswith(", line 2: " + message)
 
 
 def test_json_without_a_known_key_names_those_there_are(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", '{"words": "a", "mood": "x"}\n')
-    assert problem(rows, path) == ": has no key like 'text'; there are 'words', 'mood': set data.text_column"
-    layout = DataConfig(text_column="word", label_column="mood")
-    assert problem(lambda path: rows(path, layout), path).startswith(": has no key 'word'; there are 'words', ")
-    assert problem(pairs, write(tmp_path, "b.jsonl", '{"en": "a"}\n')).startswith(": has fewer than two keys")
+    path = write_file(tmp_path, "a.jsonl", '{"words": "a", "mood": "x"}\n')
+    assert (
+        error_message(load_rows, path)
+        == ": has no key like 'text'; there are 'words', 'mood': set data.text_column"
+    )
+    data_config = DataConfig(text_column="word", label_column="mood")
+    assert error_message(lambda path: load_rows(path, data_config), path).startswith(
+        ": has no key 'word'; there are 'words', "
+    )
+    assert error_message(load_pairs, write_file(tmp_path, "b.jsonl", '{"en": "a"}\n')).startswith(
+        ": has fewer than two keys"
+    )
 
 
 def test_one_column_is_too_few(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", "some;words\nother;words\n")
-    assert problem(rows, path).startswith(": has only one column; a text and a label are needed")
-    assert problem(pairs, path).startswith(": has only one column; a source and a target are needed")
+    path = write_file(tmp_path, "a.csv", "some;words\nother;words\n")
+    assert error_message(load_rows, path).startswith(": has only one column; a text and a label are needed")
+    assert error_message(load_pairs, path).startswith(": has only one column; a source and a target are needed")
 
 
 def test_a_text_file_has_no_labels_and_no_pairs(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.txt", "words\n")
-    assert problem(rows, path).startswith(": a .txt has no labels; use a .csv, .tsv or .jsonl")
-    assert problem(pairs, path).startswith(": a .txt has no pairs; use a .csv, .tsv or .jsonl")
+    path = write_file(tmp_path, "a.txt", "words\n")
+    assert error_message(load_rows, path).startswith(": a .txt has no labels; use a .csv, .tsv or .jsonl")
+    assert error_message(load_pairs, path).startswith(": a .txt has no pairs; use a .csv, .tsv or .jsonl")
 
 
 @pytest.mark.parametrize(("left", "right"), [("a\nb\nc", "a\nb\n"), ("a\n", "a\n\n"), ("", "a\n"), ("a", "")])
 def test_aligned_files_of_unequal_length_name_both_counts(tmp_path: Path, left: str, right: str) -> None:
-    source, target = write(tmp_path, "x.en", left), write(tmp_path, "x.fr", right)
+    source, target = write_file(tmp_path, "x.en", left), write_file(tmp_path, "x.fr", right)
     counts = [text.count("\n") + (not text.endswith("\n") and bool(text)) for text in (left, right)]
-    said = f"{source} has {counts[0]} lines but {target} has {counts[1]}; they must match line by line"
-    for read in (check_aligned, lambda *paths: list(read_aligned(*paths))):
+    message = f"{source} has {counts[0]} lines but {target} has {counts[1]}; they must match line by line"
+    for read in (validate_aligned, lambda *paths: list(read_aligned(*paths))):
         with pytest.raises(DataError) as caught:
             read(source, target)
-        assert str(caught.value) == said
+        assert str(caught.value) == message
 
 
 def test_two_empty_aligned_files_are_empty(tmp_path: Path) -> None:
-    source, target = write(tmp_path, "x.en", ""), write(tmp_path, "x.fr", b"\xef\xbb\xbf")
-    assert problem(lambda path: check_aligned(path, target), source) == ": is empty"
-    assert problem(lambda path: list(read_aligned(path, target)), source) == ": is empty"
+    source, target = write_file(tmp_path, "x.en", ""), write_file(tmp_path, "x.fr", b"\xef\xbb\xbf")
+    assert error_message(lambda path: validate_aligned(path, target), source) == ": is empty"
+    assert error_message(lambda path: list(read_aligned(path, target)), source) == ": is empty"
 
 
-@pytest.mark.parametrize("read", [rows, pairs, pieces, lines, count, fingerprint])
+@pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count, fingerprint])
 def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object]) -> None:
-    assert problem(read, "builtin:novels") == (
+    assert error_message(read, "builtin:novels") == (
         ": no such builtin set; there are builtin:numbers, builtin:reviews, builtin:topics"
     )
-    assert "builtin:topics/train, builtin:topics/valid, builtin:topics/test" in problem(read, "builtin:topics/dev")
+    assert "builtin:topics/train, builtin:topics/valid, builtin:topics/test" in error_message(
+        read, "builtin:topics/dev"
+    )
 
 
 def test_a_builtin_set_of_another_task_names_the_right_one() -> None:
-    assert problem(rows, "builtin:topics") == ": is no set to classify with; that is builtin:reviews"
-    assert problem(pairs, "builtin:reviews") == ": is no set to translate with; that is builtin:numbers"
+    assert error_message(load_rows, "builtin:topics") == ": is no set to classify with; that is builtin:reviews"
+    assert error_message(load_pairs, "builtin:reviews") == ": is no set to translate with; that is builtin:numbers"
     with pytest.raises(DataError, match=r"give it as data\.train"):
-        check_aligned("builtin:numbers", "builtin:numbers")
+        validate_aligned("builtin:numbers", "builtin:numbers")

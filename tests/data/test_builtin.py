@@ -13,27 +13,27 @@ import pytest
 
 from triform.data import builtin
 from triform.data.builtin import numbers, reviews, topics
-from triform.data.builtin.numbers import calendar_date, clock_time, number
+from triform.data.builtin.numbers import date_pair, number_pair, time_pair
 from triform.data.builtin.reviews import (
-    CONTRASTS,
-    DEGREES,
-    FRAMES,
-    OUTCOMES,
-    TONES,
+    CONTRAST_PATTERNS,
+    DEGREE_PATTERNS,
+    FRAME_PATTERNS,
+    IRONY_PATTERNS,
+    OUTCOME_PATTERNS,
     Phrase,
-    agree,
-    apply,
-    claim,
-    contrast,
-    expect,
+    apply_pattern,
+    build_agreement,
+    build_claim,
+    build_contrast,
+    build_expectation,
 )
-from triform.data.builtin.topics import without_repeats
+from triform.data.builtin.topics import drop_repeats
 from triform.errors import DataError
 
 SPLITS = ("train", "valid", "test")
 
 
-def words(texts: list[str]) -> set[str]:
+def collect_words(texts: list[str]) -> set[str]:
     return {word for text in texts for word in re.findall(r"[\w'-]+|[^\w\s]", text)}
 
 
@@ -41,8 +41,8 @@ def words(texts: list[str]) -> set[str]:
 
 
 def test_every_task_has_a_built_in_set() -> None:
-    assert set(builtin.NAMES) == {"classify", "generate", "translate"}
-    for name in builtin.NAMES.values():
+    assert set(builtin.DEFAULT_SETS) == {"classify", "generate", "translate"}
+    for name in builtin.DEFAULT_SETS.values():
         assert all(getattr(builtin, name)(split) for split in builtin.SPLITS)
 
 
@@ -68,8 +68,8 @@ def test_another_process_makes_the_same_text() -> None:
         "import sys; from triform.data.builtin import numbers, reviews, topics;"
         "print(ascii((reviews('test'), numbers('test'), topics('test'))))"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert made.stdout.strip() == ascii((reviews("test"), numbers("test"), topics("test")))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == ascii((reviews("test"), numbers("test"), topics("test")))
 
 
 def test_importing_the_sets_does_no_work() -> None:
@@ -78,8 +78,8 @@ def test_importing_the_sets_does_no_work() -> None:
         "import random, sys; random.Random.seed = None; import triform.data.builtin;"
         "print([m for m in ('torch', 'numpy', 'pydoc_data.topics') if m in sys.modules])"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert made.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 # -------------------------------------------------------------------------------------------- reviews
@@ -92,14 +92,14 @@ NEGATIVE = {
     *("bad", "awful", "terrible", "dreadful", "horrible", "poor", "disappointing", "mediocre", "lousy"),
     *("miserable", "overpriced", "careless", "boring", "silly", "faulty", "shoddy"),
 }
-FLIPS = re.compile(
+FLIP_PATTERN = re.compile(
     r"was not\b|was never|would never|nobody|is not true|hardly|far from|anything but|was wrong"
     r"|as if|yeah, right|for nothing|nothing of the kind",
     re.IGNORECASE,
 )
 
 
-def read(text: str) -> str:
+def classify_by_rules(text: str) -> str:
     """Judge a review by rules written apart from the grammar: find the main clause, count the flips in it."""
     text = text.replace("anything but", "hardly").replace("Oh great, ", "")
     main_clauses = (
@@ -109,15 +109,15 @@ def read(text: str) -> str:
         r"(.*?)(?:, and the |\. What is more)",  # both halves agree: one is enough
         r"(.*)",
     )
-    main = next(found[1] for rule in main_clauses if (found := re.search(rule, text)))
-    (word,) = [word for word in re.findall(r"\w+", main) if word in POSITIVE | NEGATIVE]
-    sign = (1 if word in POSITIVE else -1) * (-1) ** len(FLIPS.findall(main))
+    main_clause = next(match[1] for pattern in main_clauses if (match := re.search(pattern, text)))
+    (word,) = [word for word in re.findall(r"\w+", main_clause) if word in POSITIVE | NEGATIVE]
+    sign = (1 if word in POSITIVE else -1) * (-1) ** len(FLIP_PATTERN.findall(main_clause))
     return "positive" if sign > 0 else "negative"
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_reader_who_knows_the_rules_agrees_with_every_label(split: str) -> None:
-    assert [(text, label) for text, label in reviews(split) if read(text) != label] == []
+    assert [(text, label) for text, label in reviews(split) if classify_by_rules(text) != label] == []
 
 
 def test_no_test_review_was_seen_in_training() -> None:
@@ -132,9 +132,9 @@ def test_half_of_the_reviews_praise(split: str, size: int) -> None:
 
 @pytest.mark.parametrize("load", [reviews, numbers])
 def test_every_word_to_be_tested_was_seen_in_training(load: Callable[[str], list[tuple[str, str]]]) -> None:
-    seen = words([text for row in load("train") for text in row])
+    training_words = collect_words([text for row in load("train") for text in row])
     for split in ("valid", "test"):
-        assert words([text for row in load(split) for text in row]) <= seen
+        assert collect_words([text for row in load(split) for text in row]) <= training_words
 
 
 def test_reviews_look_like_reviews() -> None:
@@ -145,39 +145,39 @@ def test_reviews_look_like_reviews() -> None:
         assert "  " not in text
 
 
-GOOD, BAD = Phrase(text="good", sign=1), Phrase(text="bad", sign=-1)
+GOOD_PHRASE, BAD_PHRASE = Phrase(text="good", sign=1), Phrase(text="bad", sign=-1)
 
 
-def option(table: tuple[tuple[str, int], ...], text: str) -> tuple[str, int]:
-    (found,) = [pair for pair in table if pair[0] == text]
-    return found
+def find_pattern(patterns: tuple[tuple[str, int], ...], text: str) -> tuple[str, int]:
+    (match,) = [candidate for candidate in patterns if candidate[0] == text]
+    return match
 
 
 @pytest.mark.parametrize("pattern", ["not {}", "never {}", "hardly {}", "far from {}", "anything but {}"])
 def test_negation_flips_a_claim(pattern: str) -> None:
-    assert claim("the soup", apply(option(DEGREES, pattern), GOOD)).sign == -1
-    assert claim("the soup", apply(option(DEGREES, pattern), BAD)).sign == 1
+    assert build_claim("the soup", apply_pattern(find_pattern(DEGREE_PATTERNS, pattern), GOOD_PHRASE)).sign == -1
+    assert build_claim("the soup", apply_pattern(find_pattern(DEGREE_PATTERNS, pattern), BAD_PHRASE)).sign == 1
 
 
 def test_two_negations_cancel() -> None:
-    soup = claim("the soup", apply(option(DEGREES, "not {}"), GOOD))
-    framed = apply(option(FRAMES, "nobody could claim that {}"), soup)
+    soup = build_claim("the soup", apply_pattern(find_pattern(DEGREE_PATTERNS, "not {}"), GOOD_PHRASE))
+    framed = apply_pattern(find_pattern(FRAME_PATTERNS, "nobody could claim that {}"), soup)
     assert framed == Phrase(text="nobody could claim that the soup was not good", sign=1)
 
 
-@pytest.mark.parametrize("pattern", CONTRASTS)
+@pytest.mark.parametrize("pattern", CONTRAST_PATTERNS)
 def test_in_a_contrast_the_main_clause_decides(pattern: str) -> None:
-    main, aside = claim("the soup", GOOD), claim("the wine", BAD)
-    assert contrast(pattern, main, aside).sign == 1
-    assert contrast(pattern, aside, main).sign == -1
+    main, aside = build_claim("the soup", GOOD_PHRASE), build_claim("the wine", BAD_PHRASE)
+    assert build_contrast(pattern, main, aside).sign == 1
+    assert build_contrast(pattern, aside, main).sign == -1
 
 
 def test_a_contrast_has_the_same_meaning_in_either_order() -> None:
-    main, aside = claim("the soup", GOOD), claim("the wine", BAD)
-    assert contrast("although {aside}, {main}.", main, aside) == Phrase(
+    main, aside = build_claim("the soup", GOOD_PHRASE), build_claim("the wine", BAD_PHRASE)
+    assert build_contrast("although {aside}, {main}.", main, aside) == Phrase(
         text="although the wine was bad, the soup was good.", sign=1
     )
-    assert contrast("{main}, although {aside}.", main, aside) == Phrase(
+    assert build_contrast("{main}, although {aside}.", main, aside) == Phrase(
         text="the soup was good, although the wine was bad.", sign=1
     )
 
@@ -187,24 +187,24 @@ def test_a_contrast_has_the_same_meaning_in_either_order() -> None:
     [("as if {}!", -1), ("oh great, {}. Yeah, right.", -1), ("yes, indeed, {}.", 1)],
 )
 def test_irony_means_the_opposite_of_what_it_says(pattern: str, sign: int) -> None:
-    assert apply(option(TONES, pattern), claim("the soup", GOOD)).sign == sign
-    assert apply(option(TONES, pattern), claim("the soup", BAD)).sign == -sign
+    assert apply_pattern(find_pattern(IRONY_PATTERNS, pattern), build_claim("the soup", GOOD_PHRASE)).sign == sign
+    assert apply_pattern(find_pattern(IRONY_PATTERNS, pattern), build_claim("the soup", BAD_PHRASE)).sign == -sign
 
 
 def test_the_outcome_of_an_expectation_decides() -> None:
-    feared = expect("I expected {subject} to be {adjective}", "the soup", BAD)
-    assert apply(option(OUTCOMES, "{}, and it was not."), feared) == Phrase(
+    expectation = build_expectation("I expected {subject} to be {adjective}", "the soup", BAD_PHRASE)
+    assert apply_pattern(find_pattern(OUTCOME_PATTERNS, "{}, and it was not."), expectation) == Phrase(
         text="I expected the soup to be bad, and it was not.", sign=1
     )
-    assert apply(option(OUTCOMES, "{}, and it was."), feared).sign == -1
+    assert apply_pattern(find_pattern(OUTCOME_PATTERNS, "{}, and it was."), expectation).sign == -1
 
 
 def test_a_contrast_of_one_opinion_with_itself_cannot_be_made() -> None:
-    soup, wine = claim("the soup", GOOD), claim("the wine", BAD)
+    soup, wine = build_claim("the soup", GOOD_PHRASE), build_claim("the wine", BAD_PHRASE)
     with pytest.raises(AssertionError):
-        contrast(CONTRASTS[0], soup, soup)
+        build_contrast(CONTRAST_PATTERNS[0], soup, soup)
     with pytest.raises(AssertionError):
-        agree("{first}, and {second}.", soup, wine)
+        build_agreement("{first}, and {second}.", soup, wine)
 
 
 @pytest.mark.parametrize("longest", [1, 2])
@@ -213,14 +213,14 @@ def test_a_bag_of_words_stays_below_eighty_percent(longest: int) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     train, train_labels = zip(*reviews("train"), strict=True)
     test, test_labels = zip(*reviews("test"), strict=True)
-    vectors = text.TfidfVectorizer(ngram_range=(1, longest))
-    judge = linear.LogisticRegression(max_iter=1000).fit(vectors.fit_transform(train), train_labels)
-    assert judge.score(vectors.transform(test), test_labels) < 0.8
+    vectorizer = text.TfidfVectorizer(ngram_range=(1, longest))
+    classifier = linear.LogisticRegression(max_iter=1000).fit(vectorizer.fit_transform(train), train_labels)
+    assert classifier.score(vectorizer.transform(test), test_labels) < 0.8
 
 
 # -------------------------------------------------------------------------------------------- numbers
 
-CARDINALS = """
+CARDINAL_ROWS = """
 0 | zero | zéro
 1 | one | un
 16 | sixteen | seize
@@ -263,7 +263,7 @@ CARDINALS = """
 170071 | one hundred and seventy thousand and seventy-one | cent soixante-dix mille soixante et onze
 """
 
-DATES = """
+DATE_ROWS = """
 1994-03-03 | the third of march nineteen ninety-four | le trois mars mille neuf cent quatre-vingt-quatorze
 1871-05-01 | the first of may eighteen seventy-one | le premier mai mille huit cent soixante et onze
 1900-08-21 | the twenty-first of august nineteen hundred | le vingt et un août mille neuf cent
@@ -274,7 +274,7 @@ DATES = """
 2024-07-12 | the twelfth of july twenty twenty-four | le douze juillet deux mille vingt-quatre
 """
 
-TIMES = """
+TIME_ROWS = """
 15:25 | twenty-five past three in the afternoon | trois heures vingt-cinq de l'après-midi
 05:45 | a quarter to six in the morning | six heures moins le quart du matin
 00:15 | a quarter past midnight | minuit et quart
@@ -293,45 +293,49 @@ TIMES = """
 """
 
 
-def rows(table: str) -> list[tuple[str, ...]]:
+def parse_rows(table: str) -> list[tuple[str, ...]]:
     return [tuple(line.split(" | ")) for line in table.strip().splitlines()]
 
 
-@pytest.mark.parametrize(("n", "english", "french"), rows(CARDINALS))
+@pytest.mark.parametrize(("n", "english", "french"), parse_rows(CARDINAL_ROWS))
 def test_a_number_is_spelt_as_in_the_grammar_book(n: str, english: str, french: str) -> None:
-    assert number(int(n)) == (english, french)
+    assert number_pair(int(n)) == (english, french)
 
 
-@pytest.mark.parametrize(("day", "english", "french"), rows(DATES))
+@pytest.mark.parametrize(("day", "english", "french"), parse_rows(DATE_ROWS))
 def test_a_date_is_said_as_in_the_grammar_book(day: str, english: str, french: str) -> None:
-    assert calendar_date(date.fromisoformat(day)) == (english, french)
+    assert date_pair(date.fromisoformat(day)) == (english, french)
 
 
-@pytest.mark.parametrize(("clock", "english", "french"), rows(TIMES))
+@pytest.mark.parametrize(("clock", "english", "french"), parse_rows(TIME_ROWS))
 def test_a_time_is_said_as_in_the_grammar_book(clock: str, english: str, french: str) -> None:
     hour, minute = map(int, clock.split(":"))
-    assert clock_time(hour, minute) == (english, french)
+    assert time_pair(hour, minute) == (english, french)
 
 
 def test_a_weekday_goes_before_the_rest() -> None:
     bastille = date(1989, 7, 14)  # a Friday
-    assert calendar_date(bastille, weekday=True) == (
+    assert date_pair(bastille, weekday=True) == (
         "friday the fourteenth of july nineteen eighty-nine",
         "le vendredi quatorze juillet mille neuf cent quatre-vingt-neuf",
     )
-    assert clock_time(12, 20, weekday=0) == ("monday at twenty past noon", "lundi à midi vingt")
+    assert time_pair(12, 20, weekday=0) == ("monday at twenty past noon", "lundi à midi vingt")
 
 
 def test_no_two_numbers_share_a_name() -> None:
     for side in (0, 1):
-        assert len({number(n)[side] for n in range(0, 1_000_000, 7)}) == len(range(0, 1_000_000, 7))
+        assert len({number_pair(n)[side] for n in range(0, 1_000_000, 7)}) == len(range(0, 1_000_000, 7))
 
 
 def test_no_english_source_occurs_in_two_splits_and_only_small_numbers_twice_in_one() -> None:
-    parts = {split: [english for english, _ in numbers(split)] for split in SPLITS}
-    assert len(set().union(*parts.values())) == sum(len(set(part)) for part in parts.values()) == 16500
-    repeated = {english for english, times in Counter(parts["train"]).items() if times > 1}
-    assert repeated == {number(n)[0] for n in range(101)}  # what people try first is seen more than once
+    sources = {split: [english for english, _ in numbers(split)] for split in SPLITS}
+    assert (
+        len(set().union(*sources.values()))
+        == sum(len(set(split_sources)) for split_sources in sources.values())
+        == 16500
+    )
+    repeated = {english for english, n_times in Counter(sources["train"]).items() if n_times > 1}
+    assert repeated == {number_pair(n)[0] for n in range(101)}  # what people try first is seen more than once
 
 
 def test_numbers_dates_and_times_are_equally_frequent() -> None:
@@ -382,4 +386,4 @@ def test_the_topics_are_tidy() -> None:
 def test_a_topic_repeated_in_a_larger_one_is_kept_once() -> None:
     part = "A paragraph that is long enough to be worth keeping apart, sixty characters and more."
     more = "Another paragraph that is long enough to be worth keeping apart, and which is only here."
-    assert without_repeats({"a": part, "b": f"{part}\n\n{more}\n", "c": part}) == {"b": f"{part}\n\n{more}"}
+    assert drop_repeats({"a": part, "b": f"{part}\n\n{more}\n", "c": part}) == {"b": f"{part}\n\n{more}"}

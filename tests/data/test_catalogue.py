@@ -13,24 +13,31 @@ from pathlib import Path
 import pytest
 
 from triform.data import catalogue
-from triform.data.cache import sets_folder
-from triform.data.catalogue import KnownFile, KnownSet, checked, folder_of, get, known_set
+from triform.data.catalogue import (
+    DatasetFile,
+    DatasetSpec,
+    dataset_folder,
+    download_dataset,
+    get_dataset,
+    verify_dataset,
+)
+from triform.data.token_cache import datasets_folder
 from triform.errors import ConfigError, DataError
 
-PLAIN, ZIPPED = b"one\ntwo\n", b"un\ndeux\n"
+PLAIN_CONTENT, ZIPPED_CONTENT = b"one\ntwo\n", b"un\ndeux\n"
 
 
-class Silent(SimpleHTTPRequestHandler):
+class SilentHandler(SimpleHTTPRequestHandler):
     def log_request(self, code: object = "-", size: object = "-") -> None:
         """Nothing on the terminal."""
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def server_url(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "a.en").write_bytes(PLAIN)
-    (tmp_path / "web" / "a.fr.gz").write_bytes(gzip.compress(ZIPPED))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(tmp_path / "web")))
+    (tmp_path / "web" / "a.en").write_bytes(PLAIN_CONTENT)
+    (tmp_path / "web" / "a.fr.gz").write_bytes(gzip.compress(ZIPPED_CONTENT))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=str(tmp_path / "web")))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -39,62 +46,65 @@ def address(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def a_file(name: str, content: bytes, url: str = "") -> KnownFile:
-    return KnownFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest(), url=url)
+def build_file(name: str, content: bytes, url: str = "") -> DatasetFile:
+    return DatasetFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest(), url=url)
 
 
-def a_set(address: str) -> KnownSet:
-    files = (a_file("a.en", PLAIN, f"{address}/a.en"), a_file("a.fr", ZIPPED, f"{address}/a.fr.gz"))
-    return KnownSet(name="pairs", about="", licence="", files=files)
+def build_dataset(server_url: str) -> DatasetSpec:
+    files = (
+        build_file("a.en", PLAIN_CONTENT, f"{server_url}/a.en"),
+        build_file("a.fr", ZIPPED_CONTENT, f"{server_url}/a.fr.gz"),
+    )
+    return DatasetSpec(name="pairs", description="", licence="", files=files)
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_set_is_downloaded_unzipped_and_checked(address: str, tmp_path: Path) -> None:
-    said: list[str] = []
-    found = get(a_set(address), tmp_path / "sets", said.append)
-    assert found["a.en"].read_bytes() == PLAIN
-    assert found["a.fr"].read_bytes() == ZIPPED
-    assert names(tmp_path / "sets" / "pairs") == ["a.en", "a.fr"]
-    assert said == [f"pairs/a.en from {address}/a.en", f"pairs/a.fr from {address}/a.fr.gz"]
+def test_a_set_is_downloaded_unzipped_and_checked(server_url: str, tmp_path: Path) -> None:
+    messages: list[str] = []
+    paths = download_dataset(build_dataset(server_url), tmp_path / "sets", messages.append)
+    assert paths["a.en"].read_bytes() == PLAIN_CONTENT
+    assert paths["a.fr"].read_bytes() == ZIPPED_CONTENT
+    assert list_names(tmp_path / "sets" / "pairs") == ["a.en", "a.fr"]
+    assert messages == [f"pairs/a.en from {server_url}/a.en", f"pairs/a.fr from {server_url}/a.fr.gz"]
 
 
-def test_a_file_address_does_as_well(address: str, tmp_path: Path) -> None:
-    known = a_set((tmp_path / "web").as_uri())
-    assert get(known, tmp_path / "sets", print)["a.fr"].read_bytes() == ZIPPED
+def test_a_file_address_does_as_well(server_url: str, tmp_path: Path) -> None:
+    dataset = build_dataset((tmp_path / "web").as_uri())
+    assert download_dataset(dataset, tmp_path / "sets", print)["a.fr"].read_bytes() == ZIPPED_CONTENT
 
 
 def test_what_is_there_is_not_downloaded_again(tmp_path: Path) -> None:
-    place = tmp_path / "pairs"
-    place.mkdir()
-    (place / "a.en").write_bytes(PLAIN)
-    (place / "a.fr.gz").write_bytes(gzip.compress(ZIPPED, mtime=1))
-    said: list[str] = []
-    found = get(a_set("http://nowhere.invalid"), tmp_path, said.append)
-    assert found == {"a.en": place / "a.en", "a.fr": place / "a.fr.gz"}
-    assert not said
+    set_folder = tmp_path / "pairs"
+    set_folder.mkdir()
+    (set_folder / "a.en").write_bytes(PLAIN_CONTENT)
+    (set_folder / "a.fr.gz").write_bytes(gzip.compress(ZIPPED_CONTENT, mtime=1))
+    messages: list[str] = []
+    paths = download_dataset(build_dataset("http://nowhere.invalid"), tmp_path, messages.append)
+    assert paths == {"a.en": set_folder / "a.en", "a.fr": set_folder / "a.fr.gz"}
+    assert not messages
 
 
-def test_what_was_altered_on_the_way_is_not_kept(address: str, tmp_path: Path) -> None:
+def test_what_was_altered_on_the_way_is_not_kept(server_url: str, tmp_path: Path) -> None:
     (tmp_path / "web" / "a.en").write_bytes(b"three\n")
     with pytest.raises(DataError, match=r"a\.en, as downloaded,: is not the a\.en that is known"):
-        get(a_set(address), tmp_path / "sets", lambda line: None)
+        download_dataset(build_dataset(server_url), tmp_path / "sets", lambda line: None)
     assert not (tmp_path / "sets").exists()
 
 
-def test_a_broken_archive_is_not_kept(address: str, tmp_path: Path) -> None:
+def test_a_broken_archive_is_not_kept(server_url: str, tmp_path: Path) -> None:
     (tmp_path / "web" / "a.fr.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"a\.fr: cannot be downloaded from .*Not a gzipped file"):
-        get(a_set(address), tmp_path / "sets", lambda line: None)
-    assert names(tmp_path / "sets" / "pairs") == ["a.en"]
+        download_dataset(build_dataset(server_url), tmp_path / "sets", lambda line: None)
+    assert list_names(tmp_path / "sets" / "pairs") == ["a.en"]
 
 
 def test_offline_one_error_names_the_file_and_where_to_place_it(tmp_path: Path) -> None:
-    known = a_set((tmp_path / "no web").as_uri())
+    dataset = build_dataset((tmp_path / "no web").as_uri())
     with pytest.raises(DataError) as caught:
-        get(known, tmp_path / "sets", lambda line: None)
+        download_dataset(dataset, tmp_path / "sets", lambda line: None)
     assert str(caught.value).startswith(f"{tmp_path / 'sets' / 'pairs' / 'a.en'}: cannot be downloaded from file:")
     assert str(caught.value).endswith(f"place it there, then: triform data check pairs --data {tmp_path / 'sets'}")
 
@@ -103,59 +113,59 @@ def test_what_no_address_offers_is_explained(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"imdb/train\.jsonl: is missing; place it there .* made by hand .* 20240613"
     ):
-        get(catalogue.IMDB, tmp_path, lambda line: None)
+        download_dataset(catalogue.IMDB, tmp_path, lambda line: None)
 
 
 def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path: Path) -> None:
     expected = rf"ted_en_fr/train\.en: is missing; get it with: triform data get ted_en_fr --data {tmp_path}"
     with pytest.raises(DataError, match=expected):
-        checked(catalogue.TED_EN_FR, tmp_path)
+        verify_dataset(catalogue.TED_EN_FR, tmp_path)
 
 
 def test_an_altered_file_is_named_with_both_checksums(tmp_path: Path) -> None:
-    place = tmp_path / "pairs"
-    place.mkdir()
-    (place / "a.en").write_bytes(PLAIN)
-    (place / "a.fr").write_bytes(b"changed\n")
-    want, found = (hashlib.sha256(content).hexdigest() for content in (ZIPPED, b"changed\n"))
-    with pytest.raises(DataError, match=f"a.fr: .* should be {want} and is {found}"):
-        checked(a_set(""), tmp_path)
+    set_folder = tmp_path / "pairs"
+    set_folder.mkdir()
+    (set_folder / "a.en").write_bytes(PLAIN_CONTENT)
+    (set_folder / "a.fr").write_bytes(b"changed\n")
+    expected, actual = (hashlib.sha256(content).hexdigest() for content in (ZIPPED_CONTENT, b"changed\n"))
+    with pytest.raises(DataError, match=f"a.fr: .* should be {expected} and is {actual}"):
+        verify_dataset(build_dataset(""), tmp_path)
 
 
 def test_the_unseen_speeches_are_made_from_the_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = b"0\tsaid before\n1\tsaid too\n", b"0\tsaid before\n2\tnever said\n1\tnew"
     unseen = b"2\tnever said\n1\tnew\n"
     files = (
-        *(a_file("train_CLS.tsv", train, "x:"), a_file("test_CLS.tsv", test, "x:")),
-        a_file(catalogue.UNSEEN, unseen),
+        *(build_file("train_CLS.tsv", train, "x:"), build_file("test_CLS.tsv", test, "x:")),
+        build_file(catalogue.UNSEEN_FILE, unseen),
     )
-    known = KnownSet(name="speeches", about="", licence="", files=files)
-    monkeypatch.setattr(catalogue, "SPEECHES", known)
-    place = tmp_path / "speeches"
-    place.mkdir()
-    (place / "train_CLS.tsv.gz").write_bytes(gzip.compress(train))
-    (place / "test_CLS.tsv").write_bytes(test)
-    assert get(known, tmp_path, lambda line: None)[catalogue.UNSEEN].read_bytes() == unseen
+    dataset = DatasetSpec(name="speeches", description="", licence="", files=files)
+    monkeypatch.setattr(catalogue, "SPEECHES", dataset)
+    set_folder = tmp_path / "speeches"
+    set_folder.mkdir()
+    (set_folder / "train_CLS.tsv.gz").write_bytes(gzip.compress(train))
+    (set_folder / "test_CLS.tsv").write_bytes(test)
+    assert download_dataset(dataset, tmp_path, lambda line: None)[catalogue.UNSEEN_FILE].read_bytes() == unseen
 
 
 def test_every_known_file_has_a_checksum_and_those_with_an_address_are_on_github() -> None:
-    for known in catalogue.SETS.values():
-        assert known.files
-        assert all(len(file.sha256) == 64 and file.size for file in known.files)
-        assert all(file.url.startswith(catalogue.RAW) for file in known.files if file.url)
-        assert known.by_hand or all(file.url for file in known.files)
+    for dataset in catalogue.DATASETS.values():
+        assert dataset.files
+        assert all(len(file.sha256) == 64 and file.size for file in dataset.files)
+        assert all(file.url.startswith(catalogue.GITHUB_RAW_URL) for file in dataset.files if file.url)
+        assert dataset.manual_instructions or all(file.url for file in dataset.files)
 
 
 def test_sets_lie_in_the_users_cache_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path))
-    assert folder_of(catalogue.IMDB) == sets_folder() / "imdb" == tmp_path / "sets" / "imdb"
+    assert dataset_folder(catalogue.IMDB) == datasets_folder() / "imdb" == tmp_path / "sets" / "imdb"
     monkeypatch.delenv("TRIFORM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     monkeypatch.setattr("sys.platform", "linux")
-    assert sets_folder() == Path("/somewhere/triform/sets")
-    assert folder_of(catalogue.IMDB, "/here") == Path("/here/imdb")
+    assert datasets_folder() == Path("/somewhere/triform/sets")
+    assert dataset_folder(catalogue.IMDB, "/here") == Path("/here/imdb")
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="unknown set 'mnist'; known are speeches, tinyshakespeare"):
-        known_set("mnist")
+        get_dataset("mnist")

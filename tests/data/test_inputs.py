@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from triform.config import DataConfig, TaskName
-from triform.data.inputs import from_texts, read_inputs, unique_names
+from triform.data.inputs import inputs_from_texts, make_unique, read_inputs
 from triform.errors import DataError
 
-NONE = DataConfig()
+DATA_CONFIG = DataConfig()
 
 
-def write(path: Path, text: str) -> str:
+def write_file(path: Path, text: str) -> str:
     path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
     return str(path)
 
@@ -30,12 +30,12 @@ def write(path: Path, text: str) -> str:
     ],
 )
 def test_the_text_column_of_a_table_without_labels_is_read(tmp_path: Path, name: str, text: str) -> None:
-    found = read_inputs(write(tmp_path / name, text), "classify", NONE)
-    assert found.texts == ["one, two", "three"]
-    assert found.names == ["id", "text"]
-    assert found.rows == [{"id": "7", "text": "one, two"}, {"id": "8", "text": "three"}]
-    assert found.column == "text"
-    assert "'text'" in found.description
+    inputs = read_inputs(write_file(tmp_path / name, text), "classify", DATA_CONFIG)
+    assert inputs.texts == ["one, two", "three"]
+    assert inputs.column_names == ["id", "text"]
+    assert inputs.rows == [{"id": "7", "text": "one, two"}, {"id": "8", "text": "three"}]
+    assert inputs.column == "text"
+    assert "'text'" in inputs.description
 
 
 @pytest.mark.parametrize(
@@ -59,23 +59,23 @@ def test_the_text_column_of_a_table_without_labels_is_read(tmp_path: Path, name:
 def test_headers_and_columns_are_found_as_for_training(
     tmp_path: Path, table: str, task: TaskName, texts: list[str]
 ) -> None:
-    found = read_inputs(write(tmp_path / "a.csv", table), task, NONE)
-    assert found.texts == texts
+    inputs = read_inputs(write_file(tmp_path / "a.csv", table), task, DATA_CONFIG)
+    assert inputs.texts == texts
     header = table.splitlines()[0].split(",")
-    assert found.names == header or "no header" in found.description
+    assert inputs.column_names == header or "no header" in inputs.description
 
 
 def test_columns_without_a_header_get_names(tmp_path: Path) -> None:
-    found = read_inputs(write(tmp_path / "a.tsv", "1\ta b\tx\n2\tc d\n"), "classify", NONE)
-    assert found.rows == [
+    inputs = read_inputs(write_file(tmp_path / "a.tsv", "1\ta b\tx\n2\tc d\n"), "classify", DATA_CONFIG)
+    assert inputs.rows == [
         {"column_1": "1", "text": "a b", "column_3": "x"},
         {"column_1": "2", "text": "c d", "column_3": ""},
     ]
-    assert found.description.endswith("no header, texts in column 2")
+    assert inputs.description.endswith("no header, texts in column 2")
 
 
 def test_a_column_is_chosen_by_name_or_number(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "text,other\na,b\n")
+    path = write_file(tmp_path / "a.csv", "text,other\na,b\n")
     assert read_inputs(path, "classify", DataConfig(text_column="Other")).texts == ["b"]
     assert read_inputs(path, "classify", DataConfig(text_column="2")).texts == ["b"]
     assert read_inputs(path, "translate", DataConfig(source_column="other")).texts == ["b"]
@@ -88,26 +88,26 @@ def test_a_column_is_chosen_by_name_or_number(tmp_path: Path) -> None:
 
 def test_the_columns_of_the_training_table_are_known_by_name(tmp_path: Path) -> None:
     rows = "".join(f"a b {n},{'xy'[n % 2]}\n" for n in range(6))
-    trained = DataConfig(train=write(tmp_path / "train.csv", f"phrase,mood\n{rows}"))
-    one = write(tmp_path / "one.csv", "phrase\nc d\n")
-    more = write(tmp_path / "more.jsonl", '{"remark": "much longer than that", "phrase": "c d"}\n')
-    assert read_inputs(one, "classify", trained).texts == ["c d"]
-    assert read_inputs(more, "classify", trained).texts == ["c d"]
+    trained_config = DataConfig(train=write_file(tmp_path / "train.csv", f"phrase,mood\n{rows}"))
+    one_column = write_file(tmp_path / "one.csv", "phrase\nc d\n")
+    more_columns = write_file(tmp_path / "more.jsonl", '{"remark": "much longer than that", "phrase": "c d"}\n')
+    assert read_inputs(one_column, "classify", trained_config).texts == ["c d"]
+    assert read_inputs(more_columns, "classify", trained_config).texts == ["c d"]
     (tmp_path / "train.csv").unlink()
-    found = read_inputs(one, "classify", trained)
-    assert found.texts == ["phrase", "c d"]
-    assert "no header" in found.description  # and that is said
-    pairs = DataConfig(train=write(tmp_path / "pairs.csv", "en,fr\na,b\nc,d\n"))
-    assert read_inputs(write(tmp_path / "en.csv", "en\nhi\n"), "translate", pairs).texts == ["hi"]
+    inputs = read_inputs(one_column, "classify", trained_config)
+    assert inputs.texts == ["phrase", "c d"]
+    assert "no header" in inputs.description  # and that is said
+    pairs_config = DataConfig(train=write_file(tmp_path / "pairs.csv", "en,fr\na,b\nc,d\n"))
+    assert read_inputs(write_file(tmp_path / "en.csv", "en\nhi\n"), "translate", pairs_config).texts == ["hi"]
 
 
 def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
-    path = write(
+    path = write_file(
         tmp_path / "a.jsonl", '{"text": "a", "n": 1.5, "deep": {"x": [null]}}\n\n{"text": "b", "new": true}\n'
     )
-    found = read_inputs(path, "generate", NONE)
-    assert found.rows == [{"text": "a", "n": 1.5, "deep": {"x": [None]}}, {"text": "b", "new": True}]
-    assert found.names == ["text", "n", "deep", "new"]
+    inputs = read_inputs(path, "generate", DATA_CONFIG)
+    assert inputs.rows == [{"text": "a", "n": 1.5, "deep": {"x": [None]}}, {"text": "b", "new": True}]
+    assert inputs.column_names == ["text", "n", "deep", "new"]
 
 
 @pytest.mark.parametrize(
@@ -125,22 +125,22 @@ def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, text: str, reason: str) -> None:
     with pytest.raises(DataError) as raised:
-        read_inputs(write(tmp_path / name, text), "classify", NONE)
+        read_inputs(write_file(tmp_path / name, text), "classify", DATA_CONFIG)
     assert reason in str(raised.value)
 
 
 def test_an_object_without_a_key_has_no_source(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a source is needed"):
-        read_inputs(write(tmp_path / "a.jsonl", "{}\n"), "translate", NONE)
+        read_inputs(write_file(tmp_path / "a.jsonl", "{}\n"), "translate", DATA_CONFIG)
 
 
 def test_other_files_have_one_text_per_line(tmp_path: Path) -> None:
     for name in ("a.txt", "a", "a.en"):
-        found = read_inputs(write(tmp_path / name, "text,label\n\na,b\n"), "translate", NONE)
-        assert found == from_texts(["text,label", "", "a,b"], "translate")
-        assert (found.column, found.description) == ("source", "")
+        inputs = read_inputs(write_file(tmp_path / name, "text,label\n\na,b\n"), "translate", DATA_CONFIG)
+        assert inputs == inputs_from_texts(["text,label", "", "a,b"], "translate")
+        assert (inputs.column, inputs.description) == ("source", "")
 
 
 def test_names_are_numbered_where_they_would_occur_twice() -> None:
-    assert unique_names(["a", "a", "b", "a"]) == ["a", "a_2", "b", "a_3"]
-    assert unique_names(["a", "b"], taken=["a", "a_2"]) == ["a_3", "b"]
+    assert make_unique(["a", "a", "b", "a"]) == ["a", "a_2", "b", "a_3"]
+    assert make_unique(["a", "b"], reserved=["a", "a_2"]) == ["a_3", "b"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from triform.config import DataConfig
+from triform.config.settings import read_settings
 from triform.data import files, tables
-from triform.data.files import digest, kind_of
-from triform.data.inputs import read_inputs, unique_names
-from triform.data.readers import read_aligned, read_lines, read_pairs, read_pieces, read_rows
+from triform.data.files import content_sha256, detect_kind
+from triform.data.inputs import make_unique, read_inputs
+from triform.data.readers import read_aligned, read_chunks, read_lines, read_pairs, read_rows
 from triform.errors import ConfigError, DataError
-from triform.settings import read_toml
 
 READERS: dict[str, Callable[[str], Iterable[object]]] = {
     "rows": lambda path: read_rows(path, DataConfig()),
@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[str], Iterable[object]]] = {
     "lines": read_lines,
     "aligned": lambda path: read_aligned(path, path),
     "inputs": lambda path: read_inputs(path, "classify", DataConfig()).texts,
-    "pieces": lambda path: read_pieces(path, DataConfig()),
+    "pieces": lambda path: read_chunks(path, DataConfig()),
 }
 
 
@@ -80,11 +80,11 @@ def test_settings_are_not_read_from_pipes_and_devices(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", Path("/dev/zero"), tmp_path):
         with pytest.raises(ConfigError, match="cannot be read: it is a folder, a pipe or a device"):
-            read_toml(path)
+            read_settings(path)
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
-    for read in (kind_of, digest):
+    for read in (detect_kind, content_sha256):
         with pytest.raises(DataError, match="it holds a NUL character"):
             read("a\0b.csv")
 
@@ -98,7 +98,7 @@ def test_a_column_number_of_thousands_of_digits_is_one_that_the_table_lacks(tmp_
 
 
 def test_a_hundred_thousand_columns_of_one_name_are_numbered_without_delay() -> None:
-    assert unique_names([""] * 100_000)[-1] == "_100000"
+    assert make_unique([""] * 100_000)[-1] == "_100000"
 
 
 def test_a_message_lists_some_of_very_many_columns(tmp_path: Path) -> None:

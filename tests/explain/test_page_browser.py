@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from triform.explain import page
-from triform.explain.maps import AttentionMap, Attribution, Explanation
+from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -25,17 +25,17 @@ TARGET = ("<s>", " le", " chat", " noir", "</script><b>", "\n", "שלום")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    missing = [name for name, there in [
+    missing = [name for name, is_installed in [
         ("playwright", importlib.util.find_spec("playwright")),
         ("chromium", shutil.which("chromium")),
-    ] if not there]  # fmt: skip
+    ] if not is_installed]  # fmt: skip
     if missing:
         reason = f"not installed: {', '.join(missing)}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -62,7 +62,7 @@ def random_map(name: str, queries: tuple[str, ...], keys: tuple[str, ...], **siz
     return AttentionMap(name=name, queries=queries, keys=keys, weights=weights.astype(np.float32))
 
 
-TRANSLATION = Explanation(
+TRANSLATION_EXPLANATION = Explanation(
     title="A translation",
     text="the black cat sat.",
     output="le chat noir </script>",
@@ -73,7 +73,7 @@ TRANSLATION = Explanation(
     ),
     notes=("only the first 5 tokens were read",),
 )
-CLASSIFIED = Explanation(
+CLASSIFICATION_EXPLANATION = Explanation(
     title="A label",
     text="the black cat sat.",
     output="good",
@@ -92,7 +92,7 @@ CLASSIFIED = Explanation(
 )
 
 
-def show(tab: Page, explanation: Explanation, folder: Path) -> None:
+def open_page(tab: Page, explanation: Explanation, folder: Path) -> None:
     tab.goto(explanation.save(folder / "page.html").resolve().as_uri())
     tab.wait_for_selector("#readout[data-weight]")
 
@@ -101,32 +101,34 @@ def hover(tab: Page, side: str, index: int) -> None:
     tab.hover(f'.token[data-side="{side}"][data-index="{index}"]')
 
 
-def readout(tab: Page) -> tuple[int, int, float]:
-    given: dict[str, Any] = tab.eval_on_selector("#readout", "node => ({...node.dataset})")
-    return int(given["query"]), int(given["key"]), float(given["weight"])
+def read_readout(tab: Page) -> tuple[int, int, float]:
+    dataset: dict[str, Any] = tab.eval_on_selector("#readout", "node => ({...node.dataset})")
+    return int(dataset["query"]), int(dataset["key"]), float(dataset["weight"])
 
 
 def wait_for(tab: Page, layer: int, view: str) -> None:
     """Weights are shown when they are unpacked, a moment after they were chosen."""
     name = "document.getElementById('view-name').textContent"
-    drawn = "document.getElementById('heatmap').dataset.shown === `${state.map} ${state.layer} ${state.view}`"
-    until = time.monotonic() + 30
+    drawn_condition = (
+        "document.getElementById('heatmap').dataset.shown === `${state.map} ${state.layer} ${state.view}`"
+    )
+    deadline = time.monotonic() + 30
     # Asked from here: `wait_for_function` asks again by eval, which the page's own policy forbids.
-    while not tab.evaluate(f"{name} === 'layer {layer}, {view}' && {drawn}"):
-        assert time.monotonic() < until, tab.inner_text("#view-name")
+    while not tab.evaluate(f"{name} === 'layer {layer}, {view}' && {drawn_condition}"):
+        assert time.monotonic() < deadline, tab.inner_text("#view-name")
         tab.wait_for_timeout(20)
 
 
 def test_layer_and_head_switch_and_a_hovered_token_shows_the_recorded_weight(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
-    weights = TRANSLATION.maps[0].weights
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
+    weights = TRANSLATION_EXPLANATION.maps[0].weights
     for layer, head, query in [(0, 0, 3), (2, 1, 0), (1, 0, 4)]:
         tab.select_option("#layer-select", str(layer))
         tab.select_option("#head-select", str(head))
         wait_for(tab, layer + 1, f"head {head + 1}")
         hover(tab, "query", query)
         strongest = int(weights[layer, head, query].argmax())
-        assert readout(tab) == (query, strongest, float(weights[layer, head, query, strongest]))
+        assert read_readout(tab) == (query, strongest, float(weights[layer, head, query, strongest]))
         assert tab.inner_text("#weight") == f"{weights[layer, head, query, strongest]:.4f}"
         assert tab.locator("#list .num").all_inner_texts() == [
             f"{weight:.4f}" for weight in np.sort(weights[layer, head, query])[::-1]
@@ -134,47 +136,50 @@ def test_layer_and_head_switch_and_a_hovered_token_shows_the_recorded_weight(tab
 
 
 def test_average_and_rollout_are_the_ones_python_computes(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
-    shown = TRANSLATION.maps[0]
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
+    attention_map = TRANSLATION_EXPLANATION.maps[0]
     tab.select_option("#layer-select", "2")
-    for name, weights in [("average of heads", shown.average()[2]), ("rollout", shown.rollout()[2])]:
+    for name, weights in [
+        ("average of heads", attention_map.average()[2]),
+        ("rollout", attention_map.rollout()[2]),
+    ]:
         tab.select_option("#head-select", label=name)
         wait_for(tab, 3, name)
         hover(tab, "query", 1)
-        assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+        assert read_readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
 
 
 def test_a_hovered_key_shows_who_reads_it_and_the_pinned_query_s_weight(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     tab.select_option("#map-select", label="Cross-attention")
     wait_for(tab, 1, "head 1")
-    weights = TRANSLATION.maps[2].weights
+    weights = TRANSLATION_EXPLANATION.maps[2].weights
     assert "rollout" not in tab.locator("#head-select option").all_inner_texts()
     tab.click('.token[data-side="query"][data-index="4"]')
     hover(tab, "key", 2)
-    assert readout(tab) == (4, 2, float(weights[0, 0, 4, 2]))
+    assert read_readout(tab) == (4, 2, float(weights[0, 0, 4, 2]))
     assert tab.locator("#list .num").all_inner_texts() == [f"{w:.4f}" for w in np.sort(weights[0, 0, :, 2])[::-1]]
     tab.hover("#title")  # away from the tokens the pinned query is back
-    assert readout(tab)[0] == 4
+    assert read_readout(tab)[0] == 4
 
 
 def test_the_heat_map_tells_the_number_under_the_mouse_and_under_the_keys(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
-    weights = TRANSLATION.maps[0].weights
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
+    weights = TRANSLATION_EXPLANATION.maps[0].weights
     tab.locator("#heatmap").scroll_into_view_if_needed()
-    place = tab.evaluate("() => ({left: heat.left + 3.5 * heat.w / 5, top: 1.5 * heat.h / 5})")
-    tab.hover("#heatmap", position={"x": place["left"], "y": place["top"]})
-    assert readout(tab) == (1, 3, float(weights[0, 0, 1, 3]))
+    position = tab.evaluate("() => ({left: heat.left + 3.5 * heat.w / 5, top: 1.5 * heat.h / 5})")
+    tab.hover("#heatmap", position={"x": position["left"], "y": position["top"]})
+    assert read_readout(tab) == (1, 3, float(weights[0, 0, 1, 3]))
     tab.focus("#heatmap")
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowLeft")
-    assert readout(tab) == (2, 2, float(weights[0, 0, 2, 2]))
+    assert read_readout(tab) == (2, 2, float(weights[0, 0, 2, 2]))
 
 
 def test_a_cell_of_the_entropy_table_chooses_its_head_and_arrows_go_on(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     cells = tab.locator("#entropy button")
-    entropy = TRANSLATION.maps[0].entropy()
+    entropy = TRANSLATION_EXPLANATION.maps[0].entropy()
     assert cells.all_inner_texts() == [f"{bits:.2f}" for bits in entropy.flatten()]
     cells.nth(5).click()
     wait_for(tab, 3, "head 2")
@@ -188,33 +193,33 @@ def test_a_cell_of_the_entropy_table_chooses_its_head_and_arrows_go_on(tab: Page
 
 
 def test_shift_and_arrows_move_layer_and_head_from_anywhere_and_arrows_the_token(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     tab.keyboard.press("Shift+ArrowDown")
     tab.keyboard.press("Shift+ArrowRight")
     wait_for(tab, 2, "head 2")
     tab.focus('.token[data-side="query"][data-index="0"]')
     tab.keyboard.press("ArrowRight")
-    weights = TRANSLATION.maps[0].weights[1, 1]
-    assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+    weights = TRANSLATION_EXPLANATION.maps[0].weights[1, 1]
+    assert read_readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
     tab.keyboard.press("Shift+ArrowLeft")
     wait_for(tab, 2, "head 1")
-    weights = TRANSLATION.maps[0].weights[1, 0]
-    assert readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
+    weights = TRANSLATION_EXPLANATION.maps[0].weights[1, 0]
+    assert read_readout(tab) == (1, int(weights[1].argmax()), float(weights[1].max()))
 
 
 def test_texts_stay_texts(tab: Page, tmp_path: Path) -> None:
-    show(tab, TRANSLATION, tmp_path)
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     tab.select_option("#map-select", label="Decoder self-attention")
     wait_for(tab, 1, "head 1")
-    shown = tab.locator('.token[data-side="query"]').all_inner_texts()
-    assert shown == ["<s>", "le", "chat", "noir", "</script><b>", "⏎", "שלום"]
-    assert tab.inner_text("#output") == TRANSLATION.output
-    assert tab.locator("#notes li").all_inner_texts() == list(TRANSLATION.notes)
+    token_texts = tab.locator('.token[data-side="query"]').all_inner_texts()
+    assert token_texts == ["<s>", "le", "chat", "noir", "</script><b>", "⏎", "שלום"]
+    assert tab.inner_text("#output") == TRANSLATION_EXPLANATION.output
+    assert tab.locator("#notes li").all_inner_texts() == list(TRANSLATION_EXPLANATION.notes)
     assert tab.locator("b").count() == 1  # the number's own
 
 
 def test_a_prediction_has_bars_and_attributions_that_can_be_switched(tab: Page, tmp_path: Path) -> None:
-    show(tab, CLASSIFIED, tmp_path)
+    open_page(tab, CLASSIFICATION_EXPLANATION, tmp_path)
     assert tab.inner_text("#label") == "good"
     assert tab.locator("#bars .num").all_inner_texts() == ["0.8750", "0.1250"]
     tokens = tab.locator("#attribution .token")
@@ -233,7 +238,7 @@ def test_a_prediction_has_bars_and_attributions_that_can_be_switched(tab: Page, 
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_fits_its_width_and_hovering_moves_nothing(tab: Page, tmp_path: Path, width: int) -> None:
     tab.set_viewport_size({"width": width, "height": 900})
-    show(tab, TRANSLATION, tmp_path)
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     places = "() => ['list', 'heatmap', 'entropy', 'keys'].map(id => document.getElementById(id).offsetTop)"
     before = tab.evaluate(places)
@@ -243,16 +248,16 @@ def test_the_page_fits_its_width_and_hovering_moves_nothing(tab: Page, tmp_path:
 
 
 def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path: Path) -> None:
-    pieces = tuple(f" w{i}" for i in range(512))
-    shown = random_map("encoder", pieces, pieces, layers=12, heads=12)
-    show(tab, Explanation(title="Long", text="", maps=(shown,)), tmp_path)
+    pieces = tuple(f" w{index}" for index in range(512))
+    attention_map = random_map("encoder", pieces, pieces, layers=12, heads=12)
+    open_page(tab, Explanation(title="Long", text="", maps=(attention_map,)), tmp_path)
     assert "strongest of up to 512 weights a row are kept" in tab.inner_text("#packing")
     tab.select_option("#layer-select", "11")
     tab.select_option("#head-select", "7")
     wait_for(tab, 12, "head 8")
     hover(tab, "query", 9)
-    query, key, weight = readout(tab)
-    row = shown.weights[11, 7, 9]
+    query, key, weight = read_readout(tab)
+    row = attention_map.weights[11, 7, 9]
     assert (query, key) == (9, int(row.argmax()))
     assert weight == pytest.approx(float(row.max()), abs=0.51 / 65535)
     hover(tab, "key", int(row[:40].argmin()))  # too weak to be kept
@@ -263,35 +268,35 @@ def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path
 
 
 def causal_map(size: int, **sizes: int) -> AttentionMap:
-    pieces = tuple(f" w{i}" for i in range(size))
+    pieces = tuple(f" w{index}" for index in range(size))
     weights = np.tril(random_map("decoder", pieces, pieces, **sizes).weights + np.float32(1e-4))
     weights /= weights.sum(axis=-1, keepdims=True)
     return AttentionMap(name="decoder", queries=pieces, keys=pieces, weights=weights)
 
 
-def pixel(tab: Page, query: int, key: int) -> str:
+def read_pixel(tab: Page, query: int, key: int) -> str:
     copy = "const c = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true})"
     cut = f"c.drawImage(heat.base, {key}, {query}, 1, 1, 0, 0, 1, 1)"
-    given = tab.evaluate(f"() => {{ {copy}; {cut}; return [...c.getImageData(0, 0, 1, 1).data]; }}")
-    return "rgb({}, {}, {})".format(*given[:3])
+    channels = tab.evaluate(f"() => {{ {copy}; {cut}; return [...c.getImageData(0, 0, 1, 1).data]; }}")
+    return "rgb({}, {}, {})".format(*channels[:3])
 
 
 def test_what_was_left_out_is_drawn_otherwise_than_what_may_not_be_read(
     tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "LEAST_ROOM", 30_000)
-    monkeypatch.setattr(page, "MOST_BYTES", 0)
-    shown = causal_map(100, layers=1)
-    show(tab, Explanation(title="Long", text="", maps=(shown,)), tmp_path)
+    monkeypatch.setattr(page, "MIN_WEIGHT_BYTES", 30_000)
+    monkeypatch.setattr(page, "MAX_PAGE_BYTES", 0)
+    attention_map = causal_map(100, layers=1)
+    open_page(tab, Explanation(title="Long", text="", maps=(attention_map,)), tmp_path)
     assert "the mean of those left out" in tab.inner_text("#packing")
-    row = shown.weights[0, 0, 60]
+    row = attention_map.weights[0, 0, 60]
     weak = int(row[:61].argmin())
     zero = tab.eval_on_selector(".swatch.zero", "node => getComputedStyle(node).backgroundColor")
-    assert pixel(tab, 60, 61) == pixel(tab, 60, 99) == zero
-    assert pixel(tab, 60, weak) not in (zero, "rgb(255, 255, 255)", "rgb(244, 246, 251)")
-    kept = tab.evaluate("[...rowOf(state.matrix, 60)].filter(value => value > 0)")
+    assert read_pixel(tab, 60, 61) == read_pixel(tab, 60, 99) == zero
+    assert read_pixel(tab, 60, weak) not in (zero, "rgb(255, 255, 255)", "rgb(244, 246, 251)")
+    kept_weights = tab.evaluate("[...rowOf(state.matrix, 60)].filter(value => value > 0)")
     mean = tab.evaluate("state.matrix.mean[60]")
-    assert mean == pytest.approx((1 - sum(kept)) / (61 - len(kept)), abs=1e-6)
+    assert mean == pytest.approx((1 - sum(kept_weights)) / (61 - len(kept_weights)), abs=1e-6)
     tab.click('.token[data-side="query"][data-index="60"]')
     hover(tab, "key", 61)
     assert tab.inner_text("#weight") == "0, not read"
@@ -300,39 +305,41 @@ def test_what_was_left_out_is_drawn_otherwise_than_what_may_not_be_read(
 
 
 def test_keys_and_heat_map_give_the_same_number_the_same_colour(tab: Page, tmp_path: Path) -> None:
-    show(tab, Explanation(title="Causal", text="", maps=(causal_map(12),)), tmp_path)
+    open_page(tab, Explanation(title="Causal", text="", maps=(causal_map(12),)), tmp_path)
     assert tab.locator("#unread").is_visible()
     for query in (2, 7):
         hover(tab, "query", query)
         style = "node => node.style.background"
         for key in range(12):
             token = tab.locator(f'.token[data-side="key"][data-index="{key}"]')
-            assert token.evaluate(style) == pixel(tab, query, key)
-    assert pixel(tab, 2, 3) == pixel(tab, 7, 11) != pixel(tab, 7, 7)
+            assert token.evaluate(style) == read_pixel(tab, query, key)
+    assert read_pixel(tab, 2, 3) == read_pixel(tab, 7, 11) != read_pixel(tab, 7, 7)
 
 
 @pytest.mark.parametrize("width", [400, 1400])
 def test_labels_of_the_heat_map_never_touch(tab: Page, tmp_path: Path, width: int) -> None:
     tab.set_viewport_size({"width": width, "height": 900})
-    pieces = tuple(f" w{i}" for i in range(120))
-    shown = random_map("cross", pieces[:70], pieces)
-    show(tab, Explanation(title="Wide", text="", maps=(shown,)), tmp_path)
-    given = tab.evaluate("({...heat, base: null})")
-    assert given["everyKey"] > 1
-    assert given["everyKey"] * given["w"] / 120 >= 13
-    assert given["everyQuery"] * given["h"] / 70 >= 13
+    pieces = tuple(f" w{index}" for index in range(120))
+    attention_map = random_map("cross", pieces[:70], pieces)
+    open_page(tab, Explanation(title="Wide", text="", maps=(attention_map,)), tmp_path)
+    heatmap = tab.evaluate("({...heat, base: null})")
+    assert heatmap["everyKey"] > 1
+    assert heatmap["everyKey"] * heatmap["w"] / 120 >= 13
+    assert heatmap["everyQuery"] * heatmap["h"] / 70 >= 13
     assert tab.evaluate("label(' w7', 7, 4)") == "8 w7"
     tab.locator("#heatmap").scroll_into_view_if_needed()
-    x, y = given["left"] + 99.5 * given["w"] / 120, given["top"] + 35.5 * given["h"] / 70
+    x, y = heatmap["left"] + 99.5 * heatmap["w"] / 120, heatmap["top"] + 35.5 * heatmap["h"] / 70
     tab.hover("#heatmap", position={"x": x, "y": y})
-    assert readout(tab) == (35, 99, float(shown.weights[0, 0, 35, 99]))
+    assert read_readout(tab) == (35, 99, float(attention_map.weights[0, 0, 35, 99]))
 
 
 def test_white_space_is_seen_and_a_plain_note_is_no_warning(tab: Page, tmp_path: Path) -> None:
     notes = ("rows of cross-attention are named", "cut")
     pieces = ("a", "\n", "\n", "b")
-    shown = random_map("encoder", pieces, pieces)
-    show(tab, Explanation(title="White", text="a\n\nb", output=" \n", maps=(shown,), notes=notes), tmp_path)
+    attention_map = random_map("encoder", pieces, pieces)
+    open_page(
+        tab, Explanation(title="White", text="a\n\nb", output=" \n", maps=(attention_map,), notes=notes), tmp_path
+    )
     assert tab.inner_text("#output") == "only white space: ·⏎"
     assert tab.locator("#notes li").all_inner_texts() == ["cut"]
     assert tab.inner_text("#remarks") == notes[0]

@@ -12,11 +12,29 @@ from hypothesis import strategies as st
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
-DIGITS = "9" * 5000
-BRACKETS = "[" * 50_000
+LONG_NUMBER = "9" * 5000
+DEEP_NESTING = "[" * 50_000
 # Small, or far beyond any use: numbers in between ask for real work, which may take its time.
-WHOLE = (0, -1, 1, 2, 3, 7, 40, -(2**63), 10**9, 10**12, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**20, 10**30)
-REAL = (
+EDGE_INTEGERS = (
+    0,
+    -1,
+    1,
+    2,
+    3,
+    7,
+    40,
+    -(2**63),
+    10**9,
+    10**12,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**20,
+    10**30,
+)
+EDGE_FLOATS = (
     0.0,
     -0.0,
     1e-308,
@@ -32,7 +50,7 @@ REAL = (
     float("inf"),
     -float("inf"),
 )
-WORDS = (
+EDGE_STRINGS = (
     "",
     " ",
     "auto",
@@ -49,7 +67,7 @@ WORDS = (
     "[1,2",
     "0x10",
 )
-PIECES = (
+EDGE_BYTES = (
     *(
         b"",
         b"\x00",
@@ -80,41 +98,41 @@ PIECES = (
         b"\xe2\x80\xa8",
         b"\xf0\x9f\x98\x80",
     ),
-    *(DIGITS.encode(), b"[" * 3000, b'{"a":' * 3000, b"x" * 200_000, b"\x80\x04\x95", b"PK\x03\x04"),
+    *(LONG_NUMBER.encode(), b"[" * 3000, b'{"a":' * 3000, b"x" * 200_000, b"\x80\x04\x95", b"PK\x03\x04"),
 )
 
-RAW = "what JSON can spell and Python's own writer cannot"
+RAW_JSON_MARKER = "what JSON can spell and Python's own writer cannot"
 RAW_JSON = (
-    DIGITS,
-    BRACKETS,
+    LONG_NUMBER,
+    DEEP_NESTING,
     '{"a":' * 3000 + "1" + "}" * 3000,
     "[" * 900 + "]" * 900,
     "1e999",
     '"\\ud800"',
-    "-" + DIGITS,
+    "-" + LONG_NUMBER,
 )
 
-whole_numbers = st.sampled_from(WHOLE) | st.integers(-3, 40)
-real_numbers = st.sampled_from(REAL) | st.floats()
+integers = st.sampled_from(EDGE_INTEGERS) | st.integers(-3, 40)
+floats = st.sampled_from(EDGE_FLOATS) | st.floats()
 
 
-def nested(depth: int) -> Any:
+def nested_lists(depth: int) -> Any:
     """Lists inside lists."""
-    made: Any = []
+    result: Any = []
     for _ in range(depth):
-        made = [made]
-    return made
+        result = [result]
+    return result
 
 
 json_values: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
-    whole_numbers,
-    real_numbers,
-    st.just(RAW),
-    st.sampled_from(WORDS),
+    integers,
+    floats,
+    st.just(RAW_JSON_MARKER),
+    st.sampled_from(EDGE_STRINGS),
     st.text(max_size=8),
-    st.sampled_from([[], {}, [1], [[]], {"a": 1}, {"0": "x"}, ["x", 3], nested(50)]),
+    st.sampled_from([[], {}, [1], [[]], {"a": 1}, {"0": "x"}, ["x", 3], nested_lists(50)]),
 )
 
 
@@ -123,17 +141,19 @@ def setting_texts(draw: Draw) -> str:
     """A value as it is typed behind `--set name=`."""
     kind = draw(st.integers(0, 5))
     if kind == 0:
-        return str(draw(whole_numbers))
+        return str(draw(integers))
     if kind == 1:
-        return repr(draw(real_numbers))
+        return repr(draw(floats))
     if kind == 2:
         return str(
             draw(
-                st.sampled_from((*WORDS[:-6], "\x1b[2J", DIGITS, "1e999", "-0", "1_000", "[8,-1]", "[]", "[1e308]"))
+                st.sampled_from(
+                    (*EDGE_STRINGS[:-6], "\x1b[2J", LONG_NUMBER, "1e999", "-0", "1_000", "[8,-1]", "[]", "[1e308]")
+                )
             )
         )
     if kind == 3:
-        return "[" + ",".join(map(str, draw(st.lists(whole_numbers, max_size=4)))) + "]"
+        return "[" + ",".join(map(str, draw(st.lists(integers, max_size=4)))) + "]"
     return str(draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=12)))
 
 
@@ -142,21 +162,23 @@ def mutated_bytes(draw: Draw, content: bytes) -> bytes:
     """A file's bytes with a few changes anywhere."""
     for _ in range(draw(st.integers(1, 3))):
         size = len(content)
-        at = draw(st.integers(0, size))
+        position = draw(st.integers(0, size))
         kind = draw(st.integers(0, 6))
         if kind == 0:  # cut off
-            content = content[:at]
+            content = content[:position]
         elif kind == 1:  # a part is missing
-            content = content[:at] + content[at + draw(st.integers(1, 64)) :]
+            content = content[:position] + content[position + draw(st.integers(1, 64)) :]
         elif kind in (2, 3):  # something put in
-            content = content[:at] + draw(st.sampled_from(PIECES)) + content[at:]
+            content = content[:position] + draw(st.sampled_from(EDGE_BYTES)) + content[position:]
         elif kind == 4:  # other bytes
-            some = draw(st.binary(min_size=1, max_size=8))
-            content = content[:at] + some + content[at + len(some) :]
+            new_bytes = draw(st.binary(min_size=1, max_size=8))
+            content = content[:position] + new_bytes + content[position + len(new_bytes) :]
         elif kind == 5:  # a part stands there twice
-            content = content[:at] + content[max(0, at - draw(st.integers(1, 200))) :]
+            content = content[:position] + content[max(0, position - draw(st.integers(1, 200))) :]
         else:  # something else altogether
-            content = draw(st.sampled_from((*PIECES, BRACKETS.encode(), b"a\n" * 50, b"\n" * 50, b"\x00" * 4096)))
+            content = draw(
+                st.sampled_from((*EDGE_BYTES, DEEP_NESTING.encode(), b"a\n" * 50, b"\n" * 50, b"\x00" * 4096))
+            )
     return content
 
 
@@ -170,7 +192,7 @@ def mutated_tree(draw: Draw, tree: Any) -> Any:
     if draw(st.integers(0, 5)) == 0:
         if isinstance(tree, dict):
             return {name: value for name, value in tree.items() if name != key}
-        return [value for place, value in enumerate(tree) if place != key]
+        return [value for index, value in enumerate(tree) if index != key]
     changed = draw(mutated_tree(tree[key]))
     if isinstance(tree, dict):
         return {**tree, key: changed}
@@ -185,7 +207,7 @@ def mutated_json(draw: Draw, content: bytes) -> bytes:
     tree = json.loads(content)
     for _ in range(draw(st.integers(1, 2))):
         tree = draw(mutated_tree(tree))
-    return json.dumps(tree).replace(f'"{RAW}"', draw(st.sampled_from(RAW_JSON))).encode()
+    return json.dumps(tree).replace(f'"{RAW_JSON_MARKER}"', draw(st.sampled_from(RAW_JSON))).encode()
 
 
 @st.composite
@@ -195,15 +217,17 @@ def mutated_toml(draw: Draw, content: bytes) -> bytes:
         return bytes(draw(mutated_bytes(content)))
     lines = content.decode().split("\n")
     for _ in range(draw(st.integers(1, 2))):
-        place = draw(st.integers(0, len(lines) - 1))
-        name = lines[place].partition("=")[0].strip() or "seed"
+        index = draw(st.integers(0, len(lines) - 1))
+        name = lines[index].partition("=")[0].strip() or "seed"
         value = draw(
             st.one_of(
                 json_values.map(lambda value: json.dumps(value).replace("null", '""').replace("Infinity", "inf")),
-                st.sampled_from((DIGITS, BRACKETS, "{" * 2000, "1e999", "nan", "2020-01-01", "[[", '"""', "0x1")),
+                st.sampled_from(
+                    (LONG_NUMBER, DEEP_NESTING, "{" * 2000, "1e999", "nan", "2020-01-01", "[[", '"""', "0x1")
+                ),
             )
         )
-        lines[place] = f"{name} = {value}"
+        lines[index] = f"{name} = {value}"
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 
@@ -212,7 +236,7 @@ def mutated_tensors(draw: Draw, content: bytes) -> bytes:
     """A safetensors file: its header, its header's length, its numbers, or any bytes."""
     kind = draw(st.integers(0, 4))
     (length,) = struct.unpack("<Q", content[:8])
-    header, numbers = content[8 : 8 + length], content[8 + length :]
+    header, tensor_bytes = content[8 : 8 + length], content[8 + length :]
     if kind == 0:
         return bytes(draw(mutated_bytes(content)))
     if kind == 1:
@@ -221,18 +245,18 @@ def mutated_tensors(draw: Draw, content: bytes) -> bytes:
             + content[8:]
         )
     if kind == 2:  # not finite, or another number
-        at = draw(st.integers(0, max(0, len(numbers) - 4)))
-        odd = struct.pack("<f", draw(st.sampled_from((float("nan"), float("inf"), 1e38, -1.0))))
-        return content[: 8 + length] + numbers[:at] + odd + numbers[at + 4 :]
+        position = draw(st.integers(0, max(0, len(tensor_bytes) - 4)))
+        bad_float = struct.pack("<f", draw(st.sampled_from((float("nan"), float("inf"), 1e38, -1.0))))
+        return content[: 8 + length] + tensor_bytes[:position] + bad_float + tensor_bytes[position + 4 :]
     changed = draw(mutated_json(header))
-    return struct.pack("<Q", len(changed)) + changed + numbers
+    return struct.pack("<Q", len(changed)) + changed + tensor_bytes
 
 
-def zipped(content: bytes) -> bytes:
+def gzip_bytes(content: bytes) -> bytes:
     return gzip.compress(content, compresslevel=1, mtime=0)
 
 
-def mutation_of(name: str) -> Callable[[bytes], st.SearchStrategy[bytes]]:
+def mutation_for_file(name: str) -> Callable[[bytes], st.SearchStrategy[bytes]]:
     """What fits a file of this name."""
     if name.endswith(".safetensors"):
         return mutated_tensors
@@ -264,8 +288,8 @@ prompts: st.SearchStrategy[str] = st.one_of(
                 "\ufeffx",
                 "e\u0301" * 500,
                 "one and two",
-                DIGITS,
-                BRACKETS[:9000],
+                LONG_NUMBER,
+                DEEP_NESTING[:9000],
             ),
         ]
     ),

@@ -19,11 +19,11 @@ import pytest
 
 from triform.errors import CheckpointError
 from triform.io import locks
-from triform.io.files import part_path, remove_leftovers, write_text
-from triform.io.locks import LOCK_FILE, locked
+from triform.io.files import remove_leftovers, temporary_path, write_text
+from triform.io.locks import LOCK_FILE, folder_lock
 from triform.run import load
 
-HOLD = """
+HOLDER_SCRIPT = """
 import sys, time
 from pathlib import Path
 from triform.io.locks import locked
@@ -34,50 +34,54 @@ with locked(Path(sys.argv[1]), "testing"):
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX")
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
+def start_holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that holds the folder until it is killed."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER_SCRIPT, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 
 
 def test_a_lock_leaves_no_trace_and_creates_the_folder_only_for_its_content(tmp_path: Path) -> None:
-    with locked(tmp_path / "a" / "run", "testing") as notice:
+    with folder_lock(tmp_path / "a" / "run", "testing") as notice:
         assert notice == ""
         assert (tmp_path / "a" / "run" / LOCK_FILE).exists()
     assert not (tmp_path / "a").exists()
-    with locked(tmp_path / "run", "testing"):
+    with folder_lock(tmp_path / "run", "testing"):
         (tmp_path / "run" / "file").touch()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
 def test_another_process_is_told_who_holds_the_folder_and_a_killed_one_releases_it(tmp_path: Path) -> None:
-    process = holder(tmp_path)
+    process = start_holder(tmp_path)
     try:
-        said = rf"{re.escape(str(tmp_path))}: is in use by process {process.pid} on {socket.gethostname()} "
+        pattern = rf"{re.escape(str(tmp_path))}: is in use by process {process.pid} on {socket.gethostname()} "
         with (
-            pytest.raises(CheckpointError, match=said + r"\(testing, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\); wait"),
-            locked(tmp_path, "testing"),
+            pytest.raises(
+                CheckpointError, match=pattern + r"\(testing, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\); wait"
+            ),
+            folder_lock(tmp_path, "testing"),
         ):
             pytest.fail("two processes hold one folder")
     finally:
         process.kill()
         process.communicate()
-    with locked(tmp_path, "testing"):
+    with folder_lock(tmp_path, "testing"):
         pass
     assert not (tmp_path / LOCK_FILE).exists()
 
 
 def test_a_second_thread_of_one_process_is_refused_too(tmp_path: Path) -> None:
     refused = pytest.raises(CheckpointError, match=f"process {os.getpid()} on")
-    with locked(tmp_path, "testing"), refused, locked(tmp_path, "testing"):
+    with folder_lock(tmp_path, "testing"), refused, folder_lock(tmp_path, "testing"):
         pytest.fail("one folder was locked twice")
 
 
 @posix
 def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
-    code = HOLD.replace(
+    code = HOLDER_SCRIPT.replace(
         'print("held"', 'import os\n    os.fork() and time.sleep(60)  # the child says it\n    print("held"'
     )
     process = subprocess.Popen(
@@ -88,23 +92,23 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     try:
-        with locked(tmp_path, "testing"):
+        with folder_lock(tmp_path, "testing"):
             pass
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # the child, which is alone in its group
         process.communicate()
 
 
-def waiting(folder: str, entered: Event) -> None:
-    with locked(Path(folder), "testing", wait=True):
+def wait_for_lock(folder: str, entered: Event) -> None:
+    with folder_lock(Path(folder), "testing", wait=True):
         entered.set()
 
 
 def test_who_waits_gets_the_folder_when_its_holder_has_ended(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     entered = context.Event()
-    with locked(tmp_path, "testing"):
-        process = context.Process(target=waiting, args=(str(tmp_path), entered))
+    with folder_lock(tmp_path, "testing"):
+        process = context.Process(target=wait_for_lock, args=(str(tmp_path), entered))
         process.start()
         assert not entered.wait(0.5)
     assert entered.wait(60)
@@ -114,26 +118,26 @@ def test_who_waits_gets_the_folder_when_its_holder_has_ended(tmp_path: Path) -> 
 def test_a_lock_file_that_was_removed_meanwhile_is_not_taken_for_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, tries = locks._try_lock, []
+    original, tries = locks._try_lock, []
 
-    def removed_first(handle: int) -> None:
+    def remove_then_lock(handle: int) -> None:
         if not tries:
             (tmp_path / LOCK_FILE).unlink()  # as a holder does that ends between our opening and locking
         tries.append(handle)
-        lock(handle)
+        original(handle)
 
-    monkeypatch.setattr(locks, "_try_lock", removed_first)
-    with locked(tmp_path, "testing"):
+    monkeypatch.setattr(locks, "_try_lock", remove_then_lock)
+    with folder_lock(tmp_path, "testing"):
         assert len(tries) == 2
         assert (tmp_path / LOCK_FILE).exists()
 
 
 def test_a_file_system_without_locks_is_used_with_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(handle: int) -> None:
+    def raise_unsupported(handle: int) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
-    monkeypatch.setattr(locks, "_try_lock", unsupported)
-    with locked(tmp_path, "testing") as notice:
+    monkeypatch.setattr(locks, "_try_lock", raise_unsupported)
+    with folder_lock(tmp_path, "testing") as notice:
         assert "this file system has no locks" in notice
     assert not (tmp_path / LOCK_FILE).exists()
 
@@ -143,25 +147,25 @@ def test_a_folder_that_cannot_be_written_or_locked_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     refused = pytest.raises(CheckpointError, match="below: cannot be written: Not a directory")
-    with refused, locked(tmp_path / "file" / "below", "testing"):
+    with refused, folder_lock(tmp_path / "file" / "below", "testing"):
         pytest.fail("a file is no folder")
 
-    def read_only(*arguments: object) -> int:
+    def raise_read_only(*arguments: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     with monkeypatch.context() as patch:
-        patch.setattr(locks.os, "open", read_only)
+        patch.setattr(locks.os, "open", raise_read_only)
         refused = pytest.raises(CheckpointError, match="cannot be written: Read-only file system")
-        with refused, locked(tmp_path / "run", "testing"):
+        with refused, folder_lock(tmp_path / "run", "testing"):
             pytest.fail("a read-only file system was locked")
 
-    def missing(*arguments: object) -> int:
+    def raise_missing(*arguments: object) -> int:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     with monkeypatch.context() as patch:  # as in /proc, or in a folder that was removed while a command works in it
-        patch.setattr(locks.os, "open", missing)
+        patch.setattr(locks.os, "open", raise_missing)
         refused = pytest.raises(CheckpointError, match="cannot be written: No such file or directory")
-        with refused, locked(tmp_path / "run", "testing"):
+        with refused, folder_lock(tmp_path / "run", "testing"):
             pytest.fail("a folder that cannot be created was locked")
 
 
@@ -174,7 +178,7 @@ def test_leftovers_of_ended_processes_go_and_those_of_running_ones_stay(tmp_path
         (tmp_path / name).touch()
     (tmp_path / f".step-3.{ended.pid}.part").mkdir()
     (tmp_path / f".step-3.{ended.pid}.part" / "state.json").touch()
-    with locked(tmp_path, "testing"):
+    with folder_lock(tmp_path, "testing"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
@@ -183,14 +187,14 @@ def test_temporary_names_carry_the_process_and_a_failed_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    assert part_path(path).name == f".file.{os.getpid()}.part"
+    assert temporary_path(path).name == f".file.{os.getpid()}.part"
     write_text(path, "old")
 
-    def full(self: Path, target: Path) -> None:
+    def raise_disk_full(self: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
+        patch.setattr(Path, "replace", raise_disk_full)
         with pytest.raises(OSError, match="No space"):
             write_text(path, "new")
     assert path.read_text() == "old"
@@ -210,63 +214,71 @@ TINY = {
 }
 
 
-def runner(folder: str, out: str, seed: str, barrier: Barrier, answers: Queue[tuple[str, str]]) -> None:
+def train_in_process(folder: str, out: str, seed: str, barrier: Barrier, outcomes: Queue[tuple[str, str]]) -> None:
     """In a process of its own: train at the same moment as the other one."""
     import torch
 
+    from triform.experiments.seeds import train_seeds
     from triform.launch import train
-    from triform.seeds import train_seeds
 
     torch.set_num_threads(1)
     os.chdir(folder)
-    how: dict[str, Any] = {"quiet": True, "device": "cpu", "data": "rows.csv", **TINY}
-    how |= {"out": out, "overwrite": True} if out else {}
+    options: dict[str, Any] = {"quiet": True, "device": "cpu", "data": "rows.csv", **TINY}
+    options |= {"out": out, "overwrite": True} if out else {}
     barrier.wait()
     try:
-        made = train_seeds("classify", 2, **how) if seed == "several" else train("classify", seed=int(seed), **how)
-        answers.put((seed, f"made {made.path}"))
+        run = (
+            train_seeds("classify", 2, **options)
+            if seed == "several"
+            else train("classify", seed=int(seed), **options)
+        )
+        outcomes.put((seed, f"made {run.path}"))
     except CheckpointError as error:
-        answers.put((seed, f"refused {error}"))
+        outcomes.put((seed, f"refused {error}"))
 
 
-def race(folder: Path, out: Path | None, seeds: tuple[str, str]) -> dict[str, str]:
+def train_concurrently(folder: Path, out: Path | None, seeds: tuple[str, str]) -> dict[str, str]:
     """What two processes say that train into one folder at the same moment."""
     rows = "".join(f"word{n % 7} thing {n},{'ab'[n % 2]}\n" for n in range(40))
     (folder / "rows.csv").write_text("text,label\n" + rows)
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     if sys.platform != "win32":
         context.set_forkserver_preload(["triform.launch"])
-    barrier, answers = context.Barrier(2), context.Queue()
+    barrier, queue = context.Barrier(2), context.Queue()
     arguments = (str(folder), str(out or ""))
-    processes = [context.Process(target=runner, args=(*arguments, seed, barrier, answers)) for seed in seeds]
+    processes = [
+        context.Process(target=train_in_process, args=(*arguments, seed, barrier, queue)) for seed in seeds
+    ]
     for process in processes:
         process.start()
-    said = dict(answers.get(timeout=300) for _ in processes)
+    outcomes = dict(queue.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
-    return said
+    return outcomes
 
 
 def test_two_processes_that_train_into_one_folder_leave_the_run_of_one_of_them(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for _ in range(3):
-        said = race(tmp_path, out, ("1", "2"))
-        made = [seed for seed, line in said.items() if line == f"made {out}"]
-        assert made
-        opened = load(out, device="cpu")  # its files fit one another: they match their digests
-        if len(made) == 1:  # else one was over before the other began
-            refused = next(line for line in said.values() if line.startswith("refused"))
-            assert re.search(r"run: is in use by process \d+ on .+ \(training classify, since .+\); wait", refused)
-            assert opened.config.seed == int(made[0])
+        outcomes = train_concurrently(tmp_path, out, ("1", "2"))
+        finished_seeds = [seed for seed, line in outcomes.items() if line == f"made {out}"]
+        assert finished_seeds
+        run = load(out, device="cpu")  # its files fit one another: they match their digests
+        if len(finished_seeds) == 1:  # else one was over before the other began
+            refusal = next(line for line in outcomes.values() if line.startswith("refused"))
+            assert re.search(r"run: is in use by process \d+ on .+ \(training classify, since .+\); wait", refusal)
+            assert run.config.seed == int(finished_seeds[0])
 
 
 def test_two_processes_without_a_folder_of_their_own_get_two(tmp_path: Path) -> None:
-    said = race(tmp_path, None, ("1", "2"))
-    assert sorted(said.values()) == [f"made {Path('runs') / name}" for name in ("classify-rows", "classify-rows-2")]
+    outcomes = train_concurrently(tmp_path, None, ("1", "2"))
+    assert sorted(outcomes.values()) == [
+        f"made {Path('runs') / name}" for name in ("classify-rows", "classify-rows-2")
+    ]
     assert not list((tmp_path / "runs").glob("*/.*"))
 
 
 def test_several_seeds_and_a_single_run_do_not_share_a_folder(tmp_path: Path) -> None:
-    said = race(tmp_path, tmp_path / "run", ("several", "1"))
-    assert sum(line.startswith("made") for line in said.values()) == 1
+    outcomes = train_concurrently(tmp_path, tmp_path / "run", ("several", "1"))
+    assert sum(line.startswith("made") for line in outcomes.values()) == 1
     assert (tmp_path / "run" / "config.toml").exists() != (tmp_path / "run" / "seed-0").exists()

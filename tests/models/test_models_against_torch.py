@@ -10,27 +10,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, Sizes
+from triform.config import DataSizes, ModelConfig
 from triform.models.decoder import Decoder
 from triform.models.encoder import Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import Attention
-from triform.nn.block import Block, CrossBlock, Here
-from triform.nn.cache import NO_CACHE, NoCache
-from triform.nn.masks import Rule, causal, everything, real
-from triform.nn.positions import Relation
+from triform.nn.block import Block, CrossBlock, LayerContext
+from triform.nn.kv_cache import NO_LAYER_CACHE, NoKVCache
+from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask
+from triform.nn.positions import RelativePosition
 
 D, HEADS, D_FF, LAYERS, V, MAX_LEN = 8, 2, 20, 3, 11, 16
 SMALL = ModelConfig(d_model=D, d_ff=D_FF, n_layers=LAYERS, n_heads=HEADS, dropout=0.0, tie_embeddings=False)
-SIZES = Sizes(vocab_size=V, max_len=MAX_LEN)
-NO_RELATION = Relation(SMALL, MAX_LEN, causal=False)
+SIZES = DataSizes(vocab_size=V, max_len=MAX_LEN)
+NO_POSITION = RelativePosition(SMALL, MAX_LEN, causal=False)
 KEEP = torch.tensor([[True] * 5, [True, True, True, False, False], [True, False, True, True, False]])
 styles = [
     pytest.param({"norm_position": order, "activation": activation}, id=f"{order}-{activation}")
     for order in ("pre", "post")
     for activation in ("relu", "gelu")
 ]
-RENAMED = {
+TORCH_NAMES = {
     "attention.": "self_attn.",
     "cross.": "multihead_attn.",
     "blocks.": "layers.",
@@ -40,61 +40,61 @@ RENAMED = {
 }
 
 
-def in_torch_names(ours: Mapping[str, Tensor], crossing: bool = False) -> dict[str, Tensor]:
+def to_torch_names(ours: Mapping[str, Tensor], has_cross_attn: bool = False) -> dict[str, Tensor]:
     """Our weights (or their gradients) as torch.nn calls them; it holds q, k and v as one matrix."""
     theirs = {}
-    norms = {"consult.norm": "norm2", "think.norm": "norm3"} if crossing else {"think.norm": "norm2"}
+    norms = {"consult.norm": "norm2", "think.norm": "norm3"} if has_cross_attn else {"think.norm": "norm2"}
     for name, tensor in ours.items():
         if "key_value" in name:
             continue
         if "query" in name:
             tensor = torch.cat([tensor, ours[name.replace("query", "key_value")]])
         name = name.replace("query.", "in_proj_").replace("out.", "out_proj.")
-        for old, new in (RENAMED | norms).items():
+        for old, new in (TORCH_NAMES | norms).items():
             name = name.replace(old, new)
         theirs[name] = tensor
     return theirs
 
 
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
+def weights_by_name(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
-def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+def gradients_by_name(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-def close(ours: Tensor, theirs: Tensor, what: str = "") -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}")
+def assert_close(ours: Tensor, theirs: Tensor, name: str = "") -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text: f"{name}: {text}")
 
 
-def all_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+def assert_all_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     assert set(ours) == set(theirs)
     for name in theirs:
-        close(ours[name], theirs[name], name)
+        assert_close(ours[name], theirs[name], name)
 
 
-def stirred(module: Any) -> Any:
+def randomise(module: Any) -> Any:
     """Random biases and norms too: where they are 0 and 1, a mistake in them would not show."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return module
 
 
-def agree(ours: Tensor, theirs: Tensor) -> None:
+def assert_same_output(ours: Tensor, theirs: Tensor) -> None:
     """Outputs are equal, and the same uneven cotangent is sent back through both."""
-    close(ours, theirs, "forward")
+    assert_close(ours, theirs, "forward")
     cotangent = torch.randn_like(ours)
     ours.backward(cotangent)
     theirs.backward(cotangent)
 
 
-def twice(*shape: int) -> tuple[Tensor, Tensor]:
+def leaf_pair(*shape: int) -> tuple[Tensor, Tensor]:
     x = torch.randn(*shape)
     return x.clone().requires_grad_(), x.clone().requires_grad_()
 
 
-def upper(size: int) -> Tensor:
+def future_mask(size: int) -> Tensor:
     """torch's masks say True for what is hidden."""
     return torch.ones(size, size, dtype=torch.bool).triu(1)
 
@@ -119,40 +119,41 @@ def torch_encoder(config: ModelConfig) -> nn.TransformerEncoder:
 
 
 @pytest.mark.parametrize(
-    ("rule", "masks"),
+    ("mask", "masks"),
     [
-        (everything, {}),
-        (causal, {"attn_mask": upper(5)}),
-        (real(KEEP), {"key_padding_mask": ~KEEP}),
-        (causal & real(KEEP), {"attn_mask": upper(5), "key_padding_mask": ~KEEP}),
+        (full_mask, {}),
+        (causal_mask, {"attn_mask": future_mask(5)}),
+        (padding_mask(KEEP), {"key_padding_mask": ~KEEP}),
+        (causal_mask & padding_mask(KEEP), {"attn_mask": future_mask(5), "key_padding_mask": ~KEEP}),
     ],
     ids=["full", "causal", "padding", "causal-padding"],
 )
 @pytest.mark.parametrize("biased", [True, False])
-def test_self_attention_equals_torch(rule: Rule, masks: dict[str, Tensor], biased: bool) -> None:
-    ours = stirred(Attention(replace(SMALL, bias=biased, qkv_bias=biased), NO_RELATION))
+def test_self_attention_equals_torch(mask: AttentionMask, masks: dict[str, Tensor], biased: bool) -> None:
+    ours = randomise(Attention(replace(SMALL, bias=biased, qkv_bias=biased), NO_POSITION))
     theirs = nn.MultiheadAttention(D, HEADS, bias=biased, batch_first=True)
-    theirs.load_state_dict(in_torch_names(weights_of(ours)))
-    x, same_x = twice(3, 5, D)
-    agree(
-        ours(x, x, rule, torch.arange(5), NoCache()), theirs(same_x, same_x, same_x, need_weights=False, **masks)[0]
+    theirs.load_state_dict(to_torch_names(weights_by_name(ours)))
+    x, same_x = leaf_pair(3, 5, D)
+    assert_same_output(
+        ours(x, x, mask, torch.arange(5), NoKVCache()),
+        theirs(same_x, same_x, same_x, need_weights=False, **masks)[0],
     )
-    close(x.grad, same_x.grad, "input")
-    all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
+    assert_close(x.grad, same_x.grad, "input")
+    assert_all_close(to_torch_names(gradients_by_name(ours)), gradients_by_name(theirs))
 
 
 @pytest.mark.parametrize("t", [2, 5, 9])
 @pytest.mark.parametrize("padded", [True, False])
 def test_cross_attention_equals_torch_for_targets_of_any_length(t: int, padded: bool) -> None:
-    ours, theirs = stirred(Attention(SMALL, NO_RELATION)), nn.MultiheadAttention(D, HEADS, batch_first=True)
-    theirs.load_state_dict(in_torch_names(weights_of(ours)))
-    (x, same_x), (source, same_source) = twice(3, t, D), twice(3, 5, D)
-    rule, mask = (real(KEEP), ~KEEP) if padded else (everything, None)
-    expected = theirs(same_x, same_source, same_source, key_padding_mask=mask, need_weights=False)[0]
-    agree(ours(x, source, rule, torch.arange(t), NoCache()), expected)
-    close(x.grad, same_x.grad, "queries")
-    close(source.grad, same_source.grad, "source")
-    all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
+    ours, theirs = randomise(Attention(SMALL, NO_POSITION)), nn.MultiheadAttention(D, HEADS, batch_first=True)
+    theirs.load_state_dict(to_torch_names(weights_by_name(ours)))
+    (x, same_x), (source, same_source) = leaf_pair(3, t, D), leaf_pair(3, 5, D)
+    mask, torch_mask = (padding_mask(KEEP), ~KEEP) if padded else (full_mask, None)
+    expected = theirs(same_x, same_source, same_source, key_padding_mask=torch_mask, need_weights=False)[0]
+    assert_same_output(ours(x, source, mask, torch.arange(t), NoKVCache()), expected)
+    assert_close(x.grad, same_x.grad, "queries")
+    assert_close(source.grad, same_source.grad, "source")
+    assert_all_close(to_torch_names(gradients_by_name(ours)), gradients_by_name(theirs))
 
 
 # ------------------------------------------------------------------------------------------ blocks
@@ -162,14 +163,17 @@ def test_cross_attention_equals_torch_for_targets_of_any_length(t: int, padded: 
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_block_equals_torchs_encoder_layer(style: dict[str, Any], masked: bool) -> None:
     config = replace(SMALL, **style)
-    ours, theirs = stirred(Block(config, NO_RELATION)), nn.TransformerEncoderLayer(D, HEADS, **torch_style(config))
-    theirs.load_state_dict(in_torch_names(weights_of(ours)))
-    x, same_x = twice(3, 5, D)
-    rule = causal & real(KEEP) if masked else everything
-    masks = {"src_mask": upper(5), "src_key_padding_mask": ~KEEP} if masked else {}
-    agree(ours(x, Here(rule, torch.arange(5), NO_CACHE)), theirs(same_x, **masks))
-    close(x.grad, same_x.grad, "input")
-    all_close(in_torch_names(gradients_of(ours)), gradients_of(theirs))
+    ours, theirs = (
+        randomise(Block(config, NO_POSITION)),
+        nn.TransformerEncoderLayer(D, HEADS, **torch_style(config)),
+    )
+    theirs.load_state_dict(to_torch_names(weights_by_name(ours)))
+    x, same_x = leaf_pair(3, 5, D)
+    mask = causal_mask & padding_mask(KEEP) if masked else full_mask
+    masks = {"src_mask": future_mask(5), "src_key_padding_mask": ~KEEP} if masked else {}
+    assert_same_output(ours(x, LayerContext(mask, torch.arange(5), NO_LAYER_CACHE)), theirs(same_x, **masks))
+    assert_close(x.grad, same_x.grad, "input")
+    assert_all_close(to_torch_names(gradients_by_name(ours)), gradients_by_name(theirs))
 
 
 @pytest.mark.parametrize("style", styles)
@@ -177,22 +181,24 @@ def test_a_block_equals_torchs_encoder_layer(style: dict[str, Any], masked: bool
 def test_a_cross_block_equals_torchs_decoder_layer(style: dict[str, Any], t: int) -> None:
     config = replace(SMALL, **style)
     ours, theirs = (
-        stirred(CrossBlock(config, NO_RELATION)),
+        randomise(CrossBlock(config, NO_POSITION)),
         nn.TransformerDecoderLayer(D, HEADS, **torch_style(config)),
     )
-    theirs.load_state_dict(in_torch_names(weights_of(ours), crossing=True))
-    (x, same_x), (source, same_source) = twice(3, t, D), twice(3, 5, D)
-    expected = theirs(same_x, same_source, tgt_mask=upper(t), memory_key_padding_mask=~KEEP)
-    agree(ours(x, Here(causal, torch.arange(t), NO_CACHE), source, real(KEEP)), expected)
-    close(x.grad, same_x.grad, "target")
-    close(source.grad, same_source.grad, "source")
-    all_close(in_torch_names(gradients_of(ours), crossing=True), gradients_of(theirs))
+    theirs.load_state_dict(to_torch_names(weights_by_name(ours), has_cross_attn=True))
+    (x, same_x), (source, same_source) = leaf_pair(3, t, D), leaf_pair(3, 5, D)
+    expected = theirs(same_x, same_source, tgt_mask=future_mask(t), memory_key_padding_mask=~KEEP)
+    assert_same_output(
+        ours(x, LayerContext(causal_mask, torch.arange(t), NO_LAYER_CACHE), source, padding_mask(KEEP)), expected
+    )
+    assert_close(x.grad, same_x.grad, "target")
+    assert_close(source.grad, same_source.grad, "source")
+    assert_all_close(to_torch_names(gradients_by_name(ours), has_cross_attn=True), gradients_by_name(theirs))
 
 
 # ------------------------------------------------------------------------------------------ models
 
 
-class Around(nn.Module):
+class Surroundings(nn.Module):
     """What surrounds the stack: an embedding before it, written in other words than ours, a head behind."""
 
     def __init__(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
@@ -203,25 +209,25 @@ class Around(nn.Module):
         if head is not None:
             self.head.load_state_dict(head.state_dict())
 
-    def before(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         one_hot = nn.functional.one_hot(tokens, len(self.tokens)).to(self.tokens.dtype)
         return one_hot @ self.tokens + self.places[: tokens.shape[1]]
 
-    def gradients_agree(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
-        close(embedding.tokens.weight.grad, self.tokens.grad, "token embedding")
-        close(embedding.positions.table.weight.grad, self.places.grad, "position embedding")
+    def assert_same_gradients(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
+        assert_close(embedding.tokens.weight.grad, self.tokens.grad, "token embedding")
+        assert_close(embedding.positions.table.weight.grad, self.places.grad, "position embedding")
         if head is not None:
-            close(head.weight.grad, self.head.weight.grad, "head")
-            close(head.bias.grad, self.head.bias.grad, "head's bias")
+            assert_close(head.weight.grad, self.head.weight.grad, "head")
+            assert_close(head.bias.grad, self.head.bias.grad, "head's bias")
 
 
-def stack(named: Mapping[str, Tensor], crossing: bool = False) -> dict[str, Tensor]:
-    return in_torch_names(
-        {name: tensor for name, tensor in named.items() if name.startswith(("blocks", "norm"))}, crossing
+def stack_weights(named: Mapping[str, Tensor], has_cross_attn: bool = False) -> dict[str, Tensor]:
+    return to_torch_names(
+        {name: tensor for name, tensor in named.items() if name.startswith(("blocks", "norm"))}, has_cross_attn
     )
 
 
-def under(prefix: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
 
 
@@ -229,47 +235,49 @@ def under(prefix: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_the_encoder_equals_torchs_with_padding(style: dict[str, Any], final_norm: bool) -> None:
     config = replace(SMALL, final_norm=final_norm, **style)
-    ours, theirs = stirred(Encoder(config, SIZES)), torch_encoder(config)
-    theirs.load_state_dict(stack(weights_of(ours)))
-    around, tokens = Around(ours.embedding), torch.randint(V, KEEP.shape)
-    agree(ours(tokens, KEEP), theirs(around.before(tokens), src_key_padding_mask=~KEEP))
-    all_close(stack(gradients_of(ours)), gradients_of(theirs))
-    around.gradients_agree(ours.embedding)
+    ours, theirs = randomise(Encoder(config, SIZES)), torch_encoder(config)
+    theirs.load_state_dict(stack_weights(weights_by_name(ours)))
+    surroundings, tokens = Surroundings(ours.embedding), torch.randint(V, KEEP.shape)
+    assert_same_output(ours(tokens, KEEP), theirs(surroundings.embed(tokens), src_key_padding_mask=~KEEP))
+    assert_all_close(stack_weights(gradients_by_name(ours)), gradients_by_name(theirs))
+    surroundings.assert_same_gradients(ours.embedding)
 
 
 @pytest.mark.parametrize("style", styles)
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_decoder_equals_torchs_encoder_under_a_causal_mask(style: dict[str, Any], padded: bool) -> None:
     config = replace(SMALL, **style)
-    ours, theirs = stirred(Decoder(config, SIZES)), torch_encoder(config)
-    theirs.load_state_dict(stack(weights_of(ours)))
-    around, tokens = Around(ours.embedding, ours.head), torch.randint(V, KEEP.shape)
+    ours, theirs = randomise(Decoder(config, SIZES)), torch_encoder(config)
+    theirs.load_state_dict(stack_weights(weights_by_name(ours)))
+    surroundings, tokens = Surroundings(ours.embedding, ours.head), torch.randint(V, KEEP.shape)
     keep, hidden = (KEEP, ~KEEP) if padded else (None, None)
-    states = theirs(around.before(tokens), mask=upper(tokens.shape[1]), src_key_padding_mask=hidden)
-    agree(ours(tokens, keep), around.head(states))
-    all_close(stack(gradients_of(ours)), gradients_of(theirs))
-    around.gradients_agree(ours.embedding, ours.head)
+    states = theirs(surroundings.embed(tokens), mask=future_mask(tokens.shape[1]), src_key_padding_mask=hidden)
+    assert_same_output(ours(tokens, keep), surroundings.head(states))
+    assert_all_close(stack_weights(gradients_by_name(ours)), gradients_by_name(theirs))
+    surroundings.assert_same_gradients(ours.embedding, ours.head)
 
 
 @pytest.mark.parametrize("style", styles)
 @pytest.mark.parametrize("t", [3, 5, 8])
 def test_the_encoder_decoder_equals_torchs_transformer(style: dict[str, Any], t: int) -> None:
     config = replace(SMALL, **style)
-    ours = stirred(Seq2Seq(config, SIZES))
+    ours = randomise(Seq2Seq(config, SIZES))
     theirs = nn.Transformer(D, HEADS, LAYERS, LAYERS, custom_encoder=torch_encoder(config), **torch_style(config))
-    theirs.encoder.load_state_dict(stack(under("encoder.", weights_of(ours))))
-    theirs.decoder.load_state_dict(stack(weights_of(ours), crossing=True))
-    reader, writer = Around(ours.encoder.embedding), Around(ours.embedding, ours.head)
+    theirs.encoder.load_state_dict(stack_weights(strip_prefix("encoder.", weights_by_name(ours))))
+    theirs.decoder.load_state_dict(stack_weights(weights_by_name(ours), has_cross_attn=True))
+    source_side, target_side = Surroundings(ours.encoder.embedding), Surroundings(ours.embedding, ours.head)
     source, target = torch.randint(V, KEEP.shape), torch.randint(V, (len(KEEP), t))
     states = theirs(
-        reader.before(source),
-        writer.before(target),
-        tgt_mask=upper(t),
+        source_side.embed(source),
+        target_side.embed(target),
+        tgt_mask=future_mask(t),
         src_key_padding_mask=~KEEP,
         memory_key_padding_mask=~KEEP,
     )
-    agree(ours(source, target, KEEP), writer.head(states))
-    all_close(stack(under("encoder.", gradients_of(ours))), gradients_of(theirs.encoder))
-    all_close(stack(gradients_of(ours), crossing=True), gradients_of(theirs.decoder))
-    reader.gradients_agree(ours.encoder.embedding)
-    writer.gradients_agree(ours.embedding, ours.head)
+    assert_same_output(ours(source, target, KEEP), target_side.head(states))
+    assert_all_close(
+        stack_weights(strip_prefix("encoder.", gradients_by_name(ours))), gradients_by_name(theirs.encoder)
+    )
+    assert_all_close(stack_weights(gradients_by_name(ours), has_cross_attn=True), gradients_by_name(theirs.decoder))
+    source_side.assert_same_gradients(ours.encoder.embedding)
+    target_side.assert_same_gradients(ours.embedding, ours.head)

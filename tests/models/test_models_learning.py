@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, PositionKind, ScoreKind, Sizes
+from triform.config import DataSizes, ModelConfig, PositionKind, ScoreKind
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 
 V, LABELS = 12, 3
 SMALL = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, dropout=0.0)
-SIZES = Sizes(vocab_size=V, max_len=12, n_labels=LABELS)
+SIZES = DataSizes(vocab_size=V, max_len=12, n_labels=LABELS)
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Batch:
     target_keep: Tensor
     labels: Tensor
 
-    def rows(self, which: slice) -> Batch:
+    def select(self, rows: slice) -> Batch:
         """Some rows, cut down to the longest of them."""
-        width, target_width = (int(k[which].sum(1).max()) for k in (self.keep, self.target_keep))
+        width, target_width = (int(k[rows].sum(1).max()) for k in (self.keep, self.target_keep))
         return Batch(
-            self.tokens[which, :width],
-            self.keep[which, :width],
-            self.target[which, :target_width],
-            self.target_keep[which, :target_width],
-            self.labels[which],
+            self.tokens[rows, :width],
+            self.keep[rows, :width],
+            self.target[rows, :target_width],
+            self.target_keep[rows, :target_width],
+            self.labels[rows],
         )
 
 
@@ -59,27 +59,27 @@ def batch() -> Batch:
     )
 
 
-def next_tokens(logits: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
+def next_token_loss(logits: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
     """Summed loss of predicting each real token but the first from those before it."""
     return F.cross_entropy(logits[:, :-1][keep[:, 1:]], tokens[:, 1:][keep[:, 1:]], reduction="sum")
 
 
-def classify(model: nn.Module, batch: Batch) -> Tensor:
+def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch.tokens, batch.keep), batch.labels, reduction="sum")
 
 
-def generate(model: nn.Module, batch: Batch) -> Tensor:
-    return next_tokens(model(batch.tokens, batch.keep), batch.tokens, batch.keep)
+def generation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return next_token_loss(model(batch.tokens, batch.keep), batch.tokens, batch.keep)
 
 
-def translate(model: nn.Module, batch: Batch) -> Tensor:
-    return next_tokens(model(batch.tokens, batch.target, batch.keep), batch.target, batch.target_keep)
+def translation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return next_token_loss(model(batch.tokens, batch.target, batch.keep), batch.target, batch.target_keep)
 
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 forms = pytest.mark.parametrize(
     ("form", "loss"),
-    [(Classifier, classify), (Decoder, generate), (Seq2Seq, translate)],
+    [(Classifier, classification_loss), (Decoder, generation_loss), (Seq2Seq, translation_loss)],
     ids=["classify", "generate", "translate"],
 )
 
@@ -88,11 +88,11 @@ forms = pytest.mark.parametrize(
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_how_a_batch_is_cut_does_not_matter(form: type[nn.Module], loss: Loss, cut: int, batch: Batch) -> None:
     model = form(SMALL, SIZES)
-    whole = loss(model, batch)
-    wanted = torch.autograd.grad(whole, list(model.parameters()))
-    parts = sum(loss(model, batch.rows(rows)) for rows in (slice(0, cut), slice(cut, 4)))
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-11)
-    got = torch.autograd.grad(parts, list(model.parameters()))
+    full_loss = loss(model, batch)
+    wanted = torch.autograd.grad(full_loss, list(model.parameters()))
+    split_loss = sum(loss(model, batch.select(rows)) for rows in (slice(0, cut), slice(cut, 4)))
+    torch.testing.assert_close(split_loss, full_loss, rtol=0, atol=1e-11)
+    got = torch.autograd.grad(split_loss, list(model.parameters()))
     for (name, _), ours, theirs in zip(model.named_parameters(), got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=name)
 
@@ -121,14 +121,14 @@ MODERN = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "n_kv_he
     "style",
     [
         MODERN,
-        {"positions": "relative", "score": "cosine", "layer_windows": (2, -1)},
-        {"positions": "t5", "score": "additive"},
-        {"score": "dot", "activation": "gelu_tanh"},
+        {"positions": "relative", "attention_score": "cosine", "layer_windows": (2, -1)},
+        {"positions": "t5", "attention_score": "additive"},
+        {"attention_score": "dot", "activation": "gelu_tanh"},
     ],
     ids=["modern", "relative-cosine-layers", "t5-additive", "dot"],
 )
 def test_every_kind_of_attention_can_learn_a_batch_by_heart(style: dict, batch: Batch) -> None:
-    test_one_batch_is_learned_by_heart(Decoder, generate, style, batch)
+    test_one_batch_is_learned_by_heart(Decoder, generation_loss, style, batch)
 
 
 @forms
@@ -164,38 +164,38 @@ def test_every_parameter_gets_a_gradient(form: type[nn.Module], loss: Loss, batc
 # ------------------------------------------------------------------------------------------ tying
 
 
-def count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_tied_head_is_the_embedding_read_the_other_way() -> None:
     tied, untied = (Decoder(replace(SMALL, tie_embeddings=tie), SIZES) for tie in (True, False))
-    assert tied.head.weight is tied.embedding.tokens.weight
-    assert untied.head.weight is not untied.embedding.tokens.weight
-    assert count(untied) - count(tied) == V * SMALL.d_model
+    assert tied.lm_head.weight is tied.embedding.token_embedding.weight
+    assert untied.lm_head.weight is not untied.embedding.token_embedding.weight
+    assert count_parameters(untied) - count_parameters(tied) == V * SMALL.d_model
 
 
 def test_a_tied_translator_has_one_table_for_source_target_and_head() -> None:
     tied, untied = (Seq2Seq(replace(SMALL, tie_embeddings=tie), SIZES) for tie in (True, False))
-    table = tied.embedding.tokens.weight
-    assert tied.encoder.embedding.tokens.weight is table
-    assert tied.head.weight is table
-    assert count(untied) - count(tied) == 2 * V * SMALL.d_model
+    table = tied.embedding.token_embedding.weight
+    assert tied.encoder.embedding.token_embedding.weight is table
+    assert tied.lm_head.weight is table
+    assert count_parameters(untied) - count_parameters(tied) == 2 * V * SMALL.d_model
 
 
 def test_two_vocabularies_are_tied_on_the_target_side_only() -> None:
     model = Seq2Seq(SMALL, replace(SIZES, target_vocab_size=7))
-    assert model.head.weight is model.embedding.tokens.weight
-    assert model.embedding.tokens.weight.shape == (7, SMALL.d_model)
-    assert model.encoder.embedding.tokens.weight.shape == (V, SMALL.d_model)
+    assert model.lm_head.weight is model.embedding.token_embedding.weight
+    assert model.embedding.token_embedding.weight.shape == (7, SMALL.d_model)
+    assert model.encoder.embedding.token_embedding.weight.shape == (V, SMALL.d_model)
     assert model(torch.randint(V, (1, 3)), torch.randint(7, (1, 2))).shape == (1, 2, 7)
 
 
 @pytest.mark.parametrize(
     ("form", "loss", "uses"),
     [
-        (Decoder, generate, ("embedding.tokens", "head")),
-        (Seq2Seq, translate, ("encoder.embedding.tokens", "embedding.tokens", "head")),
+        (Decoder, generation_loss, ("embedding.tokens", "head")),
+        (Seq2Seq, translation_loss, ("encoder.embedding.tokens", "embedding.tokens", "head")),
     ],
     ids=["generate", "translate"],
 )
@@ -215,7 +215,7 @@ def test_tied_weights_stay_tied_when_moved_and_loaded() -> None:
     model = Decoder(SMALL, SIZES)
     model.load_state_dict(Decoder(SMALL, SIZES).state_dict())
     model.to(torch.float32)
-    assert model.head.weight.data_ptr() == model.embedding.tokens.weight.data_ptr()
+    assert model.lm_head.weight.data_ptr() == model.embedding.token_embedding.weight.data_ptr()
 
 
 # ------------------------------------------------------------------------------------------ dropout

@@ -14,66 +14,68 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from triform.config import Config, ModelConfig, PositionKind, ScoreKind, Sizes
+from triform.config import Config, DataSizes, ModelConfig, PositionKind, ScoreKind
 from triform.errors import ConfigError
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.cache import Cache
-from triform.nn.embedding import pair_rows
-from triform.nn.rows import Packed, Padded, pack, pad
+from triform.nn.embedding import hash_bigrams
+from triform.nn.kv_cache import KVCache
+from triform.nn.layouts import PackedLayout, PaddedLayout, pack, pad
 
 V = 13
-SIZES = Sizes(vocab_size=V, max_len=24, n_labels=3)
+SIZES = DataSizes(vocab_size=V, max_len=24, n_labels=3)
 LENGTHS, TARGET_LENGTHS = (4, 8), (7, 2)
 WINDOWS: dict[str, dict[str, Any]] = {
     "all": {"n_layers": 1},
     "window": {"n_layers": 1, "window": 3},
     "layers": {"n_layers": 2, "layer_windows": (2, -1)},
 }
-MATCHES = [
+SCORE_CASES = [
     (positions, score)
     for positions, score in product(get_args(PositionKind), get_args(ScoreKind))
     if not (score == "additive" and positions in ("rotary", "relative"))
 ]
-every_match = pytest.mark.parametrize(("positions", "score"), MATCHES)
+every_score_case = pytest.mark.parametrize(("positions", "score"), SCORE_CASES)
 every_window = pytest.mark.parametrize("windows", WINDOWS)
 
 
-def configs(positions: PositionKind, score: ScoreKind, windows: str, **more: Any) -> Iterator[ModelConfig]:
+def build_configs(
+    positions: PositionKind, score: ScoreKind, windows: str, **settings: Any
+) -> Iterator[ModelConfig]:
     """One for each grouping of heads: each its own keys, two to a key, all to one."""
     for kv_heads in (0, 2, 1):
         sizes = {"d_model": 16, "d_ff": 20, "n_heads": 4, "n_kv_heads": kv_heads, "dropout": 0.0}
-        match = {"positions": positions, "score": score, "n_buckets": 8, "max_distance": 6}
-        yield ModelConfig(**sizes | match | WINDOWS[windows] | more)
+        score_settings = {"positions": positions, "attention_score": score, "n_buckets": 8, "max_distance": 6}
+        yield ModelConfig(**sizes | score_settings | WINDOWS[windows] | settings)
 
 
-def stirred(model: Any) -> Any:
+def randomise(model: Any) -> Any:
     """Random biases, norms and tables too, so that all of them have a say."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
     return model
 
 
-def rows_of(lengths: tuple[int, ...]) -> list[list[int]]:
+def random_rows(lengths: tuple[int, ...]) -> list[list[int]]:
     return [torch.randint(V, (length,)).tolist() for length in lengths]
 
 
-def outcome(model: nn.Module, answers: list[Tensor]) -> Tensor:
+def outputs_and_gradients(model: nn.Module, outputs: list[Tensor]) -> Tensor:
     """What was answered, and the gradients of all parameters, end to end; the cotangents are always the same."""
-    answer = torch.cat([answer.flatten() for answer in answers])
-    cotangent = torch.randn(answer.shape, generator=torch.Generator().manual_seed(1))
-    grads = torch.autograd.grad(answer, list(model.parameters()), cotangent)
-    return torch.cat([answer.detach(), *(grad.flatten() for grad in grads)])
+    output = torch.cat([output.flatten() for output in outputs])
+    cotangent = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    grads = torch.autograd.grad(output, list(model.parameters()), cotangent)
+    return torch.cat([output.detach(), *(grad.flatten() for grad in grads)])
 
 
-def with_other(tokens: Tensor, place: int) -> Tensor:
+def replace_token(tokens: Tensor, position: int) -> Tensor:
     changed = tokens.clone()
-    changed[:, place] = (changed[:, place] + 1) % V
+    changed[:, position] = (changed[:, position] + 1) % V
     return changed
 
 
-def close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -83,113 +85,116 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
     """A token's vector is its own and that of the pair it makes with the one before it in its text."""
     torch.manual_seed(0)
-    config = next(configs("none", "scaled_dot", "all", n_layers=1, pair_rows=11))
-    model = stirred(Classifier(config, Sizes(vocab_size=V, max_len=16, n_labels=3))).eval()
+    config = next(build_configs("none", "scaled_dot", "all", n_layers=1, pair_rows=11))
+    model = randomise(Classifier(config, DataSizes(vocab_size=V, max_len=16, n_labels=3))).eval()
     assert (
-        Classifier(config, Sizes(vocab_size=V, max_len=16, n_labels=3)).encoder.embedding.pairs.weight == 0
+        Classifier(
+            config, DataSizes(vocab_size=V, max_len=16, n_labels=3)
+        ).encoder.embedding.bigram_embedding.weight
+        == 0
     ).all()
-    rows = rows_of((5, 1, 9))
-    alone, padded, packed = (torch.stack(answers) for answers in classified(model, rows, []))
-    close(padded, alone)
-    close(packed, alone)
-    table = model.encoder.embedding
-    given = torch.tensor([rows[0]])
-    which = pair_rows(given, torch.arange(5), 11)[0]
-    for place, token in enumerate(rows[0]):
-        wanted = table.tokens.weight[token] + table.pairs.weight[which[place]]
-        close(table(given, torch.arange(5))[0, place], wanted)
+    rows = random_rows((5, 1, 9))
+    alone, padded, packed = (torch.stack(outputs) for outputs in classifier_outputs(model, rows, []))
+    assert_close(padded, alone)
+    assert_close(packed, alone)
+    embedding = model.encoder.embedding
+    tokens = torch.tensor([rows[0]])
+    bigram_rows = hash_bigrams(tokens, torch.arange(5), 11)[0]
+    for position, token in enumerate(rows[0]):
+        wanted = embedding.tokens.weight[token] + embedding.pairs.weight[bigram_rows[position]]
+        assert_close(embedding(tokens, torch.arange(5))[0, position], wanted)
 
 
 @pytest.mark.parametrize("n", [1_000, 50_000, 250_000, 1_000_000, 1 << 17, 99_991])
 def test_pairs_spread_over_all_rows_of_any_table(n: int) -> None:
     """As many rows are used as by chance, even by pairs of few tokens and in a table of a round size."""
     tokens = torch.cartesian_prod(torch.arange(200), torch.arange(200))  # (40000, 2): every pair
-    rows = pair_rows(tokens, torch.arange(2), n)
+    rows = hash_bigrams(tokens, torch.arange(2), n)
     expected = n * (1 - (1 - 1 / n) ** len(tokens))
     assert abs(len(rows[:, 1].unique()) - expected) < 0.02 * expected
     assert rows.min() >= 0
     assert rows.max() < n
     assert rows[:, 0].view(200, 200).unique(dim=1).shape[1] == 1, "the first token has nothing before it"
-    assert len(pair_rows(tokens.flip(1), torch.arange(2), n)[:, 1].eq(rows[:, 1]).nonzero()) < 0.05 * len(tokens)
+    assert len(hash_bigrams(tokens.flip(1), torch.arange(2), n)[:, 1].eq(rows[:, 1]).nonzero()) < 0.05 * len(tokens)
 
 
 def test_pairs_are_for_classifiers() -> None:
     with pytest.raises(ConfigError, match="is for classify"):
-        Config(task="generate", model=ModelConfig(pair_rows=9))
+        Config(task="generate", model=ModelConfig(bigram_buckets=9))
 
 
 # ------------------------------------------------------------------------------------------ how rows lie
 
 
-def classified(model: Classifier, rows: list[list[int]], _: list[list[int]]) -> Iterator[list[Tensor]]:
+def classifier_outputs(model: Classifier, rows: list[list[int]], _: list[list[int]]) -> Iterator[list[Tensor]]:
     yield [model(torch.tensor([row]))[0] for row in rows]
     yield list(model(*pad(rows, fill=7)))
     yield list(model(*pack(rows)))
 
 
-def continued(model: Decoder, rows: list[list[int]], _: list[list[int]]) -> Iterator[list[Tensor]]:
+def decoder_outputs(model: Decoder, rows: list[list[int]], _: list[list[int]]) -> Iterator[list[Tensor]]:
     yield [model(torch.tensor([row]))[0] for row in rows]
     padded = model(*pad(rows, fill=7))
-    yield [answer[: len(row)] for answer, row in zip(padded, rows, strict=True)]
+    yield [output[: len(row)] for output, row in zip(padded, rows, strict=True)]
     yield list(model(*pack(rows))[0].split([len(row) for row in rows]))
 
 
-def translated(model: Seq2Seq, rows: list[list[int]], targets: list[list[int]]) -> Iterator[list[Tensor]]:
+def seq2seq_outputs(model: Seq2Seq, rows: list[list[int]], targets: list[list[int]]) -> Iterator[list[Tensor]]:
     pairs = list(zip(rows, targets, strict=True))
     yield [model(torch.tensor([row]), torch.tensor([target]))[0] for row, target in pairs]
     (source, keep), (target, _) = pad(rows, fill=7), pad(targets, fill=7)
     padded = model(source, target, keep)  # padding after a target is its future: it need not be hidden
-    yield [answer[: len(target)] for answer, target in zip(padded, targets, strict=True)]
+    yield [output[: len(target)] for output, target in zip(padded, targets, strict=True)]
     (source, packed), (target, packed_target) = pack(rows), pack(targets)
     yield list(model(source, target, packed, packed_target)[0].split([len(target) for target in targets]))
 
 
-@every_match
+@every_score_case
 @every_window
 @pytest.mark.parametrize(
     ("form", "answered"),
     [
-        (Classifier, classified),
-        (Decoder, continued),
-        (Seq2Seq, translated),
+        (Classifier, classifier_outputs),
+        (Decoder, decoder_outputs),
+        (Seq2Seq, seq2seq_outputs),
     ],
     ids=["classify", "generate", "translate"],
 )
 def test_packed_equals_padded_equals_row_by_row(
     form: Any, answered: Any, positions: PositionKind, score: ScoreKind, windows: str
 ) -> None:
-    rows, targets = rows_of(LENGTHS), rows_of(TARGET_LENGTHS)
-    for config in configs(positions, score, windows):
-        model = stirred(form(config, SIZES))
+    rows, targets = random_rows(LENGTHS), random_rows(TARGET_LENGTHS)
+    for config in build_configs(positions, score, windows):
+        model = randomise(form(config, SIZES))
         alone, *others = answered(model, rows, targets)
-        wanted = outcome(model, alone)
+        wanted = outputs_and_gradients(model, alone)
         for other in others:
-            close(outcome(model, other), wanted)
+            assert_close(outputs_and_gradients(model, other), wanted)
 
 
 @pytest.mark.parametrize("positions", get_args(PositionKind))
 @every_window
 def test_so_it_is_in_an_encoder_that_reads_back_only(positions: PositionKind, windows: str) -> None:
-    model = stirred(Classifier(next(configs(positions, "scaled_dot", windows, reach="causal")), SIZES))
-    alone, *others = classified(model, rows_of((5, 1, 8)), [])
-    wanted = outcome(model, alone)
+    model = randomise(Classifier(next(build_configs(positions, "scaled_dot", windows, reach="causal")), SIZES))
+    alone, *others = classifier_outputs(model, random_rows((5, 1, 8)), [])
+    wanted = outputs_and_gradients(model, alone)
     for other in others:
-        close(outcome(model, other), wanted)
+        assert_close(outputs_and_gradients(model, other), wanted)
 
 
 @pytest.mark.parametrize("positions", get_args(PositionKind))
 def test_padding_of_a_target_may_be_hidden_or_not(positions: PositionKind) -> None:
-    model = stirred(Seq2Seq(next(configs(positions, "scaled_dot", "layers")), SIZES))
-    (source, keep), (target, target_keep) = pad(rows_of((5, 1, 8)), fill=7), pad(rows_of((3, 7, 2)), fill=7)
-    close(model(source, target, keep)[target_keep], model(source, target, keep, target_keep)[target_keep])
+    model = randomise(Seq2Seq(next(build_configs(positions, "scaled_dot", "layers")), SIZES))
+    (source, keep), (target, target_keep) = pad(random_rows((5, 1, 8)), fill=7), pad(random_rows((3, 7, 2)), fill=7)
+    assert_close(model(source, target, keep)[target_keep], model(source, target, keep, target_keep)[target_keep])
 
 
 def test_the_mean_of_packed_rows_is_each_rows_own() -> None:
     x = torch.tensor([[[1.0], [3.0], [100.0], [5.0], [6.0], [7.0]]])
-    assert Packed([2, 1, 3]).mean(x).flatten().tolist() == [2.0, 100.0, 6.0]
+    assert PackedLayout([2, 1, 3]).mean(x).flatten().tolist() == [2.0, 100.0, 6.0]
     padded = torch.tensor([[[1.0], [3.0], [9.0]], [[100.0], [9.0], [9.0]], [[5.0], [6.0], [7.0]]])
     keep = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
-    assert Padded(keep).mean(padded).flatten().tolist() == [2.0, 100.0, 6.0]
+    assert PaddedLayout(keep).mean(padded).flatten().tolist() == [2.0, 100.0, 6.0]
 
 
 def test_packed_rows_each_start_at_their_own_beginning() -> None:
@@ -202,97 +207,99 @@ def test_packed_rows_each_start_at_their_own_beginning() -> None:
 # ------------------------------------------------------------------------------------------ cached and uncached
 
 
-@every_match
+@every_score_case
 @every_window
 @torch.no_grad()
 def test_a_cache_changes_nothing_even_with_padding_on_the_left(
     positions: PositionKind, score: ScoreKind, windows: str
 ) -> None:
-    prompts, new = rows_of((6, 2)), torch.randint(V, (2, 4))
+    prompts, new = random_rows((6, 2)), torch.randint(V, (2, 4))
     tokens, keep = pad(prompts, fill=7, left=True)
-    for config in configs(positions, score, windows):
-        model, cache = stirred(Decoder(config, SIZES)), Cache(config.n_layers)
+    for config in build_configs(positions, score, windows):
+        model, cache = randomise(Decoder(config, SIZES)), KVCache(config.n_layers)
         got = [model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0), cache)]
-        seen = keep
-        for piece in new.split([1, 2, 1], dim=1):
-            seen = torch.cat([seen, torch.ones_like(piece, dtype=torch.bool)], dim=1)
-            got.append(model(piece, seen, (seen.cumsum(1) - 1)[:, -piece.shape[1] :], cache))
-        whole = model(torch.cat([tokens, new], dim=1), seen, (seen.cumsum(1) - 1).clamp(min=0))
-        close(torch.cat(got, dim=1)[seen], whole[seen])
+        full_keep = keep
+        for chunk in new.split([1, 2, 1], dim=1):
+            full_keep = torch.cat([full_keep, torch.ones_like(chunk, dtype=torch.bool)], dim=1)
+            got.append(model(chunk, full_keep, (full_keep.cumsum(1) - 1)[:, -chunk.shape[1] :], cache))
+        full = model(torch.cat([tokens, new], dim=1), full_keep, (full_keep.cumsum(1) - 1).clamp(min=0))
+        assert_close(torch.cat(got, dim=1)[full_keep], full[full_keep])
         for b, prompt in enumerate(prompts):
             alone = torch.tensor([[*prompt, *new[b].tolist()]])
-            close(whole[b, 6 - len(prompt) :], model(alone)[0])
+            assert_close(full[b, 6 - len(prompt) :], model(alone)[0])
 
 
-@every_match
+@every_score_case
 @every_window
 @torch.no_grad()
 def test_a_cache_changes_no_translation(positions: PositionKind, score: ScoreKind, windows: str) -> None:
-    (source, keep), target = pad(rows_of(LENGTHS), fill=7), torch.randint(V, (2, 6))
-    for config in configs(positions, score, windows):
-        model, cache = stirred(Seq2Seq(config, SIZES)), Cache(config.n_layers)
+    (source, keep), target = pad(random_rows(LENGTHS), fill=7), torch.randint(V, (2, 6))
+    for config in build_configs(positions, score, windows):
+        model, cache = randomise(Seq2Seq(config, SIZES)), KVCache(config.n_layers)
         states = model.encoder(source, keep)
-        got = [model.decode(piece, states, keep, cache) for piece in target.split([1, 4, 1], dim=1)]
-        close(torch.cat(got, dim=1), model(source, target, keep))
+        got = [model.decode(chunk, states, keep, cache) for chunk in target.split([1, 4, 1], dim=1)]
+        assert_close(torch.cat(got, dim=1), model(source, target, keep))
 
 
 def test_a_cache_holds_only_the_shared_heads() -> None:
-    for config in configs("learned", "scaled_dot", "all"):
-        model, cache = Seq2Seq(config, SIZES), Cache(config.n_layers)
+    for config in build_configs("learned", "scaled_dot", "all"):
+        model, cache = Seq2Seq(config, SIZES), KVCache(config.n_layers)
         with torch.no_grad():
             model.decode(torch.zeros(1, 2, dtype=torch.long), torch.randn(1, 3, 16), cache=cache)
-        past, source = cache.parts[0]
-        assert past.room.shape[2] == source.kept[0].shape[1] == config.kv_heads
+        past, source = cache.stores[0]
+        assert past.buffer.shape[2] == source.key_value[0].shape[1] == config.kv_heads
 
 
 # ------------------------------------------------------------------------------------------ what is seen
 
 
-@every_match
+@every_score_case
 @every_window
 @torch.no_grad()
 def test_no_variant_sees_the_future(positions: PositionKind, score: ScoreKind, windows: str) -> None:
-    tokens, source, place = torch.randint(V, (1, 7)), torch.randint(V, (1, 4)), 4
-    for config in configs(positions, score, windows):
-        decoder, translator = stirred(Decoder(config, SIZES)), stirred(Seq2Seq(config, SIZES))
-        encoder = stirred(Encoder(replace(config, reach="causal"), SIZES))
-        for answer in (decoder, encoder, lambda target, model=translator: model(source, target)):
-            before, after = answer(tokens), answer(with_other(tokens, place))
-            close(after[:, :place], before[:, :place])
-            assert not torch.isclose(after[:, place:], before[:, place:]).all(-1).any(-1)[0]
+    tokens, source, position = torch.randint(V, (1, 7)), torch.randint(V, (1, 4)), 4
+    for config in build_configs(positions, score, windows):
+        decoder, translator = randomise(Decoder(config, SIZES)), randomise(Seq2Seq(config, SIZES))
+        encoder = randomise(Encoder(replace(config, reach="causal"), SIZES))
+        for forward in (decoder, encoder, lambda target, model=translator: model(source, target)):
+            before, after = forward(tokens), forward(replace_token(tokens, position))
+            assert_close(after[:, :position], before[:, :position])
+            assert not torch.isclose(after[:, position:], before[:, position:]).all(-1).any(-1)[0]
 
 
 @pytest.mark.parametrize("positions", get_args(PositionKind))
 def test_an_encoder_told_to_read_back_only_differs_from_one_that_reads_all(positions: PositionKind) -> None:
-    full, back = (next(configs(positions, "scaled_dot", "all", reach=reach)) for reach in ("full", "causal"))
-    reads_all, reads_back = stirred(Encoder(full, SIZES)), Encoder(back, SIZES)
-    reads_back.load_state_dict(reads_all.state_dict())
+    full, causal = (
+        next(build_configs(positions, "scaled_dot", "all", reach=direction)) for direction in ("full", "causal")
+    )
+    full_encoder, causal_encoder = randomise(Encoder(full, SIZES)), Encoder(causal, SIZES)
+    causal_encoder.load_state_dict(full_encoder.state_dict())
     tokens = torch.randint(V, (2, 6))
-    one, other = reads_all(tokens), reads_back(tokens)
-    assert not torch.isclose(one[:, :-1], other[:, :-1]).all()
-    auto = Encoder(next(configs(positions, "scaled_dot", "all")), SIZES)
-    auto.load_state_dict(reads_all.state_dict())
-    assert torch.equal(auto(tokens), one)
+    full_states, causal_states = full_encoder(tokens), causal_encoder(tokens)
+    assert not torch.isclose(full_states[:, :-1], causal_states[:, :-1]).all()
+    auto = Encoder(next(build_configs(positions, "scaled_dot", "all")), SIZES)
+    auto.load_state_dict(full_encoder.state_dict())
+    assert torch.equal(auto(tokens), full_states)
 
 
-class Inputs:
+class InputRecorder:
     """What each block of a model was called with."""
 
     def __init__(self, blocks: nn.ModuleList) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.hooks = [block.register_forward_pre_hook(self.keep) for block in blocks]
+        self.hooks = [block.register_forward_pre_hook(self.record) for block in blocks]
 
-    def keep(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def record(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
         self.calls.append(arguments)
 
 
-def reach_of(block: nn.Module, arguments: tuple[Any, ...]) -> list[list[int]]:
+def moved_positions(block: nn.Module, arguments: tuple[Any, ...]) -> list[list[int]]:
     """For each position of the block's input, which positions of its output a change of it moves."""
     x, *others = arguments
     before, moved = block(x, *others), []
-    for place in range(x.shape[1]):
+    for position in range(x.shape[1]):
         changed = x.clone()
-        changed[:, place] += torch.randn_like(changed[:, place])
+        changed[:, position] += torch.randn_like(changed[:, position])
         after = block(changed, *others)
         moved.append([n for n in range(x.shape[1]) if not torch.allclose(after[:, n], before[:, n], 0, 1e-12)])
     return moved
@@ -304,36 +311,36 @@ def reach_of(block: nn.Module, arguments: tuple[Any, ...]) -> list[list[int]]:
 def test_each_layer_keeps_its_own_reach(pattern: tuple[int, ...], score: ScoreKind) -> None:
     length = 7
     config = ModelConfig(
-        d_model=16, d_ff=20, n_layers=4, n_heads=4, dropout=0.0, layer_windows=pattern, score=score
+        d_model=16, d_ff=20, n_layers=4, n_heads=4, dropout=0.0, layer_windows=pattern, attention_score=score
     )
     widths = [length if width < 0 else width for width in pattern * (4 // len(pattern))]
-    decoder, encoder = stirred(Decoder(config, SIZES)), stirred(Encoder(config, SIZES))
-    translator = stirred(Seq2Seq(config, SIZES))
+    decoder, encoder = randomise(Decoder(config, SIZES)), randomise(Encoder(config, SIZES))
+    translator = randomise(Seq2Seq(config, SIZES))
     for model, arguments, both_ways in ((decoder, 1, False), (encoder, 1, True), (translator, 2, False)):
-        inputs = Inputs(model.blocks)
+        inputs = InputRecorder(model.blocks)
         model(*(torch.randint(V, (1, length)) for _ in range(arguments)))
         for block, call, width in zip(model.blocks, inputs.calls.copy(), widths, strict=True):
-            assert reach_of(block, call) == [
+            assert moved_positions(block, call) == [
                 [
                     n
                     for n in range(length)
-                    if place <= n < place + width or (both_ways and place - width < n < place)
+                    if position <= n < position + width or (both_ways and position - width < n < position)
                 ]
-                for place in range(length)
+                for position in range(length)
             ]
 
 
 def test_layers_that_reach_alike_share_one_rule() -> None:
     config = ModelConfig(d_model=16, d_ff=20, n_layers=4, n_heads=4, layer_windows=(2, -1))
     model = Decoder(config, SIZES)
-    assert model.reaches[0] is model.reaches[2]
-    assert model.reaches[1] is model.reaches[3]
-    inputs = Inputs(model.blocks)
+    assert model.layer_masks[0] is model.layer_masks[2]
+    assert model.layer_masks[1] is model.layer_masks[3]
+    inputs = InputRecorder(model.blocks)
     model(*pad([[1, 2, 3], [4]]))
-    rules = [here.rule for _, here in inputs.calls]
-    assert rules[0] is rules[2]
-    assert rules[1] is rules[3]
-    assert rules[0] is not rules[1]
+    masks = [context.rule for _, context in inputs.calls]
+    assert masks[0] is masks[2]
+    assert masks[1] is masks[3]
+    assert masks[0] is not masks[1]
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
@@ -341,11 +348,11 @@ def test_layers_that_reach_alike_share_one_rule() -> None:
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation: str, norm_position: str) -> None:
     more = {"norm": norm, "activation": activation, "norm_position": norm_position}
-    model = stirred(Decoder(next(configs("rotary", "scaled_dot", "window", **more)), SIZES))
-    alone, *others = continued(model, rows_of(LENGTHS), [])
-    wanted = outcome(model, alone)
+    model = randomise(Decoder(next(build_configs("rotary", "scaled_dot", "window", **more)), SIZES))
+    alone, *others = decoder_outputs(model, random_rows(LENGTHS), [])
+    wanted = outputs_and_gradients(model, alone)
     for other in others:
-        close(outcome(model, other), wanted)
+        assert_close(outputs_and_gradients(model, other), wanted)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in tracing
@@ -356,7 +363,7 @@ def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation
         {"window": 8},
         {"positions": "t5", "n_kv_heads": 1},
         {"positions": "relative", "window": 8},
-        {"score": "additive"},
+        {"attention_score": "additive"},
     ],
     ids=str,
 )
@@ -364,7 +371,7 @@ def test_a_model_can_be_traced_whole_and_gives_the_same(chosen: dict[str, Any], 
     """What a compiler needs: no break, no trace left behind, the same numbers."""
     rows = [[5, 6, 7, 8, 9, 4] * 25, [7, 8] * 30, [9, 4, 5] * 10]
     config = ModelConfig(d_model=16, n_heads=4, n_layers=1, d_ff=24, dropout=0.0, **chosen)
-    model = Decoder(config, Sizes(vocab_size=12, max_len=160))
+    model = Decoder(config, DataSizes(vocab_size=12, max_len=160))
     tokens, keep = pack(rows) if packed else pad(rows)
     torch.compiler.reset()
     traced = torch.compile(model, backend="aot_eager", fullgraph=True)

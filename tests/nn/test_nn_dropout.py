@@ -7,77 +7,100 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from matching_cases import DOT_PAIRS, PAIRS, attended, inputs, matching, turned, with_gradients
+from score_cases import DOT_PAIRS, PAIRS, build_score_fn, output_and_gradients, random_qkv, rotate_qk, run_kernel
 from torch import Tensor
 
 from triform.config import ModelConfig
-from triform.nn import kernels
 from triform.nn.attention import Attention
-from triform.nn.cache import NoCache
-from triform.nn.choice import automatic
-from triform.nn.kernels import Kernel, Matching, explicit, frugal, fused, spread, weights
-from triform.nn.masks import Rule, causal, everything, window
-from triform.nn.positions import relation
+from triform.nn.kernels import sdpa
+from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.sdpa import (
+    AttentionKernel,
+    ScoreFunction,
+    attention_weights,
+    chunked_attention,
+    naive_attention,
+    repeat_kv,
+    sdpa_attention,
+)
+from triform.nn.kv_cache import NoKVCache
+from triform.nn.masks import AttentionMask, causal_mask, full_mask, window_mask
+from triform.nn.positions import build_relative_position
 
 TINY = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2, attention_dropout=0.5)
 
 
 @pytest.mark.parametrize(("score", "position"), PAIRS)
-@pytest.mark.parametrize("kernel", [explicit, frugal, automatic, fused])
-def test_every_kernel_drops_weights_and_keeps_their_mean(kernel: Kernel, score: str, position: str) -> None:
-    if kernel is fused and (score, position) not in DOT_PAIRS:
+@pytest.mark.parametrize("kernel", [naive_attention, chunked_attention, dispatch_attention, sdpa_attention])
+def test_every_kernel_drops_weights_and_keeps_their_mean(
+    kernel: AttentionKernel, score: str, position: str
+) -> None:
+    if kernel is sdpa_attention and (score, position) not in DOT_PAIRS:
         return
-    made = matching(score, position, causal=False)
-    for parameter in made.parameters():
+    score_fn = build_score_fn(score, position, causal=False)
+    for parameter in score_fn.parameters():
         torch.nn.init.constant_(parameter, 0.1)
-    q, k, v = (x.detach() * 0.3 for x in inputs(40, 8, 60, 2))
-    got = attended(kernel, (q, k, torch.ones_like(v)), everything, made, dropout=0.3)
-    whole = attended(kernel, (q, k, torch.ones_like(v)), everything, made)  # the sum of all weights, and a relation
-    assert (got - whole).std() > 0.01
-    assert (got - whole).mean().item() == pytest.approx(0.0, abs=0.02)
+    q, k, v = (x.detach() * 0.3 for x in random_qkv(40, 8, 60, 2))
+    got = run_kernel(kernel, (q, k, torch.ones_like(v)), full_mask, score_fn, dropout=0.3)
+    full = run_kernel(
+        kernel, (q, k, torch.ones_like(v)), full_mask, score_fn
+    )  # the sum of all weights, and a relation
+    assert (got - full).std() > 0.01
+    assert (got - full).mean().item() == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"window": 2}, {"score": "additive"}, {"positions": "relative"}, {"positions": "t5"}, {"n_kv_heads": 1}],
+    [
+        {},
+        {"window": 2},
+        {"attention_score": "additive"},
+        {"positions": "relative"},
+        {"positions": "t5"},
+        {"n_kv_heads": 1},
+    ],
 )
 def test_attention_drops_in_training_only(settings: dict[str, object]) -> None:
     config = replace(TINY, **settings)
-    attention = Attention(config, relation(config, 9, causal=True))
-    x, rule, places = torch.randn(2, 9, 8), causal & window(config.window), torch.arange(9)
-    assert not torch.equal(*(attention(x, x, rule, places, NoCache()) for _ in range(2)))
+    attention = Attention(config, build_relative_position(config, 9, causal=True))
+    x, mask, positions = torch.randn(2, 9, 8), causal_mask & window_mask(config.window), torch.arange(9)
+    assert not torch.equal(*(attention(x, x, mask, positions, NoKVCache()) for _ in range(2)))
     attention.eval()
-    assert torch.equal(*(attention(x, x, rule, places, NoCache()) for _ in range(2)))
-    plain = Attention(replace(config, attention_dropout=0.0), relation(config, 9, causal=True))
+    assert torch.equal(*(attention(x, x, mask, positions, NoKVCache()) for _ in range(2)))
+    plain = Attention(replace(config, attention_dropout=0.0), build_relative_position(config, 9, causal=True))
     plain.load_state_dict(attention.state_dict())
-    assert torch.equal(attention(x, x, rule, places, NoCache()), plain(x, x, rule, places, NoCache()))
+    assert torch.equal(attention(x, x, mask, positions, NoKVCache()), plain(x, x, mask, positions, NoKVCache()))
 
 
-def piece_by_piece(qkv: tuple[Tensor, ...], rule: Rule, made: Matching, queries: int, dropout: float) -> Tensor:
+def tiled_reference(
+    qkv: tuple[Tensor, ...], mask: AttentionMask, score_fn: ScoreFunction, queries: int, dropout: float
+) -> Tensor:
     """The formula with the same dropout, drawn for the same queries in turn, and nothing computed again."""
-    q, k = turned(made, *qkv[:2])
-    v = spread(qkv[2], q)
-    shares = weights(q, k, rule, made)
+    q, k = rotate_qk(score_fn, *qkv[:2])
+    v = repeat_kv(qkv[2], q)
+    weights = attention_weights(q, k, mask, score_fn)
     t, parts = q.shape[-2], []
     for first in range(0, t, queries):
         last = min(first + queries, t)
-        some = F.dropout(shares[:, :, first:last, :last], dropout)  # causal: no keys beyond the last query
+        dropped = F.dropout(weights[:, :, first:last, :last], dropout)  # causal: no keys beyond the last query
         distances = torch.arange(-(last - 1), last - first)
-        parts.append(some @ v[:, :, :last] + made.relation.values(some, distances))
+        parts.append(dropped @ v[:, :, :last] + score_fn.relative_position.value_bias(dropped, distances))
     return torch.cat(parts, dim=-2)
 
 
 @pytest.mark.parametrize(("score", "position"), PAIRS)
 def test_what_is_computed_again_drops_the_same(score: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, t, queries = 2, 12, 5
-    made = matching(score, position, causal=True)
-    monkeypatch.setattr(kernels, "MOST_AT_ONCE", queries * rows * 4 * t * made.score.cost(4))
-    qkv = inputs(rows, t, t, 2)
-    leaves = [*qkv, *made.parameters()]
+    score_fn = build_score_fn(score, position, causal=True)
+    monkeypatch.setattr(
+        sdpa, "MAX_CHUNK_ELEMENTS_CPU", queries * rows * 4 * t * score_fn.score.elements_per_pair(4)
+    )
+    qkv = random_qkv(rows, t, t, 2)
+    leaves = [*qkv, *score_fn.parameters()]
     torch.manual_seed(3)
-    wanted = list(with_gradients(piece_by_piece(qkv, causal, made, queries, 0.4), leaves))
+    wanted = list(output_and_gradients(tiled_reference(qkv, causal_mask, score_fn, queries, 0.4), leaves))
     torch.manual_seed(3)
-    got = list(with_gradients(attended(frugal, qkv, causal, made, 0.4), leaves))
-    assert not torch.allclose(got[0], attended(frugal, qkv, causal, made))
+    got = list(output_and_gradients(run_kernel(chunked_attention, qkv, causal_mask, score_fn, 0.4), leaves))
+    assert not torch.allclose(got[0], run_kernel(chunked_attention, qkv, causal_mask, score_fn))
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

@@ -10,137 +10,146 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matching_cases import (
+from mask_cases import MaskCase, long_mask_cases
+from score_cases import (
     DOT_PAIRS,
     HEADS,
     PAIRS,
     WIDTH,
-    attended,
-    inputs,
-    matching,
+    build_score_fn,
+    output_and_gradients,
     parameters_of,
-    turned,
-    with_gradients,
+    random_qkv,
+    rotate_qk,
+    run_kernel,
 )
-from rule_cases import Case, long_cases
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from triform.nn import kernels, pieces
-from triform.nn.choice import automatic
-from triform.nn.flex import prepared
-from triform.nn.kernels import Kernel, explicit, frugal, fused
+from triform.nn.kernels import sdpa, tiling
+from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.flex import flex_attention_args
+from triform.nn.kernels.sdpa import AttentionKernel, chunked_attention, naive_attention, sdpa_attention
 
 ON, OFF = True, False
 KEEP = ((ON,) * 11, (OFF,) * 4 + (ON,) * 5 + (OFF,) * 2, (OFF,) * 11)  # whole, padded on both sides, nothing real
-REACHES = {
-    "full": Case(11, 11),
-    "causal": Case(11, 11, causal=True),
-    "window": Case(14, 14, width=3),
-    "causal-window": Case(14, 14, causal=True, width=3),
-    "padding": Case(11, 11, 3, keep=KEEP),
-    "causal-window-padding": Case(11, 11, 3, causal=True, width=3, keep=KEEP),
-    "packed": Case(12, 12, lengths=(5, 1, 6)),
-    "packed-causal-window": Case(14, 14, causal=True, width=2, lengths=(4, 9, 1)),
-    "cached": Case(4, 13, causal=True),
-    "cached-window": Case(3, 13, causal=True, width=5),
-    "cached-padding-one": Case(1, 11, 3, causal=True, keep=KEEP),
+MASK_CASES = {
+    "full": MaskCase(11, 11),
+    "causal": MaskCase(11, 11, causal=True),
+    "window": MaskCase(14, 14, width=3),
+    "causal-window": MaskCase(14, 14, causal=True, width=3),
+    "padding": MaskCase(11, 11, 3, keep=KEEP),
+    "causal-window-padding": MaskCase(11, 11, 3, causal=True, width=3, keep=KEEP),
+    "packed": MaskCase(12, 12, lengths=(5, 1, 6)),
+    "packed-causal-window": MaskCase(14, 14, causal=True, width=2, lengths=(4, 9, 1)),
+    "cached": MaskCase(4, 13, causal=True),
+    "cached-window": MaskCase(3, 13, causal=True, width=5),
+    "cached-padding-one": MaskCase(1, 11, 3, causal=True, keep=KEEP),
 }
 
 
-def kernels_of(score: str, position: str) -> list[Kernel]:
+def supported_kernels(score: str, position: str) -> list[AttentionKernel]:
     """`fused` is for dot products alone; the others take all."""
-    return [explicit, frugal, *([fused] if (score, position) in DOT_PAIRS else []), automatic]
+    return [
+        naive_attention,
+        chunked_attention,
+        *([sdpa_attention] if (score, position) in DOT_PAIRS else []),
+        dispatch_attention,
+    ]
 
 
-def said_by(kernel: Kernel) -> Callable[[str], str]:
+def error_prefix(kernel: AttentionKernel) -> Callable[[str], str]:
     return lambda text: f"{kernel.__name__}: {text}"
 
 
-def by_formula(case: Case, score: str, position: str, qkv: tuple[Tensor, ...], made: kernels.Matching) -> Tensor:
-    p = parameters_of(made)
-    return formula.attention(*qkv, case.table, score, position, p, past_only=case.causal)
+def reference_output(
+    case: MaskCase, score: str, position: str, qkv: tuple[Tensor, ...], score_fn: sdpa.ScoreFunction
+) -> Tensor:
+    p = parameters_of(score_fn)
+    return formula.attention(*qkv, case.dense_mask, score, position, p, causal=case.causal)
 
 
-@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("attention_direction", MASK_CASES)
 @pytest.mark.parametrize(("score", "position"), PAIRS)
 def test_every_kernel_equals_the_formula_forward_and_backward(
     score: str, position: str, reach: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "SHORTEST", 3)  # so that short texts are cut too
-    case, made = REACHES[reach], matching(score, position, causal=REACHES[reach].causal)
-    a_query = case.rows * HEADS * min(case.s, case.rule.span.width) * made.score.cost(WIDTH)
-    monkeypatch.setattr(kernels, "MOST_AT_ONCE", 4 * a_query)
+    monkeypatch.setattr(tiling, "MIN_TILE_CPU", 3)  # so that short texts are cut too
+    case, score_fn = MASK_CASES[reach], build_score_fn(score, position, causal=MASK_CASES[reach].causal)
+    elements_per_query = (
+        case.rows * HEADS * min(case.s, case.mask.span.width) * score_fn.score.elements_per_pair(WIDTH)
+    )
+    monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 4 * elements_per_query)
     for kv_heads in (HEADS, 2, 1):
-        qkv = inputs(case.rows, case.t, case.s, kv_heads)
-        leaves = [*qkv, *made.parameters()]
-        wanted = list(with_gradients(by_formula(case, score, position, qkv, made), leaves))
+        qkv = random_qkv(case.rows, case.t, case.s, kv_heads)
+        leaves = [*qkv, *score_fn.parameters()]
+        wanted = list(output_and_gradients(reference_output(case, score, position, qkv, score_fn), leaves))
         assert all(grad.abs().sum() > 0 for grad in wanted)
-        for kernel in kernels_of(score, position)[: None if kv_heads == 2 else -1]:
-            got = with_gradients(attended(kernel, qkv, case.rule, made), leaves)
+        for kernel in supported_kernels(score, position)[: None if kv_heads == 2 else -1]:
+            got = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
             for ours, theirs in zip(got, wanted, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=said_by(kernel))
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=error_prefix(kernel))
 
 
 def test_the_cases_above_are_really_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "SHORTEST", 3)
-    counts = {name: len(pieces.cut(case.rule, case.t, case.s)) for name, case in REACHES.items()}
+    monkeypatch.setattr(tiling, "MIN_TILE_CPU", 3)
+    counts = {name: len(tiling.split_into_tiles(case.mask, case.t, case.s)) for name, case in MASK_CASES.items()}
     assert {name for name, count in counts.items() if count > 3} == {
         *("window", "causal-window", "causal-window-padding", "packed-causal-window")
     }
 
 
-@given(long_cases(), st.sampled_from(PAIRS), st.sampled_from([HEADS, 2, 1]), st.sampled_from([5, 16, 50]))
+@given(long_mask_cases(), st.sampled_from(PAIRS), st.sampled_from([HEADS, 2, 1]), st.sampled_from([5, 16, 50]))
 @settings(max_examples=35)
-@example(Case(300, 300, 1, causal=True, width=33), ("scaled_dot", "t5"), 2, 16)
-@example(Case(257, 257, 1, width=9), ("cosine", "alibi"), 1, 16)
-@example(Case(193, 193, 1, causal=True, width=2), ("scaled_dot", "relative"), 2, 16)
-@example(Case(150, 150, 1, causal=True), ("additive", "t5"), 4, 50)
-@example(Case(200, 200, 1, causal=True, width=8, lengths=(130, 6, 64)), ("dot", "rotary"), 2, 5)
+@example(MaskCase(300, 300, 1, causal=True, width=33), ("scaled_dot", "t5"), 2, 16)
+@example(MaskCase(257, 257, 1, width=9), ("cosine", "alibi"), 1, 16)
+@example(MaskCase(193, 193, 1, causal=True, width=2), ("scaled_dot", "relative"), 2, 16)
+@example(MaskCase(150, 150, 1, causal=True), ("additive", "t5"), 4, 50)
+@example(MaskCase(200, 200, 1, causal=True, width=8, lengths=(130, 6, 64)), ("dot", "rotary"), 2, 5)
 def test_kernels_agree_on_texts_long_enough_to_be_cut(
-    case: Case, pair: tuple[str, str], kv_heads: int, queries: int
+    case: MaskCase, pair: tuple[str, str], kv_heads: int, queries: int
 ) -> None:
     score, position = pair
-    made = matching(score, position, causal=case.causal)
-    qkv = inputs(case.rows, case.t, case.s, kv_heads)
-    leaves = [*qkv, *made.parameters()]
-    wanted = list(with_gradients(attended(explicit, qkv, case.rule, made), leaves))
+    score_fn = build_score_fn(score, position, causal=case.causal)
+    qkv = random_qkv(case.rows, case.t, case.s, kv_heads)
+    leaves = [*qkv, *score_fn.parameters()]
+    wanted = list(output_and_gradients(run_kernel(naive_attention, qkv, case.mask, score_fn), leaves))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "MOST_AT_ONCE", queries * case.rows * HEADS * case.s)
-        for kernel in kernels_of(score, position)[1:]:
-            got = with_gradients(attended(kernel, qkv, case.rule, made), leaves)
+        patch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", queries * case.rows * HEADS * case.s)
+        for kernel in supported_kernels(score, position)[1:]:
+            got = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
             for ours, theirs in zip(got, wanted, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=said_by(kernel))
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=error_prefix(kernel))
 
 
-FLEX_REACHES = {
-    "causal-window": Case(256, 256, 1, causal=True, width=40),
-    "window": Case(256, 256, 1, width=20),
-    "cached": Case(128, 256, 1, causal=True, width=50),
-    "causal-window-padding": Case(
+FLEX_MASK_CASES = {
+    "causal-window": MaskCase(256, 256, 1, causal=True, width=40),
+    "window": MaskCase(256, 256, 1, width=20),
+    "cached": MaskCase(128, 256, 1, causal=True, width=50),
+    "causal-window-padding": MaskCase(
         256, 256, causal=True, width=40, keep=((ON,) * 256, (OFF,) * 60 + (ON,) * 100 + (OFF,) * 96)
     ),
-    "packed": Case(256, 256, 1, causal=True, lengths=(100, 28, 128)),
-    "packed-window": Case(256, 256, 1, width=30, lengths=(40, 216)),
+    "packed": MaskCase(256, 256, 1, causal=True, lengths=(100, 28, 128)),
+    "packed-window": MaskCase(256, 256, 1, width=30, lengths=(40, 216)),
 }
 FLEX_CASES = [
     pytest.param(
         *(reach, score, position),
         id=f"{reach}-{score}-{position}",
     )
-    for reach in FLEX_REACHES
+    for reach in FLEX_MASK_CASES
     for score, position in DOT_PAIRS
     if score == "scaled_dot" or reach == "causal-window-padding"  # a score and a reach do not know each other
 ]
 
 
-@pytest.mark.parametrize(("reach", "score", "position"), FLEX_CASES)
+@pytest.mark.parametrize(("attention_direction", "score", "position"), FLEX_CASES)
 def test_flex_attention_is_given_what_the_formula_asks(reach: str, score: str, position: str) -> None:
-    case = FLEX_REACHES[reach]
-    made = matching(score, position, causal=case.causal, width=16)
-    q, k, v = (x.detach() for x in inputs(case.rows, case.t, case.s, 2, width=16))
+    case = FLEX_MASK_CASES[reach]
+    score_fn = build_score_fn(score, position, causal=case.causal, width=16)
+    q, k, v = (x.detach() for x in random_qkv(case.rows, case.t, case.s, 2, width=16))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        got = flex_attention(*prepared(*turned(made, q, k), v, case.rule, made))
-        wanted = by_formula(case, score, position, (q, k, v), made)
+        got = flex_attention(*flex_attention_args(*rotate_qk(score_fn, q, k), v, case.mask, score_fn))
+        wanted = reference_output(case, score, position, (q, k, v), score_fn)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)

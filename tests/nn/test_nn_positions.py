@@ -11,19 +11,19 @@ import torch
 from triform.config import ModelConfig
 from triform.nn.positions import (
     POSITIONS,
-    Absolute,
-    Alibi,
-    Learned,
-    Relation,
-    Rotary,
-    Sinusoidal,
-    by_diagonal,
-    relation,
-    sinusoids,
+    AlibiBias,
+    LearnedPositionEmbedding,
+    PositionEmbedding,
+    RelativePosition,
+    RotaryPosition,
+    SinusoidalPositionEmbedding,
+    build_relative_position,
+    build_sinusoidal_table,
+    expand_toeplitz,
 )
 
 
-def wave(p: int, k: int, d: int) -> float:
+def sinusoid(p: int, k: int, d: int) -> float:
     if k % 2 == 0:
         return math.sin(p * 10000 ** (-k / d))
     return math.cos(p * 10000 ** (-(k - 1) / d))
@@ -31,39 +31,39 @@ def wave(p: int, k: int, d: int) -> float:
 
 @pytest.mark.parametrize("d", [2, 6, 64])
 def test_sinusoidal_positions_equal_the_formula(d: int) -> None:
-    table = sinusoids(50, d)
-    wanted = torch.tensor([[wave(p, k, d) for k in range(d)] for p in range(50)])
+    table = build_sinusoidal_table(50, d)
+    wanted = torch.tensor([[sinusoid(p, k, d) for k in range(d)] for p in range(50)])
     torch.testing.assert_close(table, wanted, rtol=0, atol=1e-12)
 
 
 def test_far_positions_are_exact_in_float32_too() -> None:
     torch.set_default_dtype(torch.float32)
-    table = sinusoids(5000, 8)
+    table = build_sinusoidal_table(5000, 8)
     assert table.dtype == torch.float32
     for k in range(8):
-        assert table[4999, k].item() == pytest.approx(wave(4999, k, 8), abs=1e-7)
+        assert table[4999, k].item() == pytest.approx(sinusoid(4999, k, 8), abs=1e-7)
 
 
 def test_sinusoidal_positions_are_looked_up_in_any_order_and_shape() -> None:
-    scheme = Sinusoidal(10, 4)
-    places = torch.tensor([[7, 0, 3], [9, 9, 1]])
-    got = scheme(torch.ones(2, 3, 4), places) - 1
+    embedding = SinusoidalPositionEmbedding(10, 4)
+    positions = torch.tensor([[7, 0, 3], [9, 9, 1]])
+    got = embedding(torch.ones(2, 3, 4), positions) - 1
     assert got.shape == (2, 3, 4)
     for b in range(2):
         for t in range(3):
-            assert got[b, t].tolist() == pytest.approx([wave(int(places[b, t]), k, 4) for k in range(4)])
+            assert got[b, t].tolist() == pytest.approx([sinusoid(int(positions[b, t]), k, 4) for k in range(4)])
 
 
 def test_sinusoidal_positions_have_nothing_to_learn_and_nothing_to_save() -> None:
-    scheme = Sinusoidal(10, 4)
-    assert not list(scheme.parameters())
-    assert not scheme.state_dict()
+    embedding = SinusoidalPositionEmbedding(10, 4)
+    assert not list(embedding.parameters())
+    assert not embedding.state_dict()
 
 
 def test_learned_positions_are_one_trained_vector_each() -> None:
-    scheme = Learned(10, 4)
-    scheme(torch.zeros(1, 3, 4), torch.tensor([2, 2, 5])).sum().backward()
-    grad = scheme.table.weight.grad
+    embedding = LearnedPositionEmbedding(10, 4)
+    embedding(torch.zeros(1, 3, 4), torch.tensor([2, 2, 5])).sum().backward()
+    grad = embedding.table.weight.grad
     assert grad[2].tolist() == [2.0] * 4
     assert grad[5].tolist() == [1.0] * 4
     assert grad.sum() == 12
@@ -76,29 +76,29 @@ CONFIG = ModelConfig(d_model=16, n_heads=4)
 
 def test_a_number_a_distance_lies_along_the_diagonals() -> None:
     numbers = torch.arange(-3, 3)  # three queries, four keys: the last query's first key is three back
-    assert by_diagonal(numbers, 3).tolist() == [[-1, 0, 1, 2], [-2, -1, 0, 1], [-3, -2, -1, 0]]
+    assert expand_toeplitz(numbers, 3).tolist() == [[-1, 0, 1, 2], [-2, -1, 0, 1], [-3, -2, -1, 0]]
 
 
-@pytest.mark.parametrize("places", [torch.arange(5), torch.tensor([[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]])])
-def test_rotary_scores_depend_on_distance_alone_and_lengths_do_not_change(places: torch.Tensor) -> None:
-    rotary = Rotary(replace(CONFIG, positions="rotary"), 64, causal=True)
+@pytest.mark.parametrize("positions", [torch.arange(5), torch.tensor([[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]])])
+def test_rotary_scores_depend_on_distance_alone_and_lengths_do_not_change(positions: torch.Tensor) -> None:
+    rotary = RotaryPosition(replace(CONFIG, positions="rotary"), 64, causal=True)
     q, k = torch.randn(2, 4, 5, 4), torch.randn(2, 2, 5, 4)
-    near, far = (rotary.turn(q, places + by) for by in (0, 40))
-    other_near, other_far = (rotary.turn(k, places + by).repeat_interleave(2, dim=1) for by in (0, 40))
-    torch.testing.assert_close(near @ other_near.mT, far @ other_far.mT, rtol=0, atol=1e-12)
-    torch.testing.assert_close(near.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
+    rotated_q, shifted_q = (rotary.rotate(q, positions + offset) for offset in (0, 40))
+    rotated_k, shifted_k = (rotary.rotate(k, positions + offset).repeat_interleave(2, dim=1) for offset in (0, 40))
+    torch.testing.assert_close(rotated_q @ rotated_k.mT, shifted_q @ shifted_k.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rotated_q.norm(dim=-1), q.norm(dim=-1), rtol=0, atol=1e-12)
 
 
 def test_rotary_positions_have_nothing_to_learn_and_nothing_to_save() -> None:
-    for kind in (Rotary, Alibi):
-        made = kind(CONFIG, 10, causal=True)
-        assert not list(made.parameters())
-        assert not made.state_dict()
+    for kind in (RotaryPosition, AlibiBias):
+        relative_position = kind(CONFIG, 10, causal=True)
+        assert not list(relative_position.parameters())
+        assert not relative_position.state_dict()
 
 
 def test_rotary_angles_are_exact_far_out_in_float32_too() -> None:
     torch.set_default_dtype(torch.float32)
-    rotary = Rotary(replace(CONFIG, rotary_base=500_000.0), 100_001, causal=True)
+    rotary = RotaryPosition(replace(CONFIG, rotary_base=500_000.0), 100_001, causal=True)
     assert rotary.cos.dtype == torch.float32
     for d in range(4):
         angle = 100_000 * 500_000.0 ** (-2 * (d % 2) / 4)
@@ -107,29 +107,33 @@ def test_rotary_angles_are_exact_far_out_in_float32_too() -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "t5"])
 def test_relations_by_distance_add_alike_to_all_rows_and_are_as_told_one_by_one(name: str) -> None:
-    made = relation(replace(CONFIG, positions=name), 10, causal=False)
+    relative_position = build_relative_position(replace(CONFIG, positions=name), 10, causal=False)
     distances = torch.arange(-6, 4)
-    bias = made.bias(torch.randn(3, 4, 4, 4), distances)
+    bias = relative_position.score_bias(torch.randn(3, 4, 4, 4), distances)
     assert bias.shape == (1, 4, 4, 7)
-    told = made.at(distances)
+    distance_bias = relative_position.distance_bias(distances)
     for i in range(4):
         for j in range(7):
-            assert torch.equal(bias[0, :, i, j], told[:, j - (3 + i) + 6])
+            assert torch.equal(bias[0, :, i, j], distance_bias[:, j - (3 + i) + 6])
 
 
 def test_a_plain_relation_adds_nothing() -> None:
-    made, x = Relation(CONFIG, 0, causal=False), torch.randn(2, 4, 3, 4)
-    assert made.turn(x, torch.arange(3)) is x
-    assert made.bias(x, torch.arange(5)).item() == 0
-    assert made.values(x, torch.arange(5)).item() == 0
+    relative_position, x = RelativePosition(CONFIG, 0, causal=False), torch.randn(2, 4, 3, 4)
+    assert relative_position.rotate(x, torch.arange(3)) is x
+    assert relative_position.score_bias(x, torch.arange(5)).item() == 0
+    assert relative_position.value_bias(x, torch.arange(5)).item() == 0
     with pytest.raises(NotImplementedError):
-        made.at(torch.arange(3))
+        relative_position.distance_bias(torch.arange(3))
 
 
 def test_beyond_the_farthest_distance_relative_positions_are_one() -> None:
-    made = relation(replace(CONFIG, positions="relative", max_distance=2), 10, causal=False)
-    assert made.key_table.weight.shape == made.value_table.weight.shape == (5, 4)
-    bias = made.bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[0, :, 0]  # one query, ten keys
+    relative_position = build_relative_position(
+        replace(CONFIG, positions="relative", max_distance=2), 10, causal=False
+    )
+    assert relative_position.key_table.weight.shape == relative_position.value_table.weight.shape == (5, 4)
+    bias = relative_position.score_bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[
+        0, :, 0
+    ]  # one query, ten keys
     assert (bias[:, :8] == bias[:, :1]).all()
     assert not torch.isclose(bias[:, 7:], bias[:, 7:].roll(1, -1)).any()
 
@@ -137,12 +141,12 @@ def test_beyond_the_farthest_distance_relative_positions_are_one() -> None:
 @pytest.mark.parametrize(("name", "far"), [("relative", 16), ("t5", 128)])
 def test_the_farthest_distance_is_the_published_one_unless_said(name: str, far: int) -> None:
     config = replace(CONFIG, positions=name)
-    assert config.max_distance_or_published == far
-    assert replace(config, max_distance=40).max_distance_or_published == 40
+    assert config.resolved_max_distance == far
+    assert replace(config, max_distance=40).resolved_max_distance == 40
 
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_a_scheme_is_for_the_embedding_or_for_attention(name: str) -> None:
     scheme = POSITIONS[name]
-    assert scheme.absolute is Absolute or scheme.relation is Relation
-    assert isinstance(relation(replace(CONFIG, positions=name), 10, causal=True), scheme.relation)
+    assert scheme.embedding is PositionEmbedding or scheme.relative is RelativePosition
+    assert isinstance(build_relative_position(replace(CONFIG, positions=name), 10, causal=True), scheme.relative)

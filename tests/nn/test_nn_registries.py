@@ -19,10 +19,10 @@ from triform.config import (
 from triform.models.encoder import HEAD_ACTIVATIONS
 from triform.nn.block import RESIDUALS
 from triform.nn.feedforward import ACTIVATIONS
+from triform.nn.layouts import POOLINGS
 from triform.nn.norm import NORMS
 from triform.nn.positions import POSITIONS
 from triform.nn.recurrent import CELLS
-from triform.nn.rows import POOLINGS
 from triform.nn.scores import SCORES
 
 

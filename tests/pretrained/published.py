@@ -25,58 +25,60 @@ with warnings.catch_warnings():
     from transformers.utils import logging
 
 from triform.config import TaskName
-from triform.decode.forms import DecoderForm, Seq2SeqForm
-from triform.decode.stepper import Cached
-from triform.nn.positions import Rotary
-from triform.pretrained import Imported, open_folder
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
+from triform.generation.stepper import CachedStepper
+from triform.nn.positions import RotaryPosition
+from triform.pretrained import ImportedModel, load_pretrained
 from triform.pretrained.families import FAMILIES
-from triform.pretrained.importing import named
-from triform.pretrained.names import fill, sames
+from triform.pretrained.model_import import add_prefix_and_aliases
+from triform.pretrained.name_mapping import expand_patterns, load_published_tensors
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 
-VOCABULARY, LONGEST = 61, 24
+VOCAB_SIZE, MAX_LEN = 61, 24
 
 
 @dataclass(frozen=True)
-class Published:
+class TinyModel:
     """A family's tiny model: its class in `transformers`, its settings there, and what it is used for here."""
 
     task: TaskName
-    kind: str
-    settings: dict[str, Any]
+    class_name: str
+    hf_settings: dict[str, Any]
 
-    def make(self) -> Any:
+    def build(self) -> Any:
         """Random weights, biases and norms too, so that every tensor has a say."""
-        config_class = getattr(transformers, CONFIGS[self.kind.partition("For")[0].removesuffix("LMHeadModel")])
+        config_class = getattr(
+            transformers, CONFIG_CLASSES[self.class_name.partition("For")[0].removesuffix("LMHeadModel")]
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = getattr(transformers, self.kind)(config_class(**self.settings)).eval()
-        stir(model)
+            model = getattr(transformers, self.class_name)(config_class(**self.hf_settings)).eval()
+        randomise_weights(model)
         return model
 
 
-def stir(model: nn.Module) -> None:
+def randomise_weights(model: nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                middle = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
-                parameter.copy_(middle + 0.4 * torch.randn_like(parameter))
+                mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
+                parameter.copy_(mean + 0.4 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
                 buffer.copy_(0.2 * torch.randn_like(buffer))
 
 
-CONFIGS = {"GPT2": "GPT2Config", "Llama": "LlamaConfig", "Bert": "BertConfig", "BertModel": "BertConfig"}
-CONFIGS |= {"DistilBert": "DistilBertConfig", "MarianMTModel": "MarianConfig"}
-CONFIGS |= {"MegatronBert": "MegatronBertConfig", "Blenderbot": "BlenderbotConfig"}
-UNTIED = {"tie_word_embeddings": False}
-GPT2 = {"vocab_size": VOCABULARY, "n_positions": LONGEST, "n_embd": 16, "n_layer": 3, "n_head": 4}
-TIED = {"tie_word_embeddings": True}
-LLAMA = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
+CONFIG_CLASSES = {"GPT2": "GPT2Config", "Llama": "LlamaConfig", "Bert": "BertConfig", "BertModel": "BertConfig"}
+CONFIG_CLASSES |= {"DistilBert": "DistilBertConfig", "MarianMTModel": "MarianConfig"}
+CONFIG_CLASSES |= {"MegatronBert": "MegatronBertConfig", "Blenderbot": "BlenderbotConfig"}
+UNTIED_SETTINGS = {"tie_word_embeddings": False}
+GPT2_SETTINGS = {"vocab_size": VOCAB_SIZE, "n_positions": MAX_LEN, "n_embd": 16, "n_layer": 3, "n_head": 4}
+TIED_SETTINGS = {"tie_word_embeddings": True}
+LLAMA_SETTINGS = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_LEN,
     "hidden_size": 32,
     "intermediate_size": 24,
     "num_hidden_layers": 3,
@@ -84,7 +86,7 @@ LLAMA = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
 }
-SCALINGS: list[dict[str, Any]] = [
+ROPE_SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
     {
         "rope_type": "llama3",
@@ -96,27 +98,27 @@ SCALINGS: list[dict[str, Any]] = [
     },
     {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
 ]
-BERT = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
+BERT_SETTINGS = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_LEN,
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_labels": 3,
 }
-DISTILBERT = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
+DISTILBERT_SETTINGS = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_LEN,
     "dim": 16,
     "hidden_dim": 24,
     "n_layers": 3,
     "n_heads": 4,
     "num_labels": 3,
 }
-MARIAN = {
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": LONGEST,
+MARIAN_SETTINGS = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_LEN,
     "d_model": 16,
     "encoder_layers": 3,
     "decoder_layers": 3,
@@ -131,161 +133,178 @@ MARIAN = {
     "eos_token_id": 0,
     "forced_eos_token_id": None,
 }
-TWO_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 71}
-EVERY_MODEL: dict[str, Published] = {
-    "gpt2": Published("generate", "GPT2LMHeadModel", GPT2),
-    "gpt2 relu": Published(
+TWO_VOCABULARY_SETTINGS = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 71}
+TINY_MODELS: dict[str, TinyModel] = {
+    "gpt2": TinyModel("generate", "GPT2LMHeadModel", GPT2_SETTINGS),
+    "gpt2 relu": TinyModel(
         "generate",
         "GPT2LMHeadModel",
-        GPT2
+        GPT2_SETTINGS
         | {"activation_function": "relu", "n_inner": 40, "layer_norm_epsilon": 0.1, "tie_word_embeddings": False},
     ),
 }
-EVERY_MODEL |= {
-    "llama": Published("generate", "LlamaForCausalLM", LLAMA),
-    "llama tied": Published("generate", "LlamaForCausalLM", LLAMA | TIED | {"rms_norm_eps": 0.1}),
-    "llama biased": Published("generate", "LlamaForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True}),
-    "llama half biased": Published("generate", "LlamaForCausalLM", LLAMA | {"attention_bias": True}),
+TINY_MODELS |= {
+    "llama": TinyModel("generate", "LlamaForCausalLM", LLAMA_SETTINGS),
+    "llama tied": TinyModel("generate", "LlamaForCausalLM", LLAMA_SETTINGS | TIED_SETTINGS | {"rms_norm_eps": 0.1}),
+    "llama biased": TinyModel(
+        "generate", "LlamaForCausalLM", LLAMA_SETTINGS | {"attention_bias": True, "mlp_bias": True}
+    ),
+    "llama half biased": TinyModel("generate", "LlamaForCausalLM", LLAMA_SETTINGS | {"attention_bias": True}),
     **{
-        f"llama {scaling['rope_type']}": Published(
-            "generate", "LlamaForCausalLM", LLAMA | {"rope_parameters": scaling}
+        f"llama {scaling['rope_type']}": TinyModel(
+            "generate", "LlamaForCausalLM", LLAMA_SETTINGS | {"rope_parameters": scaling}
         )
-        for scaling in SCALINGS
+        for scaling in ROPE_SCALINGS
     },
-    "bert": Published("classify", "BertForSequenceClassification", BERT),
-    "bert relu": Published(
-        "classify", "BertForSequenceClassification", BERT | {"hidden_act": "relu", "layer_norm_eps": 0.1}
+    "bert": TinyModel("classify", "BertForSequenceClassification", BERT_SETTINGS),
+    "bert relu": TinyModel(
+        "classify", "BertForSequenceClassification", BERT_SETTINGS | {"hidden_act": "relu", "layer_norm_eps": 0.1}
     ),
-    "megatron-bert": Published("classify", "MegatronBertForSequenceClassification", BERT),
-    "distilbert": Published("classify", "DistilBertForSequenceClassification", DISTILBERT),
-    "marian": Published("translate", "MarianMTModel", MARIAN),
-    "marian relu": Published(
-        "translate", "MarianMTModel", MARIAN | {"activation_function": "relu", "scale_embedding": False}
+    "megatron-bert": TinyModel("classify", "MegatronBertForSequenceClassification", BERT_SETTINGS),
+    "distilbert": TinyModel("classify", "DistilBertForSequenceClassification", DISTILBERT_SETTINGS),
+    "marian": TinyModel("translate", "MarianMTModel", MARIAN_SETTINGS),
+    "marian relu": TinyModel(
+        "translate", "MarianMTModel", MARIAN_SETTINGS | {"activation_function": "relu", "scale_embedding": False}
     ),
-    "blenderbot": Published(
+    "blenderbot": TinyModel(
         "translate",
         "BlenderbotForConditionalGeneration",
-        MARIAN | {"activation_function": "gelu", "encoder_no_repeat_ngram_size": 0},
+        MARIAN_SETTINGS | {"activation_function": "gelu", "encoder_no_repeat_ngram_size": 0},
     ),
-    "marian of two vocabularies": Published("translate", "MarianMTModel", MARIAN | TWO_VOCABULARIES),
+    "marian of two vocabularies": TinyModel(
+        "translate", "MarianMTModel", MARIAN_SETTINGS | TWO_VOCABULARY_SETTINGS
+    ),
 }
 
 
-def saved(model: Any, folder: Path, **more: Any) -> Path:
+def save_model(model: Any, folder: Path, **options: Any) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.save_pretrained(folder, **more)
+        model.save_pretrained(folder, **options)
     return folder
 
 
-def both(name: str, folder: Path, *, double: bool = False) -> tuple[Any, Imported]:
+def build_and_import(name: str, folder: Path, *, double: bool = False) -> tuple[Any, ImportedModel]:
     """The same model theirs and ours; in float64, where wanted, each from the float32 that was saved."""
-    case = EVERY_MODEL[name]
-    theirs = case.make()
-    ours = open_folder(saved(theirs, folder), case.task)
-    ours.model.eval()
+    case = TINY_MODELS[name]
+    reference = case.build()
+    imported = load_pretrained(save_model(reference, folder), case.task)
+    imported.model.eval()
     if double:
-        in_double(theirs)
-        turned_alike(ours.model.double(), theirs)
-    return theirs, ours
+        convert_to_double(reference)
+        copy_rotary_tables(imported.model.double(), reference)
+    return reference, imported
 
 
-def in_double(model: Any) -> None:
+def convert_to_double(model: Any) -> None:
     """Llama's norms and angles are float32 whatever they are given: here they get to be float64, too."""
     model.double()
     for module in model.modules():
         if type(module).__name__ == "LlamaRMSNorm":
-            module.forward = partial(_rms, module)
+            module.forward = partial(_rms_norm, module)
         if type(module).__name__ == "LlamaRotaryEmbedding":
-            module.forward = partial(_turned, module)
+            module.forward = partial(_rotary_tables, module)
 
 
-def _rms(module: Any, x: Tensor) -> Tensor:
+def _rms_norm(module: Any, x: Tensor) -> Tensor:
     return module.weight * x * (x.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
 
 
-def _turned(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_tables(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
     angle = position_ids[..., None].double() * module.inv_freq.double()
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos() * module.attention_scaling, angle.sin() * module.attention_scaling
 
 
-def turned_alike(ours: nn.Module, theirs: Any) -> None:
+def copy_rotary_tables(model: nn.Module, reference: Any) -> None:
     """Llama's frequencies are rounded to float32, ours are not: they agree so far, and here ours become theirs."""
-    for module in ours.modules():
-        if isinstance(module, Rotary):
-            angle = torch.arange(len(module.cos))[:, None].double() * theirs.model.rotary_emb.inv_freq.double()
+    for module in model.modules():
+        if isinstance(module, RotaryPosition):
+            angle = torch.arange(len(module.cos))[:, None].double() * reference.model.rotary_emb.inv_freq.double()
             for name, table in (("cos", angle.cos()), ("sin", angle.sin())):
                 table = table.repeat(1, 2)
                 assert (getattr(module, name) - table).abs().max() < 1e-5
                 setattr(module, name, table)
 
 
-def tokens(rows: int = 2, length: int = 11, first: int = 3, seed: int = 5) -> Tensor:
+def random_tokens(rows: int = 2, length: int = 11, low: int = 3, seed: int = 5) -> Tensor:
     """Token numbers that mean nothing special anywhere."""
-    numbers = torch.Generator().manual_seed(seed)
-    return torch.randint(first, VOCABULARY, (rows, length), generator=numbers)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, VOCAB_SIZE, (rows, length), generator=generator)
 
 
-def apart(mine: Tensor, other: Tensor) -> float:
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, as a share of the largest number."""
-    assert mine.shape == other.shape
-    return ((mine - other).abs().max() / other.abs().max().clamp(min=1e-12)).item()
+    assert actual.shape == expected.shape
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)).item()
 
 
 @contextmanager
-def watched(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
+def record_outputs(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
     """What each module answers, in the order of their calls."""
-    seen: list[Tensor] = []
-    handles = [module.register_forward_hook(lambda _m, _i, y: seen.append(y)) for module in modules]
+    outputs: list[Tensor] = []
+    handles = [module.register_forward_hook(lambda _m, _i, y: outputs.append(y)) for module in modules]
     try:
-        yield seen
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
-def gradients(theirs: Any, ours: Imported) -> dict[str, Tensor]:
+def map_gradients(reference: Any, imported: ImportedModel) -> dict[str, Tensor]:
     """The gradients of their tensors under our names: the table of names carries them, too."""
-    family = next(each for each in FAMILIES if each.name == ours.family)
-    found = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
-    found |= {
-        name: torch.zeros_like(buffer) for name, buffer in theirs.named_buffers() if name == "final_logits_bias"
+    family = next(candidate for candidate in FAMILIES if candidate.name == imported.family)
+    tensors = {
+        name: parameter.grad for name, parameter in reference.named_parameters() if parameter.grad is not None
     }
-    holder = copy.deepcopy(ours.model)
-    table = sames(family.pairs, ours.config.model.n_layers)
-    fill(holder, table, named(family, found), place="gradients", ignored=family.ignored)
-    return dict(holder.named_parameters())
-
-
-def greedy(ours: Imported, prompts: list[list[int]], steps: int, start: int | None = None) -> list[list[int]]:
-    """The best token each time, with keys and values kept; a translator takes none twice: it would repeat one."""
-    form: Any = (
-        DecoderForm(ours.model, ours.sizes.max_len)
-        if start is None
-        else Seq2SeqForm(ours.model, ours.sizes.max_len, bos=start)
+    tensors |= {
+        name: torch.zeros_like(buffer) for name, buffer in reference.named_buffers() if name == "final_logits_bias"
+    }
+    gradient_model = copy.deepcopy(imported.model)
+    mappings = expand_patterns(family.patterns, imported.config.model.n_layers)
+    load_published_tensors(
+        gradient_model,
+        mappings,
+        add_prefix_and_aliases(family, tensors),
+        path="gradients",
+        ignored_patterns=family.ignored_tensors,
     )
-    stepper, written = Cached(form, prompts), torch.full((len(prompts), 0 if start is None else 1), start or 0)
+    return dict(gradient_model.named_parameters())
+
+
+def decode_greedy(
+    imported: ImportedModel, prompts: list[list[int]], steps: int, start: int | None = None
+) -> list[list[int]]:
+    """The best token each time, with keys and values kept; a translator takes none twice: it would repeat one."""
+    adapter: Any = (
+        DecoderAdapter(imported.model, imported.sizes.max_len)
+        if start is None
+        else Seq2SeqAdapter(imported.model, imported.sizes.max_len, bos=start)
+    )
+    stepper, generated = (
+        CachedStepper(adapter, prompts),
+        torch.full((len(prompts), 0 if start is None else 1), start or 0),
+    )
     with torch.no_grad():
-        scores = stepper.start()
+        logits = stepper.prefill()
         for _ in range(steps):
-            barred = scores if start is None else scores.scatter(1, written, float("-inf"))
-            written = torch.cat([written, barred.argmax(-1, keepdim=True)], dim=1)
-            scores = stepper.step(written[:, -1])
-    return written[:, -steps:].tolist()
+            allowed_logits = logits if start is None else logits.scatter(1, generated, float("-inf"))
+            generated = torch.cat([generated, allowed_logits.argmax(-1, keepdim=True)], dim=1)
+            logits = stepper.step(generated[:, -1])
+    return generated[:, -steps:].tolist()
 
 
-def rewritten(folder: Path, change: Any) -> Path:
+def rewrite_tensors(folder: Path, change: Any) -> Path:
     """The folder with its tensors changed."""
     path = folder / "model.safetensors"
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
     return folder
 
 
-def told(folder: Path, **more: Any) -> Path:
+def edit_config(folder: Path, **changes: Any) -> Path:
     """The folder with its config.json changed; None takes a key away."""
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | more
+    config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return folder
 
@@ -294,8 +313,8 @@ def run_readme(folder: Path) -> str:
     """What the Python of an exported README prints, run as it stands."""
     code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.S)
     assert code is not None
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(code[1], {})
-    return printed.getvalue().removesuffix("\n")
+    return stdout.getvalue().removesuffix("\n")

@@ -11,96 +11,98 @@ from typing import Any
 
 import pytest
 import torch
-from published import EVERY_MODEL, rewritten, saved, told
+from published import TINY_MODELS, edit_config, rewrite_tensors, save_model
 from safetensors.torch import load_file, save_file
 
 from triform.errors import CheckpointError, ConfigError, TriformError
-from triform.pretrained import open_folder
+from triform.pretrained import load_pretrained
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return saved(EVERY_MODEL["gpt2"].make(), tmp_path / "model")
+    return save_model(TINY_MODELS["gpt2"].build(), tmp_path / "model")
 
 
-def trouble(folder: Path | str, task: Any = "generate", kind: type[TriformError] = CheckpointError) -> str:
-    with pytest.raises(kind) as caught:
-        open_folder(folder, task)
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+def error_message(
+    folder: Path | str, task: Any = "generate", error_type: type[TriformError] = CheckpointError
+) -> str:
+    with pytest.raises(error_type) as caught:
+        load_pretrained(folder, task)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    said = trouble(tmp_path / "nowhere")
-    assert said.startswith(f"{tmp_path / 'nowhere'}: no such folder")
-    assert "hub:OWNER/NAME" in said
+    message = error_message(tmp_path / "nowhere")
+    assert message.startswith(f"{tmp_path / 'nowhere'}: no such folder")
+    assert "hub:OWNER/NAME" in message
 
 
 def test_a_folder_without_config(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert "has no config.json" in trouble(folder)
+    assert "has no config.json" in error_message(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
-    assert trouble(folder).startswith(str(folder / "config.json"))
+    assert error_message(folder).startswith(str(folder / "config.json"))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_one_file_of_a_folder_is_not_the_model(folder: Path, name: str) -> None:
-    assert trouble(folder / name).endswith("is one file of a model; give the folder that holds them all")
+    assert error_message(folder / name).endswith("is one file of a model; give the folder that holds them all")
 
 
 def test_a_run_needs_no_import(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
-    assert "is a run folder already" in trouble(tmp_path)
+    assert "is a run folder already" in error_message(tmp_path)
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert "has no weights: neither model.safetensors nor pytorch_model.bin" in trouble(folder)
+    assert "has no weights: neither model.safetensors nor pytorch_model.bin" in error_message(folder)
 
 
 def test_an_unknown_architecture_is_named_and_the_known_are_listed(folder: Path) -> None:
-    told(folder, model_type="mamba", architectures=["MambaForCausalLM"])
-    said = trouble(folder, kind=ConfigError)
-    assert "the architecture mamba (MambaForCausalLM) is not known" in said
-    assert said.endswith("known are gpt2, llama, bert, megatron-bert, distilbert, marian, blenderbot, nanogpt")
+    edit_config(folder, model_type="mamba", architectures=["MambaForCausalLM"])
+    message = error_message(folder, error_type=ConfigError)
+    assert "the architecture mamba (MambaForCausalLM) is not known" in message
+    assert message.endswith("known are gpt2, llama, bert, megatron-bert, distilbert, marian, blenderbot, nanogpt")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "megatron-bert", "distilbert", "marian", "blenderbot"])
 def test_a_config_without_model_type_is_told_the_line_to_add(name: str, tmp_path: Path) -> None:
-    model = EVERY_MODEL[name].make()
-    folder = saved(model, tmp_path)
-    told(folder, model_type=None)
+    model = TINY_MODELS[name].build()
+    folder = save_model(model, tmp_path)
+    edit_config(folder, model_type=None)
     line = f'the line to add is "model_type": "{name}",'
-    assert trouble(folder, kind=ConfigError) == (
+    assert error_message(folder, error_type=ConfigError) == (
         f"{folder / 'config.json'}: does not name its model_type; {type(model).__name__} means that {line}"
     )
-    told(folder, model_type=None, architectures=None)
-    assert trouble(folder, kind=ConfigError).endswith(f"the names of its tensors mean that {line}")
+    edit_config(folder, model_type=None, architectures=None)
+    assert error_message(folder, error_type=ConfigError).endswith(f"the names of its tensors mean that {line}")
 
 
 def test_a_config_without_model_type_and_tensors_that_nobody_knows_is_told_the_choices(folder: Path) -> None:
-    told(folder, model_type=None, architectures=None)
+    edit_config(folder, model_type=None, architectures=None)
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
-    said = trouble(folder, kind=ConfigError)
-    assert 'add the line "model_type": "NAME", with one of gpt2, llama, bert, megatron-bert, distilbert,' in said
+    message = error_message(folder, error_type=ConfigError)
+    assert 'add the line "model_type": "NAME", with one of gpt2, llama, bert, megatron-bert, distilbert,' in message
 
 
 @pytest.mark.parametrize(("name", "task"), [("gpt2", "classify"), ("bert", "generate"), ("marian", "generate")])
 def test_a_family_is_used_for_what_it_does(name: str, task: Any, tmp_path: Path) -> None:
-    case = EVERY_MODEL[name]
-    said = trouble(saved(case.make(), tmp_path), task, ConfigError)
-    assert f"use it to {case.task}, not {task}" in said
+    case = TINY_MODELS[name]
+    message = error_message(save_model(case.build(), tmp_path), task, ConfigError)
+    assert f"use it to {case.task}, not {task}" in message
 
 
 def test_a_missing_tensor(folder: Path) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
-    rewritten(folder, lambda tensors: {key: value for key, value in tensors.items() if key != name})
-    assert trouble(folder) == f"{folder}: {name} is missing: expected 16 × 64, found nothing"
+    rewrite_tensors(folder, lambda tensors: {key: value for key, value in tensors.items() if key != name})
+    assert error_message(folder) == f"{folder}: {name} is missing: expected 16 × 64, found nothing"
 
 
 @pytest.mark.parametrize(
@@ -114,9 +116,11 @@ def test_a_missing_tensor(folder: Path) -> None:
     ],
 )
 def test_a_misshapen_tensor(folder: Path, name: str, shape: tuple[int, ...], expected: str) -> None:
-    rewritten(folder, lambda tensors: tensors | {name: torch.zeros(shape)})
-    found = " × ".join(map(str, shape)) or "one number"
-    assert trouble(folder) == f"{folder}: {name} has the wrong shape: expected {expected}, found {found}"
+    rewrite_tensors(folder, lambda tensors: tensors | {name: torch.zeros(shape)})
+    found_shape = " × ".join(map(str, shape)) or "one number"
+    assert (
+        error_message(folder) == f"{folder}: {name} has the wrong shape: expected {expected}, found {found_shape}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,122 +131,127 @@ def test_a_misshapen_tensor(folder: Path, name: str, shape: tuple[int, ...], exp
     ],
 )
 def test_one_number_where_rows_are_counted(family: str, name: str, problem: str, tmp_path: Path) -> None:
-    case = EVERY_MODEL[family]
-    folder = saved(case.make(), tmp_path)
-    rewritten(folder, lambda tensors: tensors | {name: torch.tensor(1.0)})
-    assert f"{name} {problem}" in trouble(folder, case.task, TriformError)
+    case = TINY_MODELS[family]
+    folder = save_model(case.build(), tmp_path)
+    rewrite_tensors(folder, lambda tensors: tensors | {name: torch.tensor(1.0)})
+    assert f"{name} {problem}" in error_message(folder, case.task, TriformError)
 
 
 def test_whole_numbers_are_not_weights(folder: Path) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
-    rewritten(folder, lambda tensors: tensors | {name: torch.zeros(16, 64, dtype=torch.int8)})
-    assert f"{name} holds torch.int8 and no weights: quantized models are not read" in trouble(folder)
+    rewrite_tensors(folder, lambda tensors: tensors | {name: torch.zeros(16, 64, dtype=torch.int8)})
+    assert f"{name} holds torch.int8 and no weights: quantized models are not read" in error_message(folder)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite(folder: Path, number: float) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
-    rewritten(folder, lambda tensors: tensors | {name: tensors[name].index_fill(0, torch.tensor(3), number)})
-    assert trouble(folder) == f"{folder}: {name} holds numbers that are not finite: the model is damaged"
+    rewrite_tensors(folder, lambda tensors: tensors | {name: tensors[name].index_fill(0, torch.tensor(3), number)})
+    assert error_message(folder) == f"{folder}: {name} holds numbers that are not finite: the model is damaged"
 
 
 def test_positions_that_are_one_number_are_not_cut(folder: Path) -> None:
-    rewritten(folder, lambda tensors: tensors | {"transformer.wpe.weight": torch.tensor(1.0)})
+    rewrite_tensors(folder, lambda tensors: tensors | {"transformer.wpe.weight": torch.tensor(1.0)})
     with pytest.raises(
         CheckpointError, match=r"wpe\.weight has the wrong shape: expected 8 × 16, found one number"
     ):
-        open_folder(folder, "generate", max_len=8)
+        load_pretrained(folder, "generate", max_len=8)
 
 
 def test_unexpected_tensors(folder: Path) -> None:
-    rewritten(folder, lambda tensors: tensors | {"transformer.gate.weight": torch.zeros(2), "zz": torch.zeros(1)})
-    said = trouble(folder)
-    assert said == f"{folder}: holds transformer.gate.weight and 1 more, for which this model has no place"
-    rewritten(folder, lambda tensors: {key: value for key, value in tensors.items() if key != "zz"})
-    assert "holds transformer.gate.weight, for which" in trouble(folder)
+    rewrite_tensors(
+        folder, lambda tensors: tensors | {"transformer.gate.weight": torch.zeros(2), "zz": torch.zeros(1)}
+    )
+    message = error_message(folder)
+    assert message == f"{folder}: holds transformer.gate.weight and 1 more, for which this model has no place"
+    rewrite_tensors(folder, lambda tensors: {key: value for key, value in tensors.items() if key != "zz"})
+    assert "holds transformer.gate.weight, for which" in error_message(folder)
 
 
 def test_more_layers_than_config_says_are_unexpected(folder: Path) -> None:
-    told(folder, n_layer=2)
-    assert "holds transformer.h.2." in trouble(folder)
-    told(folder, n_layer=4)
-    assert "transformer.h.3.ln_1.weight is missing" in trouble(folder)
+    edit_config(folder, n_layer=2)
+    assert "holds transformer.h.2." in error_message(folder)
+    edit_config(folder, n_layer=4)
+    assert "transformer.h.3.ln_1.weight is missing" in error_message(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
 def test_truncated_safetensors(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    said = trouble(folder)
-    assert said.startswith(f"{path}: is cut off or no safetensors file")
+    message = error_message(folder)
+    assert message.startswith(f"{path}: is cut off or no safetensors file")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_that_git_lfs_has_not_fetched(folder: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
-    said = trouble(folder)
-    assert said == f"{folder / name}: only points to the weights, which Git LFS keeps: fetch them, git lfs pull"
+    message = error_message(folder)
+    assert message == f"{folder / name}: only points to the weights, which Git LFS keeps: fetch them, git lfs pull"
 
 
 def test_a_missing_or_cut_part(folder: Path, tmp_path: Path) -> None:
-    parts = saved(EVERY_MODEL["gpt2"].make(), tmp_path / "parts", max_shard_size="8KB")
-    index = parts / "model.safetensors.index.json"
-    second = sorted(parts.glob("model-*.safetensors"))[1]
-    kept = second.read_bytes()
-    second.unlink()
-    assert trouble(parts) == f"{index}: names {second.name}, which is not there: the folder is not complete"
-    second.write_bytes(kept[:-3])
-    assert "is cut off" in trouble(parts)
-    second.write_bytes(kept)
-    listed = json.loads(index.read_text())
-    listed["weight_map"]["transformer.new"] = second.name
-    index.write_text(json.dumps(listed))
-    assert f"{second.name} should hold transformer.new and does not" in trouble(parts)
+    shards_folder = save_model(TINY_MODELS["gpt2"].build(), tmp_path / "parts", max_shard_size="8KB")
+    index = shards_folder / "model.safetensors.index.json"
+    second_shard = sorted(shards_folder.glob("model-*.safetensors"))[1]
+    content = second_shard.read_bytes()
+    second_shard.unlink()
+    assert (
+        error_message(shards_folder)
+        == f"{index}: names {second_shard.name}, which is not there: the folder is not complete"
+    )
+    second_shard.write_bytes(content[:-3])
+    assert "is cut off" in error_message(shards_folder)
+    second_shard.write_bytes(content)
+    index_content = json.loads(index.read_text())
+    index_content["weight_map"]["transformer.new"] = second_shard.name
+    index.write_text(json.dumps(index_content))
+    assert f"{second_shard.name} should hold transformer.new and does not" in error_message(shards_folder)
     index.write_text("{}")
-    assert "has no weight_map" in trouble(parts)
+    assert "has no weight_map" in error_message(shards_folder)
 
 
-class Wicked:
+class MaliciousPickle:
     """A pickle that would make a folder."""
 
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
+    def __init__(self, marker_path: Path) -> None:
+        self.marker_path = str(marker_path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.mark,)
+        return os.mkdir, (self.marker_path,)
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_pickle_that_is_not_plain_weights_is_refused(folder: Path, plain: bool) -> None:
-    path, wicked = folder / "pytorch_model.bin", Wicked(folder / "mark")
+    path, malicious = folder / "pytorch_model.bin", MaliciousPickle(folder / "mark")
     tensors: dict[str, Any] = dict(load_file(folder / "model.safetensors"))
     (folder / "model.safetensors").unlink()
     if plain:
-        path.write_bytes(pickle.dumps({"a": wicked}))
+        path.write_bytes(pickle.dumps({"a": malicious}))
     else:
-        torch.save(tensors | {"more": wicked}, path)
-    said = trouble(folder)
-    assert "more than plain weights; reading it could run code, so it is refused" in said
+        torch.save(tensors | {"more": malicious}, path)
+    message = error_message(folder)
+    assert "more than plain weights; reading it could run code, so it is refused" in message
     assert not (folder / "mark").exists()
 
 
 def test_a_torch_file_of_something_else(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"epoch": 3}, folder / "pytorch_model.bin")
-    assert "holds more than named tensors" in trouble(folder)
+    assert "holds more than named tensors" in error_message(folder)
     torch.save({3: torch.zeros(2)}, folder / "pytorch_model.bin")
-    assert "holds more than named tensors" in trouble(folder)
+    assert "holds more than named tensors" in error_message(folder)
     for damaged in (b"PK\x03\x04 cut", b"<!doctype html>", b""):
         (folder / "pytorch_model.bin").write_bytes(damaged)
-        said = trouble(folder)
-        assert said.startswith(f"{folder / 'pytorch_model.bin'}: is cut off or no file of torch")
-        assert said.endswith("; fetch it again")
+        message = error_message(folder)
+        assert message.startswith(f"{folder / 'pytorch_model.bin'}: is cut off or no file of torch")
+        assert message.endswith("; fetch it again")
     torch.save({"epoch": 3}, folder / "ckpt.pt")
     (folder / "config.json").unlink()
-    assert "is no checkpoint of nanoGPT: it lacks model or model_args" in trouble(folder)
+    assert "is no checkpoint of nanoGPT: it lacks model or model_args" in error_message(folder)
     torch.save({"model": {"transformer.wte.weight": 3}, "model_args": {}}, folder / "ckpt.pt")
-    assert "there model holds tensors and model_args their sizes" in trouble(folder)
+    assert "there model holds tensors and model_args their sizes" in error_message(folder)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +285,11 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
 def test_a_config_that_is_not_done_here_is_refused_by_its_key(
     name: str, key: str, value: Any, problem: str, tmp_path: Path
 ) -> None:
-    case = EVERY_MODEL[name]
-    folder = told(saved(case.make(), tmp_path), **{key: value})
-    said = trouble(folder, case.task, ConfigError)
-    assert said.startswith(f"{folder / 'config.json'}: ")
-    assert problem in said
+    case = TINY_MODELS[name]
+    folder = edit_config(save_model(case.build(), tmp_path), **{key: value})
+    message = error_message(folder, case.task, ConfigError)
+    assert message.startswith(f"{folder / 'config.json'}: ")
+    assert problem in message
 
 
 # ------------------------------------------------------------------------------------------ the hub
@@ -293,22 +302,24 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route to host\nmore of it")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    said = trouble("hub:openai-community/gpt2")
-    assert said.startswith("hub:openai-community/gpt2: cannot be downloaded (no route to host); without a network")
+    message = error_message("hub:openai-community/gpt2")
+    assert message.startswith(
+        "hub:openai-community/gpt2: cannot be downloaded (no route to host); without a network"
+    )
 
 
 def test_a_hub_name_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "needs the package huggingface_hub" in trouble("hub:openai-community/gpt2")
+    assert "needs the package huggingface_hub" in error_message("hub:openai-community/gpt2")
 
 
 def test_a_hub_name_is_downloaded_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    asked: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda name, **more: asked.append((name, more)) or str(folder)
+        huggingface_hub, "snapshot_download", lambda name, **more: calls.append((name, more)) or str(folder)
     )
-    assert open_folder("hub:someone/tiny", "generate").family == "gpt2"
-    assert asked[0][0] == "someone/tiny"
-    assert "*.safetensors" in asked[0][1]["allow_patterns"]
+    assert load_pretrained("hub:someone/tiny", "generate").family == "gpt2"
+    assert calls[0][0] == "someone/tiny"
+    assert "*.safetensors" in calls[0][1]["allow_patterns"]

@@ -7,97 +7,107 @@ from typing import Any
 
 import pytest
 import torch
-from published import EVERY_MODEL, apart, both, gradients, greedy, tokens, watched
+from published import (
+    TINY_MODELS,
+    build_and_import,
+    decode_greedy,
+    map_gradients,
+    random_tokens,
+    record_outputs,
+    relative_difference,
+)
 from torch import Tensor
 
-from triform.pretrained import Imported
+from triform.pretrained import ImportedModel
 
 PRECISION = pytest.mark.parametrize(("double", "most"), [(False, 1e-4), (True, 1e-9)], ids=["float32", "float64"])
-EVERY = pytest.mark.parametrize("name", EVERY_MODEL)
-KEEP = torch.ones(2, 11, dtype=torch.bool)
-KEEP[1, 7:] = False
+EVERY_MODEL = pytest.mark.parametrize("name", TINY_MODELS)
+KEEP_MASK = torch.ones(2, 11, dtype=torch.bool)
+KEEP_MASK[1, 7:] = False
 
 
-def answers(theirs: Any, ours: Imported) -> tuple[Tensor, Tensor]:
+def compute_logits(reference: Any, imported: ImportedModel) -> tuple[Tensor, Tensor]:
     """Logits of both for the same rows, of which the second is shorter."""
-    if ours.config.task == "generate":
-        return ours.model(tokens()), theirs(input_ids=tokens()).logits
-    if ours.config.task == "classify":
-        wanted = theirs(input_ids=tokens(), attention_mask=KEEP.long())
-        return ours.model(tokens(), KEEP), wanted.logits
-    target = tokens(length=6, seed=6)
-    wanted = theirs(input_ids=tokens(), attention_mask=KEEP.long(), decoder_input_ids=target)
-    return ours.model(tokens(), target, KEEP), wanted.logits
+    if imported.config.task == "generate":
+        return imported.model(random_tokens()), reference(input_ids=random_tokens()).logits
+    if imported.config.task == "classify":
+        expected = reference(input_ids=random_tokens(), attention_mask=KEEP_MASK.long())
+        return imported.model(random_tokens(), KEEP_MASK), expected.logits
+    target = random_tokens(length=6, seed=6)
+    expected = reference(input_ids=random_tokens(), attention_mask=KEEP_MASK.long(), decoder_input_ids=target)
+    return imported.model(random_tokens(), target, KEEP_MASK), expected.logits
 
 
-@EVERY
+@EVERY_MODEL
 @PRECISION
-def test_logits_are_equal(name: str, double: bool, most: float, tmp_path: Path) -> None:
+def test_logits_are_equal(name: str, double: bool, tolerance: float, tmp_path: Path) -> None:
     with torch.no_grad():
-        assert apart(*answers(*both(name, tmp_path, double=double))) <= most
+        assert relative_difference(*compute_logits(*build_and_import(name, tmp_path, double=double))) <= tolerance
 
 
-@EVERY
+@EVERY_MODEL
 @PRECISION
-def test_gradients_are_equal(name: str, double: bool, most: float, tmp_path: Path) -> None:
-    theirs, ours = both(name, tmp_path, double=double)
-    got, wanted = answers(theirs, ours)
-    cotangent = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=got.dtype)
-    got.backward(cotangent)
-    wanted.backward(cotangent)
-    others = gradients(theirs, ours)
-    largest = max(float(other.detach().abs().max()) for other in others.values())
-    for mine, parameter in ours.model.named_parameters():
-        if mine == "head.bias" and ours.config.task != "classify":
+def test_gradients_are_equal(name: str, double: bool, tolerance: float, tmp_path: Path) -> None:
+    reference, imported = build_and_import(name, tmp_path, double=double)
+    actual, expected = compute_logits(reference, imported)
+    cotangent = torch.randn(actual.shape, generator=torch.Generator().manual_seed(1), dtype=actual.dtype)
+    actual.backward(cotangent)
+    expected.backward(cotangent)
+    reference_gradients = map_gradients(reference, imported)
+    largest = max(float(gradient.detach().abs().max()) for gradient in reference_gradients.values())
+    for name_here, parameter in imported.model.named_parameters():
+        if name_here == "head.bias" and imported.config.task != "classify":
             continue  # theirs is not trained
         assert parameter.grad is not None
         if double:
-            assert apart(parameter.grad, others[mine]) <= most, mine
+            assert relative_difference(parameter.grad, reference_gradients[name_here]) <= tolerance, name_here
         else:  # terms as large as the largest gradient cancel in small ones, and leave their rounding behind
-            assert float((parameter.grad - others[mine].detach()).abs().max()) <= most * largest, mine
+            assert (
+                float((parameter.grad - reference_gradients[name_here].detach()).abs().max()) <= tolerance * largest
+            ), name_here
 
 
-@EVERY
+@EVERY_MODEL
 @PRECISION
-def test_states_after_each_layer_are_equal(name: str, double: bool, most: float, tmp_path: Path) -> None:
-    theirs, ours = both(name, tmp_path, double=double)
-    model = ours.model
-    inner = [model, model.encoder] if hasattr(model, "encoder") and hasattr(model, "blocks") else [model]
-    stacks = [getattr(each, "encoder", each) if not hasattr(each, "blocks") else each for each in inner]
-    n = ours.config.model.n_layers
+def test_states_after_each_layer_are_equal(name: str, double: bool, tolerance: float, tmp_path: Path) -> None:
+    reference, imported = build_and_import(name, tmp_path, double=double)
+    model = imported.model
+    models = [model, model.encoder] if hasattr(model, "encoder") and hasattr(model, "blocks") else [model]
+    stacks = [getattr(module, "encoder", module) if not hasattr(module, "blocks") else module for module in models]
+    n = imported.config.model.n_layers
     for stack in stacks:
-        with watched([stack.embedding, *stack.blocks, stack.norm]) as seen, torch.no_grad():
-            answers(theirs, ours)
-        wanted = states(theirs, stack is getattr(model, "encoder", None))
-        assert len(wanted) == n + 1
-        got = [*seen[:n], seen[-1]]  # theirs are after the last norm
-        for mine, other in zip(got, wanted, strict=True):
-            assert apart(mine[0], other[0]) <= most
-            assert apart(mine[1, :6], other[1, :6]) <= most  # without padding
+        with record_outputs([stack.embedding, *stack.blocks, stack.norm]) as outputs, torch.no_grad():
+            compute_logits(reference, imported)
+        expected = reference_states(reference, stack is getattr(model, "encoder", None))
+        assert len(expected) == n + 1
+        actual = [*outputs[:n], outputs[-1]]  # theirs are after the last norm
+        for actual_state, expected_state in zip(actual, expected, strict=True):
+            assert relative_difference(actual_state[0], expected_state[0]) <= tolerance
+            assert relative_difference(actual_state[1, :6], expected_state[1, :6]) <= tolerance  # without padding
 
 
-def states(theirs: Any, encoder: bool) -> list[Tensor]:
+def reference_states(reference: Any, encoder: bool) -> list[Tensor]:
     """Their embeddings and the states after each layer."""
     with torch.no_grad():
-        if theirs.config.is_encoder_decoder:
-            found = theirs(
-                input_ids=tokens(),
-                attention_mask=KEEP.long(),
-                decoder_input_ids=tokens(length=6, seed=6),
+        if reference.config.is_encoder_decoder:
+            output = reference(
+                input_ids=random_tokens(),
+                attention_mask=KEEP_MASK.long(),
+                decoder_input_ids=random_tokens(length=6, seed=6),
                 output_hidden_states=True,
             )
-            return list(found.encoder_hidden_states if encoder else found.decoder_hidden_states)
-        more = {} if theirs.config.model_type in ("gpt2", "llama") else {"attention_mask": KEEP.long()}
-        return list(theirs(input_ids=tokens(), output_hidden_states=True, **more).hidden_states)
+            return list(output.encoder_hidden_states if encoder else output.decoder_hidden_states)
+        extra = {} if reference.config.model_type in ("gpt2", "llama") else {"attention_mask": KEEP_MASK.long()}
+        return list(reference(input_ids=random_tokens(), output_hidden_states=True, **extra).hidden_states)
 
 
-@pytest.mark.parametrize("name", [name for name, case in EVERY_MODEL.items() if case.task != "classify"])
+@pytest.mark.parametrize("name", [name for name, case in TINY_MODELS.items() if case.task != "classify"])
 def test_what_is_written_greedily_is_equal(name: str, tmp_path: Path) -> None:
-    theirs, ours = both(name, tmp_path)
-    prompts, steps = tokens(length=5), 16
-    theirs.generation_config.eos_token_id = None  # whatever comes, all tokens are wanted
-    start = theirs.config.decoder_start_token_id if theirs.config.is_encoder_decoder else None
-    wanted = theirs.generate(
+    reference, imported = build_and_import(name, tmp_path)
+    prompts, steps = random_tokens(length=5), 16
+    reference.generation_config.eos_token_id = None  # whatever comes, all tokens are wanted
+    start = reference.config.decoder_start_token_id if reference.config.is_encoder_decoder else None
+    expected = reference.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         pad_token_id=1,
@@ -106,6 +116,6 @@ def test_what_is_written_greedily_is_equal(name: str, tmp_path: Path) -> None:
         num_beams=1,
         no_repeat_ngram_size=0 if start is None else 1,
     )
-    got = greedy(ours, prompts.tolist(), steps, start)
-    assert got == wanted[:, -steps:].tolist()
-    assert any(len(set(row)) > 1 for row in got)
+    actual = decode_greedy(imported, prompts.tolist(), steps, start)
+    assert actual == expected[:, -steps:].tolist()
+    assert any(len(set(row)) > 1 for row in actual)

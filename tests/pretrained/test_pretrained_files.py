@@ -11,262 +11,291 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from published import BERT, EVERY_MODEL, Published, apart, greedy, rewritten, saved, stir, tokens, told
+from published import (
+    BERT_SETTINGS,
+    TINY_MODELS,
+    TinyModel,
+    decode_greedy,
+    edit_config,
+    random_tokens,
+    randomise_weights,
+    relative_difference,
+    rewrite_tensors,
+    save_model,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from triform.analysis.parameters import count_parameters
 from triform.errors import ConfigError
 from triform.explain.checks import CHECKS, check_model
-from triform.models.budget import budget
-from triform.nn.rows import pack
-from triform.pretrained import open_folder
+from triform.nn.layouts import pack
+from triform.pretrained import load_pretrained
 
-ONE_OF_EACH = ("gpt2", "llama", "bert", "distilbert", "marian")
-GPT2_MODEL = EVERY_MODEL["gpt2"]
+FAMILY_NAMES = ("gpt2", "llama", "bert", "distilbert", "marian")
+GPT2_MODEL = TINY_MODELS["gpt2"]
 
 
-def same(one: nn.Module, two: nn.Module) -> bool:
-    first, second = one.state_dict(), two.state_dict()
+def weights_equal(left: nn.Module, right: nn.Module) -> bool:
+    first, second = left.state_dict(), right.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_a_folder_in_parts_equals_one_file(name: str, tmp_path: Path) -> None:
-    case = EVERY_MODEL[name]
-    model = case.make()
-    whole = open_folder(saved(model, tmp_path / "whole"), case.task)
-    parts = saved(model, tmp_path / "parts", max_shard_size="8KB")
-    assert len(list(parts.glob("model-*.safetensors"))) > 1
-    assert same(open_folder(parts, case.task).model, whole.model)
+    case = TINY_MODELS[name]
+    model = case.build()
+    single_file = load_pretrained(save_model(model, tmp_path / "whole"), case.task)
+    shards_folder = save_model(model, tmp_path / "parts", max_shard_size="8KB")
+    assert len(list(shards_folder.glob("model-*.safetensors"))) > 1
+    assert weights_equal(load_pretrained(shards_folder, case.task).model, single_file.model)
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_a_torch_file_equals_safetensors(name: str, tmp_path: Path) -> None:
-    case = EVERY_MODEL[name]
-    folder = saved(case.make(), tmp_path)
-    before = open_folder(folder, case.task)
+    case = TINY_MODELS[name]
+    folder = save_model(case.build(), tmp_path)
+    before = load_pretrained(folder, case.task)
     torch.save(OrderedDict(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert same(open_folder(folder, case.task).model, before.model)
+    assert weights_equal(load_pretrained(folder, case.task).model, before.model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_half_precision_is_read_as_what_it_says(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    case = EVERY_MODEL[name]
-    model = case.make().to(dtype)
-    half = open_folder(saved(model, tmp_path / "half"), case.task)
+    case = TINY_MODELS[name]
+    model = case.build().to(dtype)
+    half_precision = load_pretrained(save_model(model, tmp_path / "half"), case.task)
     assert {tensor.dtype for tensor in load_file(tmp_path / "half/model.safetensors").values()} == {dtype}
-    full = open_folder(saved(model.float(), tmp_path / "full"), case.task)
-    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
-    assert same(half.model, full.model)
+    full_precision = load_pretrained(save_model(model.float(), tmp_path / "full"), case.task)
+    assert {parameter.dtype for parameter in half_precision.model.parameters()} == {torch.float32}
+    assert weights_equal(half_precision.model, full_precision.model)
 
 
-@pytest.mark.parametrize("name", EVERY_MODEL)
+@pytest.mark.parametrize("name", TINY_MODELS)
 def test_parameters_are_counted_as_they_are_built_and_all_checks_pass(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = EVERY_MODEL[name]
-    got = open_folder(saved(case.make(), tmp_path), case.task)
-    assert budget(got.config, got.sizes).total == sum(each.numel() for each in got.model.parameters())
+    case = TINY_MODELS[name]
+    imported = load_pretrained(save_model(case.build(), tmp_path), case.task)
+    assert count_parameters(imported.config, imported.sizes).total == sum(
+        parameter.numel() for parameter in imported.model.parameters()
+    )
     monkeypatch.delitem(CHECKS, "one batch can be learned by heart")  # of a fresh model, which others try
-    wrong = [finding for finding in check_model(got.config, got.sizes, got.model) if finding.good is False]
-    assert not wrong
+    failures = [
+        finding for finding in check_model(imported.config, imported.sizes, imported.model) if finding.good is False
+    ]
+    assert not failures
 
 
 # ------------------------------------------------------------------------------------------ names and heads
 
 
 def test_a_model_without_a_head_has_names_without_a_prefix(tmp_path: Path) -> None:
-    model = GPT2_MODEL.make()
-    with_head = open_folder(saved(model, tmp_path / "head"), "generate")
-    bare = saved(model.transformer, tmp_path / "bare")
-    assert "wte.weight" in load_file(bare / "model.safetensors")
-    assert same(open_folder(bare, "generate").model, with_head.model)
+    model = GPT2_MODEL.build()
+    with_head = load_pretrained(save_model(model, tmp_path / "head"), "generate")
+    headless_folder = save_model(model.transformer, tmp_path / "bare")
+    assert "wte.weight" in load_file(headless_folder / "model.safetensors")
+    assert weights_equal(load_pretrained(headless_folder, "generate").model, with_head.model)
 
 
 def test_buffers_and_second_copies_in_old_files_are_left_out(tmp_path: Path) -> None:
-    folder = saved(GPT2_MODEL.make(), tmp_path)
-    before = open_folder(folder, "generate")
+    folder = save_model(GPT2_MODEL.build(), tmp_path)
+    before = load_pretrained(folder, "generate")
 
-    def older(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def add_old_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         mask = torch.ones(1, 1, 24, 24).tril()
         masks = {f"transformer.h.{layer}.attn.bias": mask.clone() for layer in range(3)}
         masks |= {f"transformer.h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(3)}
         return tensors | masks | {"lm_head.weight": tensors["transformer.wte.weight"].clone()}
 
-    after = open_folder(rewritten(folder, older), "generate")
-    assert same(after.model, before.model)
+    after = load_pretrained(rewrite_tensors(folder, add_old_tensors), "generate")
+    assert weights_equal(after.model, before.model)
     assert not after.notices
 
 
 def test_norms_may_have_their_tensorflow_names(tmp_path: Path) -> None:
-    folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
-    before = open_folder(folder, "classify")
+    folder = save_model(TINY_MODELS["bert"].build(), tmp_path)
+    before = load_pretrained(folder, "classify")
 
-    def older(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        ends = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
-        for new, old in ends:
+    def use_old_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        suffixes = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+        for new, old in suffixes:
             tensors = {name.replace(new, old): tensor for name, tensor in tensors.items()}
         return tensors
 
-    assert same(open_folder(rewritten(folder, older), "classify").model, before.model)
+    assert weights_equal(load_pretrained(rewrite_tensors(folder, use_old_names), "classify").model, before.model)
 
 
 def test_marians_own_table_of_positions_is_looked_at(tmp_path: Path) -> None:
-    model = EVERY_MODEL["marian"].make()
-    folder = saved(model, tmp_path)
-    before = open_folder(folder, "translate")
+    model = TINY_MODELS["marian"].build()
+    folder = save_model(model, tmp_path)
+    before = load_pretrained(folder, "translate")
     table = model.model.encoder.embed_positions.weight.detach().clone()
     name = "model.encoder.embed_positions.weight"
-    rewritten(folder, lambda tensors: tensors | {name: table})
-    assert same(open_folder(folder, "translate").model, before.model)
-    rewritten(folder, lambda tensors: tensors | {name: table + 1})
+    rewrite_tensors(folder, lambda tensors: tensors | {name: table})
+    assert weights_equal(load_pretrained(folder, "translate").model, before.model)
+    rewrite_tensors(folder, lambda tensors: tensors | {name: table + 1})
     with pytest.raises(Exception, match=f"{name} is not the sinusoids"):
-        open_folder(folder, "translate")
+        load_pretrained(folder, "translate")
 
 
 def test_old_and_new_ways_to_tell_rotary_scaling_are_one(tmp_path: Path) -> None:
-    folder = saved(EVERY_MODEL["llama llama3"].make(), tmp_path)
-    new = open_folder(folder, "generate")
+    folder = save_model(TINY_MODELS["llama llama3"].build(), tmp_path)
+    new = load_pretrained(folder, "generate")
     scaling = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 16
-    old = open_folder(told(folder, rope_parameters=None, rope_theta=50.0, rope_scaling=scaling), "generate")
+    old = load_pretrained(
+        edit_config(folder, rope_parameters=None, rope_theta=50.0, rope_scaling=scaling), "generate"
+    )
     assert old.config == new.config
     assert new.config.model.rotary_scaling == (8.0, 1.0, 4.0, 16.0)
 
 
 def test_dynamic_scaling_is_said_to_change_nothing(tmp_path: Path) -> None:
-    got = open_folder(saved(EVERY_MODEL["llama dynamic"].make(), tmp_path), "generate")
-    assert got.config.model.rotary_scaling == ()
-    assert any("begins beyond 24 tokens" in notice for notice in got.notices)
+    imported = load_pretrained(save_model(TINY_MODELS["llama dynamic"].build(), tmp_path), "generate")
+    assert imported.config.model.rotary_scaling == ()
+    assert any("begins beyond 24 tokens" in notice for notice in imported.notices)
 
 
 def test_fewer_tokens_may_be_read_than_the_model_could(tmp_path: Path) -> None:
     for name in ("gpt2", "llama", "bert"):
-        case = EVERY_MODEL[name]
-        folder = saved(case.make(), tmp_path / name)
-        whole, short = open_folder(folder, case.task), open_folder(folder, case.task, max_len=12)
-        assert short.sizes.max_len == short.config.data.max_len == 12
+        case = TINY_MODELS[name]
+        folder = save_model(case.build(), tmp_path / name)
+        full_length, limited = load_pretrained(folder, case.task), load_pretrained(folder, case.task, max_len=12)
+        assert limited.sizes.max_len == limited.config.data.max_len == 12
         with torch.no_grad():
-            assert torch.equal(short.model.eval()(tokens()), whole.model.eval()(tokens()))
+            assert torch.equal(limited.model.eval()(random_tokens()), full_length.model.eval()(random_tokens()))
         with pytest.raises(Exception, match=r"reads 24 tokens at once, not data\.max_len=25"):
-            open_folder(folder, case.task, max_len=25)
+            load_pretrained(folder, case.task, max_len=25)
 
 
 # ------------------------------------------------------------------------------------------ encoders for labels
 
 
 def test_labels_are_those_of_the_folder(tmp_path: Path) -> None:
-    case = Published("classify", "BertForSequenceClassification", BERT | {"num_labels": None})
+    case = TinyModel("classify", "BertForSequenceClassification", BERT_SETTINGS | {"num_labels": None})
     names = {0: "bad", 1: "so so", 2: "good"}
-    case.settings["id2label"] = names
-    case.settings.pop("num_labels")
-    got = open_folder(saved(case.make(), tmp_path), "classify")
-    assert got.config.data.labels == ("bad", "so so", "good")
-    assert got.sizes.n_labels == 3
-    assert not got.notices
+    case.hf_settings["id2label"] = names
+    case.hf_settings.pop("num_labels")
+    imported = load_pretrained(save_model(case.build(), tmp_path), "classify")
+    assert imported.config.data.labels == ("bad", "so so", "good")
+    assert imported.sizes.n_labels == 3
+    assert not imported.notices
 
 
 @pytest.mark.parametrize("names", [{"0": "bad", "1": "good"}, {"0": "a", "1": "b", "x": "c"}, ["a"], None])
 def test_labels_whose_names_do_not_fit_are_numbered(names: Any, tmp_path: Path) -> None:
-    folder = told(saved(EVERY_MODEL["bert"].make(), tmp_path), id2label=names)
-    assert open_folder(folder, "classify").config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    folder = edit_config(save_model(TINY_MODELS["bert"].build(), tmp_path), id2label=names)
+    assert load_pretrained(folder, "classify").config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> None:
-    one = Published("classify", "BertForSequenceClassification", BERT | {"num_labels": 1})
-    folder = saved(one.make(), tmp_path / "one")
-    assert any("it gives one score" in notice for notice in open_folder(folder, "classify").notices)
-    assert not any("one score" in each for each in open_folder(folder, "classify", labels=("a", "b")).notices)
-    several = told(saved(EVERY_MODEL["bert"].make(), tmp_path / "more"), problem_type="multi_label_classification")
-    assert any("several labels at once" in notice for notice in open_folder(several, "classify").notices)
+    one_label = TinyModel("classify", "BertForSequenceClassification", BERT_SETTINGS | {"num_labels": 1})
+    folder = save_model(one_label.build(), tmp_path / "one")
+    assert any("it gives one score" in notice for notice in load_pretrained(folder, "classify").notices)
+    assert not any(
+        "one score" in other_notice
+        for other_notice in load_pretrained(folder, "classify", labels=("a", "b")).notices
+    )
+    multi_label = edit_config(
+        save_model(TINY_MODELS["bert"].build(), tmp_path / "more"), problem_type="multi_label_classification"
+    )
+    assert any("several labels at once" in notice for notice in load_pretrained(multi_label, "classify").notices)
 
 
 @pytest.mark.parametrize("labels", [("a",), ("a", "b", "a")])
 def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Path) -> None:
-    folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
+    folder = save_model(TINY_MODELS["bert"].build(), tmp_path)
     with pytest.raises(ConfigError, match="two or more are expected, each another"):
-        open_folder(folder, "classify", labels=labels)
+        load_pretrained(folder, "classify", labels=labels)
 
 
 def test_labels_are_for_classifiers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="labels are for a classifier; gpt2 is to generate"):
-        open_folder(saved(GPT2_MODEL.make(), tmp_path), "generate", labels=("a", "b"))
+        load_pretrained(save_model(GPT2_MODEL.build(), tmp_path), "generate", labels=("a", "b"))
 
 
 def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> None:
-    folder = saved(EVERY_MODEL["bert"].make(), tmp_path)
-    old, new = open_folder(folder, "classify"), open_folder(folder, "classify", labels=("no", "yes"))
+    folder = save_model(TINY_MODELS["bert"].build(), tmp_path)
+    old, new = load_pretrained(folder, "classify"), load_pretrained(folder, "classify", labels=("no", "yes"))
     assert new.sizes.n_labels == 2
-    assert same(new.model.encoder, old.model.encoder)
+    assert weights_equal(new.model.encoder, old.model.encoder)
     assert torch.equal(new.model.head[0].weight, old.model.head[0].weight)  # the pooler
     assert new.notices == ("the scores of labels are new: they know nothing before they are trained",)
 
 
 def test_a_bert_that_only_read_has_its_pooler_and_new_scores(tmp_path: Path) -> None:
-    theirs = Published("classify", "BertModel", {key: BERT[key] for key in BERT if key != "num_labels"}).make()
-    got = open_folder(saved(theirs, tmp_path), "classify", labels=("a", "b", "c"))
-    assert (got.config.model.pooling, got.config.model.head_activation) == ("first", "tanh")
-    assert got.config.model.head_hidden == 16
+    reference = TinyModel(
+        "classify", "BertModel", {key: BERT_SETTINGS[key] for key in BERT_SETTINGS if key != "num_labels"}
+    ).build()
+    imported = load_pretrained(save_model(reference, tmp_path), "classify", labels=("a", "b", "c"))
+    assert (imported.config.model.pooling, imported.config.model.head_activation) == ("first", "tanh")
+    assert imported.config.model.head_hidden == 16
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 6:] = False
-    model = got.model.eval()
+    model = imported.model.eval()
     with torch.no_grad():
-        wanted = theirs(input_ids=tokens(), attention_mask=keep.long()).pooler_output
-        pooled = model.head[1](model.head[0](model.encoder(tokens(), keep)[:, 0]))
-    assert apart(pooled, wanted) < 1e-5
+        expected = reference(input_ids=random_tokens(), attention_mask=keep.long()).pooler_output
+        pooled = model.head[1](model.head[0](model.encoder(random_tokens(), keep)[:, 0]))
+    assert relative_difference(pooled, expected) < 1e-5
 
 
 def test_segments_are_read_where_they_are_told(tmp_path: Path) -> None:
-    theirs = EVERY_MODEL["bert"].make()
-    ours = open_folder(saved(theirs, tmp_path), "classify").model.eval()
+    reference = TINY_MODELS["bert"].build()
+    imported = load_pretrained(save_model(reference, tmp_path), "classify").model.eval()
     segments = (torch.arange(11) > 5).long().expand(2, -1)
     with torch.no_grad():
-        wanted = theirs(input_ids=tokens(), token_type_ids=segments).logits
-        assert apart(ours(tokens(), None, segments), wanted) < 1e-5
-        assert apart(ours(tokens()), wanted) > 1e-3
-        rows, packed = pack([row[:n].tolist() for row, n in zip(tokens(), (11, 4), strict=True)])
-        alone = [theirs(input_ids=tokens()[n : n + 1, :length]).logits for n, length in ((0, 11), (1, 4))]
-        assert apart(ours(rows, packed), torch.cat(alone)) < 1e-5
+        expected = reference(input_ids=random_tokens(), token_type_ids=segments).logits
+        assert relative_difference(imported(random_tokens(), None, segments), expected) < 1e-5
+        assert relative_difference(imported(random_tokens()), expected) > 1e-3
+        rows, packed = pack([row[:n].tolist() for row, n in zip(random_tokens(), (11, 4), strict=True)])
+        separate_logits = [
+            reference(input_ids=random_tokens()[n : n + 1, :length]).logits for n, length in ((0, 11), (1, 4))
+        ]
+        assert relative_difference(imported(rows, packed), torch.cat(separate_logits)) < 1e-5
 
 
 def test_sentence_transformers_folders_pool_by_the_mean(tmp_path: Path) -> None:
-    theirs = Published("classify", "BertModel", {key: BERT[key] for key in BERT if key != "num_labels"}).make()
-    folder = saved(theirs, tmp_path)
+    reference = TinyModel(
+        "classify", "BertModel", {key: BERT_SETTINGS[key] for key in BERT_SETTINGS if key != "num_labels"}
+    ).build()
+    folder = save_model(reference, tmp_path)
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    got = open_folder(folder, "classify")
-    assert (got.config.model.pooling, got.config.model.head_hidden) == ("mean", 0)
+    imported = load_pretrained(folder, "classify")
+    assert (imported.config.model.pooling, imported.config.model.head_hidden) == ("mean", 0)
     assert (
-        got.notices[0] == "left out, for nothing here reads them: bert.pooler.dense.bias, bert.pooler.dense.weight"
+        imported.notices[0]
+        == "left out, for nothing here reads them: bert.pooler.dense.bias, bert.pooler.dense.weight"
     )
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 6:] = False
     with torch.no_grad():
-        states = theirs(input_ids=tokens(), attention_mask=keep.long()).last_hidden_state
-        wanted = torch.stack([states[0].mean(0), states[1, :6].mean(0)])
-        model = got.model.eval()
-        seen: list[Tensor] = []
-        model.dropout.register_forward_hook(lambda _m, _i, y: seen.append(y))
-        model(tokens(), keep)
-    assert apart(seen[0], wanted) < 1e-5
+        hidden_states = reference(input_ids=random_tokens(), attention_mask=keep.long()).last_hidden_state
+        expected = torch.stack([hidden_states[0].mean(0), hidden_states[1, :6].mean(0)])
+        model = imported.model.eval()
+        outputs: list[Tensor] = []
+        model.dropout.register_forward_hook(lambda _m, _i, y: outputs.append(y))
+        model(random_tokens(), keep)
+    assert relative_difference(outputs[0], expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "DistilBertForMaskedLM"])
 def test_heads_for_other_tasks_are_left_out_with_a_notice(kind: str, tmp_path: Path) -> None:
-    base = EVERY_MODEL["bert" if kind.startswith("Bert") else "distilbert"]
-    settings = {key: value for key, value in base.settings.items() if key != "num_labels"}
-    got = open_folder(saved(Published("classify", kind, settings).make(), tmp_path), "classify")
-    assert "left out, for nothing here reads them: " in got.notices[0]
-    assert got.config.model.pooling == "mean"  # there is no pooler to use
-    assert len(got.notices) == 2
+    base = TINY_MODELS["bert" if kind.startswith("Bert") else "distilbert"]
+    settings = {key: value for key, value in base.hf_settings.items() if key != "num_labels"}
+    imported = load_pretrained(save_model(TinyModel("classify", kind, settings).build(), tmp_path), "classify")
+    assert "left out, for nothing here reads them: " in imported.notices[0]
+    assert imported.config.model.pooling == "mean"  # there is no pooler to use
+    assert len(imported.notices) == 2
 
 
 # ------------------------------------------------------------------------------------------ nanoGPT
 
 
-class PlainGPT(nn.Module):
+class ReferenceGPT(nn.Module):
     """A model with nanoGPT's names and formulas, written again from its description."""
 
     def __init__(self, *, n_layer: int, n_head: int, n_embd: int, block_size: int, vocab_size: int, bias: bool):
@@ -286,60 +315,62 @@ class PlainGPT(nn.Module):
         self.lm_head.weight = tables["wte"].weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        inner: Any = self.transformer
-        x = inner["wte"](tokens) + inner["wpe"].weight[: tokens.shape[1]]
-        for block in inner["h"]:
-            parts = block["attn"]["c_attn"](block["ln_1"](x)).chunk(3, dim=-1)
-            q, k, v = (part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in parts)
+        modules: Any = self.transformer
+        x = modules["wte"](tokens) + modules["wpe"].weight[: tokens.shape[1]]
+        for block in modules["h"]:
+            qkv = block["attn"]["c_attn"](block["ln_1"](x)).chunk(3, dim=-1)
+            q, k, v = (part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in qkv)
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + block["attn"]["c_proj"](y.transpose(1, 2).flatten(2))
-            wide = nn.functional.gelu(block["mlp"]["c_fc"](block["ln_2"](x)))
-            x = x + block["mlp"]["c_proj"](wide)
-        return self.lm_head(inner["ln_f"](x))
+            hidden = nn.functional.gelu(block["mlp"]["c_fc"](block["ln_2"](x)))
+            x = x + block["mlp"]["c_proj"](hidden)
+        return self.lm_head(modules["ln_f"](x))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_nanogpts_checkpoint_equals_the_model_it_was_saved_from(bias: bool, compiled: bool, tmp_path: Path) -> None:
     sizes = {"n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 24, "vocab_size": 61, "bias": bias}
-    model = PlainGPT(**sizes)
-    stir(model)
+    model = ReferenceGPT(**sizes)
+    randomise_weights(model)
     prefix = "_orig_mod." if compiled else ""
-    state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
-    kept = {
-        "model": state,
+    state_dict = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+    checkpoint = {
+        "model": state_dict,
         "model_args": sizes | {"dropout": 0.2},
         "iter_num": 7,
         "best_val_loss": torch.tensor(1.0),
     }
-    torch.save(kept | {"optimizer": {"state": {}}, "config": {"device": "cpu"}}, tmp_path / "ckpt.pt")
-    for place in (tmp_path, tmp_path / "ckpt.pt"):
-        got = open_folder(place, "generate")
-        assert (got.family, got.config.model.dropout) == ("nanogpt", 0.2)
+    torch.save(checkpoint | {"optimizer": {"state": {}}, "config": {"device": "cpu"}}, tmp_path / "ckpt.pt")
+    for path in (tmp_path, tmp_path / "ckpt.pt"):
+        imported = load_pretrained(path, "generate")
+        assert (imported.family, imported.config.model.dropout) == ("nanogpt", 0.2)
         with torch.no_grad():
-            assert apart(got.model.eval()(tokens()), model(tokens())) < 1e-5
+            assert relative_difference(imported.model.eval()(random_tokens()), model(random_tokens())) < 1e-5
 
 
 def test_the_rows_by_which_nanogpt_fills_up_gpt2s_vocabulary_are_left_out(tmp_path: Path) -> None:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 4, "block_size": 24, "vocab_size": 50_304, "bias": False}
-    model = PlainGPT(**sizes)
-    stir(model)
+    model = ReferenceGPT(**sizes)
+    randomise_weights(model)
     torch.save({"model": model.state_dict(), "model_args": {**sizes, "dropout": 0.0}}, tmp_path / "ckpt.pt")
-    got = open_folder(tmp_path, "generate")
-    assert got.sizes.vocab_size == 50_257
-    assert got.notices == ("47 rows beyond GPT-2's 50257 tokens are filling, and left out",)
+    imported = load_pretrained(tmp_path, "generate")
+    assert imported.sizes.vocab_size == 50_257
+    assert imported.notices == ("47 rows beyond GPT-2's 50257 tokens are filling, and left out",)
     with torch.no_grad():
-        assert apart(got.model.eval()(tokens()), model(tokens())[..., :50_257]) < 1e-5
+        assert (
+            relative_difference(imported.model.eval()(random_tokens()), model(random_tokens())[..., :50_257]) < 1e-5
+        )
 
 
 # ------------------------------------------------------------------------------------------ the real shape
 
 
-def learned(scores: Callable[[], Tensor], model: nn.Module, text: Tensor) -> list[float]:
+def train_one_step(compute_logits: Callable[[], Tensor], model: nn.Module, tokens_seen: Tensor) -> list[float]:
     """The loss before and after one step."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
     for _ in range(2):
-        loss = nn.functional.cross_entropy(scores().flatten(0, 1), text[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(compute_logits().flatten(0, 1), tokens_seen[:, 1:].flatten())
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -350,26 +381,28 @@ def learned(scores: Callable[[], Tensor], model: nn.Module, text: Tensor) -> lis
 def test_gpt2s_own_shape_is_read_writes_the_same_64_tokens_and_learns_alike(tmp_path: Path) -> None:
     """124,439,808 parameters; the published weights are not here, random ones stand in for them."""
     with torch.device("meta"):
-        empty = transformers.GPT2LMHeadModel(transformers.GPT2Config())
-    tensors = {name: 0.1 * torch.randn(parameter.shape) for name, parameter in empty.named_parameters()}
+        meta_model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    tensors = {name: 0.1 * torch.randn(parameter.shape) for name, parameter in meta_model.named_parameters()}
     for name in tensors:
         tensors[name] += 1.0 if "ln_" in name and name.endswith("weight") else 0.0
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    empty.config.save_pretrained(tmp_path)
+    meta_model.config.save_pretrained(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs: Any = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
-    ours = open_folder(tmp_path, "generate")
-    ours.model.eval()
-    assert sum(parameter.numel() for parameter in ours.model.parameters()) == 124_439_808
+        reference: Any = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    imported = load_pretrained(tmp_path, "generate")
+    imported.model.eval()
+    assert sum(parameter.numel() for parameter in imported.model.parameters()) == 124_439_808
     prompt = torch.tensor([[464, 3290, 373, 257]])
-    theirs.generation_config.eos_token_id = None
-    wanted = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False)
-    got = greedy(ours, prompt.tolist(), 64)
-    assert got == wanted[:, 4:].tolist()
-    assert len(set(got[0])) > 20
-    text = wanted[:, :9]
-    mine = learned(lambda: ours.model(text[:, :-1]), ours.model, text)
-    other = learned(lambda: theirs(text[:, :-1]).logits, theirs, text)
-    assert mine == pytest.approx(other, rel=1e-4)
-    assert mine[1] < mine[0]
+    reference.generation_config.eos_token_id = None
+    expected = reference.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False
+    )
+    generated = decode_greedy(imported, prompt.tolist(), 64)
+    assert generated == expected[:, 4:].tolist()
+    assert len(set(generated[0])) > 20
+    text = expected[:, :9]
+    losses = train_one_step(lambda: imported.model(text[:, :-1]), imported.model, text)
+    reference_losses = train_one_step(lambda: reference(text[:, :-1]).logits, reference, text)
+    assert losses == pytest.approx(reference_losses, rel=1e-4)
+    assert losses[1] < losses[0]

@@ -9,29 +9,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scratch_twins import FORMS, MAX_LEN, Twins
+from scratch_twins import MAX_LEN, MODEL_CLASSES, Twins
 
 from triform import scratch
-from triform.config import Config, DataConfig, ModelConfig, Sizes, TokenizerConfig, TrainConfig
+from triform.config import Config, DataConfig, DataSizes, ModelConfig, TokenizerConfig, TrainConfig
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, TriformError
 from triform.scratch import models, weights
-from triform.scratch.part import Weights
-from triform.scratch.supported import DATA_FREE, MODEL, MODEL_FREE, TRAIN, TRAIN_FREE, TRAIN_IDLE
+from triform.scratch.module import FlatParameters
+from triform.scratch.supported import (
+    DATA_UNRESTRICTED,
+    MODEL_ALLOWED,
+    MODEL_UNRESTRICTED,
+    TRAIN_ALLOWED,
+    TRAIN_IGNORED,
+    TRAIN_UNRESTRICTED,
+)
 
-SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
-QUICK = Config(model=SMALL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word"))
-OTHERS: dict[str, Any] = {
+SMALL_MODEL = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2)
+QUICK_CONFIG = Config(
+    model=SMALL_MODEL, train=TrainConfig(max_steps=2, batch_size=2), tokenizer=TokenizerConfig(kind="word")
+)
+UNSUPPORTED_MODEL: dict[str, Any] = {
     "positions": "rotary",
-    "score": "cosine",
+    "attention_score": "cosine",
     "norm": "rms",
     "activation": "swiglu",
     "window": 4,
     "layer_windows": (4,),
-    "pair_rows": 9,
+    "bigram_buckets": 9,
     "n_kv_heads": 1,
     "norm_eps": 1e-3,
     "embedding_norm": True,
-    "segments": 2,
+    "n_segments": 2,
     "out_bias": "no",
     "pooling": "first",
     "head_activation": "tanh",
@@ -39,21 +48,21 @@ OTHERS: dict[str, Any] = {
     "max_distance": 9,
     "n_buckets": 8,
 }
-OTHER_TRAINING: dict[str, Any] = {
+UNSUPPORTED_TRAIN: dict[str, Any] = {
     "optimizer": "sgd",
     "schedule": "plateau",
     "precision": "bf16",
-    "accumulate": 2,
+    "grad_accumulation": 2,
     "max_minutes": 5.0,
-    "consistency": 1.0,
-    "average": 0.9,
+    "r_drop": 1.0,
+    "ema_decay": 0.9,
     "layer_decay": 0.5,
-    "freeze": 1,
+    "freeze_layers": 1,
     "auto_batch": True,
     "base": "a run",
     "embeddings": "vectors.bin",
 }
-OTHER_DATA: dict[str, Any] = {
+UNSUPPORTED_DATA: dict[str, Any] = {
     "train": "rows.csv",
     "valid": "rows.csv",
     "text_column": "2",
@@ -65,90 +74,107 @@ OTHER_DATA: dict[str, Any] = {
 }
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", UNSUPPORTED_MODEL)
 def test_a_setting_of_the_model_that_is_not_known_is_named(name: str) -> None:
-    config = replace(SMALL, **{name: OTHERS[name]})
-    with pytest.raises(ConfigError, match=re.escape(f"model.{name}={shown(OTHERS[name])} is not known")):
-        models.Decoder(config, Sizes(vocab_size=5, max_len=4))
-    assert MODEL.keys() <= {*OTHERS, "kind"}
-    known = {*MODEL_FREE, *OTHERS, "kind", "rotary_scaling"}  # the last is for rotary positions alone
-    assert {each.name for each in fields(ModelConfig)} == known, "none is left out in silence"
+    config = replace(SMALL_MODEL, **{name: UNSUPPORTED_MODEL[name]})
+    with pytest.raises(
+        ConfigError, match=re.escape(f"model.{name}={format_value(UNSUPPORTED_MODEL[name])} is not known")
+    ):
+        models.Decoder(config, DataSizes(vocab_size=5, max_len=4))
+    assert MODEL_ALLOWED.keys() <= {*UNSUPPORTED_MODEL, "kind"}
+    known = {
+        *MODEL_UNRESTRICTED,
+        *UNSUPPORTED_MODEL,
+        "kind",
+        "rotary_scaling",
+    }  # the last is for rotary positions alone
+    assert {field.name for field in fields(ModelConfig)} == known, "none is left out in silence"
 
 
 @pytest.mark.parametrize(
-    "same", [{"norm_eps": 1e-5}, {"out_bias": "yes"}, {"bias": False, "out_bias": "no"}, {"layer_windows": (-1,)}]
+    "settings",
+    [{"norm_eps": 1e-5}, {"out_bias": "yes"}, {"bias": False, "out_bias": "no"}, {"layer_windows": (-1,)}],
 )
-def test_a_setting_given_the_value_it_has_anyway_is_accepted(same: dict[str, Any]) -> None:
-    given = replace(SMALL, **same)
-    left_open = replace(SMALL, bias=given.bias)
-    built = [models.Decoder(config, Sizes(vocab_size=5, max_len=4)) for config in (given, left_open)]
-    assert built[0].parameters().keys() == built[1].parameters().keys()
-    scratch.TextClassifier(replace(QUICK, model=given)).fit(["a", "b"], ["x", "y"])
+def test_a_setting_given_the_value_it_has_anyway_is_accepted(settings: dict[str, Any]) -> None:
+    explicit = replace(SMALL_MODEL, **settings)
+    implicit = replace(SMALL_MODEL, bias=explicit.bias)
+    built = [models.Decoder(config, DataSizes(vocab_size=5, max_len=4)) for config in (explicit, implicit)]
+    assert built[0].named_parameters().keys() == built[1].named_parameters().keys()
+    scratch.TextClassifier(replace(QUICK_CONFIG, model=explicit)).fit(["a", "b"], ["x", "y"])
 
 
-@pytest.mark.parametrize("name", OTHER_TRAINING)
+@pytest.mark.parametrize("name", UNSUPPORTED_TRAIN)
 def test_a_way_of_training_that_is_not_known_is_named(name: str) -> None:
-    train = replace(QUICK.train, **{name: OTHER_TRAINING[name]})
-    with pytest.raises(ConfigError, match=re.escape(f"train.{name}={OTHER_TRAINING[name]} is not known")):
-        scratch.TextClassifier(replace(QUICK, train=train)).fit(["a", "b"], ["x", "y"])
-    assert TRAIN.keys() <= OTHER_TRAINING.keys()
-    others = {each.name for each in fields(TrainConfig)} - {*TRAIN_FREE, *TRAIN_IDLE, *OTHER_TRAINING}
+    train = replace(QUICK_CONFIG.train, **{name: UNSUPPORTED_TRAIN[name]})
+    with pytest.raises(ConfigError, match=re.escape(f"train.{name}={UNSUPPORTED_TRAIN[name]} is not known")):
+        scratch.TextClassifier(replace(QUICK_CONFIG, train=train)).fit(["a", "b"], ["x", "y"])
+    assert TRAIN_ALLOWED.keys() <= UNSUPPORTED_TRAIN.keys()
+    others = {field.name for field in fields(TrainConfig)} - {
+        *TRAIN_UNRESTRICTED,
+        *TRAIN_IGNORED,
+        *UNSUPPORTED_TRAIN,
+    }
     assert all(name.startswith("lora") for name in others), others
 
 
-@pytest.mark.parametrize("name", OTHER_DATA)
+@pytest.mark.parametrize("name", UNSUPPORTED_DATA)
 def test_where_files_lie_is_nothing_to_a_learner_that_is_given_its_data(name: str) -> None:
-    config = replace(QUICK, data=DataConfig(**{name: OTHER_DATA[name]}))
-    with pytest.raises(ConfigError, match=re.escape(f"data.{name}={OTHER_DATA[name]} is about files")):
+    config = replace(QUICK_CONFIG, data=DataConfig(**{name: UNSUPPORTED_DATA[name]}))
+    with pytest.raises(ConfigError, match=re.escape(f"data.{name}={UNSUPPORTED_DATA[name]} is about files")):
         scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
-    others = {each.name for each in fields(DataConfig)} - {*DATA_FREE, *OTHER_DATA}
+    others = {field.name for field in fields(DataConfig)} - {*DATA_UNRESTRICTED, *UNSUPPORTED_DATA}
     assert others == {"source", "target", "valid_source", "valid_target"}, "of translate: tried by themselves"
 
 
 def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> None:
     for first, second in (("source", "target"), ("valid_source", "valid_target")):
-        config = replace(QUICK, task="translate", data=DataConfig(**{first: "a", second: "b"}))
+        config = replace(QUICK_CONFIG, task="translate", data=DataConfig(**{first: "a", second: "b"}))
         with pytest.raises(ConfigError, match=rf"data\.{first}=a is about files"):
             scratch.Translator(config).fit(["a", "b"], ["x", "y"])
 
 
 def test_settings_without_meaning_here_change_nothing() -> None:
-    idle = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
-    idle |= {"plateau_patience": 1, "patience": 3}
-    assert idle.keys() == set(TRAIN_IDLE)
-    told = replace(QUICK, train=replace(QUICK.train, **idle), data=DataConfig(valid_fraction=0.0))
-    losses = [scratch.TextClassifier(each).fit(["a b", "b"], ["x", "y"]).losses for each in (QUICK, told)]
+    ignored = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
+    ignored |= {"plateau_patience": 1, "patience": 3}
+    assert ignored.keys() == set(TRAIN_IGNORED)
+    with_ignored = replace(
+        QUICK_CONFIG, train=replace(QUICK_CONFIG.train, **ignored), data=DataConfig(valid_fraction=0.0)
+    )
+    losses = [
+        scratch.TextClassifier(config).fit(["a b", "b"], ["x", "y"]).losses
+        for config in (QUICK_CONFIG, with_ignored)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_a_setting_that_must_be_empty_says_so() -> None:
-    config = replace(QUICK, train=replace(QUICK.train, base="x"))
+    config = replace(QUICK_CONFIG, train=replace(QUICK_CONFIG.train, base="x"))
     with pytest.raises(ConfigError, match=r"train\.base=x is not known .* \(it must be left empty\)"):
         scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
 
 
 def test_sizes_left_open_and_vocabularies_that_are_empty_are_named() -> None:
     with pytest.raises(ConfigError, match=r"model\.n_layers=0 is left open"):
-        models.Decoder(replace(SMALL, n_layers=0), Sizes(vocab_size=5, max_len=4))
+        models.Decoder(replace(SMALL_MODEL, n_layers=0), DataSizes(vocab_size=5, max_len=4))
     with pytest.raises(ConfigError, match="the vocabulary is empty"):
-        models.Decoder(SMALL, Sizes(vocab_size=0, max_len=4))
+        models.Decoder(SMALL_MODEL, DataSizes(vocab_size=0, max_len=4))
     with pytest.raises(ConfigError, match="max_len=0 leaves nothing to read"):
-        models.Decoder(SMALL, Sizes(vocab_size=5, max_len=0))
+        models.Decoder(SMALL_MODEL, DataSizes(vocab_size=5, max_len=0))
     with pytest.raises(ConfigError, match="a classifier needs at least two labels"):
-        models.Classifier(SMALL, Sizes(vocab_size=5, max_len=4, n_labels=1))
+        models.Classifier(SMALL_MODEL, DataSizes(vocab_size=5, max_len=4, n_labels=1))
     with pytest.raises(DataError, match="no word is seen 1 times or more"):
-        scratch.TextClassifier(QUICK).fit([" ", "  "], ["x", "y"])
+        scratch.TextClassifier(QUICK_CONFIG).fit([" ", "  "], ["x", "y"])
     with pytest.raises(DataError, match="there is no text to make a vocabulary from"):
-        scratch.Translator(QUICK).fit(["", ""], ["", ""])
+        scratch.Translator(QUICK_CONFIG).fit(["", ""], ["", ""])
 
 
-@pytest.mark.parametrize("form", ["encoder", "decoder"])
-def test_tokens_that_do_not_fit_are_told_with_their_shape(form: str) -> None:
-    twins = Twins(form, {})
+@pytest.mark.parametrize("architecture", ["encoder", "decoder"])
+def test_tokens_that_do_not_fit_are_told_with_their_shape(architecture: str) -> None:
+    twins = Twins(architecture, {})
     good = twins.inputs["tokens"]
     for bad, message in (
         (good[0], rf"these are int64 of shape \({good.shape[1]},\)"),
@@ -163,7 +189,7 @@ def test_tokens_that_do_not_fit_are_told_with_their_shape(form: str) -> None:
 
 
 def test_masks_and_targets_that_do_not_fit_are_told_with_their_shapes() -> None:
-    encoder, decoder, seq2seq = (Twins(form, {}) for form in FORMS)
+    encoder, decoder, seq2seq = (Twins(architecture, {}) for architecture in MODEL_CLASSES)
     with pytest.raises(DataError, match=r"keep has the shape \(3, 5\), and its tokens \(3, 6\)"):
         encoder.ours(encoder.inputs["tokens"], encoder.inputs["keep"][:, :5])
     with pytest.raises(DataError, match=r"targets have the shape \(2,\), and what predicts them \(3,\)"):
@@ -177,8 +203,9 @@ def test_masks_and_targets_that_do_not_fit_are_told_with_their_shapes() -> None:
 
 
 def test_data_that_does_not_fit_is_told() -> None:
-    classifier, writer, translator = (
-        kind(QUICK) for kind in (scratch.TextClassifier, scratch.LanguageModel, scratch.Translator)
+    classifier, language_model, translator = (
+        estimator_class(QUICK_CONFIG)
+        for estimator_class in (scratch.TextClassifier, scratch.LanguageModel, scratch.Translator)
     )
     with pytest.raises(DataError, match="there are 2 texts and 1 labels: they must be as many"):
         classifier.fit(["a", "b"], ["x"])
@@ -190,13 +217,13 @@ def test_data_that_does_not_fit_is_told() -> None:
         classifier.fit(["a", 3], ["x", "y"])
     with pytest.raises(DataError, match="there is only one label, 'x'; a classifier needs at least two labels"):
         classifier.fit(["a", "b"], ["x", "x"])
-    known = replace(QUICK, data=DataConfig(labels=("x", "y")))
+    config = replace(QUICK_CONFIG, data=DataConfig(labels=("x", "y")))
     with pytest.raises(DataError, match=r"label 'z' is not among data\.labels: x, y"):
-        scratch.TextClassifier(known).fit(["a", "b"], ["x", "z"])
+        scratch.TextClassifier(config).fit(["a", "b"], ["x", "z"])
     with pytest.raises(DataError, match=r"only 3 tokens to learn from; data\.max_len=9 needs more"):
-        scratch.LanguageModel(replace(QUICK, data=DataConfig(max_len=9))).fit("a b c")
-    for learner in (classifier, writer, translator):
-        fresh = type(learner)(QUICK)
+        scratch.LanguageModel(replace(QUICK_CONFIG, data=DataConfig(max_len=9))).fit("a b c")
+    for estimator in (classifier, language_model, translator):
+        fresh = type(estimator)(QUICK_CONFIG)
         with pytest.raises(DataError, match="this model has learned nothing yet: call fit first"):
             fresh.predict(["a"])
         with pytest.raises(DataError, match="this model has learned nothing yet"):
@@ -204,47 +231,53 @@ def test_data_that_does_not_fit_is_told() -> None:
 
 
 def test_a_prompt_with_unknown_words_is_refused_and_no_texts_give_no_answers() -> None:
-    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    language_model = scratch.LanguageModel(QUICK_CONFIG).fit("a b c d e f g h " * 9)
     with pytest.raises(DataError, match="the prompt has what the model never saw in training: 'wings'"):
-        writer.generate(["a wings"])
-    assert writer.generate([]) == []
-    assert scratch.TextClassifier(QUICK).fit(["a", "b"], ["x", "y"]).predict([]) == []
-    assert scratch.Translator(QUICK).fit(["a", "b"], ["x", "y"]).translate([]) == []
+        language_model.generate(["a wings"])
+    assert language_model.generate([]) == []
+    assert scratch.TextClassifier(QUICK_CONFIG).fit(["a", "b"], ["x", "y"]).predict([]) == []
+    assert scratch.Translator(QUICK_CONFIG).fit(["a", "b"], ["x", "y"]).translate([]) == []
 
 
 def test_a_loss_that_is_no_number_stops_the_learning() -> None:
-    wild = replace(QUICK, train=replace(QUICK.train, lr=1e30, max_steps=50, warmup_steps=0, clip_norm=0.0))
+    diverging = replace(
+        QUICK_CONFIG, train=replace(QUICK_CONFIG.train, lr=1e30, max_steps=50, warmup_steps=0, clip_norm=0.0)
+    )
     with pytest.raises(DivergedError, match=r"stopped being a finite number at step \d+; lower train\.lr"):
-        scratch.TextClassifier(wild).fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+        scratch.TextClassifier(diverging).fit(["a b", "b c"] * 4, ["x", "y"] * 4)
 
 
 def test_a_step_that_goes_too_far_is_told_even_when_it_is_the_last() -> None:
-    wild = replace(QUICK, train=replace(QUICK.train, lr=1e38, max_steps=1, warmup_steps=0, clip_norm=0.0))
-    learner = scratch.TextClassifier(wild)
+    diverging = replace(
+        QUICK_CONFIG, train=replace(QUICK_CONFIG.train, lr=1e38, max_steps=1, warmup_steps=0, clip_norm=0.0)
+    )
+    estimator = scratch.TextClassifier(diverging)
     with pytest.raises(DivergedError, match=r"the last step, 1, left weights that give no finite number"):
-        learner.fit(["a b", "b c"] * 4, ["x", "y"] * 4)
+        estimator.fit(["a b", "b c"] * 4, ["x", "y"] * 4)
     with pytest.raises(DataError, match="has learned nothing yet"):
-        learner.predict(["a"])
+        estimator.predict(["a"])
 
 
 def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
-    classifier = scratch.TextClassifier(QUICK).fit(["a b", "b c"], ["x", "y"])
-    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
-    translator = scratch.Translator(QUICK).fit(["a b", "b"], ["x y", "y"])
-    for learner, refused in (
+    classifier = scratch.TextClassifier(QUICK_CONFIG).fit(["a b", "b c"], ["x", "y"])
+    language_model = scratch.LanguageModel(QUICK_CONFIG).fit("a b c d e f g h " * 9)
+    translator = scratch.Translator(QUICK_CONFIG).fit(["a b", "b"], ["x y", "y"])
+    for estimator, bad_data in (
         (classifier, (["new words"], ["z"])),
-        (writer, ("p",)),
+        (language_model, ("p",)),
         (translator, (["", ""], ["", ""])),
     ):
-        before, losses = learner.predict(["a", "b"]), learner.losses
+        before, losses = estimator.predict(["a", "b"]), estimator.losses
         with pytest.raises(TriformError):
-            learner.fit(*refused)
-        assert learner.predict(["a", "b"]) == before
-        assert learner.losses is losses
-        learner.save(tmp_path / learner.task)
-        assert scratch.load(tmp_path / learner.task).predict(["a", "b"]) == before
+            estimator.fit(*bad_data)
+        assert estimator.predict(["a", "b"]) == before
+        assert estimator.losses is losses
+        estimator.save(tmp_path / estimator.task)
+        assert scratch.load(tmp_path / estimator.task).predict(["a", "b"]) == before
     before = classifier.weights.value.copy()
-    classifier.asked = replace(classifier.asked, train=replace(QUICK.train, lr=1e38, warmup_steps=0, clip_norm=0.0))
+    classifier.initial_config = replace(
+        classifier.initial_config, train=replace(QUICK_CONFIG.train, lr=1e38, warmup_steps=0, clip_norm=0.0)
+    )
     with pytest.raises(DivergedError):
         classifier.fit(["a b", "b c"], ["x", "y"])
     np.testing.assert_array_equal(classifier.weights.value, before)
@@ -252,68 +285,68 @@ def test_a_fit_that_fails_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
 
 def test_whatever_can_be_walked_over_is_taken_and_nothing_else() -> None:
     texts, labels = ["a b", "b c", "c d"], ["x", "y", "x"]
-    known = scratch.TextClassifier(QUICK).fit(texts, labels)
-    drawn = scratch.TextClassifier(QUICK).fit((text for text in texts), iter(labels))
-    assert drawn.losses == known.losses
-    assert drawn.predict(text for text in texts) == known.predict(texts)
-    writer = scratch.LanguageModel(QUICK).fit(text * 9 for text in texts)
-    translator = scratch.Translator(QUICK).fit(iter(texts), iter(labels))
-    for odd in (None, 5, np.array(5)):
-        for call in (known.predict, writer.fit, writer.generate, translator.translate):
-            with pytest.raises(DataError, match=f"give a list of texts, not {type(odd).__name__}"):
-                call(odd)
-        with pytest.raises(DataError, match=f"give a list of labels, not {type(odd).__name__}"):
-            known.fit(texts, odd)
+    from_lists = scratch.TextClassifier(QUICK_CONFIG).fit(texts, labels)
+    from_iterators = scratch.TextClassifier(QUICK_CONFIG).fit((text for text in texts), iter(labels))
+    assert from_iterators.losses == from_lists.losses
+    assert from_iterators.predict(text for text in texts) == from_lists.predict(texts)
+    language_model = scratch.LanguageModel(QUICK_CONFIG).fit(text * 9 for text in texts)
+    translator = scratch.Translator(QUICK_CONFIG).fit(iter(texts), iter(labels))
+    for invalid in (None, 5, np.array(5)):
+        for call in (from_lists.predict, language_model.fit, language_model.generate, translator.translate):
+            with pytest.raises(DataError, match=f"give a list of texts, not {type(invalid).__name__}"):
+                call(invalid)
+        with pytest.raises(DataError, match=f"give a list of labels, not {type(invalid).__name__}"):
+            from_lists.fit(texts, invalid)
 
 
 def test_labels_are_plain_strings_whatever_held_them() -> None:
-    learner = scratch.TextClassifier(QUICK).fit(np.array(["a b", "b c", "d"]), np.array(["x", " y", "y"]))
-    assert learner.labels == ("x", "y")
-    assert all(type(label) is str for label in (*learner.labels, *learner.predict(["a", "b"])))
+    estimator = scratch.TextClassifier(QUICK_CONFIG).fit(np.array(["a b", "b c", "d"]), np.array(["x", " y", "y"]))
+    assert estimator.labels == ("x", "y")
+    assert all(type(label) is str for label in (*estimator.labels, *estimator.predict(["a", "b"])))
 
 
 def test_labels_that_are_none_are_told_with_their_row() -> None:
     texts = ["a", "b", "c"]
     with pytest.raises(DataError, match="labels must be strings; row 2 is 1, int"):
-        scratch.TextClassifier(QUICK).fit(texts, ["0", 1, 0])
+        scratch.TextClassifier(QUICK_CONFIG).fit(texts, ["0", 1, 0])
     with pytest.raises(DataError, match="labels must be strings; row 1 is True, bool"):
-        scratch.TextClassifier(QUICK).fit(texts, [True, False, True])
+        scratch.TextClassifier(QUICK_CONFIG).fit(texts, [True, False, True])
     with pytest.raises(DataError, match="the label of row 3 is empty"):
-        scratch.TextClassifier(QUICK).fit(texts, ["x", "y", " "])
+        scratch.TextClassifier(QUICK_CONFIG).fit(texts, ["x", "y", " "])
     for labels in (("x", "x", "y"), ("x", "y", "")):
-        known = replace(QUICK, data=DataConfig(labels=labels))
+        config = replace(QUICK_CONFIG, data=DataConfig(labels=labels))
         with pytest.raises(ConfigError, match=r"data\.labels=.* must be names, and no two alike"):
-            scratch.TextClassifier(known).fit(texts, ["x", "y", "x"])
+            scratch.TextClassifier(config).fit(texts, ["x", "y", "x"])
 
 
 @pytest.mark.parametrize("seed", [-5, 1.5, "x", 2**32])
 def test_a_seed_that_is_none_is_refused(seed: Any) -> None:
-    writer = scratch.LanguageModel(QUICK).fit("a b c d e f g h " * 9)
+    language_model = scratch.LanguageModel(QUICK_CONFIG).fit("a b c d e f g h " * 9)
     with pytest.raises(ConfigError, match=rf"seed='?{re.escape(str(seed))}'? must"):
-        writer.generate(["a"], seed=seed)
+        language_model.generate(["a"], seed=seed)
 
 
 def test_the_seed_of_the_settings_is_a_whole_number() -> None:
     with pytest.raises(ConfigError, match=r"seed=1\.5 must be a whole number"):
-        scratch.TextClassifier(replace(QUICK, seed=1.5))
+        scratch.TextClassifier(replace(QUICK_CONFIG, seed=1.5))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_lists_do_as_well_as_arrays(form: str) -> None:
-    twins = Twins(form, {})
-    lists = {name: each.tolist() for name, each in (twins.inputs | twins.targets).items()}
+@pytest.mark.parametrize("architecture", MODEL_CLASSES)
+def test_lists_do_as_well_as_arrays(architecture: str) -> None:
+    twins = Twins(architecture, {})
+    lists = {name: array.tolist() for name, array in (twins.inputs | twins.targets).items()}
     assert twins.ours.loss(**lists)[0] == twins.ours.loss(**twins.inputs, **twins.targets)[0]
     (tokens, *_) = twins.inputs
     for bad, message in ((None, r"these are object of shape \(\)"), ([[1, 2], [3]], "rows of one length")):
-        inputs = twins.inputs | {tokens: bad, **({"target": bad} if form == "seq2seq" else {})}
-        inputs = {name: each for name, each in inputs.items() if "keep" not in name}
+        inputs = twins.inputs | {tokens: bad, **({"target": bad} if architecture == "seq2seq" else {})}
+        inputs = {name: array for name, array in inputs.items() if "keep" not in name}
         with pytest.raises(DataError, match=message):
             twins.ours(**inputs)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_targets_must_be_whole_numbers_and_smoothing_a_share(form: str) -> None:
-    twins = Twins(form, {})
+@pytest.mark.parametrize("architecture", MODEL_CLASSES)
+def test_targets_must_be_whole_numbers_and_smoothing_a_share(architecture: str) -> None:
+    twins = Twins(architecture, {})
     ((name, targets),) = twins.targets.items()
     with pytest.raises(DataError, match="targets must be whole numbers; these are float64"):
         twins.ours.loss(**twins.inputs, **{name: targets * 1.0})
@@ -323,27 +356,29 @@ def test_targets_must_be_whole_numbers_and_smoothing_a_share(form: str) -> None:
 
 
 def test_a_model_without_weights_and_sizes_below_nothing_are_told() -> None:
-    sizes = Sizes(vocab_size=5, max_len=4, n_labels=2)
-    for form, _ in FORMS.values():
-        inputs = [np.zeros((1, 2), int)] * (2 if form is models.Seq2Seq else 1)
+    sizes = DataSizes(vocab_size=5, max_len=4, n_labels=2)
+    for model_class, _ in MODEL_CLASSES.values():
+        inputs = [np.zeros((1, 2), int)] * (2 if model_class is models.Seq2Seq else 1)
         with pytest.raises(DataError, match=r"this model has no weights yet: make them with Weights\(model\)"):
-            form(SMALL, sizes)(*inputs)
+            model_class(SMALL_MODEL, sizes)(*inputs)
     with pytest.raises(ConfigError, match="target_vocab_size=-2 must be at least 1, or 0"):
-        models.Seq2Seq(SMALL, replace(sizes, target_vocab_size=-2))
+        models.Seq2Seq(SMALL_MODEL, replace(sizes, target_vocab_size=-2))
 
 
 def test_weights_that_cannot_be_kept_are_refused_before_any_is_written() -> None:
-    model = models.Decoder(SMALL, Sizes(vocab_size=5, max_len=4))
-    held = Weights(model)
-    weights.put(held, {name: each.value.tolist() for name, each in held.named.items()})  # lists will do
-    last = list(held.named)[-1]
+    model = models.Decoder(SMALL_MODEL, DataSizes(vocab_size=5, max_len=4))
+    parameters = FlatParameters(model)
+    weights.load_state_dict(
+        parameters, {name: parameter.value.tolist() for name, parameter in parameters.named.items()}
+    )  # lists will do
+    last = list(parameters.named)[-1]
     for bad, message in (
-        (np.full(held.named[last].shape, 1e300), f"{last} holds what is no finite number"),
-        (np.full(held.named[last].shape, 1 + 1j), f"{last} must be real numbers; these are complex128"),
-        (np.full(held.named[last].shape, "a"), f"{last} must be real numbers; these are <U1"),
+        (np.full(parameters.named[last].shape, 1e300), f"{last} holds what is no finite number"),
+        (np.full(parameters.named[last].shape, 1 + 1j), f"{last} must be real numbers; these are complex128"),
+        (np.full(parameters.named[last].shape, "a"), f"{last} must be real numbers; these are <U1"),
         ([1.0], rf"{last} is \(1,\), wanted"),
     ):
-        ones = {name: np.ones(each.shape) for name, each in held.named.items()}
+        ones = {name: np.ones(parameter.shape) for name, parameter in parameters.named.items()}
         with pytest.raises(CheckpointError, match=message):
-            weights.put(held, {**ones, last: bad})
-        assert not held.value.any()
+            weights.load_state_dict(parameters, {**ones, last: bad})
+        assert not parameters.value.any()

@@ -14,13 +14,17 @@ SOURCE = Path(supported.__file__).parent
 def test_the_snippets_run() -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(snippets) >= 8
-    names: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for snippet in snippets:
-        exec(compile(snippet, "docs/scratch.md", "exec"), names)
+        exec(compile(snippet, "docs/scratch.md", "exec"), namespace)
 
 
 def test_every_file_that_is_named_exists_and_every_known_value_is_named() -> None:
     assert all((SOURCE / name).exists() for name in re.findall(r"`(\w+\.py)`", PAGE))
-    for known in (*supported.MODEL["positions"], *supported.MODEL["score"], *supported.MODEL["activation"]):
-        assert f"`{known}`" in PAGE
-    assert all(each in PAGE for each in supported.TRAIN["schedule"])
+    for value in (
+        *supported.MODEL_ALLOWED["positions"],
+        *supported.MODEL_ALLOWED["score"],
+        *supported.MODEL_ALLOWED["activation"],
+    ):
+        assert f"`{value}`" in PAGE
+    assert all(schedule in PAGE for schedule in supported.TRAIN_ALLOWED["schedule"])

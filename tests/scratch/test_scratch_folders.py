@@ -13,13 +13,13 @@ import triform
 from triform import scratch
 from triform.config import Config, DataConfig, DecodeConfig, ModelConfig, TokenizerConfig, TrainConfig
 from triform.errors import CheckpointError
-from triform.scratch import folder
-from triform.training import folder as torch_folder
+from triform.scratch import run_folder as folder
+from triform.training import run_folder as torch_folder
 
-MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
+MODEL_SETTINGS = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
 WORDS = ["the soup was cold", "a warm and good meal", "good good good", "cold, cold and bad", "a bad day"]
 LABELS = ["bad", "good", "good", "bad", "bad"]
-OURS: dict[str, Any] = {
+ESTIMATORS: dict[str, Any] = {
     "classify": scratch.TextClassifier,
     "generate": scratch.LanguageModel,
     "translate": scratch.Translator,
@@ -37,74 +37,78 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "pairs.tsv").write_text(
         "".join(f"{text} {n}\t{n} {text.upper()}!\n" for n in range(9) for text in WORDS)
     )
-    made = {"classify": "rows.tsv", "generate": "text.txt", "translate": "pairs.tsv"}
-    apart = {"translate": {"kind": "word", "shared": False}, "generate": {"kind": "char"}}
+    data_files = {"classify": "rows.tsv", "generate": "text.txt", "translate": "pairs.tsv"}
+    tokenizer_settings = {"translate": {"kind": "word", "joint_vocab": False}, "generate": {"kind": "char"}}
     return {
         task: triform.train(
             task,
             out=folder / task,
             data={"train": str(folder / name), "header": "no", "max_len": 24},
-            tokenizer=apart.get(task, {}),
-            model=MODEL,
+            tokenizer=tokenizer_settings.get(task, {}),
+            model=MODEL_SETTINGS,
             train={"max_steps": 30, "batch_size": 8},
             device="cpu",
             quiet=True,
         )
-        for task, name in made.items()
+        for task, name in data_files.items()
     }
 
 
-def in_float64(opened: Any) -> Any:
+def to_float64(model: Any) -> Any:
     """A run or a NumPy model that computes in float64: what it writes does not hang on a near tie."""
-    if isinstance(opened, triform.Run):
-        opened.task.model.double()
+    if isinstance(model, triform.Run):
+        model.task.model.double()
     else:
-        for parameter in opened.model.parameters().values():
+        for parameter in model.model.parameters().values():
             parameter.value = parameter.value.astype(np.float64)
-    return opened
+    return model
 
 
 TEXTS = [*WORDS, "good", "", "an unknown and cold word " * 9]
 
 
 def test_a_classifier_gives_the_labels_and_probabilities_of_torch(runs: dict[str, Any]) -> None:
-    model = in_float64(scratch.load(runs["classify"].path))
-    wanted = in_float64(runs["classify"]).predict(TEXTS)
-    assert model.predict(TEXTS) == [each.output for each in wanted]
-    probabilities = [[each.probabilities[label] for label in model.labels] for each in wanted]
+    model = to_float64(scratch.load(runs["classify"].path))
+    expected = to_float64(runs["classify"]).predict(TEXTS)
+    assert model.predict(TEXTS) == [prediction.output for prediction in expected]
+    probabilities = [[prediction.probabilities[label] for label in model.labels] for prediction in expected]
     np.testing.assert_allclose(model.predict_proba(TEXTS), probabilities, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "how",
+    "decode_settings",
     [{}, {"strategy": "greedy"}, {"top_k": 5}, {"top_p": 0.7, "temperature": 1.3}, {"beam_size": 3}],
     ids=str,
 )
 def test_a_language_model_writes_what_torch_writes_even_by_chance(
-    runs: dict[str, Any], how: dict[str, Any]
+    runs: dict[str, Any], decode_settings: dict[str, Any]
 ) -> None:
-    model = in_float64(scratch.load(runs["generate"].path))
+    model = to_float64(scratch.load(runs["generate"].path))
     strategy = {"beam_size": "beam", "top_k": "sample", "top_p": "sample"}
-    named = {"strategy": next((strategy[name] for name in how if name in strategy), "auto")} | how
+    settings = {
+        "strategy": next((strategy[name] for name in decode_settings if name in strategy), "auto")
+    } | decode_settings
     prompts = ["the soup", "", "a warm and good meal 12.\na ba"]  # the last fills the context, and goes on
-    wanted = in_float64(runs["generate"]).predict(prompts, seed=5, max_new_tokens=40, **how)
-    found = model.generate(prompts, DecodeConfig(**named, max_new_tokens=40), seed=5)
-    assert found == [each.output for each in wanted]
+    expected = to_float64(runs["generate"]).predict(prompts, seed=5, max_new_tokens=40, **decode_settings)
+    outputs = model.generate(prompts, DecodeConfig(**settings, max_new_tokens=40), seed=5)
+    assert outputs == [prediction.output for prediction in expected]
 
 
-@pytest.mark.parametrize("how", [{}, {"strategy": "greedy"}, {"beam_size": 2, "length_penalty": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "decode_settings", [{}, {"strategy": "greedy"}, {"beam_size": 2, "length_penalty": 0.0}], ids=str
+)
 def test_a_translator_with_two_vocabularies_writes_what_torch_writes(
-    runs: dict[str, Any], how: dict[str, Any]
+    runs: dict[str, Any], decode_settings: dict[str, Any]
 ) -> None:
-    model = in_float64(scratch.load(runs["translate"].path))
+    model = to_float64(scratch.load(runs["translate"].path))
     assert model.target.vocab_size != model.tokenizer.vocab_size
-    wanted = in_float64(runs["translate"]).predict(TEXTS, **how)
-    assert model.translate(TEXTS, DecodeConfig(**how)) == [each.output for each in wanted]
+    expected = to_float64(runs["translate"]).predict(TEXTS, **decode_settings)
+    assert model.translate(TEXTS, DecodeConfig(**decode_settings)) == [prediction.output for prediction in expected]
 
 
-def quick(task: str, **tokenizer: Any) -> Any:
-    model, train = ModelConfig(**MODEL), TrainConfig(max_steps=20, batch_size=4)
-    return OURS[task](
+def build_estimator(task: str, **tokenizer: Any) -> Any:
+    model, train = ModelConfig(**MODEL_SETTINGS), TrainConfig(max_steps=20, batch_size=4)
+    return ESTIMATORS[task](
         Config(
             model=model,
             train=train,
@@ -115,62 +119,68 @@ def quick(task: str, **tokenizer: Any) -> Any:
 
 
 def test_torch_opens_what_was_learned_without_it(tmp_path: Path) -> None:
-    classifier = quick("classify").fit(WORDS, LABELS)
+    classifier = build_estimator("classify").fit(WORDS, LABELS)
     classifier.save(tmp_path / "c")
-    assert [each.output for each in in_float64(triform.load(tmp_path / "c")).predict(TEXTS)] == (
-        in_float64(classifier).predict(TEXTS)
+    assert [prediction.output for prediction in to_float64(triform.load(tmp_path / "c")).predict(TEXTS)] == (
+        to_float64(classifier).predict(TEXTS)
     )
-    writer = quick("generate", kind="char").fit(WORDS * 3)
-    writer.save(tmp_path / "g")
-    written = in_float64(triform.load(tmp_path / "g")).predict(["a", "the"], max_new_tokens=20, seed=3)
-    assert [each.output for each in written] == (
-        in_float64(writer).generate(["a", "the"], DecodeConfig(max_new_tokens=20), 3)
+    language_model = build_estimator("generate", kind="char").fit(WORDS * 3)
+    language_model.save(tmp_path / "g")
+    written = to_float64(triform.load(tmp_path / "g")).predict(["a", "the"], max_new_tokens=20, seed=3)
+    assert [prediction.output for prediction in written] == (
+        to_float64(language_model).generate(["a", "the"], DecodeConfig(max_new_tokens=20), 3)
     )
     for shared in (True, False):
-        translator = quick("translate", shared=shared).fit(WORDS, LABELS)
+        translator = build_estimator("translate", shared=shared).fit(WORDS, LABELS)
         translator.save(tmp_path / f"t{shared}")
-        answers = in_float64(triform.load(tmp_path / f"t{shared}")).predict(TEXTS)
-        wanted = in_float64(translator).translate(TEXTS)
-        assert [each.output for each in answers] == wanted
-        assert in_float64(scratch.load(tmp_path / f"t{shared}")).translate(TEXTS) == wanted
+        answers = to_float64(triform.load(tmp_path / f"t{shared}")).predict(TEXTS)
+        expected = to_float64(translator).translate(TEXTS)
+        assert [prediction.output for prediction in answers] == expected
+        assert to_float64(scratch.load(tmp_path / f"t{shared}")).translate(TEXTS) == expected
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 def test_what_was_saved_without_checkpoints_is_not_trained_anew(tmp_path: Path) -> None:
     run = tmp_path / "c"
-    quick("classify").fit(WORDS, LABELS).save(run)
-    before = content(run)
+    build_estimator("classify").fit(WORDS, LABELS).save(run)
+    before = read_files(run)
     with pytest.raises(CheckpointError, match="was saved without checkpoints; its model works, but cannot be tr"):
         triform.train("classify", out=run, resume=True, device="cpu", quiet=True)
     with pytest.raises(CheckpointError, match="already holds a finished run"):
         triform.train("classify", out=run, device="cpu", quiet=True)
-    assert content(run) == before
+    assert read_files(run) == before
 
 
 def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Path) -> None:
-    classifier = quick("classify").fit(WORDS, LABELS)
-    translator = quick("translate", shared=False).fit(WORDS, LABELS)
-    run, mine, file = tmp_path / "run", tmp_path / "mine", tmp_path / "file"
+    classifier = build_estimator("classify").fit(WORDS, LABELS)
+    translator = build_estimator("translate", shared=False).fit(WORDS, LABELS)
+    run, other_folder, file = tmp_path / "run", tmp_path / "mine", tmp_path / "file"
     translator.save(run)
     (run / "notes.md").write_text("mine")
     (run / "checkpoints").mkdir()
-    before = content(run)
+    before = read_files(run)
     with pytest.raises(CheckpointError, match="run: already holds a run; choose another folder, or give overwrite"):
         classifier.save(run)
-    assert content(run) == before
+    assert read_files(run) == before
     classifier.save(run, overwrite=True)
-    assert set(content(run)) == {"config.toml", "digests.json", "model.safetensors", "tokenizer.json", "notes.md"}
+    assert set(read_files(run)) == {
+        "config.toml",
+        "digests.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "notes.md",
+    }
     assert not (run / "checkpoints").exists()
     assert scratch.load(run).predict(WORDS) == classifier.predict(WORDS)
-    mine.mkdir()
-    (mine / "thesis.txt").write_text("years of work")
+    other_folder.mkdir()
+    (other_folder / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(CheckpointError, match="mine: exists and is not a run folder; choose another"):
-            classifier.save(mine, overwrite=overwrite)
-    assert content(mine) == {"thesis.txt": b"years of work"}
+            classifier.save(other_folder, overwrite=overwrite)
+    assert read_files(other_folder) == {"thesis.txt": b"years of work"}
     file.write_text("a file")
     with pytest.raises(CheckpointError, match="file: is a file; choose another folder"):
         classifier.save(file)
@@ -179,32 +189,40 @@ def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Pat
 
 
 def test_both_sides_agree_on_what_a_run_folder_is() -> None:
-    assert (folder.FORMAT, folder.LAST, folder.OWN) == (torch_folder.FORMAT, torch_folder.LAST, torch_folder.OWN)
+    assert (folder.RUN_FORMAT, folder.LAST_CONFIG_KEY, folder.RUN_FOLDER_PATTERNS) == (
+        torch_folder.RUN_FORMAT,
+        torch_folder.LAST_CONFIG_KEY,
+        torch_folder.RUN_FOLDER_PATTERNS,
+    )
 
 
 def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:
-    losses = [quick("classify").fit(WORDS, LABELS).losses for _ in range(2)]
+    losses = [build_estimator("classify").fit(WORDS, LABELS).losses for _ in range(2)]
     assert losses[0] == losses[1]
-    other = scratch.TextClassifier(Config(seed=1, model=ModelConfig(**MODEL), train=TrainConfig(max_steps=20)))
+    other = scratch.TextClassifier(
+        Config(seed=1, model=ModelConfig(**MODEL_SETTINGS), train=TrainConfig(max_steps=20))
+    )
     assert other.fit(WORDS, LABELS).losses != losses[0]
 
 
 def test_learning_again_forgets_what_earlier_data_decided() -> None:
-    learner = quick("classify").fit(WORDS, LABELS)
-    learner.fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
-    assert learner.labels == ("bad", "good", "new")
-    assert learner.config.data.max_len == 10
-    fresh = quick("classify").fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
-    assert learner.losses == fresh.losses
+    estimator = build_estimator("classify").fit(WORDS, LABELS)
+    estimator.fit([*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"])
+    assert estimator.labels == ("bad", "good", "new")
+    assert estimator.config.data.max_len == 10
+    fresh = build_estimator("classify").fit(
+        [*WORDS, "a much longer text than all that came before it"], [*LABELS, "new"]
+    )
+    assert estimator.losses == fresh.losses
 
 
 def test_a_run_that_was_opened_learns_other_data_by_its_own_settings(runs: dict[str, Any], tmp_path: Path) -> None:
     texts, labels = ["one two", "three four five", "six"], ["1", "2", "3"]
-    learner = scratch.load(runs["classify"].path).fit(texts, labels)
-    assert learner.labels == ("1", "2", "3")
-    assert learner.config.data == DataConfig(labels=learner.labels, max_len=3)
-    assert learner.config.model == runs["classify"].config.model
-    assert learner.tokenizer.vocab_size == 10
+    estimator = scratch.load(runs["classify"].path).fit(texts, labels)
+    assert estimator.labels == ("1", "2", "3")
+    assert estimator.config.data == DataConfig(labels=estimator.labels, max_len=3)
+    assert estimator.config.model == runs["classify"].config.model
+    assert estimator.tokenizer.vocab_size == 10
     scratch.load(runs["generate"].path).fit("other words entirely")
     scratch.load(runs["translate"].path).fit(texts, labels)
 
@@ -219,7 +237,7 @@ def test_a_vocabulary_with_special_tokens_of_its_own_is_not_read_as_if_it_had_ou
         out=tmp_path / "run",
         data={"train": runs["classify"].config.data.train, "header": "no"},
         tokenizer={"file": str(tmp_path / "vocab.txt")},
-        model=MODEL,
+        model=MODEL_SETTINGS,
         train={"max_steps": 1},
         device="cpu",
         quiet=True,
@@ -238,17 +256,17 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     for file in runs["classify"].path.glob("*.*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "model.safetensors"
-    good = load_file(path)
+    tensors = load_file(path)
     name = "encoder.blocks.0.attention.query.weight"
 
-    def refused(tensors: dict[str, Any], message: str) -> None:
+    def assert_refused(tensors: dict[str, Any], message: str) -> None:
         save_file(tensors, path)
         with pytest.raises(CheckpointError, match=message):
             scratch.load(tmp_path, verify=False)
 
-    refused({**good, name: good[name][:3]}, r"attention.query.weight is \(3, 16\), wanted \(16, 16\)")
-    refused({**good, name: good[name] * np.float32("nan")}, f"{name} holds what is no finite number")
-    refused({**good, "wings": good[name]}, "do not fit the settings: wings is missing or unknown")
+    assert_refused({**tensors, name: tensors[name][:3]}, r"attention.query.weight is \(3, 16\), wanted \(16, 16\)")
+    assert_refused({**tensors, name: tensors[name] * np.float32("nan")}, f"{name} holds what is no finite number")
+    assert_refused({**tensors, "wings": tensors[name]}, "do not fit the settings: wings is missing or unknown")
     path.write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="is damaged, or not a safetensors file"):
         scratch.load(tmp_path, verify=False)
@@ -265,12 +283,15 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     config.write_text("[model]\nwings = 2\n")
     with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
         scratch.load(tmp_path, verify=False)
-    whole = (runs["classify"].path / "config.toml").read_text()
-    odd = (whole.replace("format = 1", 'format = "x"'), whole.replace("format = 1", "format = [1]"))
-    for damage in (*odd, "", "= [", whole[:-1]):
+    config_text = (runs["classify"].path / "config.toml").read_text()
+    bad_formats = (
+        config_text.replace("format = 1", 'format = "x"'),
+        config_text.replace("format = 1", "format = [1]"),
+    )
+    for damage in (*bad_formats, "", "= [", config_text[:-1]):
         config.write_text(damage)
         with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}: is damaged \(.+\)"):
             scratch.load(tmp_path, verify=False)
-    config.write_text(whole.replace('labels = ["bad", "good"]', 'labels = ["bad"]'))
+    config.write_text(config_text.replace('labels = ["bad", "good"]', 'labels = ["bad"]'))
     with pytest.raises(triform.ConfigError, match=rf"^{re.escape(str(tmp_path))}: n_labels=1"):
         scratch.load(tmp_path, verify=False)

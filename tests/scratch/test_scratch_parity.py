@@ -6,57 +6,57 @@ import random
 
 import numpy as np
 import pytest
-from scratch_twins import FORMS, Case, Twins, apart, grid, named, one_by_one
+from scratch_twins import MODEL_CLASSES, Case, Twins, all_cases, case_id, relative_difference, single_change_cases
 
-from triform.config import ModelConfig, Sizes
+from triform.config import DataSizes, ModelConfig
 from triform.scratch import models, weights
-from triform.scratch.part import Weights
+from triform.scratch.module import FlatParameters
 
-CASES = one_by_one() + random.Random(7).sample(grid(), 60)  # of 20,736
+CASES = single_change_cases() + random.Random(7).sample(all_cases(), 60)  # of 20,736
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_scores_and_gradients_are_those_of_torch(case: Case) -> None:
     twins = Twins(*case)
-    assert apart(*twins.scores()) < 1e-9
-    loss, wanted = twins.losses(smoothing=0.1)
-    assert abs(loss - wanted) < 1e-9 * abs(wanted)
+    assert relative_difference(*twins.logits()) < 1e-9
+    loss, expected = twins.losses(smoothing=0.1)
+    assert abs(loss - expected) < 1e-9 * abs(expected)
     gradients = twins.gradients()
     assert gradients.keys() == twins.weights.named.keys()
     for name, pair in gradients.items():
-        assert apart(*pair) < 1e-9, name
+        assert relative_difference(*pair) < 1e-9, name
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_wrong_gradient_would_be_seen(form: str) -> None:
-    twins = Twins(form, {})
+@pytest.mark.parametrize("architecture", MODEL_CLASSES)
+def test_a_wrong_gradient_would_be_seen(architecture: str) -> None:
+    twins = Twins(architecture, {})
     twins.losses(smoothing=0.0)
     name, (ours, theirs) = next(iter(twins.gradients().items()))
     ours[...] *= 1 + 1e-7
-    assert apart(ours, theirs) > 1e-9, name
+    assert relative_difference(ours, theirs) > 1e-9, name
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_several_batches_add_up(form: str) -> None:
-    twins = Twins(form, {})
+@pytest.mark.parametrize("architecture", MODEL_CLASSES)
+def test_gradients_of_several_batches_add_up(architecture: str) -> None:
+    twins = Twins(architecture, {})
     twins.losses(smoothing=0.0)
-    once = twins.weights.grad.copy()
-    _, back = twins.ours.loss(**twins.inputs, **twins.targets)
-    back(0.25)
-    np.testing.assert_allclose(twins.weights.grad, 2 * once, rtol=1e-12)
+    first_grad = twins.weights.grad.copy()
+    _, backward = twins.ours.loss(**twins.inputs, **twins.targets)
+    backward(0.25)
+    np.testing.assert_allclose(twins.weights.grad, 2 * first_grad, rtol=1e-12)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_fresh_weights_are_spread_as_in_torch(form: str) -> None:
-    ours, theirs = FORMS[form]
+@pytest.mark.parametrize("architecture", MODEL_CLASSES)
+def test_fresh_weights_are_spread_as_in_torch(architecture: str) -> None:
+    ours, theirs = MODEL_CLASSES[architecture]
     config = ModelConfig(d_model=64, d_ff=256, n_layers=3, n_heads=4, scale_embeddings=True)
-    sizes = Sizes(vocab_size=300, max_len=50, n_labels=40)
+    sizes = DataSizes(vocab_size=300, max_len=50, n_labels=40)
     model, reference = ours(config, sizes), theirs(config, sizes)
-    held = Weights(model)
-    weights.initialise(model, config.n_layers, np.random.default_rng(0))
+    parameters = FlatParameters(model)
+    weights.initialise_weights(model, config.n_layers, np.random.default_rng(0))
     for name, parameter in reference.named_parameters():
-        value, wanted = held.named[name].value, parameter.detach().numpy()
-        assert abs(value.std() - wanted.std()) <= 0.05 * wanted.std(), name
+        value, expected = parameters.named[name].value, parameter.detach().numpy()
+        assert abs(value.std() - expected.std()) <= 0.05 * expected.std(), name
         assert value.dtype == np.float32
 
 
@@ -73,42 +73,44 @@ def test_the_future_cannot_be_seen() -> None:
 def test_padding_changes_nothing() -> None:
     twins = Twins("encoder", {})
     tokens, keep = twins.inputs["tokens"], twins.inputs["keep"]
-    whole = twins.ours(tokens, keep)[0]
+    batched = twins.ours(tokens, keep)[0]
     for row, length in enumerate(keep.sum(axis=1)):
-        np.testing.assert_allclose(twins.ours(tokens[row : row + 1, :length])[0][0], whole[row], rtol=1e-12)
+        np.testing.assert_allclose(twins.ours(tokens[row : row + 1, :length])[0][0], batched[row], rtol=1e-12)
 
 
 def test_every_registry_knows_just_what_is_supported() -> None:
-    from triform.scratch import activations, attention, blocks, decode, layers, optim, supported
+    from triform.scratch import activations, attention, blocks, generation, layers, optim, supported
 
-    assert tuple(activations.ACTIVATIONS) == supported.MODEL["activation"]
-    assert set(layers.POSITIONS) == set(supported.MODEL["positions"])
-    assert tuple(attention.SCALES) == supported.MODEL["score"]
+    assert tuple(activations.ACTIVATIONS) == supported.MODEL_ALLOWED["activation"]
+    assert set(layers.POSITIONS) == set(supported.MODEL_ALLOWED["positions"])
+    assert tuple(attention.SCORE_SCALES) == supported.MODEL_ALLOWED["score"]
     assert tuple(blocks.RESIDUALS) == ("pre", "post")
-    assert tuple(optim.OPTIMIZERS) == supported.TRAIN["optimizer"]
-    assert tuple(optim.SHAPES) == supported.TRAIN["schedule"]
-    assert tuple(decode.CHOICES) == ("greedy", "sample")
-    assert models.Classifier is FORMS["encoder"][0]
+    assert tuple(optim.OPTIMIZERS) == supported.TRAIN_ALLOWED["optimizer"]
+    assert tuple(optim.SCHEDULES) == supported.TRAIN_ALLOWED["schedule"]
+    assert tuple(generation.STRATEGIES) == ("greedy", "sample")
+    assert models.Classifier is MODEL_CLASSES["encoder"][0]
 
 
-@pytest.mark.parametrize("reach", ["auto", "causal"])
-@pytest.mark.parametrize("form", ["encoder", "seq2seq"])
+@pytest.mark.parametrize("attention_direction", ["auto", "causal"])
+@pytest.mark.parametrize("architecture", ["encoder", "seq2seq"])
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)], ids=str)
-def test_where_nothing_may_be_read_nothing_is_taken_as_in_torch(form: str, reach: str, rows: tuple[int]) -> None:
-    twins = Twins(form, {"reach": reach})
-    keep = twins.inputs["keep" if form == "encoder" else "source_keep"]
+def test_where_nothing_may_be_read_nothing_is_taken_as_in_torch(
+    architecture: str, attention_direction: str, rows: tuple[int]
+) -> None:
+    twins = Twins(architecture, {"attention_direction": attention_direction})
+    keep = twins.inputs["keep" if architecture == "encoder" else "source_keep"]
     keep[0, :2] = False  # looking back, the first position has nothing to read either
     keep[list(rows)] = False
-    assert apart(*twins.scores()) < 1e-9
+    assert relative_difference(*twins.logits()) < 1e-9
     twins.losses(smoothing=0.1)
     for name, pair in twins.gradients().items():
-        assert apart(*pair) < 1e-9, name
+        assert relative_difference(*pair) < 1e-9, name
 
 
 def test_a_label_that_is_no_prediction_counts_as_little_as_in_torch() -> None:
     twins = Twins("encoder", {"head_hidden": 5})
     twins.targets["labels"][1] = -100
-    loss, wanted = twins.losses(smoothing=0.1)
-    assert abs(loss - wanted) < 1e-9 * abs(wanted)
+    loss, expected = twins.losses(smoothing=0.1)
+    assert abs(loss - expected) < 1e-9 * abs(expected)
     for name, pair in twins.gradients().items():
-        assert apart(*pair) < 1e-9, name
+        assert relative_difference(*pair) < 1e-9, name

@@ -11,10 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from numbers_as_text import (
+    NumericInputClassifier,
+    NumericInputLanguageModel,
+    NumericInputTranslator,
+    NumericInputVectorizer,
+)
 from sklearn.exceptions import SkipTestWarning
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from spoken import SpokenClassifier, SpokenLanguageModel, SpokenTranslator, SpokenVectorizer
 
 from triform.sklearn import LanguageModel, TextClassifier, TextVectorizer, Translator
 
@@ -26,8 +31,12 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "random_state": 0,
 }
-LEARNS = TINY | {"d_model": 16, "max_steps": 16, "learning_rate": 0.03}  # a check wants 83 % of three blobs
-WITHOUT_DATA = (
+TINY_LONGER_TRAINING = TINY | {
+    "d_model": 16,
+    "max_steps": 16,
+    "learning_rate": 0.03,
+}  # a check wants 83 % of three blobs
+CHECKS_WITHOUT_DATA = (
     "check_do_not_raise_errors_in_init_or_set_params",
     "check_estimator_repr",
     "check_estimator_tags_renamed",
@@ -41,13 +50,18 @@ WITHOUT_DATA = (
 
 
 @parametrize_with_checks(
-    [SpokenClassifier(**LEARNS), SpokenVectorizer(**TINY), SpokenLanguageModel(**TINY), SpokenTranslator(**TINY)]
+    [
+        NumericInputClassifier(**TINY_LONGER_TRAINING),
+        NumericInputVectorizer(**TINY),
+        NumericInputLanguageModel(**TINY),
+        NumericInputTranslator(**TINY),
+    ]
 )
-def test_an_estimator_that_hears_numbers_as_words_passes_every_check(estimator: Any, check: Any) -> None:
+def test_an_estimator_that_reads_numbers_as_words_passes_every_check(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-@pytest.mark.parametrize("name", WITHOUT_DATA)
+@pytest.mark.parametrize("name", CHECKS_WITHOUT_DATA)
 @pytest.mark.parametrize("kind", [TextClassifier, LanguageModel, Translator, TextVectorizer])
 def test_the_estimators_themselves_pass_what_needs_no_data(kind: Any, name: str) -> None:
     getattr(estimator_checks, name)(kind.__name__, kind())
@@ -56,5 +70,5 @@ def test_the_estimators_themselves_pass_what_needs_no_data(kind: Any, name: str)
 @pytest.mark.parametrize("kind", [TextClassifier, LanguageModel, Translator, TextVectorizer])
 def test_scikit_learn_knows_that_they_read_texts(kind: Any) -> None:
     with pytest.warns(SkipTestWarning, match="string=True"):
-        found = estimator_checks.check_estimator(kind())
-    assert {each["status"] for each in found} == {"passed"}
+        results = estimator_checks.check_estimator(kind())
+    assert {result["status"] for result in results} == {"passed"}

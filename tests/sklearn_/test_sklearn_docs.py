@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from triform.data import sets
+from triform.data import builtin_sets
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text(encoding="utf-8")
 
@@ -15,12 +15,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text(encoding="u
 def test_the_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = sets.pairs
-    monkeypatch.setattr(sets, "pairs", lambda path: whole(path)[:60])
+    all_pairs = builtin_sets.load_pairs
+    monkeypatch.setattr(builtin_sets, "load_pairs", lambda path: all_pairs(path)[:60])
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 3
     exec("\n".join(blocks).replace("max_steps=600", "max_steps=2").replace("n_jobs=2", "n_jobs=1"), {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["bag", "classifier", "best", "pipeline", "the"]
-    assert said[-1] == "the same True"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["bag", "classifier", "best", "pipeline", "the"]
+    assert lines[-1] == "the same True"

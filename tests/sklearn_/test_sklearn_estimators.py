@@ -22,14 +22,14 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 import triform
-from triform.data import cache
-from triform.errors import CheckpointError, ConfigError, InterruptedRun, install_command
+from triform.data import token_cache
+from triform.errors import CheckpointError, ConfigError, RunInterruptedError, install_command
 from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVectorizer, Translator
 from triform.sklearn import estimator as estimator_module
 
-GOOD, BAD = ("fine", "lovely", "great", "superb"), ("dull", "awful", "grim", "sad")
-X = [f"the {thing} was {word}" for thing in ("soup", "room", "film") for word in GOOD + BAD]
-Y = [1 if text.split()[-1] in GOOD else 0 for text in X]
+GOOD_WORDS, BAD_WORDS = ("fine", "lovely", "great", "superb"), ("dull", "awful", "grim", "sad")
+X = [f"the {thing} was {word}" for thing in ("soup", "room", "film") for word in GOOD_WORDS + BAD_WORDS]
+Y = [1 if text.split()[-1] in GOOD_WORDS else 0 for text in X]
 PAIRS = [(f"to see {n} black cats", f"voir les {n} chats noirs") for n in range(24)]
 SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))
 TINY: dict[str, Any] = {
@@ -40,16 +40,16 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "random_state": 0,
 }
-LEARNS = TINY | {"max_steps": 30, "learning_rate": 0.02}
-EVERY = pytest.mark.parametrize("kind", [TextClassifier, LanguageModel, Translator, TextVectorizer])
+TINY_LONGER_TRAINING = TINY | {"max_steps": 30, "learning_rate": 0.02}
+EVERY_ESTIMATOR = pytest.mark.parametrize("kind", [TextClassifier, LanguageModel, Translator, TextVectorizer])
 
 
-def fitted(kind: Any, **parameters: Any) -> Any:
-    estimator = kind(**TINY | parameters)
-    return estimator.fit(SOURCES, TARGETS) if kind is Translator else estimator.fit(X, Y)
+def fit_estimator(estimator_class: Any, **parameters: Any) -> Any:
+    estimator = estimator_class(**TINY | parameters)
+    return estimator.fit(SOURCES, TARGETS) if estimator_class is Translator else estimator.fit(X, Y)
 
 
-def answers(estimator: Any) -> Any:
+def predict_own_data(estimator: Any) -> Any:
     """What an estimator makes of its own data."""
     if isinstance(estimator, TextClassifier):
         return estimator.predict_proba(X)
@@ -62,7 +62,7 @@ def answers(estimator: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def classifier() -> TextClassifier:
-    return TextClassifier(**LEARNS).fit(X, Y)
+    return TextClassifier(**TINY_LONGER_TRAINING).fit(X, Y)
 
 
 # -- the four of them
@@ -72,20 +72,20 @@ def test_a_classifier_learns_and_tells_its_classes_as_they_were_given(classifier
     assert classifier.score(X, Y) == 1.0
     assert classifier.classes_.tolist() == [0, 1]
     assert classifier.predict(X[:2]).dtype == np.array(Y).dtype
-    shares = classifier.predict_proba(X)
-    assert shares.shape == (len(X), 2)
-    assert log_loss(Y, shares) < 0.3  # warns where shares do not sum to one
+    probabilities = classifier.predict_proba(X)
+    assert probabilities.shape == (len(X), 2)
+    assert log_loss(Y, probabilities) < 0.3  # warns where shares do not sum to one
     assert is_classifier(classifier)
 
 
 @pytest.mark.parametrize("labels", [["no", "yes"], [-1.0, 1.0], [False, True], ["10", "9"]])
 def test_classes_may_be_of_any_kind(labels: list[Any]) -> None:
-    y = [labels[number] for number in Y]
+    y = [labels[class_index] for class_index in Y]
     model = TextClassifier(**TINY).fit(X, y)
     assert model.classes_.tolist() == labels
     assert set(model.predict(X).tolist()) <= set(labels)
     best = model.predict_proba(X).argmax(axis=1)
-    assert model.predict(X).tolist() == [labels[number] for number in best]
+    assert model.predict(X).tolist() == [labels[class_index] for class_index in best]
 
 
 def test_the_classifier_is_the_one_that_triform_train_makes(classifier: TextClassifier, tmp_path: Path) -> None:
@@ -96,21 +96,21 @@ def test_the_classifier_is_the_one_that_triform_train_makes(classifier: TextClas
         model={"d_model": 16, "n_layers": 1, "n_heads": 2}, train={"max_steps": 30, "lr": 0.02},
         **{"data.valid_fraction": 0.0},
     )  # fmt: skip
-    theirs = [list((found.probabilities or {}).values()) for found in run.predict(X)]
-    assert np.allclose(classifier.predict_proba(X), theirs, atol=1e-6)
+    expected = [list((prediction.probabilities or {}).values()) for prediction in run.predict(X)]
+    assert np.allclose(classifier.predict_proba(X), expected, atol=1e-6)
 
 
 def test_a_vectorizer_gives_what_the_layer_of_labels_reads(tmp_path: Path) -> None:
-    vectorizer, texts = fitted(TextVectorizer), [*X, "the soup was fine, and so was the room", ""]
+    vectorizer, texts = fit_estimator(TextVectorizer), [*X, "the soup was fine, and so was the room", ""]
     features = vectorizer.transform(texts)
     assert features.shape == (len(texts), 16)
     assert features.dtype == np.float32
     assert vectorizer.get_feature_names_out().tolist() == [f"textvectorizer{n}" for n in range(16)]
     run = triform.load(vectorizer.save(tmp_path / "run"), device="cpu")
     head = run.task.model.head
-    scores = features @ head.weight.detach().numpy().T + head.bias.detach().numpy()
-    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    assert np.allclose(shares, TextClassifier.from_run(tmp_path / "run").predict_proba(texts), atol=1e-5)
+    logits = features @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert np.allclose(probabilities, TextClassifier.from_run(tmp_path / "run").predict_proba(texts), atol=1e-5)
 
 
 def test_a_vectorizer_takes_a_run_and_then_needs_no_labels(classifier: TextClassifier, tmp_path: Path) -> None:
@@ -121,22 +121,22 @@ def test_a_vectorizer_takes_a_run_and_then_needs_no_labels(classifier: TextClass
 
 
 def test_a_language_model_scores_and_writes() -> None:
-    model = LanguageModel(**LEARNS).fit(X)
-    assert model.score(X) > fitted(LanguageModel).score(X)  # more steps, less loss
+    model = LanguageModel(**TINY_LONGER_TRAINING).fit(X)
+    assert model.score(X) > fit_estimator(LanguageModel).score(X)  # more steps, less loss
     assert 0 < model.bits_per_byte(X) < 8
-    again, other = (model.generate(["the "] * 2, max_new_tokens=12, random_state=seed) for seed in (0, 1))
-    assert model.generate(["the "] * 2, max_new_tokens=12) == again != other
+    same_seed, other_seed = (model.generate(["the "] * 2, max_new_tokens=12, random_state=seed) for seed in (0, 1))
+    assert model.generate(["the "] * 2, max_new_tokens=12) == same_seed != other_seed
     assert model.generate(["the "], strategy="greedy", max_new_tokens=3)[0]
     with pytest.raises(InputError, match="tokenizer='char' or 'bpe'"):
-        fitted(LanguageModel, tokenizer="word", max_len=8).bits_per_byte(X)
+        fit_estimator(LanguageModel, tokenizer="word", max_len=8).bits_per_byte(X)
 
 
 def test_a_translator_is_scored_by_bleu(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fitted(Translator)
+    model = fit_estimator(Translator)
     assert model.predict(SOURCES[:3]).shape == (3,)
-    said = [TARGETS[0], "voir les 7 chats", TARGETS[2]]
-    monkeypatch.setattr(model, "predict", lambda X: np.array(said, dtype=object))
-    expected = sacrebleu.corpus_bleu(said, [TARGETS[:3]]).score / 100
+    hypotheses = [TARGETS[0], "voir les 7 chats", TARGETS[2]]
+    monkeypatch.setattr(model, "predict", lambda X: np.array(hypotheses, dtype=object))
+    expected = sacrebleu.corpus_bleu(hypotheses, [TARGETS[:3]]).score / 100
     assert model.score(SOURCES[:3], TARGETS[:3]) == pytest.approx(expected)
     assert 0.5 < expected < 1
 
@@ -144,44 +144,46 @@ def test_a_translator_is_scored_by_bleu(monkeypatch: pytest.MonkeyPatch) -> None
 # -- what scikit-learn does with an estimator
 
 
-@EVERY
+@EVERY_ESTIMATOR
 def test_a_pickle_answers_alike_and_holds_no_torch(kind: Any) -> None:
-    estimator = fitted(kind)
-    raw = pickle.dumps(estimator)
-    assert b"torch" not in raw
-    again = pickle.loads(raw)
-    assert np.array_equal(answers(again), answers(estimator))
-    assert np.array_equal(answers(copy.deepcopy(estimator)), answers(estimator))
-    assert again.get_params() == estimator.get_params()
+    estimator = fit_estimator(kind)
+    pickled = pickle.dumps(estimator)
+    assert b"torch" not in pickled
+    unpickled = pickle.loads(pickled)
+    assert np.array_equal(predict_own_data(unpickled), predict_own_data(estimator))
+    assert np.array_equal(predict_own_data(copy.deepcopy(estimator)), predict_own_data(estimator))
+    assert unpickled.get_params() == estimator.get_params()
 
 
-@EVERY
+@EVERY_ESTIMATOR
 def test_the_same_random_state_learns_the_same(kind: Any) -> None:
-    first, second, other = (fitted(kind, random_state=seed) for seed in (3, np.int64(3), 4))
-    assert np.array_equal(answers(first), answers(second))
+    first, second, other = (fit_estimator(kind, random_state=seed) for seed in (3, np.int64(3), 4))
+    assert np.array_equal(predict_own_data(first), predict_own_data(second))
     assert first.settings_["seed"] == 3
     assert other._files["model.safetensors"] != first._files["model.safetensors"]
 
 
 def test_a_random_state_may_be_an_object_or_nothing() -> None:
-    seeds = [fitted(TextClassifier, random_state=np.random.RandomState(5)).settings_["seed"] for _ in range(2)]
+    seeds = [
+        fit_estimator(TextClassifier, random_state=np.random.RandomState(5)).settings_["seed"] for _ in range(2)
+    ]
     assert seeds[0] == seeds[1]
     np.random.seed(1)
-    assert fitted(TextClassifier, random_state=None).settings_["seed"] != seeds[0]
+    assert fit_estimator(TextClassifier, random_state=None).settings_["seed"] != seeds[0]
 
 
-@EVERY
+@EVERY_ESTIMATOR
 def test_saving_writes_a_run_that_triform_opens(kind: Any, tmp_path: Path) -> None:
-    estimator = fitted(kind)
+    estimator = fit_estimator(kind)
     folder = estimator.save(tmp_path / "run")
     assert {"config.toml", "model.safetensors", "metrics.jsonl", "report.html"} <= {
         p.name for p in folder.iterdir()
     }
     assert triform.load(folder).config.task == kind.task
     assert str(tempfile.gettempdir()) not in (folder / "metrics.jsonl").read_text()
-    opened = kind.from_run(folder, device="cpu")
-    assert np.array_equal(answers(opened), answers(estimator))
-    assert {name: opened.get_params()[name] for name in TINY} == TINY
+    loaded = kind.from_run(folder, device="cpu")
+    assert np.array_equal(predict_own_data(loaded), predict_own_data(estimator))
+    assert {name: loaded.get_params()[name] for name in TINY} == TINY
     with pytest.raises(CheckpointError, match="already holds"):
         estimator.save(folder)
     assert estimator.save(folder, overwrite=True) == folder
@@ -189,26 +191,26 @@ def test_saving_writes_a_run_that_triform_opens(kind: Any, tmp_path: Path) -> No
 
 def test_a_run_opened_keeps_its_settings_when_it_is_fitted_again(tmp_path: Path) -> None:
     settings = {"model.bias": False, "train.clip_norm": 0.0, "model.d_ff": 24}
-    folder = fitted(TextClassifier, settings=settings, dropout=0.0).save(tmp_path / "run")
-    opened = TextClassifier.from_run(folder)
-    assert opened.classes_.tolist() == ["0", "1"]
-    again = clone(opened).fit(X, [str(label) for label in Y])
+    folder = fit_estimator(TextClassifier, settings=settings, dropout=0.0).save(tmp_path / "run")
+    loaded = TextClassifier.from_run(folder)
+    assert loaded.classes_.tolist() == ["0", "1"]
+    refitted = clone(loaded).fit(X, [str(label) for label in Y])
     for name in (*settings, "model.dropout", "data.max_len", "train.max_steps", "seed"):
-        assert again.settings_[name] == opened.settings_[name]
+        assert refitted.settings_[name] == loaded.settings_[name]
     with pytest.raises(CheckpointError, match="is a run of classify; Translator opens runs of translate"):
         Translator.from_run(folder)
 
 
 def test_a_grid_may_be_searched_by_several_processes() -> None:
     grid = {"d_model": np.array([8, 16]), "settings": [{"model.d_ff": 8}]}
-    two, one = (GridSearchCV(TextClassifier(**TINY), grid, cv=2, n_jobs=n).fit(X, Y) for n in (2, 1))
-    assert np.isfinite(two.cv_results_["mean_test_score"]).all()
-    assert np.array_equal(two.cv_results_["mean_test_score"], one.cv_results_["mean_test_score"])
-    assert two.best_estimator_.predict(X[:2]).shape == (2,)
+    parallel, sequential = (GridSearchCV(TextClassifier(**TINY), grid, cv=2, n_jobs=n).fit(X, Y) for n in (2, 1))
+    assert np.isfinite(parallel.cv_results_["mean_test_score"]).all()
+    assert np.array_equal(parallel.cv_results_["mean_test_score"], sequential.cv_results_["mean_test_score"])
+    assert parallel.best_estimator_.predict(X[:2]).shape == (2,)
 
 
 def test_a_pipeline_reads_features_off_texts() -> None:
-    pipeline = make_pipeline(TextVectorizer(**LEARNS), LogisticRegression())
+    pipeline = make_pipeline(TextVectorizer(**TINY_LONGER_TRAINING), LogisticRegression())
     assert cross_val_score(pipeline, np.array(X), Y, cv=2).shape == (2,)
     assert pipeline.fit(X, Y).score(X, Y) == 1.0
 
@@ -237,28 +239,28 @@ def test_parameters_become_settings_and_a_preset_lies_under_them() -> None:
 def test_fitting_says_nothing_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fitted(TextClassifier)  # the first time, torch makes a folder of its own among temporary files
+    fit_estimator(TextClassifier)  # the first time, torch makes a folder of its own among temporary files
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(cache, "SMALL", 1)  # even where the data is large
+    monkeypatch.setattr(token_cache, "SMALL", 1)  # even where the data is large
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
-    estimators = [fitted(kind) for kind in (TextClassifier, LanguageModel, Translator)]
+    estimators = [fit_estimator(kind) for kind in (TextClassifier, LanguageModel, Translator)]
     for estimator in estimators:
-        answers(pickle.loads(pickle.dumps(estimator)))
+        predict_own_data(pickle.loads(pickle.dumps(estimator)))
     with pytest.raises(InputError):
-        fitted(LanguageModel, max_len=4000)
+        fit_estimator(LanguageModel, max_len=4000)
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
-    fitted(TextClassifier, verbose=True)
+    fit_estimator(TextClassifier, verbose=True)
     assert "2 steps" in capfd.readouterr().err
 
 
 def test_a_fit_that_was_stopped_is_an_interrupt_and_leaves_the_estimator_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stopped(*arguments: object, **settings: object) -> None:
-        raise InterruptedRun("stopped at step 1, everything is saved; go on with: triform train")
+    def raise_interrupted(*arguments: object, **settings: object) -> None:
+        raise RunInterruptedError("stopped at step 1, everything is saved; go on with: triform train")
 
-    monkeypatch.setattr(estimator_module, "train", stopped)
+    monkeypatch.setattr(estimator_module, "train", raise_interrupted)
     model = TextClassifier(**TINY)
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, Y)
@@ -273,26 +275,26 @@ def test_scikit_learn_is_imported_only_when_it_is_asked_for() -> None:
         "try: import triform.sklearn\n"
         "except ModuleNotFoundError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"install it with {install_command('sklearn')}" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"install it with {install_command('sklearn')}" in completed.stdout
 
 
 # -- bad input
 
 
-@EVERY
+@EVERY_ESTIMATOR
 def test_asking_before_fitting_is_told_so(kind: Any, tmp_path: Path) -> None:
     estimator = kind()
-    for ask in (lambda: answers(estimator), lambda: estimator.save(tmp_path / "run")):
+    for call in (lambda: predict_own_data(estimator), lambda: estimator.save(tmp_path / "run")):
         with pytest.raises(NotFittedError, match=f"This {kind.__name__} instance is not fitted yet"):
-            ask()
+            call()
     assert not (tmp_path / "run").exists()
     assert not hasattr(pickle.loads(pickle.dumps(estimator)), "settings_")
 
 
-@EVERY
+@EVERY_ESTIMATOR
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         ("one text", "X is one text, 'one text'; give a list of texts"),
         ([], "X is empty: 0 texts"),
@@ -306,8 +308,8 @@ def test_asking_before_fitting_is_told_so(kind: Any, tmp_path: Path) -> None:
         (np.ones((3, 2)), r"X is a ndarray of shape \(3, 2\)"),
     ],
 )
-def test_what_is_no_list_of_texts_is_named(kind: Any, texts: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_list_of_texts_is_named(kind: Any, texts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         kind(**TINY).fit(texts, ["a", "b", "c"])
 
 
@@ -320,7 +322,7 @@ def test_x_and_y_must_be_of_one_length(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [
         (["a"] * 24, "y has one class only, .*'a'.*; a classifier needs at least two classes"),
         ([*Y[:23], None], "row 23 is missing"),
@@ -330,18 +332,18 @@ def test_x_and_y_must_be_of_one_length(kind: Any) -> None:
         (np.linspace(0, 1, 24), "Unknown label type"),
     ],
 )
-def test_labels_that_cannot_be_learned_are_named(labels: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_labels_that_cannot_be_learned_are_named(labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TextClassifier(**TINY).fit(X, labels)
 
 
 def test_too_little_text_is_said_of_x_and_not_of_a_file() -> None:
     with pytest.raises(InputError, match=r"^X: has only \d+ tokens to train on"):
-        fitted(LanguageModel, max_len=4000)
+        fit_estimator(LanguageModel, max_len=4000)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"d_model": 10, "n_heads": 3}, "not divisible"),
         ({"d_model": "wide"}, "model.d_model='wide' must be a whole number"),
@@ -352,21 +354,21 @@ def test_too_little_text_is_said_of_x_and_not_of_a_file() -> None:
         ({"device": "abacus"}, "unknown device 'abacus'"),
     ],
 )
-def test_parameters_are_judged_when_fitting(parameters: dict[str, Any], said: str) -> None:
+def test_parameters_are_judged_when_fitting(parameters: dict[str, Any], message: str) -> None:
     model = TextClassifier(**TINY | parameters)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         model.fit(X, Y)
 
 
 def test_a_damaged_pickle_is_found_when_it_is_opened(classifier: TextClassifier) -> None:
-    again = pickle.loads(pickle.dumps(classifier))
-    again._files["model.safetensors"] = again._files["model.safetensors"][:-8]
+    unpickled = pickle.loads(pickle.dumps(classifier))
+    unpickled._files["model.safetensors"] = unpickled._files["model.safetensors"][:-8]
     with pytest.raises(CheckpointError, match="is damaged"):
-        again.predict(X)
+        unpickled.predict(X)
 
 
 def test_a_pickle_from_another_machine_is_opened_on_a_device_of_this_one(classifier: TextClassifier) -> None:
-    again = pickle.loads(pickle.dumps(classifier)).set_params(device="abacus")
+    unpickled = pickle.loads(pickle.dumps(classifier)).set_params(device="abacus")
     with pytest.raises(ConfigError, match="unknown device 'abacus'"):
-        again.predict(X)
-    assert np.array_equal(again.set_params(device="cpu").predict(X), classifier.predict(X))
+        unpickled.predict(X)
+    assert np.array_equal(unpickled.set_params(device="cpu").predict(X), classifier.predict(X))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from task_cases import prepared
+from task_cases import prepare_task
 
 from triform.config import TaskName
-from triform.tasks import Prepared
+from triform.tasks import PreparedTask
 
 
 @pytest.fixture(autouse=True)
@@ -22,19 +22,19 @@ def _float64() -> Iterator[None]:
 
 
 @dataclass
-class Shelf:
+class PreparedTasks:
     """Prepared once a task; tests do not change what stands here."""
 
     folder: Path
-    made: dict[str, Prepared]
+    cache: dict[str, PreparedTask]
 
-    def __getitem__(self, name: TaskName) -> Prepared:
-        if name not in self.made:
+    def __getitem__(self, name: TaskName) -> PreparedTask:
+        if name not in self.cache:
             (self.folder / name).mkdir()
-            self.made[name] = prepared(name, self.folder / name)
-        return self.made[name]
+            self.cache[name] = prepare_task(name, self.folder / name)
+        return self.cache[name]
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("tasks"), {})
+def prepared_tasks(tmp_path_factory: pytest.TempPathFactory) -> PreparedTasks:
+    return PreparedTasks(tmp_path_factory.mktemp("tasks"), {})

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from triform.config import Config, TaskName
-from triform.settings import build
-from triform.tasks import TASKS, Prepared
+from triform.config.settings import build_config
+from triform.tasks import TASKS, PreparedTask
 
 NAMES: tuple[TaskName, ...] = ("classify", "generate", "translate")
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
@@ -30,10 +30,10 @@ TINY = {
 def sentences() -> list[str]:
     """Distinct, of unequal length, in an order that Python's generator fixes."""
     rng = random.Random(4)
-    found: dict[str, None] = {}
-    while len(found) < N_ROWS:
-        found[" ".join(rng.choice(WORDS) for _ in range(rng.randint(2, 16)))] = None
-    return list(found)
+    texts: dict[str, None] = {}
+    while len(texts) < N_ROWS:
+        texts[" ".join(rng.choice(WORDS) for _ in range(rng.randint(2, 16)))] = None
+    return list(texts)
 
 
 def write_data(name: TaskName, folder: Path) -> Path:
@@ -42,16 +42,18 @@ def write_data(name: TaskName, folder: Path) -> Path:
         path = folder / "text.txt"
         path.write_text("\n".join(texts), encoding="utf-8")
         return path
-    others = [LABELS[len(text) % 3] if name == "classify" else " ".join(text.split()[::-1]) for text in texts]
-    heading = ("text", "label") if name == "classify" else ("source", "target")
-    rows = [dict(zip(heading, row, strict=True)) for row in zip(texts, others, strict=True)]
+    second_column = [
+        LABELS[len(text) % 3] if name == "classify" else " ".join(text.split()[::-1]) for text in texts
+    ]
+    columns = ("text", "label") if name == "classify" else ("source", "target")
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(texts, second_column, strict=True)]
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
-def prepared(name: TaskName, folder: Path, train: Path | None = None, **asked: Any) -> Prepared:
-    settings = {"task": name, "data.train": str(train or write_data(name, folder)), **TINY, **asked}
-    made = TASKS[name].prepare(build(settings, Config()), folder / "run")
-    made.task.model.eval()
-    return made
+def prepare_task(name: TaskName, folder: Path, train: Path | None = None, **overrides: Any) -> PreparedTask:
+    settings = {"task": name, "data.train": str(train or write_data(name, folder)), **TINY, **overrides}
+    prepared_task = TASKS[name].prepare(build_config(settings, Config()), folder / "run")
+    prepared_task.task.model.eval()
+    return prepared_task

@@ -8,7 +8,7 @@ import pytest
 
 from triform.config import TokenizerConfig
 from triform.errors import ConfigError
-from triform.launch import Options
+from triform.launch import RunOptions
 from triform.launch import train as launch
 from triform.run import Run
 from triform.text import train_tokenizer
@@ -30,10 +30,12 @@ def story(tmp_path: Path) -> Path:
 
 
 def train(story: Path, out: Path, **tokenizer: object) -> Run:
-    options = Options(out=str(out), quiet=True, device="cpu", resume=out.exists())
+    options = RunOptions(out=str(out), quiet=True, device="cpu", resume=out.exists())
     settings = {"data": {"train": str(story), "max_len": 8}, "model": TINY, "train": {"max_steps": 2}}
-    told = {name: str(value) if isinstance(value, Path) else value for name, value in tokenizer.items()}
-    return launch("generate", options=options, tokenizer=told, **settings)
+    tokenizer_settings = {
+        name: str(value) if isinstance(value, Path) else value for name, value in tokenizer.items()
+    }
+    return launch("generate", options=options, tokenizer=tokenizer_settings, **settings)
 
 
 def test_a_given_vocabulary_is_used_and_kept_in_the_run(story: Path, vocabulary: Path, tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_a_given_vocabulary_overrides_the_kind_and_size_of_a_preset(
     pairs = "red and\tgreen and\n" * 30
     (tmp_path / "pairs.tsv").write_text(pairs)
     run = launch(
-        task, preset=preset, options=Options(out=str(tmp_path / "run"), quiet=True, device="cpu"),
+        task, preset=preset, options=RunOptions(out=str(tmp_path / "run"), quiet=True, device="cpu"),
         data={"train": str(tmp_path / "pairs.tsv" if task == "translate" else story), "max_len": 8},
         tokenizer={"file": str(vocabulary)}, model=TINY | {"d_ff": 16}, train={"max_steps": 1},
     )  # fmt: skip

@@ -13,31 +13,36 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from task_cases import sentences
 
-from triform import metrics
-from triform.nn.vocabulary import IGNORE
-from triform.tasks.task import token_tally
+from triform.evaluation import metrics
+from triform.nn.loss import IGNORE_INDEX
+from triform.tasks.task import token_metric_sums
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
 
 
 @given(rows)
-def test_label_scores_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
-    truth, guess = np.array(pairs).T
-    table = confusion_matrix(truth, guess, labels=range(5))
-    assert metrics.accuracy(table) == pytest.approx(accuracy_score(truth, guess))
-    wanted = f1_score(truth, guess, average="macro", zero_division=0)
-    assert metrics.macro_f1(table) == pytest.approx(wanted)
+def test_label_metrics_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    labels, predictions = np.array(pairs).T
+    confusion = confusion_matrix(labels, predictions, labels=range(5))
+    assert metrics.accuracy(confusion) == pytest.approx(accuracy_score(labels, predictions))
+    expected = f1_score(labels, predictions, average="macro", zero_division=0)
+    assert metrics.macro_f1(confusion) == pytest.approx(expected)
 
 
-def test_translation_scores_are_sacrebleus() -> None:
+def test_translation_metrics_are_sacrebleus() -> None:
     references = sentences()[:30]
-    made = [" ".join(text.split()[: 2 + n % 9]) for n, text in enumerate(references)]
-    scores = metrics.translation_scores(made, references)
-    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(made, [references]).score)
-    assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [references]).score)
-    single = [sacrebleu.sentence_bleu(one, [other]).score for one, other in zip(made, references, strict=True)]
-    assert scores["sentence_bleu"] == pytest.approx(np.mean(single))
-    assert scores["exact_match"] == np.mean([one == other for one, other in zip(made, references, strict=True)])
+    translations = [" ".join(text.split()[: 2 + n % 9]) for n, text in enumerate(references)]
+    translation_metrics = metrics.compute_translation_metrics(translations, references)
+    assert translation_metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(translations, [references]).score)
+    assert translation_metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(translations, [references]).score)
+    sentence_bleus = [
+        sacrebleu.sentence_bleu(translation, [reference]).score
+        for translation, reference in zip(translations, references, strict=True)
+    ]
+    assert translation_metrics["sentence_bleu"] == pytest.approx(np.mean(sentence_bleus))
+    assert translation_metrics["exact_match"] == np.mean(
+        [translation == reference for translation, reference in zip(translations, references, strict=True)]
+    )
     assert metrics.bleu_signature().startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
@@ -51,11 +56,11 @@ def test_logits_of_a_large_vocabulary_are_counted_some_rows_at_a_time(monkeypatc
     torch.manual_seed(0)
     head, states = torch.nn.Linear(8, 50, dtype=torch.float64), torch.randn(3, 7, 8, dtype=torch.float64)
     targets = torch.randint(50, (3, 7))
-    targets[1, 4:] = IGNORE
-    whole = token_tally(states, head, targets, 50)
-    seen: list[int] = []
-    head.register_forward_hook(lambda module, given, made: seen.append(made.numel()))
+    targets[1, 4:] = IGNORE_INDEX
+    sums = token_metric_sums(states, head, targets, 50)
+    n_logits: list[int] = []
+    head.register_forward_hook(lambda module, inputs, logits: n_logits.append(logits.numel()))
     monkeypatch.setattr("triform.tasks.task.MAX_EVAL_LOGITS", 210)
-    torch.testing.assert_close(token_tally(states, head, targets, 50), whole, rtol=1e-12, atol=0)
-    assert max(seen) <= 210
-    assert whole[2] == 18
+    torch.testing.assert_close(token_metric_sums(states, head, targets, 50), sums, rtol=1e-12, atol=0)
+    assert max(n_logits) <= 210
+    assert sums[2] == 18

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from task_cases import NAMES, WORDS, prepared, write_data
+from task_cases import NAMES, WORDS, prepare_task, write_data
 
 import triform
 from triform.config import TaskName
@@ -23,42 +23,42 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     folder = tmp_path_factory.mktemp("notes")
     for name in NAMES:
         (folder / name).mkdir()
-    return {name: prepared(name, folder / name).task for name in NAMES}
+    return {name: prepare_task(name, folder / name).task for name in NAMES}
 
 
-def notes(task: Task, text: str) -> tuple[str, ...]:
+def predicted_notes(task: Task, text: str) -> tuple[str, ...]:
     return task.predict([text])[0].notes
 
 
 @pytest.mark.parametrize("name", ["classify", "translate"])
 def test_an_empty_text_an_unknown_one_and_a_long_one_are_noted(name: TaskName, tasks: dict[str, Task]) -> None:
     task = tasks[name]
-    assert notes(task, "amber birch zebra") == ()
-    assert notes(task, "") == notes(task, " \t\n") == (EMPTY,)
-    assert notes(task, "zebra yak") == (UNKNOWN,)
-    long = task.predict([" ".join(WORDS * 2)])[0]
-    assert (long.cut, long.notes) == (True, ("only the first 14 of 20 tokens of the text were read",))
+    assert predicted_notes(task, "amber birch zebra") == ()
+    assert predicted_notes(task, "") == predicted_notes(task, " \t\n") == (EMPTY,)
+    assert predicted_notes(task, "zebra yak") == (UNKNOWN,)
+    prediction = task.predict([" ".join(WORDS * 2)])[0]
+    assert (prediction.cut, prediction.notes) == (True, ("only the first 14 of 20 tokens of the text were read",))
     assert not task.predict([" ".join(WORDS)])[0].cut
-    assert notes(task, "zebra " * 15) == (UNKNOWN, "only the first 14 of 15 tokens of the text were read")
+    assert predicted_notes(task, "zebra " * 15) == (UNKNOWN, "only the first 14 of 15 tokens of the text were read")
 
 
 def test_a_generator_notes_an_empty_prompt_and_reads_the_end_of_a_long_one(tasks: dict[str, Task]) -> None:
     task = tasks["generate"]
-    assert notes(task, "amber birch") == ()
-    assert notes(task, "") == ("the prompt is empty, so the model starts a new text",)
-    long = task.predict([" ".join(WORDS * 2)])[0]
-    assert (long.cut, long.notes) == (True, ("only the last 14 of 20 tokens of the prompt were read",))
+    assert predicted_notes(task, "amber birch") == ()
+    assert predicted_notes(task, "") == ("the prompt is empty, so the model starts a new text",)
+    prediction = task.predict([" ".join(WORDS * 2)])[0]
+    assert (prediction.cut, prediction.notes) == (True, ("only the last 14 of 20 tokens of the prompt were read",))
 
 
 def test_a_recurrent_generator_reads_a_prompt_of_any_length(tmp_path: Path) -> None:
-    task = prepared("generate", tmp_path, **{"model.kind": "gru", "model.n_heads": 0}).task
+    task = prepare_task("generate", tmp_path, **{"model.kind": "gru", "model.n_heads": 0}).task
     assert not task.predict([" ".join(WORDS * 2)])[0].notes
 
 
 @pytest.mark.parametrize("name", ["classify", "translate"])
 def test_explain_notes_what_predict_notes(name: TaskName, tasks: dict[str, Task]) -> None:
     for text in ("zebra yak", "amber " * 15):
-        assert set(notes(tasks[name], text)) <= set(tasks[name].look(text).notes)
+        assert set(predicted_notes(tasks[name], text)) <= set(tasks[name].build_explanation_input(text).notes)
 
 
 @every_task
@@ -66,7 +66,7 @@ def test_explain_notes_what_predict_notes(name: TaskName, tasks: dict[str, Task]
 def test_an_output_that_is_not_finite_is_an_error_that_names_the_run(
     name: TaskName, value: float, tmp_path: Path
 ) -> None:
-    run = Run(path=tmp_path / "run", task=prepared(name, tmp_path).task)
+    run = Run(path=tmp_path / "run", task=prepare_task(name, tmp_path).task)
     with torch.no_grad():
         next(run.task.model.parameters()).fill_(value)
     data: Any = write_data(name, tmp_path)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from foreign_cases import HARD, PIECES
 from hypothesis import given
 from hypothesis import strategies as st
+from importing_cases import HARD_TEXTS, TRICKY_PIECES
 from tiktoken.load import load_tiktoken_bpe
 from transformers import BertTokenizer, GPT2Tokenizer
 
@@ -30,26 +30,28 @@ CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
     r"|\s+(?!\S)|\s"
 )
-Ids = Callable[[str], list[int]]
+EncodeFn = Callable[[str], list[int]]
 
 
-def reference(name: str, folder: Path) -> Ids:
+def build_reference(name: str, folder: Path) -> EncodeFn:
     if name == "cl100k":
         ranks = load_tiktoken_bpe(str(folder / "cl100k_base.tiktoken"))
-        special = {"<|endoftext|>": 100257}
+        special_tokens = {"<|endoftext|>": 100257}
         return tiktoken.Encoding(
-            "cl100k", pat_str=CL100K, mergeable_ranks=ranks, special_tokens=special
+            "cl100k", pat_str=CL100K, mergeable_ranks=ranks, special_tokens=special_tokens
         ).encode_ordinary
     theirs = (GPT2Tokenizer if name == "gpt2" else BertTokenizer).from_pretrained(str(folder))
     return lambda text: theirs(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="module", params=FILES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Tokenizer, Ids]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Tokenizer, EncodeFn]:
     folder = tmp_path_factory.mktemp(request.param)
-    for packed, name in FILES[request.param].items():
-        (folder / name).write_bytes(gzip.decompress((SHARED / "tokenizers" / packed).read_bytes()))
-    return request.param, read_tokenizer(folder), reference(request.param, folder)
+    for archive, name in FILES[request.param].items():
+        (folder / name).write_bytes(gzip.decompress((SHARED / "tokenizers" / archive).read_bytes()))
+    return request.param, read_tokenizer(folder), build_reference(request.param, folder)
 
 
 def reviews(n_characters: int) -> Iterator[str]:
@@ -62,56 +64,58 @@ def reviews(n_characters: int) -> Iterator[str]:
                 return
 
 
-def test_hard_and_real_text_give_the_published_ids(case: tuple[str, Tokenizer, Ids]) -> None:
+def test_hard_and_real_text_give_the_published_ids(case: tuple[str, Tokenizer, EncodeFn]) -> None:
     _, ours, theirs = case
-    texts = [*HARD, *reviews(300_000)]
+    texts = [*HARD_TEXTS, *reviews(300_000)]
     assert ours.encode_batch(texts) == [theirs(text) for text in texts]
-    for text in HARD:
+    for text in HARD_TEXTS:
         assert ours.encode(text) == theirs(text)
 
 
-@given(parts=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=12))
-def test_any_text_gives_the_published_ids(case: tuple[str, Tokenizer, Ids], parts: list[str]) -> None:
+@given(parts=st.lists(st.one_of(st.sampled_from(TRICKY_PIECES), st.text(max_size=6)), max_size=12))
+def test_any_text_gives_the_published_ids(case: tuple[str, Tokenizer, EncodeFn], parts: list[str]) -> None:
     _, ours, theirs = case
     assert ours.encode("".join(parts)) == theirs("".join(parts))
 
 
-def test_their_sizes_and_special_tokens_are_the_known_ones(case: tuple[str, Tokenizer, Ids]) -> None:
+def test_their_sizes_and_special_tokens_are_the_known_ones(case: tuple[str, Tokenizer, EncodeFn]) -> None:
     name, ours, _ = case
     expected = {
         "gpt2": (50257, (None, None, 50256, 50256, (), ())),
         "cl100k": (100277, (None, None, 100257, 100257, (), ())),
         "bert": (30522, (0, 100, 101, 102, (101,), (102,))),
     }
-    assert (ours.vocab_size, tuple(ours.special)) == expected[name]
+    assert (ours.vocab_size, tuple(ours.special_tokens)) == expected[name]
     if name == "gpt2":
         assert ours.encode("Hello world") == [15496, 995]
     if name == "bert":
-        assert ours.special.whole(ours.encode("Hello, world!")) == [101, 7592, 1010, 2088, 999, 102]
+        assert ours.special_tokens.wrap(ours.encode("Hello, world!")) == [101, 7592, 1010, 2088, 999, 102]
 
 
-def test_they_are_kept_in_a_run_folder(case: tuple[str, Tokenizer, Ids], tmp_path: Path) -> None:
+def test_they_are_kept_in_a_run_folder(case: tuple[str, Tokenizer, EncodeFn], tmp_path: Path) -> None:
     _, ours, _ = case
     ours.save(tmp_path / "tokenizer.json")
-    again = load_tokenizer(tmp_path / "tokenizer.json")
-    assert again.special == ours.special
-    assert again.encode_batch(HARD) == ours.encode_batch(HARD)
+    reloaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert reloaded.special_tokens == ours.special_tokens
+    assert reloaded.encode_batch(HARD_TEXTS) == ours.encode_batch(HARD_TEXTS)
 
 
-def test_their_byte_pairs_leave_as_the_rank_file_they_are(case: tuple[str, Tokenizer, Ids], tmp_path: Path) -> None:
+def test_their_byte_pairs_leave_as_the_rank_file_they_are(
+    case: tuple[str, Tokenizer, EncodeFn], tmp_path: Path
+) -> None:
     name, ours, _ = case
     if name == "bert":
         pytest.skip("WordPiece is no byte BPE")
-    path = write_tokenizer(ours, tmp_path, like="tiktoken")[0]
+    path = write_tokenizer(ours, tmp_path, file_format="tiktoken")[0]
     if name == "cl100k":
         published = gzip.decompress((SHARED / "tokenizers" / "cl100k_base.tiktoken.gz").read_bytes())
         assert path.read_bytes() == published
     else:
-        beside = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
+        sidecar = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
         theirs = tiktoken.Encoding(
             "gpt2",
-            pat_str=beside["pattern"],
+            pat_str=sidecar["pattern"],
             mergeable_ranks=load_tiktoken_bpe(str(path)),
-            special_tokens=beside["special_tokens"],
+            special_tokens=sidecar["special_tokens"],
         )
-        assert [theirs.encode_ordinary(text) for text in HARD] == ours.encode_batch(HARD)
+        assert [theirs.encode_ordinary(text) for text in HARD_TEXTS] == ours.encode_batch(HARD_TEXTS)

@@ -19,7 +19,7 @@ import triform.text
 from triform.config import TokenizerConfig, TokenizerKind
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.text import BOS, EOS, PAD, TOKENIZERS, UNK, Tokenizer, load_tokenizer, train_tokenizer
-from triform.text.base import cut
+from triform.text.base import split_long_text
 
 KINDS = sorted(TOKENIZERS)
 TEXTS = [
@@ -29,7 +29,7 @@ TEXTS = [
     "猫が座った。猫が座った。もう一匹の猫も座った。 🙂🙂👩‍👩‍👧 \t tab\r\nand <pad> <unk> <bos> <eos> too\n",
     "    for x in range(100):\n        print(x, x ** 2)\n\n\n    return None\n",
 ] * 3
-HARD = [
+HARD_TEXTS = [
     "",
     "  \n \n\n  x",
     "I'll 'twas, \r\n\t THEY'RE 12345 ½",
@@ -41,16 +41,16 @@ HARD = [
     *TEXTS,
 ]
 
-unhurried = settings(deadline=None)  # the machine may be busy with other tests
+no_deadline = settings(deadline=None)  # the machine may be busy with other tests
 
 
-def trained(kind: str, texts: list[str] = TEXTS, **chosen: object) -> Tokenizer:
-    return train_tokenizer(TokenizerConfig(kind=kind, **chosen), iter(texts))
+def train(kind: str, texts: list[str] = TEXTS, **options: object) -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(kind=kind, **options), iter(texts))
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return trained(request.param)
+    return train(request.param)
 
 
 # ------------------------------------------------------------------------------- every kind
@@ -58,7 +58,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 def test_the_registry_and_the_config_name_the_same_kinds() -> None:
     assert set(TOKENIZERS) == set(get_args(TokenizerKind)) - {"auto", "imported"}
-    assert all(made.kind == kind for kind, made in TOKENIZERS.items())
+    assert all(tokenizer_class.kind == kind for kind, tokenizer_class in TOKENIZERS.items())
 
 
 def test_the_exported_names_are_sorted_and_exist() -> None:
@@ -74,7 +74,7 @@ def test_reading_text_needs_no_torch() -> None:
 
 def test_special_tokens_have_the_same_ids_everywhere(tokenizer: Tokenizer) -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
-    assert [tokenizer.piece(token) for token in range(4)] == ["<pad>", "<unk>", "<bos>", "<eos>"]
+    assert [tokenizer.format_piece(token) for token in range(4)] == ["<pad>", "<unk>", "<bos>", "<eos>"]
 
 
 def test_special_tokens_are_not_written_out(tokenizer: Tokenizer) -> None:
@@ -83,7 +83,7 @@ def test_special_tokens_are_not_written_out(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([UNK]) == "\N{REPLACEMENT CHARACTER}"
 
 
-@unhurried
+@no_deadline
 @given(text=st.lists(st.sampled_from(["<pad>", "<unk>", "<bos>", "<eos>", " ", ",", "\n"])).map("".join))
 def test_the_name_of_a_special_token_is_ordinary_text(tokenizer: Tokenizer, text: str) -> None:
     assert not {PAD, UNK, BOS, EOS} & set(tokenizer.encode(text))
@@ -97,13 +97,13 @@ def test_no_text_gives_no_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_every_token_lies_in_the_vocabulary_and_has_a_piece(tokenizer: Tokenizer) -> None:
-    tokens = {token for text in HARD for token in tokenizer.encode(text)}
+    tokens = {token for text in HARD_TEXTS for token in tokenizer.encode(text)}
     assert max(tokens) < tokenizer.vocab_size
-    assert all(tokenizer.piece(token) for token in range(tokenizer.vocab_size))
+    assert all(tokenizer.format_piece(token) for token in range(tokenizer.vocab_size))
 
 
-@unhurried
-@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(HARD)), max_size=8))
+@no_deadline
+@given(texts=st.lists(st.one_of(st.text(), st.sampled_from(HARD_TEXTS)), max_size=8))
 def test_a_batch_encodes_like_its_texts_one_by_one(tokenizer: Tokenizer, texts: list[str]) -> None:
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
@@ -111,54 +111,54 @@ def test_a_batch_encodes_like_its_texts_one_by_one(tokenizer: Tokenizer, texts: 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_tokenizer_comes_back_the_same(kind: str, lowercase: bool, tmp_path: Path) -> None:
-    before = trained(kind, lowercase=lowercase)
+    before = train(kind, lowercase=lowercase)
     before.save(tmp_path / "tokenizer.json")
     for after in (load_tokenizer(tmp_path / "tokenizer.json"), pickle.loads(pickle.dumps(before))):
         assert type(after) is type(before)
         assert after.vocab_size == before.vocab_size
-        assert after.encode_batch(HARD) == before.encode_batch(HARD)
-        assert all(after.piece(token) == before.piece(token) for token in range(after.vocab_size))
+        assert after.encode_batch(HARD_TEXTS) == before.encode_batch(HARD_TEXTS)
+        assert all(after.format_piece(token) == before.format_piece(token) for token in range(after.vocab_size))
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_twice_gives_the_same_file(kind: str, tmp_path: Path) -> None:
     for name in "ab":
-        trained(kind).save(tmp_path / name)
+        train(kind).save(tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_how_the_text_is_cut_into_texts_does_not_change_what_is_learned(kind: str, tmp_path: Path) -> None:
-    whole = "".join(TEXTS)
-    trained(kind, [whole]).save(tmp_path / "whole")
-    trained(kind, list(cut(whole, 0))).save(tmp_path / "lines")
+    full_text = "".join(TEXTS)
+    train(kind, [full_text]).save(tmp_path / "whole")
+    train(kind, list(split_long_text(full_text, 0))).save(tmp_path / "lines")
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "lines").read_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_size_asked_for_is_the_size_given(kind: str) -> None:
     size = {"char": 20, "word": 20, "bpe": 300}[kind]
-    assert trained(kind, vocab_size=size).vocab_size == size
-    most = trained(kind, vocab_size=0).vocab_size
-    assert trained(kind, vocab_size=most).vocab_size == most
+    assert train(kind, vocab_size=size).vocab_size == size
+    maximum = train(kind, vocab_size=0).vocab_size
+    assert train(kind, vocab_size=maximum).vocab_size == maximum
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_size_the_data_cannot_fill_is_refused_with_the_most_it_can(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=50000 is more than the data allows") as caught:
-        trained(kind, vocab_size=50000)
-    most = int(str(caught.value).split("(")[1].split()[0])
-    assert trained(kind, vocab_size=most).vocab_size == most
-    with pytest.raises(ConfigError, match=rf"set it to {most} or lower, or leave it out"):
-        trained(kind, vocab_size=most + 1)
+        train(kind, vocab_size=50000)
+    maximum = int(str(caught.value).split("(")[1].split()[0])
+    assert train(kind, vocab_size=maximum).vocab_size == maximum
+    with pytest.raises(ConfigError, match=rf"set it to {maximum} or lower, or leave it out"):
+        train(kind, vocab_size=maximum + 1)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("char", 5), ("word", 5), ("bpe", 260)])
-def test_a_size_without_room_for_anything_is_refused_with_the_least(kind: str, least: int) -> None:
-    assert trained(kind, vocab_size=least).vocab_size == least
-    with pytest.raises(ConfigError, match=f"at least {least}"):
-        trained(kind, vocab_size=least - 1)
+@pytest.mark.parametrize(("kind", "minimum"), [("char", 5), ("word", 5), ("bpe", 260)])
+def test_a_size_without_room_for_anything_is_refused_with_the_least(kind: str, minimum: int) -> None:
+    assert train(kind, vocab_size=minimum).vocab_size == minimum
+    with pytest.raises(ConfigError, match=f"at least {minimum}"):
+        train(kind, vocab_size=minimum - 1)
 
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])
@@ -179,26 +179,26 @@ def test_an_error_while_reading_the_texts_arrives_as_it_is(kind: str) -> None:
 
 
 def test_half_a_surrogate_pair_is_refused_in_words(tokenizer: Tokenizer) -> None:
-    for use in (tokenizer.encode, lambda text: tokenizer.encode_batch(["fine", text])):
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch(["fine", text])):
         with pytest.raises(DataError, match=r"character 3 is a lone surrogate \(U\+D800\)"):
-            use("ab\ud800c")
+            encode("ab\ud800c")
     with pytest.raises(DataError, match="the data: character 1"):
-        trained(tokenizer.kind, ["\udfff"])
+        train(tokenizer.kind, ["\udfff"])
 
 
-@unhurried
+@no_deadline
 @given(texts=st.lists(st.text(alphabet="ab'é1 .,!<\t\r\n\u2028\x85", max_size=20), max_size=6))
 def test_long_text_may_be_cut_at_a_line_break_before_text(tokenizer: Tokenizer, texts: list[str]) -> None:
-    whole = "\n".join(texts)
-    parts = list(cut(whole, 0))
-    assert "".join(parts) == whole
-    assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(whole)
+    full_text = "\n".join(texts)
+    parts = list(split_long_text(full_text, 0))
+    assert "".join(parts) == full_text
+    assert [token for part in parts for token in tokenizer.encode(part)] == tokenizer.encode(full_text)
 
 
 def test_long_text_encodes_like_the_library_does_in_one_go(tokenizer: Tokenizer) -> None:
-    whole = "".join(TEXTS) * 10
-    assert len(list(cut(whole, 4096))) > 1
-    assert tokenizer.encode(whole) == tokenizer._core.encode(whole, add_special_tokens=False).ids
+    full_text = "".join(TEXTS) * 10
+    assert len(list(split_long_text(full_text, 4096))) > 1
+    assert tokenizer.encode(full_text) == tokenizer._core.encode(full_text, add_special_tokens=False).ids
 
 
 def test_a_forked_child_tokenizes_without_a_warning() -> None:
@@ -213,12 +213,12 @@ if child == 0:
     os._exit(tokenizer.encode_batch(["some text"] * 99) != expected)
 assert os.waitpid(child, 0)[1] == 0 and "TOKENIZERS_PARALLELISM" not in os.environ
 """
-    clean = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=False, timeout=60
+    environment = {key: value for key, value in os.environ.items() if key != "TOKENIZERS_PARALLELISM"}
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
-    assert ran.returncode == 0, ran.stderr
-    assert "tokenizers" not in ran.stdout + ran.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "tokenizers" not in completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(
 
 def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    trained("word").save(path)
+    train("word").save(path)
     content = json.loads(path.read_text(encoding="utf-8"))
     del content["tokenizer"]["model"]["vocab"]["<eos>"]
     path.write_text(json.dumps(content), encoding="utf-8")
@@ -257,45 +257,48 @@ def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be written"):
-        trained("char").save(tmp_path / "missing" / "tokenizer.json")
+        train("char").save(tmp_path / "missing" / "tokenizer.json")
 
 
 # ------------------------------------------------------------------------------- characters
 
 
-@unhurried
-@given(text=st.one_of(st.text(min_size=1), st.sampled_from([text for text in HARD if text])))
+@no_deadline
+@given(text=st.one_of(st.text(min_size=1), st.sampled_from([text for text in HARD_TEXTS if text])))
 def test_characters_seen_in_training_come_back_exactly(text: str) -> None:
-    made = trained("char", [text])
-    tokens = made.encode(text)
-    assert made.decode(tokens) == text
+    tokenizer = train("char", [text])
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
     assert len(tokens) == len(text)
-    assert made.vocab_size == 4 + len(set(text))
-    assert tokens == made._core.encode(text, add_special_tokens=False).ids  # the dictionary equals the model
+    assert tokenizer.vocab_size == 4 + len(set(text))
+    assert tokens == tokenizer._core.encode(text, add_special_tokens=False).ids  # the dictionary equals the model
 
 
 def test_characters_are_numbered_by_code_point_and_the_rarest_dropped() -> None:
-    made = trained("char", ["cccbbbaaadde"], vocab_size=8)
-    assert [made.piece(token) for token in range(4, 8)] == list("abcd")
-    assert made.decode(made.encode("ace")) == "ac\N{REPLACEMENT CHARACTER}"
-    assert made.unknown("zebra, zebra") == ["z", "e", "r", ",", " "]
-    tie = trained("char", ["badc"], vocab_size=6)
-    assert tie.unknown("abcd") == ["c", "d"]
+    tokenizer = train("char", ["cccbbbaaadde"], vocab_size=8)
+    assert [tokenizer.format_piece(token) for token in range(4, 8)] == list("abcd")
+    assert tokenizer.decode(tokenizer.encode("ace")) == "ac\N{REPLACEMENT CHARACTER}"
+    assert tokenizer.find_unknown("zebra, zebra") == ["z", "e", "r", ",", " "]
+    tied = train("char", ["badc"], vocab_size=6)
+    assert tied.find_unknown("abcd") == ["c", "d"]
 
 
 # ------------------------------------------------------------------------------------ words
 
 
 def test_words_are_numbered_by_frequency_then_alphabet() -> None:
-    made = trained("word", ["b a b c, d d d"])
-    assert [made.piece(token) for token in range(4, made.vocab_size)] == ["d", "b", ",", "a", "c"]
-    assert trained("word", ["b a b c, d d d"], min_count=2).unknown("a b c d") == ["a", "c"]
-    assert trained("word", ["b a b c, d d d"], vocab_size=6).unknown("a b c, d a") == ["a", "c", ","]
+    tokenizer = train("word", ["b a b c, d d d"])
+    assert [tokenizer.format_piece(token) for token in range(4, tokenizer.vocab_size)] == ["d", "b", ",", "a", "c"]
+    assert train("word", ["b a b c, d d d"], min_count=2).find_unknown("a b c d") == ["a", "c"]
+    assert train("word", ["b a b c, d d d"], vocab_size=6).find_unknown("a b c, d a") == ["a", "c", ","]
 
 
 def test_words_keep_their_inner_apostrophes_and_punctuation_stands_alone() -> None:
-    made = trained("word", ["Don't! l’homme's (dogs') x_y e\u0301te\u0301 3.14"])
-    pieces = [made.piece(token) for token in made.encode("Don't! l’homme's (dogs') x_y e\u0301te\u0301 3.14")]
+    tokenizer = train("word", ["Don't! l’homme's (dogs') x_y e\u0301te\u0301 3.14"])
+    pieces = [
+        tokenizer.format_piece(token)
+        for token in tokenizer.encode("Don't! l’homme's (dogs') x_y e\u0301te\u0301 3.14")
+    ]
     assert pieces == [
         *("Don't", "!", "l’homme's", "(", "dogs", "'", ")"),
         *("x", "_", "y", "e\u0301te\u0301", "3", ".", "14"),
@@ -312,16 +315,16 @@ def test_words_keep_their_inner_apostrophes_and_punctuation_stands_alone() -> No
     ],
 )
 def test_words_read_well_when_joined_again(text: str) -> None:
-    made = trained("word", [text])
-    assert made.decode(made.encode(text)) == text
+    tokenizer = train("word", [text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_words_without_case_when_asked() -> None:
-    made = trained("word", ["The the THE ÉTÉ"], lowercase=True)
-    assert made.decode(made.encode("THE Été Zoo")) == "the été \N{REPLACEMENT CHARACTER}"
-    assert made.unknown("THE Zoo") == ["zoo"]
+    tokenizer = train("word", ["The the THE ÉTÉ"], lowercase=True)
+    assert tokenizer.decode(tokenizer.encode("THE Été Zoo")) == "the été \N{REPLACEMENT CHARACTER}"
+    assert tokenizer.find_unknown("THE Zoo") == ["zoo"]
 
 
 def test_a_text_without_frequent_words_is_refused() -> None:
     with pytest.raises(DataError, match="no word is seen 2 times"):
-        trained("word", ["each word once"], min_count=2)
+        train("word", ["each word once"], min_count=2)

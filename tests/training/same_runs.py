@@ -8,27 +8,29 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-CLOCKS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
+TIMING_FIELDS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
 
 
-def events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [
-        {key: value for key, value in row.items() if key not in CLOCKS} for row in rows if row["event"] != "resume"
+        {key: value for key, value in row.items() if key not in TIMING_FIELDS}
+        for row in rows
+        if row["event"] != "resume"
     ]
 
 
-def assert_same_bits(one: Path, other: Path) -> None:
+def assert_same_bits(first: Path, second: Path) -> None:
     """Best weights, last weights and optimizer are equal."""
-    names = [next(iter(path.glob("checkpoints/*"))).name for path in (one, other)]
+    names = [next(iter(path.glob("checkpoints/*"))).name for path in (first, second)]
     assert names[0] == names[1]
     for name in ("model.safetensors", f"checkpoints/{names[0]}/tensors.safetensors"):
-        left, right = load_file(one / name), load_file(other / name)
+        left, right = load_file(first / name), load_file(second / name)
         assert left.keys() == right.keys()
         assert all(tensor.equal(right[key]) for key, tensor in left.items())
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, second: Path) -> None:
     """The same bits, and the same events but for clocks."""
-    assert_same_bits(one, other)
-    assert events(one) == events(other)
+    assert_same_bits(first, second)
+    assert read_events(first) == read_events(second)

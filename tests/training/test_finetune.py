@@ -10,28 +10,35 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from triform.config import Config, ModelConfig, Sizes, TrainConfig
-from triform.errors import ConfigError, InterruptedRun
+from triform.config import Config, DataSizes, ModelConfig, TrainConfig
+from triform.config.settings import build_config
+from triform.errors import ConfigError, RunInterruptedError
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.vocabulary import in_parts
+from triform.nn.loss import chunked_cross_entropy
 from triform.run import Run
-from triform.settings import build
 from triform.tasks import TASKS
-from triform.training.compiled import compiled
-from triform.training.folder import RunFolder
-from triform.training.layers import depths, limit_learning
-from triform.training.learner import Learner
-from triform.training.optim import parameter_groups
-from triform.training.population import single
+from triform.training.compilation import compiled_blocks
+from triform.training.ensemble import must_train_alone
+from triform.training.freezing import freeze_parameters, layer_depths
+from triform.training.optim import build_parameter_groups
+from triform.training.run_folder import RunFolder
+from triform.training.train_step import TrainStep
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
-PACE = {"max_steps": 8, "eval_every": 3, "checkpoint_every": 100, "log_every": 3, "batch_size": 8, "lr": 0.01}
-SHAPE = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2)
-SIZES = Sizes(vocab_size=23, max_len=12, n_labels=3)
+TRAIN_SETTINGS = {
+    "max_steps": 8,
+    "eval_every": 3,
+    "checkpoint_every": 100,
+    "log_every": 3,
+    "batch_size": 8,
+    "lr": 0.01,
+}
+MODEL_CONFIG = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2)
+SIZES = DataSizes(vocab_size=23, max_len=12, n_labels=3)
 
 
 @pytest.fixture(scope="module")
@@ -42,28 +49,37 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> Run:
-    model = {} if "base" in pace else {"model": MODEL}
-    return train("classify", data=rows, out=out, device="cpu", quiet=True, train=PACE | pace, **model, **more)
+def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> Run:
+    model = {} if "base" in train_settings else {"model": MODEL}
+    return train(
+        "classify",
+        data=rows,
+        out=out,
+        device="cpu",
+        quiet=True,
+        train=TRAIN_SETTINGS | train_settings,
+        **model,
+        **kwargs,
+    )
 
 
 @pytest.fixture(scope="module")
 def base(rows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(rows, tmp_path_factory.mktemp("base") / "run", {}).path
+    return train_run(rows, tmp_path_factory.mktemp("base") / "run", {}).path
 
 
-def checkpoint(path: Path) -> dict[str, Tensor]:
-    latest = RunFolder(path).latest_checkpoint()
-    assert latest is not None
-    return load_file(latest / "tensors.safetensors")
+def load_latest_checkpoint(path: Path) -> dict[str, Tensor]:
+    newest = RunFolder(path).latest_checkpoint()
+    assert newest is not None
+    return load_file(newest / "tensors.safetensors")
 
 
 # -- depth
 
 
 def test_depth_is_counted_from_the_input_to_the_head() -> None:
-    found = depths(Classifier(SHAPE, SIZES))
-    wanted = {
+    depth_by_name = layer_depths(Classifier(MODEL_CONFIG, SIZES))
+    expected = {
         "encoder.embedding.tokens.weight": 0,
         "encoder.embedding.positions.table.weight": 0,
         "encoder.blocks.0.attention.query.weight": 1,
@@ -71,53 +87,55 @@ def test_depth_is_counted_from_the_input_to_the_head() -> None:
         "encoder.norm.weight": 2,
         "head.bias": 3,
     }
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: depth_by_name[name] for name in expected} == expected
 
 
 def test_a_decoder_lies_above_its_encoder_and_a_tied_head_with_the_embedding() -> None:
-    found = depths(Seq2Seq(SHAPE, SIZES))
-    assert found["encoder.embedding.tokens.weight"] == found["embedding.positions.table.weight"] == 0
-    assert found["encoder.blocks.1.attention.out.weight"] == found["encoder.norm.weight"] == 2
-    assert found["blocks.0.cross.query.weight"] == 3
-    assert found["blocks.1.cross.query.weight"] == found["norm.weight"] == 4
-    assert found["head.bias"] == 5
-    assert "head.weight" not in found
+    depth_by_name = layer_depths(Seq2Seq(MODEL_CONFIG, SIZES))
+    assert (
+        depth_by_name["encoder.embedding.tokens.weight"] == depth_by_name["embedding.positions.table.weight"] == 0
+    )
+    assert depth_by_name["encoder.blocks.1.attention.out.weight"] == depth_by_name["encoder.norm.weight"] == 2
+    assert depth_by_name["blocks.0.cross.query.weight"] == 3
+    assert depth_by_name["blocks.1.cross.query.weight"] == depth_by_name["norm.weight"] == 4
+    assert depth_by_name["head.bias"] == 5
+    assert "head.weight" not in depth_by_name
 
 
 # -- freezing
 
 
-@pytest.mark.parametrize("lowest", [0, 1, 2])
+@pytest.mark.parametrize("n_frozen", [0, 1, 2])
 def test_frozen_layers_stay_as_they_are_and_have_no_state(
-    lowest: int, rows: str, base: Path, tmp_path: Path
+    n_frozen: int, rows: str, base: Path, tmp_path: Path
 ) -> None:
-    made = run(rows, tmp_path / "run", {"base": str(base), "freeze": lowest})
-    before, after = load_file(base / "model.safetensors"), checkpoint(made.path)
-    depth = depths(made.task.model)
-    for name, deep in depth.items():
-        assert before[name].equal(after[f"model.{name}"]) == (deep <= lowest), name
+    result = train_run(rows, tmp_path / "run", {"base": str(base), "freeze_layers": n_frozen})
+    before, after = load_file(base / "model.safetensors"), load_latest_checkpoint(result.path)
+    depth = layer_depths(result.task.model)
+    for name, layer_depth in depth.items():
+        assert before[name].equal(after[f"model.{name}"]) == (layer_depth <= n_frozen), name
     moments = [name for name in after if name.endswith(".exp_avg")]
-    assert len(moments) == sum(deep > lowest for deep in depth.values())
+    assert len(moments) == sum(layer_depth > n_frozen for layer_depth in depth.values())
 
 
 def test_freezing_more_than_there_is_or_all_of_it_is_refused() -> None:
-    config = build({"task": "generate", "train.freeze": 3}, Config())
+    config = build_config({"task": "generate", "train.freeze_layers": 3}, Config())
     with pytest.raises(ConfigError, match=r"train\.freeze=3: this model has 2 layers"):
-        limit_learning(Decoder(SHAPE, SIZES), config)
-    whole = build({"task": "generate", "train.freeze": 2}, Config())
-    headless = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, head_bias=False)
+        freeze_parameters(Decoder(MODEL_CONFIG, SIZES), config)
+    all_frozen = build_config({"task": "generate", "train.freeze_layers": 2}, Config())
+    without_head_bias = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, head_bias=False)
     with pytest.raises(ConfigError, match="leaves nothing to learn"):
-        limit_learning(Decoder(headless, SIZES), whole)
+        freeze_parameters(Decoder(without_head_bias, SIZES), all_frozen)
 
 
 def test_a_frozen_head_has_no_gradient_where_scores_are_made_in_parts() -> None:
     head = torch.nn.Linear(8, 100).requires_grad_(requires_grad=False)
     states, targets = torch.randn(70, 8, requires_grad=True), torch.randint(0, 100, (70,))
-    in_parts(states[None], head, targets[None], 0.0, most=6400).backward()  # type: ignore[no-untyped-call]
-    found = states.grad
+    chunked_cross_entropy(states[None], head, targets[None], 0.0, max_logits=6400).backward()  # type: ignore[no-untyped-call]
+    chunked_grad = states.grad
     states.grad = None
     torch.nn.functional.cross_entropy(head(states), targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found, states.grad)
+    torch.testing.assert_close(chunked_grad, states.grad)
     assert head.weight.grad is head.bias.grad is None
 
 
@@ -129,44 +147,44 @@ def test_each_layer_below_the_head_moves_at_a_share_of_the_rate_above(
     as_tensor: bool, rows: str, tmp_path: Path
 ) -> None:
     settings = {"task": "classify", "data.train": rows, **{f"model.{name}": value for name, value in MODEL.items()}}
-    plain = {"train.optimizer": "sgd", "train.momentum": 0.0, "train.weight_decay": 0.0, "train.clip_norm": 0.0}
-    config = build(
-        settings | plain | {"train.log_every": 5, "train.layer_decay": 0.5, "model.dropout": 0.0}, Config()
+    plain_sgd = {"train.optimizer": "sgd", "train.momentum": 0.0, "train.weight_decay": 0.0, "train.clip_norm": 0.0}
+    config = build_config(
+        settings | plain_sgd | {"train.log_every": 5, "train.layer_decay": 0.5, "model.dropout": 0.0}, Config()
     )
     prepared = TASKS["classify"].prepare(config, tmp_path)
     model = prepared.task.model
-    learner = Learner(prepared.task, prepared.train)
-    batch = prepared.train.batch(next(iter([prepared.train.sampler(config.train, 0).next()])))
+    train_step = TrainStep(prepared.task, prepared.train)
+    batch = prepared.train.batch(next(iter([prepared.train.sampler(config.train, 0).next_batch()])))
     prepared.task.loss(batch).backward()  # type: ignore[no-untyped-call]
-    slopes = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    learner.learn([batch], 1, torch.tensor(0.1) if as_tensor else 0.1)
-    depth = depths(model)
+    train_step.optimize([batch], 1, torch.tensor(0.1) if as_tensor else 0.1)
+    depth = layer_depths(model)
     for name, parameter in model.named_parameters():
-        moved = before[name] - 0.1 * 0.5 ** (3 - depth[name]) * slopes[name]
-        torch.testing.assert_close(parameter.detach(), moved, msg=name)
+        expected = before[name] - 0.1 * 0.5 ** (3 - depth[name]) * gradients[name]
+        torch.testing.assert_close(parameter.detach(), expected, msg=name)
 
 
 def test_groups_differ_in_depth_and_decay_and_hold_everything_once() -> None:
-    model = Classifier(SHAPE, SIZES)
-    groups: list[dict[str, Any]] = parameter_groups(model, 0.1, 0.8)
+    model = Classifier(MODEL_CONFIG, SIZES)
+    groups: list[dict[str, Any]] = build_parameter_groups(model, 0.1, 0.8)
     assert [(group["scale"], group["weight_decay"]) for group in groups] == [
-        (pytest.approx(0.8**down), decay) for down in range(4) for decay in ((0.1, 0.0) if down < 3 else (0.1,))
+        (pytest.approx(0.8**depth), decay) for depth in range(4) for decay in ((0.1, 0.0) if depth < 3 else (0.1,))
     ]
-    held = [parameter for group in groups for parameter in group["params"]]
-    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in model.parameters()}
-    assert len(held) == len(list(model.parameters()))
+    grouped = [parameter for group in groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in model.parameters()}
+    assert len(grouped) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{"freeze": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "base": "x"}],
+    "settings",
+    [{"freeze_layers": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "base": "x"}],
     ids=lambda asked: next(iter(asked)),
 )
-def test_a_stack_does_none_of_it_and_leaves_it_to_single_runs(asked: dict[str, Any]) -> None:
-    assert single(TrainConfig(**asked))
-    assert not single(TrainConfig(base="x"))
+def test_a_stack_does_none_of_it_and_leaves_it_to_single_runs(settings: dict[str, Any]) -> None:
+    assert must_train_alone(TrainConfig(**settings))
+    assert not must_train_alone(TrainConfig(init_from="x"))
 
 
 # -- adapters
@@ -176,57 +194,60 @@ LORA = {"lora_rank": 2, "lora_dropout": 0.1}
 
 
 def test_only_adapters_and_the_label_head_learn_and_have_state(rows: str, base: Path, tmp_path: Path) -> None:
-    made = run(rows, tmp_path / "run", {"base": str(base), **LORA})
-    before, after = load_file(base / "model.safetensors"), checkpoint(made.path)
+    result = train_run(rows, tmp_path / "run", {"base": str(base), **LORA})
+    before, after = load_file(base / "model.safetensors"), load_latest_checkpoint(result.path)
     adapters = [name for name in after if ".lora_" in name]
     assert len(adapters) == 2 * 5 * MODEL["n_layers"]
     for name, tensor in before.items():
-        owner, _, last = name.rpartition(".")
-        kept = after.get(f"model.{name}", after.get(f"model.{owner}.base.{last}"))
-        assert kept is not None
-        assert tensor.equal(kept) == (not name.startswith("head.")), name
+        module_name, _, parameter_name = name.rpartition(".")
+        saved = after.get(f"model.{name}", after.get(f"model.{module_name}.base.{parameter_name}"))
+        assert saved is not None
+        assert tensor.equal(saved) == (not name.startswith("head.")), name
     moments = [name for name in after if name.endswith(".exp_avg")]
     assert len(moments) == len(adapters) + 2
-    assert made.config.train.lora_alpha == 4.0
+    assert result.config.train.lora_alpha == 4.0
 
 
-@pytest.mark.parametrize("asked", [LORA, {"freeze": 1, "layer_decay": 0.8}, {**LORA, "average": 0.9}])
+@pytest.mark.parametrize("settings", [LORA, {"freeze_layers": 1, "layer_decay": 0.8}, {**LORA, "ema_decay": 0.9}])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_stopped_and_resumed_a_fine_tuned_run_ends_with_the_same_bits(
-    asked: dict[str, Any], steps: int, rows: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], steps: int, rows: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace = {"base": str(base), **asked}
-    straight = run(rows, tmp_path / "straight", pace)
+    train_settings = {"base": str(base), **settings}
+    uninterrupted = train_run(rows, tmp_path / "straight", train_settings)
     step = Trainer.step
 
-    def stopping(self: Trainer) -> None:
+    def step_then_stop(self: Trainer) -> None:
         step(self)
         if self.progress.step == steps:
             self.stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopping)
-        with pytest.raises(InterruptedRun):
-            run(rows, tmp_path / "broken", pace)
-    broken = run(rows, tmp_path / "broken", pace, resume=True)
-    files = ["model.safetensors", *(["adapter.safetensors"] if "lora_rank" in asked else [])]
-    pairs = [(load_file(straight.path / name), load_file(broken.path / name)) for name in files]
-    for left, right in (*pairs, (checkpoint(straight.path), checkpoint(broken.path))):
+        patch.setattr(Trainer, "step", step_then_stop)
+        with pytest.raises(RunInterruptedError):
+            train_run(rows, tmp_path / "broken", train_settings)
+    resumed = train_run(rows, tmp_path / "broken", train_settings, resume=True)
+    files = ["model.safetensors", *(["adapter.safetensors"] if "lora_rank" in settings else [])]
+    pairs = [(load_file(uninterrupted.path / name), load_file(resumed.path / name)) for name in files]
+    for left, right in (*pairs, (load_latest_checkpoint(uninterrupted.path), load_latest_checkpoint(resumed.path))):
         assert left.keys() == right.keys()
         assert all(tensor.equal(right[name]) for name, tensor in left.items())
 
 
 def test_compiled_blocks_leave_adapted_projections_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "triform.training.compiled._block", lambda: lambda block, *rest: type(block).forward(block, *rest)
+        "triform.training.compilation._compiled_block_forward",
+        lambda: lambda block, *rest: type(block).forward(block, *rest),
     )
-    model = Decoder(SHAPE, SIZES).eval()
+    model = Decoder(MODEL_CONFIG, SIZES).eval()
     tokens = torch.arange(10)[None]
-    limit_learning(model, build({"task": "generate", "train.base": "x", "train.lora_rank": 2}, Config()))
+    freeze_parameters(
+        model, build_config({"task": "generate", "train.init_from": "x", "train.lora_rank": 2}, Config())
+    )
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             torch.nn.init.normal_(parameter)
-    wanted = model(tokens)
-    with compiled(model):
-        torch.testing.assert_close(model(tokens), wanted)
-    torch.testing.assert_close(model(tokens), wanted)
+    expected = model(tokens)
+    with compiled_blocks(model):
+        torch.testing.assert_close(model(tokens), expected)
+    torch.testing.assert_close(model(tokens), expected)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from triform.config import Config, TaskName
-from triform.data.loader import Indices
+from triform.config.settings import build_config
+from triform.data.samplers import Indices
 from triform.errors import DivergedError
-from triform.settings import build
-from triform.tasks import TASKS, Prepared
-from triform.training.folder import RunFolder
+from triform.tasks import TASKS, PreparedTask
+from triform.training.run_folder import RunFolder
 from triform.training.trainer import Event, Trainer
 
 TASK_NAMES: tuple[TaskName, ...] = ("classify", "generate", "translate")
@@ -43,7 +43,7 @@ TINY = {
     "train.checkpoint_every": STEPS,
     "train.log_every": 1,
 }
-FORMS: dict[TaskName, dict[str, Any]] = {
+TASK_SETTINGS: dict[TaskName, dict[str, Any]] = {
     "classify": {"train.batch_tokens": 64, "model.norm_position": "post"},
     "generate": {"train.batch_size": 4, "train.schedule": "noam"},
     "translate": {"train.batch_tokens": 64, "train.label_smoothing": 0.1},
@@ -118,19 +118,19 @@ GOLDEN: dict[TaskName, list[float]] = {
 }
 
 
-class Ears:
+class EventRecorder:
     """Keeps every event."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to take back."""
 
 
@@ -142,42 +142,50 @@ def write_data(task: TaskName, folder: Path) -> Path:
         path = folder / "text.txt"
         path.write_text("\n".join(" ".join(words) for words in texts), encoding="utf-8")
         return path
-    path, heading = folder / f"{task}.tsv", "text\tlabel" if task == "classify" else "source\ttarget"
-    second = [("no", "yes")["amber" in words] if task == "classify" else " ".join(words[::-1]) for words in texts]
-    lines = [f"{' '.join(words)}\t{other}" for words, other in zip(texts, second, strict=True)]
-    path.write_text("\n".join([heading, *lines]) + "\n", encoding="utf-8")
+    path, header = folder / f"{task}.tsv", "text\tlabel" if task == "classify" else "source\ttarget"
+    second_column = [
+        ("no", "yes")["amber" in words] if task == "classify" else " ".join(words[::-1]) for words in texts
+    ]
+    lines = [f"{' '.join(words)}\t{second_text}" for words, second_text in zip(texts, second_column, strict=True)]
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     return path
 
 
-def prepared(task: TaskName, folder: Path, **asked: Any) -> Prepared:
-    settings = {"task": task, "data.train": str(write_data(task, folder)), **TINY, **FORMS[task], **asked}
+def prepare_task(task: TaskName, folder: Path, **overrides: Any) -> PreparedTask:
+    settings = {
+        "task": task,
+        "data.train": str(write_data(task, folder)),
+        **TINY,
+        **TASK_SETTINGS[task],
+        **overrides,
+    }
     torch.set_default_dtype(torch.float64)  # weights drawn in float32 differ a little from CPU to CPU
     try:
-        return TASKS[task].prepare(build(settings, Config()), folder / "run")
+        return TASKS[task].prepare(build_config(settings, Config()), folder / "run")
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def trainer_of(made: Prepared, folder: Path) -> tuple[Trainer, Ears]:
-    run, ears = RunFolder(folder / "run"), Ears()
-    run.path.mkdir(parents=True, exist_ok=True)
-    return Trainer(made, run, [ears], {}), ears
+def build_trainer(prepared_task: PreparedTask, folder: Path) -> tuple[Trainer, EventRecorder]:
+    run_folder, recorder = RunFolder(folder / "run"), EventRecorder()
+    run_folder.path.mkdir(parents=True, exist_ok=True)
+    return Trainer(prepared_task, run_folder, [recorder], {}), recorder
 
 
-def first_losses(task: TaskName, folder: Path) -> list[float]:
-    trainer, ears = trainer_of(prepared(task, folder), folder)
+def compute_first_losses(task: TaskName, folder: Path) -> list[float]:
+    trainer, recorder = build_trainer(prepare_task(task, folder), folder)
     trainer.fit()
-    return [event["loss"] for event in ears.events if event["event"] == "train"]
+    return [event["loss"] for event in recorder.events if event["event"] == "train"]
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_the_first_losses_are_what_they_always_were(task: TaskName, tmp_path: Path) -> None:
-    losses = first_losses(task, tmp_path)
+    losses = compute_first_losses(task, tmp_path)
     assert losses == pytest.approx(GOLDEN[task], rel=1e-9)
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
-class Given:
+class FixedSampler:
     """A sampler that gives the batches it was given."""
 
     steps_per_epoch = 1
@@ -185,58 +193,60 @@ class Given:
     def __init__(self, batches: list[Indices]) -> None:
         self.batches = iter(batches)
 
-    def next(self) -> Indices:
+    def next_batch(self) -> Indices:
         return next(self.batches)
 
-    def state(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         return {}
 
-    def restore(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """It does not go back."""
 
 
-def after_one_step(
-    task: TaskName, folder: Path, batches: list[Indices], **asked: Any
+def train_one_step(
+    task: TaskName, folder: Path, batches: list[Indices], **settings: Any
 ) -> tuple[float, list[Tensor]]:
     folder.mkdir()
-    made = prepared(task, folder, **{"train.accumulate": len(batches), "train.max_steps": 1, **asked})
-    trainer, ears = trainer_of(made, folder)
-    trainer.sampler = Given(batches)
+    prepared_task = prepare_task(
+        task, folder, **{"train.grad_accumulation": len(batches), "train.max_steps": 1, **settings}
+    )
+    trainer, recorder = build_trainer(prepared_task, folder)
+    trainer.sampler = FixedSampler(batches)
     trainer.fit()
-    (loss,) = [event["loss"] for event in ears.events if event["event"] == "train"]
-    return loss, [parameter.detach() for parameter in made.task.model.parameters()]
+    (loss,) = [event["loss"] for event in recorder.events if event["event"] == "train"]
+    return loss, [parameter.detach() for parameter in prepared_task.task.model.parameters()]
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_a_step_does_not_depend_on_how_its_batch_was_cut(task: TaskName, clip: float, tmp_path: Path) -> None:
     """Plain gradient descent, so that a parameter shows its gradient; halves and unequal parts of one batch."""
-    asked = {"train.optimizer": "sgd", "train.lr": 0.5, "train.clip_norm": clip, "train.warmup_steps": 0}
+    settings = {"train.optimizer": "sgd", "train.lr": 0.5, "train.clip_norm": clip, "train.warmup_steps": 0}
     rows = np.array([0, 7, 3, 21, 14, 40, 33, 8], dtype=np.int64)
-    whole = after_one_step(task, tmp_path / "whole", [rows], **asked)
-    for name, places in (("halves", [4]), ("uneven", [1, 6])):
-        parts = after_one_step(task, tmp_path / name, np.split(rows, places), **asked)
-        assert parts[0] == pytest.approx(whole[0], rel=1e-12)
-        torch.testing.assert_close(parts[1], whole[1], rtol=1e-10, atol=1e-12)
+    full_batch = train_one_step(task, tmp_path / "whole", [rows], **settings)
+    for name, split_points in (("halves", [4]), ("uneven", [1, 6])):
+        split_batch = train_one_step(task, tmp_path / name, np.split(rows, split_points), **settings)
+        assert split_batch[0] == pytest.approx(full_batch[0], rel=1e-12)
+        torch.testing.assert_close(split_batch[1], full_batch[1], rtol=1e-10, atol=1e-12)
 
 
 def test_the_loss_that_is_told_is_the_mean_over_predictions(tmp_path: Path) -> None:
-    made = prepared("translate", tmp_path, **{"train.max_steps": 1, "train.label_smoothing": 0.0})
+    prepared_task = prepare_task("translate", tmp_path, **{"train.max_steps": 1, "train.label_smoothing": 0.0})
     rows = np.arange(6)
-    batch = made.train.batch(rows)
+    batch = prepared_task.train.batch(rows)
     with torch.no_grad():
-        expected = made.task.loss(batch).item() / batch.weight
-    trainer, ears = trainer_of(made, tmp_path)
-    trainer.sampler = Given([rows])
+        expected = prepared_task.task.loss(batch).item() / batch.n_predictions
+    trainer, recorder = build_trainer(prepared_task, tmp_path)
+    trainer.sampler = FixedSampler([rows])
     trainer.fit()
-    assert ears.events[0]["loss"] == pytest.approx(expected, rel=1e-12)
+    assert recorder.events[0]["loss"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    made = prepared("classify", tmp_path)
-    trainer, _ = trainer_of(made, tmp_path)
+    prepared_task = prepare_task("classify", tmp_path)
+    trainer, _ = build_trainer(prepared_task, tmp_path)
     with torch.no_grad():
-        made.task.model.head.weight.fill_(float("nan"))
+        prepared_task.task.model.head.weight.fill_(float("nan"))
     with pytest.raises(DivergedError, match="not finite at step 1"):
         trainer.fit()
     assert not trainer.folder.model_file.exists()
@@ -245,6 +255,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 if __name__ == "__main__":
     for name in TASK_NAMES:
         with tempfile.TemporaryDirectory() as made:
-            found = [f"{loss:.13g}" for loss in first_losses(name, Path(made))]
+            found = [f"{loss:.13g}" for loss in compute_first_losses(name, Path(made))]
         rows = [", ".join(found[start : start + 6]) for start in range(0, STEPS, 6)]
         print(f'    "{name}": [', *(f"        {row}," for row in rows), "    ],", sep="\n")

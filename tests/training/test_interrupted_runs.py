@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import triform
-from triform.errors import InterruptedRun
-from triform.training.folder import read_tensors
+from triform.errors import RunInterruptedError
+from triform.training.run_folder import read_tensors
 from triform.training.trainer import Trainer
 
 TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}
@@ -25,19 +25,19 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
-def interrupted(path: Path, rows: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
+def train_interrupted(path: Path, rows: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
     """A run that was asked to stop after its third step."""
     after_step = Trainer.after_step
 
-    def stopping(trainer: Trainer) -> None:
+    def step_then_stop(trainer: Trainer) -> None:
         after_step(trainer)
         if trainer.progress.step == 3:
             trainer.stop()
 
     settings["train"] = {"max_steps": 9, "eval_every": 9, **settings.get("train", {})}
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "after_step", stopping)
-        with pytest.raises(InterruptedRun, match="everything is saved"):
+        patch.setattr(Trainer, "after_step", step_then_stop)
+        with pytest.raises(RunInterruptedError, match="everything is saved"):
             triform.train("classify", data=rows, out=path, device="cpu", quiet=True, **settings)
     assert not (path / "model.safetensors").exists()
     return path
@@ -46,7 +46,7 @@ def interrupted(path: Path, rows: str, monkeypatch: pytest.MonkeyPatch, **settin
 def test_an_interrupted_run_answers_with_its_latest_checkpoint_and_says_so(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
@@ -70,7 +70,7 @@ def test_an_interrupted_lora_run_has_its_adapters_merged(
 ) -> None:
     base = triform.train("classify", data=rows, out=tmp_path / "base", train={"max_steps": 2}, **TINY)
     lora = {"lora_rank": 2, "lr": 0.1}
-    path = interrupted(tmp_path / "run", rows, monkeypatch, base=str(base.path), train=lora)
+    path = train_interrupted(tmp_path / "run", rows, monkeypatch, base=str(base.path), train=lora)
     run = triform.load(path, device="cpu")
     names = [name for name, _ in run.task.model.named_parameters()]
     assert names == [name for name, _ in base.task.model.named_parameters()]
@@ -80,20 +80,20 @@ def test_an_interrupted_lora_run_has_its_adapters_merged(
 def test_without_a_checkpoint_or_with_a_lost_model_the_error_says_so(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
     shutil.rmtree(path / "checkpoints")
     with pytest.raises(triform.CheckpointError, match="has no model and no checkpoint yet"):
         triform.load(path, device="cpu")
-    whole = triform.train("classify", data=rows, out=tmp_path / "whole", train={"max_steps": 2}, **TINY)
-    (whole.path / "model.safetensors").unlink()
+    finished = triform.train("classify", data=rows, out=tmp_path / "whole", train={"max_steps": 2}, **TINY)
+    (finished.path / "model.safetensors").unlink()
     with pytest.raises(triform.CheckpointError, match=r"model\.safetensors"):
-        triform.load(whole.path, device="cpu")
+        triform.load(finished.path, device="cpu")
 
 
 def test_an_estimator_is_not_made_from_a_run_without_a_model(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     estimators = pytest.importorskip("triform.sklearn")
-    path = interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
     with pytest.raises(triform.CheckpointError, match="has no model yet"):
         estimators.TextClassifier.from_run(path)

@@ -16,57 +16,57 @@ import pytest
 import torch
 from same_runs import assert_same_run
 
-from triform.errors import InterruptedRun
-from triform.interrupts import AT_ONCE, SAVING, handle_signals
+from triform.errors import RunInterruptedError
+from triform.experiments.seeds import train_seeds
+from triform.interrupts import SAVING_MESSAGE, STOPPING_NOW_MESSAGE, handle_signals
 from triform.launch import train
-from triform.seeds import train_seeds
 from triform.tasks import TASKS
-from triform.training.folder import RunFolder
-from triform.training.population import Population
-from triform.training.stack import Stack
+from triform.training.ensemble import Ensemble
+from triform.training.run_folder import RunFolder
+from triform.training.stacked_models import StackedModels
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
-PACE = {"max_steps": 10, "eval_every": 4, "checkpoint_every": 4, "log_every": 3, "batch_size": 8}
+TRAIN_SETTINGS = {"max_steps": 10, "eval_every": 4, "checkpoint_every": 4, "log_every": 3, "batch_size": 8}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, str]:
     rows = [f"{'good' if n % 3 else 'bad'}\tword{n % 11} thing{n % 5} {n}\n" for n in range(60)]
     pairs = [f"one {n} two {n % 7}\tun {n} deux {n % 7}\n" for n in range(60)]
-    found = {}
+    path_by_task = {}
     for task, lines in (("classify", rows), ("translate", pairs), ("generate", rows)):
         path = tmp_path / f"{task}{'.txt' if task == 'generate' else '.tsv'}"
         path.write_text("".join(lines), encoding="utf-8")
-        found[task] = str(path)
-    return found
+        path_by_task[task] = str(path)
+    return path_by_task
 
 
 def stop_in_evaluation(patch: pytest.MonkeyPatch, task: str, number: int) -> None:
     """As Ctrl-C does: ask for a stop in the midst of the validation numbered so, which has drawn random numbers."""
     trainers: list[Trainer] = []
-    begin, evaluate, left = Trainer.begin, TASKS[task].evaluate, [number]
+    original_start, original_evaluate, remaining = Trainer.start, TASKS[task].evaluate, [number]
 
-    def remembering(self: Trainer) -> None:
+    def record_trainer(self: Trainer) -> None:
         trainers.append(self)
-        begin(self)
+        original_start(self)
 
-    def stopping(self: Any, *arguments: Any, **more: Any) -> Any:
+    def evaluate_then_stop(self: Any, *arguments: Any, **kwargs: Any) -> Any:
         torch.rand(3)
-        left[0] -= 1
-        if not left[0]:
+        remaining[0] -= 1
+        if not remaining[0]:
             trainers[-1].stop()
-        return evaluate(self, *arguments, **more)
+        return original_evaluate(self, *arguments, **kwargs)
 
-    patch.setattr(Trainer, "begin", remembering)
-    patch.setattr(TASKS[task], "evaluate", stopping)
+    patch.setattr(Trainer, "start", record_trainer)
+    patch.setattr(TASKS[task], "evaluate", evaluate_then_stop)
 
 
 @pytest.mark.parametrize("number", [1, 3], ids=["the first", "the last"])
 @pytest.mark.parametrize(
-    ("task", "pace"),
+    ("task", "train_settings"),
     [
-        ("classify", {"schedule": "plateau", "plateau_patience": 0, "lr": 0.01, "average": 0.9}),
+        ("classify", {"schedule": "plateau", "plateau_patience": 0, "lr": 0.01, "ema_decay": 0.9}),
         ("generate", {"patience": 2, "lr": 1e-9}),
         ("translate", {}),
     ],
@@ -74,65 +74,65 @@ def stop_in_evaluation(patch: pytest.MonkeyPatch, task: str, number: int) -> Non
 )
 def test_interrupted_in_a_validation_and_resumed_a_run_has_the_same_bits(
     task: str,
-    pace: dict[str, Any],
+    train_settings: dict[str, Any],
     number: int,
     data: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(name: str, **more: Any) -> Path:
-        asked = {"model": MODEL, "train": PACE | pace} | more
-        return train(task, data=data[task], out=tmp_path / name, device="cpu", quiet=True, **asked).path
+    def train_run(name: str, **kwargs: Any) -> Path:
+        settings = {"model": MODEL, "train": TRAIN_SETTINGS | train_settings} | kwargs
+        return train(task, data=data[task], out=tmp_path / name, device="cpu", quiet=True, **settings).path
 
     with monkeypatch.context() as patch:
         stop_in_evaluation(patch, task, 99)  # the unbroken one draws random numbers in its validations too
-        straight = run("straight")
+        uninterrupted = train_run("straight")
     for attempt in range(2):  # the second one is interrupted in the same validation, repeated
         with monkeypatch.context() as patch:
             stop_in_evaluation(patch, task, number if attempt == 0 else 1)
-            with pytest.raises(InterruptedRun, match="everything is saved"):
-                run("broken", resume=attempt == 1)
+            with pytest.raises(RunInterruptedError, match="everything is saved"):
+                train_run("broken", resume=attempt == 1)
         (checkpoint,) = (tmp_path / "broken" / "checkpoints").iterdir()
         assert checkpoint.name.endswith("-unvalidated")
-        assert not RunFolder(tmp_path / "broken").finished()
+        assert not RunFolder(tmp_path / "broken").is_finished()
     with monkeypatch.context() as patch:
         stop_in_evaluation(patch, task, 99)
-        assert_same_run(straight, run("broken", resume=True))
+        assert_same_run(uninterrupted, train_run("broken", resume=True))
 
 
 def test_seeds_interrupted_in_a_validation_and_resumed_have_the_same_bits(
     data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(name: str, **more: Any) -> tuple[Path, ...]:
-        asked = {"model": MODEL, "train": PACE | {"patience": 2}} | more
-        made = train_seeds(
-            "classify", 3, data=data["classify"], out=tmp_path / name, device="cpu", quiet=True, **asked
+    def train_run(name: str, **kwargs: Any) -> tuple[Path, ...]:
+        settings = {"model": MODEL, "train": TRAIN_SETTINGS | {"patience": 2}} | kwargs
+        result = train_seeds(
+            "classify", 3, data=data["classify"], out=tmp_path / name, device="cpu", quiet=True, **settings
         )
-        return made.folders
+        return result.folders
 
-    straight, judge, populations = run("straight"), Stack.judge, []
-    fit, left = Population.fit, [2]
+    uninterrupted, original_evaluate, ensembles = train_run("straight"), StackedModels.evaluate, []
+    original_fit, remaining = Ensemble.fit, [2]
 
-    def remembering(self: Population) -> None:
-        populations.append(self)
-        fit(self)
+    def record_ensemble(self: Ensemble) -> None:
+        ensembles.append(self)
+        original_fit(self)
 
-    def stopping(self: Stack, *arguments: Any) -> Any:
-        left[0] -= 1
-        if not left[0]:
-            populations[-1].stop()
-        return judge(self, *arguments)
+    def stop_then_evaluate(self: StackedModels, *arguments: Any) -> Any:
+        remaining[0] -= 1
+        if not remaining[0]:
+            ensembles[-1].stop()
+        return original_evaluate(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Population, "fit", remembering)
-        patch.setattr(Stack, "judge", stopping)
-        with pytest.raises(InterruptedRun, match="step 8, everything is saved"):
-            run("broken")
-    assert populations
+        patch.setattr(Ensemble, "fit", record_ensemble)
+        patch.setattr(StackedModels, "evaluate", stop_then_evaluate)
+        with pytest.raises(RunInterruptedError, match="step 8, everything is saved"):
+            train_run("broken")
+    assert ensembles
     checkpoints = [path.name for path in (tmp_path / "broken").glob("seed-*/checkpoints/*")]
     assert checkpoints == ["step-000000008-unvalidated"] * 3
-    for one, other in zip(straight, run("broken", resume=True), strict=True):
-        assert_same_run(one, other)
+    for first, second in zip(uninterrupted, train_run("broken", resume=True), strict=True):
+        assert_same_run(first, second)
 
 
 def test_the_validated_checkpoint_of_a_step_is_the_newer_one(tmp_path: Path) -> None:
@@ -148,13 +148,13 @@ def test_the_validated_checkpoint_of_a_step_is_the_newer_one(tmp_path: Path) -> 
 # -- signals
 
 
-class Trained:
+class FakeTrainer:
     """Something that trains until it is asked to stop."""
 
-    stopping = False
+    stop_requested = False
 
     def stop(self) -> None:
-        self.stopping = True
+        self.stop_requested = True
 
 
 in_main_thread = pytest.mark.skipif(
@@ -163,35 +163,35 @@ in_main_thread = pytest.mark.skipif(
 )
 
 
-def wait_for(said: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not said() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert said()
+    assert condition()
 
 
 @in_main_thread
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_the_first_signal_saves_and_the_second_stops_at_once(name: str) -> None:
-    out, trainer, number = io.StringIO(), Trained(), getattr(signal, name)
-    before = signal.getsignal(number)
+    out, trainer, signum = io.StringIO(), FakeTrainer(), getattr(signal, name)
+    before = signal.getsignal(signum)
     with handle_signals(trainer, out):
-        signal.raise_signal(number)
-        assert trainer.stopping
-        wait_for(lambda: out.getvalue() == f"{SAVING}\n")
+        signal.raise_signal(signum)
+        assert trainer.stop_requested
+        wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n")
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(number)
-        wait_for(lambda: out.getvalue() == f"{SAVING}\n{AT_ONCE}\n")
-    assert signal.getsignal(number) is before
+            signal.raise_signal(signum)
+        wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n{STOPPING_NOW_MESSAGE}\n")
+    assert signal.getsignal(signum) is before
 
 
 @in_main_thread
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
-    trainer, before = Trained(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    trainer, before = FakeTrainer(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with handle_signals(trainer, io.StringIO()):
             signal.raise_signal(signal.SIGHUP)
-        assert not trainer.stopping
+        assert not trainer.stop_requested
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -212,21 +212,21 @@ with signals_as_ctrl_c(), handle_signals(exit_message=lambda: "nothing was saved
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, f"{AT_ONCE}\ntriform: nothing was saved\n")
+    assert (process.returncode, err) == (130, f"{STOPPING_NOW_MESSAGE}\ntriform: nothing was saved\n")
 
 
-def stop_hard(patch: pytest.MonkeyPatch, place: str) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+def raise_interrupt_in(patch: pytest.MonkeyPatch, target: str) -> None:
+    def raise_interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    patch.setattr(place, interrupted)
+    patch.setattr(target, raise_interrupt)
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("target", "message"),
     [
         (
-            "triform.launch.announce",
+            "triform.launch.log_start",
             "stopped before the first checkpoint; begin again with: triform train classify",
         ),
         (
@@ -237,15 +237,21 @@ def stop_hard(patch: pytest.MonkeyPatch, place: str) -> None:
     ],
 )
 def test_a_hard_stop_says_what_there_is_to_go_on_with(
-    place: str, words: str, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, message: str, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(**more: Any) -> Path:
-        pace = PACE | {"checkpoint_every": 2}
-        asked = {"model": MODEL, "train": pace, "out": tmp_path / "run", "device": "cpu", "quiet": True} | more
-        return train("classify", data=data["classify"], **asked).path
+    def train_run(**kwargs: Any) -> Path:
+        train_settings = TRAIN_SETTINGS | {"checkpoint_every": 2}
+        settings = {
+            "model": MODEL,
+            "train": train_settings,
+            "out": tmp_path / "run",
+            "device": "cpu",
+            "quiet": True,
+        } | kwargs
+        return train("classify", data=data["classify"], **settings).path
 
     with monkeypatch.context() as patch:
-        stop_hard(patch, place)
-        with pytest.raises(InterruptedRun, match=rf"{words}.* --resume --device cpu"):
-            run()
-    assert (run(resume=True) / "report.html").exists()
+        raise_interrupt_in(patch, target)
+        with pytest.raises(RunInterruptedError, match=rf"{message}.* --resume --device cpu"):
+            train_run()
+    assert (train_run(resume=True) / "report.html").exists()

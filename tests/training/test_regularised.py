@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from triform.config import TokenizerConfig
-from triform.data.loader import Bucketed
+from triform.config.settings import build_config
+from triform.data.samplers import BucketSampler
 from triform.errors import ConfigError
 from triform.launch import train
-from triform.nn.vocabulary import IGNORE, agreeing_loss, cross_entropy
-from triform.settings import build
+from triform.nn.loss import IGNORE_INDEX, cross_entropy, r_drop_loss
 from triform.tasks import TASKS
 from triform.text import BpeTokenizer, train_tokenizer
-from triform.text.varied import VERSIONS, VariedBpe, versions
-from triform.training.learner import Learner
-from triform.training.population import single
+from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
+from triform.training.ensemble import must_train_alone
+from triform.training.train_step import TrainStep
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
@@ -40,84 +40,91 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
-def bpe() -> BpeTokenizer:
-    made = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=280), [TEXT], name="text", n_characters=len(TEXT))
-    assert isinstance(made, BpeTokenizer)
-    return made
+def train_bpe() -> BpeTokenizer:
+    tokenizer = train_tokenizer(
+        TokenizerConfig(kind="bpe", vocab_size=280), [TEXT], name="text", n_characters=len(TEXT)
+    )
+    assert isinstance(tokenizer, BpeTokenizer)
+    return tokenizer
 
 
-def learned(data: str, out: Path, **more: Any) -> Path:
+def train_run(data: str, out: Path, **kwargs: Any) -> Path:
     steps = {"max_steps": 12, "eval_every": 4, "checkpoint_every": 4, "log_every": 2, "batch_size": 8}
-    asked = {"train": steps | more.pop("train", {}), "model": MODEL} | more
-    return train("classify", data=data, out=out, device="cpu", quiet=True, seed=2, **asked).path
+    settings = {"train": steps | kwargs.pop("train", {}), "model": MODEL} | kwargs
+    return train("classify", data=data, out=out, device="cpu", quiet=True, seed=2, **settings).path
 
 
 # ------------------------------------------------------------------------------------------ average
 
 
 def test_the_average_is_that_of_all_weights_there_were(rows: str, tmp_path: Path) -> None:
-    decay, seen = 0.8, []
+    decay, history = 0.8, []
     settings = {
         "task": "classify",
         "data.train": rows,
-        "train.average": decay,
+        "train.ema_decay": decay,
         "train.max_steps": 9,
         "train.log_every": 9,
     }
     settings |= {f"model.{name}": value for name, value in MODEL.items()} | {"train.batch_size": 8}
-    made = TASKS["classify"].prepare(build(settings), tmp_path / "run")
-    learner = Learner(made.task, made.train)
-    sampler = made.train.sampler(made.task.config.train, 0)
+    prepared_task = TASKS["classify"].prepare(build_config(settings), tmp_path / "run")
+    train_step = TrainStep(prepared_task.task, prepared_task.train)
+    sampler = prepared_task.train.sampler(prepared_task.task.config.train, 0)
     for _ in range(9):
-        learner.step([sampler.next()], 1e-2)
-        seen.append([p.detach().clone() for p in made.task.model.parameters()])
-    shares = np.array([decay ** (8 - step) for step in range(9)])
-    shares /= shares.sum()
-    before = [p.detach().clone() for p in made.task.model.parameters()]
-    with learner.averaged(9):
-        for place, p in enumerate(made.task.model.parameters()):
-            wanted = sum(share * weights[place] for share, weights in zip(shares, seen, strict=True))
-            torch.testing.assert_close(p.detach(), wanted)
-    assert all(p.equal(old) for p, old in zip(made.task.model.parameters(), before, strict=True))
+        train_step.step([sampler.next_batch()], 1e-2)
+        history.append([p.detach().clone() for p in prepared_task.task.model.parameters()])
+    weightings = np.array([decay ** (8 - step) for step in range(9)])
+    weightings /= weightings.sum()
+    before = [p.detach().clone() for p in prepared_task.task.model.parameters()]
+    with train_step.use_ema_weights(9):
+        for index, p in enumerate(prepared_task.task.model.parameters()):
+            expected = sum(
+                weighting * weights[index] for weighting, weights in zip(weightings, history, strict=True)
+            )
+            torch.testing.assert_close(p.detach(), expected)
+    assert all(p.equal(old) for p, old in zip(prepared_task.task.model.parameters(), before, strict=True))
 
 
 def test_what_is_kept_is_the_average_and_what_goes_on_is_not(rows: str, tmp_path: Path) -> None:
-    plain, kept = learned(rows, tmp_path / "plain"), learned(rows, tmp_path / "kept", train={"average": 0.9})
+    plain, averaged = (
+        train_run(rows, tmp_path / "plain"),
+        train_run(rows, tmp_path / "kept", train={"ema_decay": 0.9}),
+    )
 
     def losses(path: Path) -> list[float]:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
 
-    assert losses(plain) == losses(kept), "an average changes nothing of how a run learns"
-    one, other = (load_file(path / "model.safetensors") for path in (plain, kept))
-    assert any(not one[name].equal(other[name]) for name in one)
+    assert losses(plain) == losses(averaged), "an average changes nothing of how a run learns"
+    first, second = (load_file(path / "model.safetensors") for path in (plain, averaged))
+    assert any(not first[name].equal(second[name]) for name in first)
 
 
 def test_a_run_that_is_averaged_goes_on_as_if_it_had_never_stopped(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"train": {"average": 0.9}}
-    whole = learned(rows, tmp_path / "whole", **settings)
-    plain = Trainer.after_step
+    settings = {"train": {"ema_decay": 0.9}}
+    uninterrupted = train_run(rows, tmp_path / "whole", **settings)
+    original_after_step = Trainer.after_step
 
-    def stopping(self: Trainer) -> None:
-        plain(self)
+    def step_then_stop(self: Trainer) -> None:
+        original_after_step(self)
         if self.progress.step == 7:
             self.stop()
 
-    monkeypatch.setattr(Trainer, "after_step", stopping)
+    monkeypatch.setattr(Trainer, "after_step", step_then_stop)
     with pytest.raises(Exception, match="stopped at step 7"):
-        learned(rows, tmp_path / "broken", **settings)
-    monkeypatch.setattr(Trainer, "after_step", plain)
-    broken = learned(rows, tmp_path / "broken", resume=True, **settings)
-    one, other = (load_file(path / "model.safetensors") for path in (whole, broken))
-    assert all(one[name].equal(other[name]) for name in one)
+        train_run(rows, tmp_path / "broken", **settings)
+    monkeypatch.setattr(Trainer, "after_step", original_after_step)
+    resumed = train_run(rows, tmp_path / "broken", resume=True, **settings)
+    first, second = (load_file(path / "model.safetensors") for path in (uninterrupted, resumed))
+    assert all(first[name].equal(second[name]) for name in first)
 
 
 def test_what_a_stack_does_not_do_is_trained_one_by_one() -> None:
-    assert single(build({"train.average": 0.9}).train)
-    assert single(build({"train.consistency": 1.0}).train)
-    assert not single(build({}).train)
+    assert must_train_alone(build_config({"train.ema_decay": 0.9}).train)
+    assert must_train_alone(build_config({"train.r_drop": 1.0}).train)
+    assert not must_train_alone(build_config({}).train)
 
 
 # ------------------------------------------------------------------------------------------ consistency
@@ -125,42 +132,46 @@ def test_what_a_stack_does_not_do_is_trained_one_by_one() -> None:
 
 def test_readings_that_agree_cost_nothing_more_and_others_their_divergence() -> None:
     torch.manual_seed(0)
-    one, two = torch.randn(2, 6, 5, dtype=torch.float64)
-    targets = torch.tensor([0, 4, 2, IGNORE, 1, 3])
-    same = agreeing_loss(one, one, targets, 0.1, 5.0)
-    torch.testing.assert_close(same, cross_entropy(one, targets, 0.1))
-    p, q = one.log_softmax(-1), two.log_softmax(-1)
-    there = targets != IGNORE
-    both = [F.kl_div(a[there], b[there], log_target=True, reduction="sum") for a, b in ((p, q), (q, p))]
-    wanted = (cross_entropy(one, targets, 0.1) + cross_entropy(two, targets, 0.1)) / 2 + 5.0 * sum(both) / 4
-    torch.testing.assert_close(agreeing_loss(one, two, targets, 0.1, 5.0), wanted)
+    first, second = torch.randn(2, 6, 5, dtype=torch.float64)
+    targets = torch.tensor([0, 4, 2, IGNORE_INDEX, 1, 3])
+    loss_of_equals = r_drop_loss(first, first, targets, 0.1, 5.0)
+    torch.testing.assert_close(loss_of_equals, cross_entropy(first, targets, 0.1))
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    not_ignored = targets != IGNORE_INDEX
+    divergences = [
+        F.kl_div(a[not_ignored], b[not_ignored], log_target=True, reduction="sum") for a, b in ((p, q), (q, p))
+    ]
+    expected = (cross_entropy(first, targets, 0.1) + cross_entropy(second, targets, 0.1)) / 2 + 5.0 * sum(
+        divergences
+    ) / 4
+    torch.testing.assert_close(r_drop_loss(first, second, targets, 0.1, 5.0), expected)
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])
 def test_every_task_learns_from_two_readings(task: Any, tmp_path: Path) -> None:
-    steps = {"max_steps": 3, "consistency": 2.0}
-    made = train(task, out=tmp_path / "run", device="cpu", quiet=True, train=steps, model=MODEL)
-    assert math.isfinite(made.evaluate()["loss"])
+    steps = {"max_steps": 3, "r_drop": 2.0}
+    result = train(task, out=tmp_path / "run", device="cpu", quiet=True, train=steps, model=MODEL)
+    assert math.isfinite(result.evaluate()["loss"])
 
 
 # ------------------------------------------------------------------------------------------ dropout of merges
 
 
 def test_no_dropout_splits_as_always_and_some_splits_finer() -> None:
-    plain = bpe()
-    assert versions(plain, 0.0)[3].encode(TEXT) == plain.encode(TEXT)
-    varied = versions(plain, 0.3)
-    made = [each.encode(TEXT) for each in varied]
-    assert len(made) == VERSIONS
-    assert all(len(tokens) > len(plain.encode(TEXT)) for tokens in made)
-    assert len({tuple(tokens) for tokens in made}) > 1
-    assert all(plain.decode(tokens) == TEXT for tokens in made)
+    plain = train_bpe()
+    assert build_dropout_versions(plain, 0.0)[3].encode(TEXT) == plain.encode(TEXT)
+    varied = build_dropout_versions(plain, 0.3)
+    encodings = [tokenizer.encode(TEXT) for tokenizer in varied]
+    assert len(encodings) == N_VERSIONS
+    assert all(len(tokens) > len(plain.encode(TEXT)) for tokens in encodings)
+    assert len({tuple(tokens) for tokens in encodings}) > 1
+    assert all(plain.decode(tokens) == TEXT for tokens in encodings)
 
 
 def test_a_version_splits_a_word_the_same_way_wherever_it_is_asked() -> None:
-    one, again = (versions(bpe(), 0.3)[4] for _ in range(2))
-    sent = pickle.loads(pickle.dumps(one))
-    assert one.encode(TEXT) == again.encode(TEXT) == sent.encode(TEXT)
+    first, second = (build_dropout_versions(train_bpe(), 0.3)[4] for _ in range(2))
+    unpickled = pickle.loads(pickle.dumps(first))
+    assert first.encode(TEXT) == second.encode(TEXT) == unpickled.encode(TEXT)
 
 
 def test_the_share_of_merges_left_out_is_what_was_asked() -> None:
@@ -168,38 +179,38 @@ def test_the_share_of_merges_left_out_is_what_was_asked() -> None:
     plain = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=261), ["ab " * 99], name="", n_characters=297)
     assert isinstance(plain, BpeTokenizer)
     assert len(plain.encode("ab")) == 1
-    many = (VariedBpe(plain._core, 0.25, version) for version in range(2_000))
-    apart = [len(version.encode("ab")) == 2 for version in many]
-    assert 0.22 < sum(apart) / len(apart) < 0.28
+    variants = (BpeDropoutTokenizer(plain._backend, 0.25, version) for version in range(2_000))
+    is_split = [len(version.encode("ab")) == 2 for version in variants]
+    assert 0.22 < sum(is_split) / len(is_split) < 0.28
 
 
 def test_epochs_take_the_versions_in_turn_and_each_example_once() -> None:
-    sampler = Bucketed(np.arange(1, 31), batch_size=4, seed=1, versions=3)
+    sampler = BucketSampler(np.arange(1, 31), batch_size=4, seed=1, n_versions=3)
     for epoch in range(4):
-        drawn = np.concatenate([sampler.next() for _ in range(sampler.steps_per_epoch)])
-        assert sorted(drawn) == list(range(10 * (epoch % 3), 10 * (epoch % 3) + 10))
+        batch_indices = np.concatenate([sampler.next_batch() for _ in range(sampler.steps_per_epoch)])
+        assert sorted(batch_indices) == list(range(10 * (epoch % 3), 10 * (epoch % 3) + 10))
 
 
 @pytest.mark.parametrize("task", ["classify", "translate"])
 def test_training_text_is_split_in_many_ways_and_other_text_in_one(task: Any, rows: str, tmp_path: Path) -> None:
     settings = {"task": task, "data.train": rows, "tokenizer.kind": "bpe", "data.header": "no"}
-    one = TASKS[task].prepare(build(settings), tmp_path / "one")
-    many = TASKS[task].prepare(build(settings | {"tokenizer.dropout": 0.2}), tmp_path / "many")
-    assert len(one.train) == len(many.train)
-    assert many.train.versions == VERSIONS
-    assert len(many.train.lengths) == VERSIONS * len(one.train)
-    assert many.valid is not None
-    assert one.valid is not None
-    assert many.valid.lengths.tolist() == one.valid.lengths.tolist()
-    assert many.task.config.model == one.task.config.model
-    first, again = (many.train.batch(np.array([row, row + len(one.train)])) for row in (5, 7))
-    assert first.weight
-    assert again.weight
+    plain = TASKS[task].prepare(build_config(settings), tmp_path / "one")
+    varied = TASKS[task].prepare(build_config(settings | {"tokenizer.bpe_dropout": 0.2}), tmp_path / "many")
+    assert len(plain.train) == len(varied.train)
+    assert varied.train.versions == N_VERSIONS
+    assert len(varied.train.lengths) == N_VERSIONS * len(plain.train)
+    assert varied.valid is not None
+    assert plain.valid is not None
+    assert varied.valid.lengths.tolist() == plain.valid.lengths.tolist()
+    assert varied.task.config.model == plain.task.config.model
+    first, again = (varied.train.batch(np.array([row, row + len(plain.train)])) for row in (5, 7))
+    assert first.n_predictions
+    assert again.n_predictions
 
 
 def test_dropout_of_merges_is_for_bpe_and_rows() -> None:
-    for asked in ({"task": "generate"}, {"tokenizer.kind": "word"}):
+    for settings in ({"task": "generate"}, {"tokenizer.kind": "word"}):
         with pytest.raises(ConfigError, match="leaves out merges of bpe"):
-            build({"tokenizer.dropout": 0.1} | asked)
+            build_config({"tokenizer.bpe_dropout": 0.1} | settings)
     with pytest.raises(ConfigError, match="readings that dropout makes differ"):
-        build({"train.consistency": 1.0, "model.dropout": 0.0})
+        build_config({"train.r_drop": 1.0, "model.dropout": 0.0})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from triform.training.folder import RunFolder
+from triform.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and forkserver are not known there")
 
@@ -41,22 +41,22 @@ KILLED = -signal.SIGKILL
 LORA = {"train.lora_rank": "2", "train.lora_dropout": "0.1", "train.layer_decay": "0.9"}
 
 
-def attempt(task: str, data: str, out: str, fault: str, base: str) -> None:
+def run_attempt(task: str, data: str, out: str, fault_code: str, base: str) -> None:
     """In a process of its own: begin, or go on with, the run in `out`."""
     import torch
 
     from triform.launch import train
 
     torch.set_num_threads(1)
-    exec(fault, {})
+    exec(fault_code, {})
     settings = dict(setting.split("=") for setting in TINY)
     if base:  # what it decides is left to it
         settings = {name: value for name, value in settings.items() if name.startswith("train.")}
-        settings |= {"train.base": base, **LORA}
+        settings |= {"train.init_from": base, **LORA}
     train(task, data=data, out=out, seed=3, device="cpu", quiet=True, resume=Path(out).exists(), **settings)
 
 
-class Runner:
+class AttemptRunner:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name, text in FILES.values():
@@ -64,10 +64,12 @@ class Runner:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["triform.launch"])
 
-    def run(self, task: str, out: Path, *, fault: str = "", kill_after: float | None = None, base: str = "") -> int:
+    def run(
+        self, task: str, out: Path, *, fault_code: str = "", kill_after: float | None = None, base: str = ""
+    ) -> int:
         """The exit code of an attempt that ends by itself or is killed after so many seconds."""
         data = self.folder / FILES[task][0]
-        process = self.context.Process(target=attempt, args=(task, str(data), str(out), fault, base))
+        process = self.context.Process(target=run_attempt, args=(task, str(data), str(out), fault_code, base))
         process.start()
         process.join(kill_after)
         process.kill()
@@ -78,47 +80,49 @@ class Runner:
         return code
 
 
-def same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, second: Path) -> None:
     """Final weights, best weights and optimizer equal bit for bit; the same events, but for clocks."""
-    last = [RunFolder(path).latest_checkpoint() for path in (one, other)]
-    assert last[0] is not None
-    assert last[1] is not None
-    assert last[0].name == last[1].name
-    for name in ("model.safetensors", f"checkpoints/{last[0].name}/tensors.safetensors"):
-        left, right = load_file(one / name), load_file(other / name)
+    checkpoints = [RunFolder(path).latest_checkpoint() for path in (first, second)]
+    assert checkpoints[0] is not None
+    assert checkpoints[1] is not None
+    assert checkpoints[0].name == checkpoints[1].name
+    for name in ("model.safetensors", f"checkpoints/{checkpoints[0].name}/tensors.safetensors"):
+        left, right = load_file(first / name), load_file(second / name)
         assert left.keys() == right.keys()
         for key, tensor in left.items():
             assert tensor.equal(right[key]), f"{name}: {key} differs"
-    assert events(one) == events(other)
+    assert read_events(first) == read_events(second)
 
 
-def events(path: Path) -> list[dict[str, object]]:
-    clocks = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
+def read_events(path: Path) -> list[dict[str, object]]:
+    timing_fields = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [
-        {key: value for key, value in row.items() if key not in clocks} for row in rows if row["event"] != "resume"
+        {key: value for key, value in row.items() if key not in timing_fields}
+        for row in rows
+        if row["event"] != "resume"
     ]
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("data"))
+def runner(tmp_path_factory: pytest.TempPathFactory) -> AttemptRunner:
+    return AttemptRunner(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, runner: Runner) -> dict[str, tuple[Path, float]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory, runner: AttemptRunner) -> dict[str, tuple[Path, float]]:
     """A run a task that nothing disturbed, and the seconds it took."""
     folder, runs = tmp_path_factory.mktemp("unbroken"), {}
     for task in FILES:
         for name in ("warm-up", task):  # the first one waits for the server to import torch
-            began = time.monotonic()
+            started_at = time.monotonic()
             assert runner.run(task, folder / task / name) == 0
-        runs[task] = folder / task / task, time.monotonic() - began
+        runs[task] = folder / task / task, time.monotonic() - started_at
     return runs
 
 
 # A kill planted inside the writing of a checkpoint: after so many calls of `fsync`, and while old ones are removed.
-DURING_SYNC = """
+KILL_DURING_SYNC = """
 import os, random, signal
 calls, real = random.Random({seed}).randrange(2, 40), os.fsync
 def fsync(handle):
@@ -129,7 +133,7 @@ def fsync(handle):
 os.fsync = fsync
 """
 # Before a rename: of weights, of the digests that seal them, of checkpoints.
-DURING_SEALING = """
+KILL_DURING_SEALING = """
 import os, pathlib, random, signal
 calls, real = random.Random({seed}).randrange(2, 50), pathlib.Path.replace
 def replace(path, target):
@@ -139,7 +143,7 @@ def replace(path, target):
     return real(path, target)
 pathlib.Path.replace = replace
 """
-DURING_CLEANING = """
+KILL_DURING_CLEANING = """
 import os, shutil, signal, pathlib, random
 calls, real = random.Random({seed}).randrange(2, 12), shutil.rmtree
 def rmtree(path, *rest, **more):
@@ -155,39 +159,39 @@ shutil.rmtree = rmtree
 
 @pytest.mark.parametrize("task", FILES)
 def test_killed_while_a_checkpoint_is_written_a_run_still_ends_with_the_same_bits(
-    task: str, tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
+    task: str, tmp_path: Path, runner: AttemptRunner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
     out, kills = tmp_path / "run", 0
     for seed in range(3):
-        for fault in (DURING_SYNC, DURING_SEALING, DURING_CLEANING):
-            kills += runner.run(task, out, fault=fault.format(seed=seed)) == KILLED
+        for fault in (KILL_DURING_SYNC, KILL_DURING_SEALING, KILL_DURING_CLEANING):
+            kills += runner.run(task, out, fault_code=fault.format(seed=seed)) == KILLED
     assert kills >= 6
     assert runner.run(task, out) == 0
-    same_run(unbroken[task][0], out)
+    assert_same_run(unbroken[task][0], out)
 
 
 def test_killed_adapters_still_end_with_the_same_bits(
-    tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
+    tmp_path: Path, runner: AttemptRunner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
-    base, straight, out, kills = str(unbroken["classify"][0]), tmp_path / "straight", tmp_path / "run", 0
-    assert runner.run("classify", straight, base=base) == 0
+    base, uninterrupted, out, kills = str(unbroken["classify"][0]), tmp_path / "straight", tmp_path / "run", 0
+    assert runner.run("classify", uninterrupted, base=base) == 0
     for seed in range(3):
-        for fault in (DURING_SYNC, DURING_SEALING, DURING_CLEANING):
-            kills += runner.run("classify", out, fault=fault.format(seed=seed), base=base) == KILLED
+        for fault in (KILL_DURING_SYNC, KILL_DURING_SEALING, KILL_DURING_CLEANING):
+            kills += runner.run("classify", out, fault_code=fault.format(seed=seed), base=base) == KILLED
     assert kills >= 6
     assert runner.run("classify", out, base=base) == 0
-    same_run(straight, out)
-    assert (straight / "adapter.safetensors").read_bytes() == (out / "adapter.safetensors").read_bytes()
+    assert_same_run(uninterrupted, out)
+    assert (uninterrupted / "adapter.safetensors").read_bytes() == (out / "adapter.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("task", FILES)
 def test_killed_at_random_moments_a_run_still_ends_with_the_same_bits(
-    task: str, tmp_path: Path, runner: Runner, unbroken: dict[str, tuple[Path, float]]
+    task: str, tmp_path: Path, runner: AttemptRunner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
-    straight, seconds = unbroken[task]
+    uninterrupted, seconds = unbroken[task]
     rng, out, kills = random.Random(task), tmp_path / "run", 0
     for _ in range(12):
         kills += runner.run(task, out, kill_after=rng.uniform(0.05, 0.5 * seconds)) == KILLED
     assert kills >= 3
     assert runner.run(task, out) == 0
-    same_run(straight, out)
+    assert_same_run(uninterrupted, out)

@@ -10,57 +10,67 @@ from safetensors.torch import load_file
 
 from triform.config import TrainConfig
 from triform.launch import train
-from triform.progress import report
+from triform.progress import report_progress
 from triform.tasks.classify import Classify
-from triform.training import budget
-from triform.training.budget import seconds_of, steps_within
-from triform.training.folder import RunFolder
+from triform.training import time_budget
+from triform.training.run_folder import RunFolder
+from triform.training.time_budget import estimate_seconds, fit_steps
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
-PACE = {"max_steps": 400, "batch_size": 8, "schedule": "cosine"}
+TRAIN_SETTINGS = {"max_steps": 400, "batch_size": 8, "schedule": "cosine"}
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes a second, and a validation five."""
-    seconds, step, evaluate = [0.0], Trainer.step, Classify.evaluate
+    seconds, original_step, original_evaluate = [0.0], Trainer.step, Classify.evaluate
 
     def slow_step(self: Trainer) -> None:
         seconds[0] += 1
-        step(self)
+        original_step(self)
 
-    def slow_evaluation(self: Classify, *arguments: Any, **more: Any) -> Any:
+    def slow_evaluation(self: Classify, *arguments: Any, **kwargs: Any) -> Any:
         seconds[0] += 5
-        return evaluate(self, *arguments, **more)
+        return original_evaluate(self, *arguments, **kwargs)
 
-    monkeypatch.setattr(budget, "now", lambda: seconds[0])
+    monkeypatch.setattr(time_budget, "newest_column", lambda: seconds[0])
     monkeypatch.setattr(Trainer, "step", slow_step)
     monkeypatch.setattr(Classify, "evaluate", slow_evaluation)
 
 
-def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> RunFolder:
-    asked = {"data": rows, "out": out, "device": "cpu", "quiet": True, "model": MODEL, "train": pace} | more
-    return RunFolder(train("classify", **asked).path)
+def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> RunFolder:
+    settings = {
+        "data": rows,
+        "out": out,
+        "device": "cpu",
+        "quiet": True,
+        "model": MODEL,
+        "train": train_settings,
+    } | kwargs
+    return RunFolder(train("classify", **settings).path)
 
 
 @pytest.mark.usefixtures("clock")
 def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fitted = run(rows, tmp_path / "fitted", PACE | {"max_minutes": 2}, quiet=False)
-    chosen = fitted.read_config().train
-    assert 20 < chosen.max_steps < 120
-    told = capsys.readouterr().err
+    fitted = train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, quiet=False)
+    resolved = fitted.read_config().train
+    assert 20 < resolved.max_steps < 120
+    output = capsys.readouterr().err
     assert (
-        f"{chosen.max_steps} of 400 steps fit into train.max_minutes=2, validated every {chosen.eval_every}" in told
+        f"{resolved.max_steps} of 400 steps fit into train.max_minutes=2, validated every {resolved.eval_every}"
+        in output
     )
-    asked = PACE | {"max_steps": chosen.max_steps, "eval_every": chosen.eval_every}
-    plain = run(rows, tmp_path / "plain", asked)
+    settings = TRAIN_SETTINGS | {"max_steps": resolved.max_steps, "eval_every": resolved.eval_every}
+    plain = train_run(rows, tmp_path / "plain", settings)
     left, right = (load_file(folder.model_file) for folder in (fitted, plain))
     assert left.keys() == right.keys()
     assert all(tensor.equal(right[name]) for name, tensor in left.items())
-    again = run(rows, tmp_path / "fitted", PACE | {"max_minutes": 2}, resume=True)  # the same command
+    again = train_run(
+        rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True
+    )  # the same command
     assert again.read_config() == fitted.read_config()
 
 
@@ -68,7 +78,7 @@ def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
 def test_a_budget_that_is_large_enough_changes_nothing(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(rows, tmp_path / "run", PACE | {"max_steps": 30, "max_minutes": 60}, quiet=False)
+    folder = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 30, "max_minutes": 60}, quiet=False)
     assert folder.read_config().train.max_steps == 30
     assert "about 1 min 20 s for 30 steps, within train.max_minutes=60" in capsys.readouterr().err
 
@@ -77,7 +87,7 @@ def test_a_budget_that_is_large_enough_changes_nothing(
 def test_a_budget_without_room_for_a_step_is_said(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(rows, tmp_path / "run", PACE | {"max_minutes": 0.05}, quiet=False)
+    folder = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_minutes": 0.05}, quiet=False)
     assert folder.read_config().train.max_steps == 1
     assert (
         "warning: train.max_minutes=0.05 is too short for one step and its validation, which take about 6 s; "
@@ -88,38 +98,40 @@ def test_a_budget_without_room_for_a_step_is_said(
 @pytest.mark.parametrize("valid_seconds", [0.0, 0.5, 30.0, 1_000.0])
 @pytest.mark.parametrize("eval_every", [0, 50])
 def test_steps_and_validations_fit_into_the_time(valid_seconds: float, eval_every: int) -> None:
-    steps, every = steps_within(600, 100_000, 0.1, valid_seconds, TrainConfig(eval_every=eval_every))
+    steps, steps_between = fit_steps(600, 100_000, 0.1, valid_seconds, TrainConfig(eval_every=eval_every))
     assert 1 <= steps < 100_000
-    assert every >= 1
+    assert steps_between >= 1
     if valid_seconds < 600:
-        assert seconds_of(steps, every, 0.1, valid_seconds) <= 600 + valid_seconds
+        assert estimate_seconds(steps, steps_between, 0.1, valid_seconds) <= 600 + valid_seconds
     if not eval_every and valid_seconds == 30:
-        assert seconds_of(steps, every, 0.0, valid_seconds) <= 200  # no more than a third on validations
+        assert (
+            estimate_seconds(steps, steps_between, 0.0, valid_seconds) <= 200
+        )  # no more than a third on validations
 
 
 def test_a_long_validation_is_timed_by_its_beginning(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds, evaluate = [0.0], Classify.evaluate
+    seconds, original_evaluate = [0.0], Classify.evaluate
 
-    def long_evaluation(self: Classify, *arguments: Any, **more: Any) -> Any:
+    def long_evaluation(self: Classify, *arguments: Any, **kwargs: Any) -> Any:
         for done in range(1, 101):
             seconds[0] += 10
-            report("validating", done, 100)
-        return evaluate(self, *arguments, **more)
+            report_progress("validating", done, 100)
+        return original_evaluate(self, *arguments, **kwargs)
 
-    found: list[float] = []
-    time_steps = budget.time_steps
+    measured: list[float] = []
+    original_measure = time_budget.measure_step_seconds
 
-    def remembering(*arguments: Any) -> tuple[float, float]:
-        found.extend(time_steps(*arguments))
-        return found[0], found[1]
+    def record_measurement(*arguments: Any) -> tuple[float, float]:
+        measured.extend(original_measure(*arguments))
+        return measured[0], measured[1]
 
-    monkeypatch.setattr(budget, "now", lambda: seconds[0])
+    monkeypatch.setattr(time_budget, "newest_column", lambda: seconds[0])
     with monkeypatch.context() as patch:
-        patch.setattr(budget, "time_steps", remembering)
+        patch.setattr(time_budget, "measure_step_seconds", record_measurement)
         patch.setattr(Classify, "evaluate", long_evaluation)
-        patch.setattr(Trainer, "judge", lambda *_: {"loss": 1.0, "accuracy": 0.5, "f1": 0.5, "rows": 9})
-        run(rows, tmp_path / "run", PACE | {"max_steps": 4, "max_minutes": 1})
-    assert found[1] == pytest.approx(1_000)
+        patch.setattr(Trainer, "evaluate", lambda *_: {"loss": 1.0, "accuracy": 0.5, "f1": 0.5, "rows": 9})
+        train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 4, "max_minutes": 1})
+    assert measured[1] == pytest.approx(1_000)
     assert seconds[0] < 100  # not all of it was waited for

@@ -12,86 +12,90 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from triform.errors import ConfigError, DivergedError, InterruptedRun
+from triform.errors import ConfigError, DivergedError, RunInterruptedError
+from triform.experiments.seeds import train_seeds
 from triform.launch import train
-from triform.seeds import train_seeds
 from triform.tasks.translate import Translate
-from triform.training.display import ProgressLine, TimeLeft, clock, duration
-from triform.training.folder import RunFolder, copied_together
+from triform.training.display import ProgressDisplay, TimeEstimator, format_milliseconds, format_seconds
+from triform.training.run_folder import RunFolder, batched_to_cpu
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}
-PACE = {"max_steps": 14, "eval_every": 4, "checkpoint_every": 100, "log_every": 3, "batch_size": 8}
+TRAIN_SETTINGS = {"max_steps": 14, "eval_every": 4, "checkpoint_every": 100, "log_every": 3, "batch_size": 8}
 
 
-def run(rows: str, out: Path, pace: dict[str, Any], **more: Any) -> Path:
-    return train("classify", data=rows, out=out, device="cpu", quiet=True, model=MODEL, train=pace, **more).path
+def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> Path:
+    return train(
+        "classify", data=rows, out=out, device="cpu", quiet=True, model=MODEL, train=train_settings, **kwargs
+    ).path
 
 
 def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does: ask for a stop while the step numbered so is running."""
-    step = Trainer.step
+    original_step = Trainer.step
 
-    def stopping(self: Trainer) -> None:
-        step(self)
+    def step_then_stop(self: Trainer) -> None:
+        original_step(self)
         if self.progress.step == steps:
             self.stop()
 
-    monkeypatch.setattr(Trainer, "step", stopping)
+    monkeypatch.setattr(Trainer, "step", step_then_stop)
 
 
 @pytest.mark.parametrize(
-    "pace",
+    "train_settings",
     [
         {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1},
         {"schedule": "plateau", "plateau_patience": 0, "lr": 0.01},
         {"precision": "bf16"},
-        {"accumulate": 2, "label_smoothing": 0.1},
+        {"grad_accumulation": 2, "label_smoothing": 0.1},
         {"schedule": "noam", "optimizer": "adam", "patience": 2},
     ],
     ids=lambda pace: "-".join(pace),
 )
 @pytest.mark.parametrize("steps", [1, 6, 8])
 def test_stopped_and_resumed_a_run_ends_as_if_it_had_never_stopped(
-    pace: dict[str, Any], steps: int, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_settings: dict[str, Any], steps: int, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight = run(rows, tmp_path / "straight", PACE | pace)
+    uninterrupted = train_run(rows, tmp_path / "straight", TRAIN_SETTINGS | train_settings)
     with monkeypatch.context() as patch:
         stop_after(steps, patch)
-        with pytest.raises(InterruptedRun, match=f"stopped at step {steps}"):
-            run(rows, tmp_path / "broken", PACE | pace)
-    broken = run(rows, tmp_path / "broken", PACE | pace, resume=True)
-    last = [RunFolder(path).latest_checkpoint() for path in (straight, broken)]
-    for one, other in (last, (straight, broken)):
-        name = next(path.name for path in one.glob("*.safetensors"))
-        left, right = load_file(one / name), load_file(other / name)
+        with pytest.raises(RunInterruptedError, match=f"stopped at step {steps}"):
+            train_run(rows, tmp_path / "broken", TRAIN_SETTINGS | train_settings)
+    resumed = train_run(rows, tmp_path / "broken", TRAIN_SETTINGS | train_settings, resume=True)
+    checkpoints = [RunFolder(path).latest_checkpoint() for path in (uninterrupted, resumed)]
+    for first_folder, second_folder in (checkpoints, (uninterrupted, resumed)):
+        name = next(path.name for path in first_folder.glob("*.safetensors"))
+        left, right = load_file(first_folder / name), load_file(second_folder / name)
         assert left.keys() == right.keys()
         assert all(tensor.equal(right[key]) for key, tensor in left.items())
 
 
 def test_broken_weights_are_never_saved(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss may look sound for one more step than the weights do."""
-    step = Trainer.step
+    original_step = Trainer.step
 
-    def spoiling(self: Trainer) -> None:
-        step(self)
+    def step_then_corrupt(self: Trainer) -> None:
+        original_step(self)
         if self.progress.step == 6:
             with torch.no_grad():
                 next(self.task.model.parameters()).fill_(float("nan"))
 
-    monkeypatch.setattr(Trainer, "step", spoiling)
+    monkeypatch.setattr(Trainer, "step", step_then_corrupt)
     out = tmp_path / "run"
     with pytest.raises(DivergedError, match="step-000000005"):
-        run(rows, out, PACE | {"checkpoint_every": 1, "eval_every": 3})
-    latest = RunFolder(out).latest_checkpoint()
-    assert latest is not None
-    kept = {**load_file(latest / "tensors.safetensors"), **load_file(out / "model.safetensors")}
-    assert kept
-    assert all(tensor.isfinite().all() for tensor in kept.values() if tensor.is_floating_point())
+        train_run(rows, out, TRAIN_SETTINGS | {"checkpoint_every": 1, "eval_every": 3})
+    checkpoint = RunFolder(out).latest_checkpoint()
+    assert checkpoint is not None
+    saved = {**load_file(checkpoint / "tensors.safetensors"), **load_file(out / "model.safetensors")}
+    assert saved
+    assert all(tensor.isfinite().all() for tensor in saved.values() if tensor.is_floating_point())
 
 
 def test_training_stops_early_when_nothing_gets_better(rows: str, tmp_path: Path) -> None:
-    out = run(rows, tmp_path / "run", PACE | {"lr": 1e-9, "patience": 2, "eval_every": 1, "max_steps": 50})
+    out = train_run(
+        rows, tmp_path / "run", TRAIN_SETTINGS | {"lr": 1e-9, "patience": 2, "eval_every": 1, "max_steps": 50}
+    )
     latest = RunFolder(out).latest_checkpoint()
     assert latest is not None
     state = RunFolder(out).read_state(latest)
@@ -112,35 +116,35 @@ EVENTS = (
 )
 
 
-def shown(out: Terminal, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def render_bar(terminal: Terminal, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was last on a terminal of this width, line by line."""
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
-    line = ProgressLine(40, "accuracy", out, eval_every=10)
+    display = ProgressDisplay(40, "accuracy", terminal, eval_every=10)
     try:
         for step in range(1, 11):
-            line.ticked = 0.0
-            line.tick("step", step, 40)
+            display.last_refresh_at = 0.0
+            display.update("step", step, 40)
         for event in EVENTS[:2]:
-            line.hear(event)
-        line.ticked = 0.0
-        line.tick("step", 11, 40)
-        line.ticked = 0.0
-        assert line.bar is not None
-        assert line.bar.live is not None
-        assert line.bar.live.console.width == width
+            display.on_event(event)
+        display.last_refresh_at = 0.0
+        display.update("step", 11, 40)
+        display.last_refresh_at = 0.0
+        assert display.bar is not None
+        assert display.bar.live is not None
+        assert display.bar.live.console.width == width
         console = Console(file=io.StringIO(), width=width)
-        console.print(line.bar)
+        console.print(display.bar)
         return [text.rstrip() for text in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     finally:
-        line.close()
+        display.close()
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
 def test_on_a_terminal_a_bar_fits_the_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
-    (bar,) = shown(out, width, monkeypatch)
+    (bar,) = render_bar(out, width, monkeypatch)
     assert bar.startswith("step 11/40 ")
     assert "━" in bar
     assert len(bar) <= width
@@ -154,52 +158,52 @@ def test_on_a_terminal_a_bar_fits_the_width(width: int, monkeypatch: pytest.Monk
 def test_a_validation_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     out = Terminal()
-    line = ProgressLine(40, "accuracy", out)
-    line.tick("validating", 3, 12)
-    assert line.bar is not None
-    assert (line.bar.head, line.bar.share) == ("validating 3/12", 0.25)
-    line.hear(EVENTS[1])
-    assert (line.bar.head, line.bar.share) == ("step 10/40", 0.25)
-    line.close()
+    display = ProgressDisplay(40, "accuracy", out)
+    display.update("validating", 3, 12)
+    assert display.bar is not None
+    assert (display.bar.heading, display.bar.fraction) == ("validating 3/12", 0.25)
+    display.on_event(EVENTS[1])
+    assert (display.bar.heading, display.bar.fraction) == ("step 10/40", 0.25)
+    display.close()
 
 
 def test_the_time_left_counts_validations() -> None:
-    left = TimeLeft(40, 10)
+    estimator = TimeEstimator(40, 10)
     for step in range(1, 11):
-        left.tick("step", step, 100.0 + 2 * step)  # two seconds each
-    assert left.text(120.0) == "over 1 min 00 s left"
-    left.tick("validating", 0, 120.0)
-    left.tick("validating", 4, 125.0)
-    left.validated(130.0)
-    assert left.valid_seconds == 10
-    left.tick("step", 11, 132.0)
-    assert left.step_seconds == pytest.approx(2)
-    assert left.text(132.0) == "1 min 28 s left"  # 29 steps and 3 validations
-    assert left.seconds(133.0) == pytest.approx(87)
-    left.tick("validating", 0, 134.0)
-    assert left.seconds(138.0) == pytest.approx(88 + 6)
+        estimator.update("step", step, 100.0 + 2 * step)  # two seconds each
+    assert estimator.format_left(120.0) == "over 1 min 00 s left"
+    estimator.update("validating", 0, 120.0)
+    estimator.update("validating", 4, 125.0)
+    estimator.finish_validation(130.0)
+    assert estimator.valid_seconds == 10
+    estimator.update("step", 11, 132.0)
+    assert estimator.step_seconds == pytest.approx(2)
+    assert estimator.format_left(132.0) == "1 min 28 s left"  # 29 steps and 3 validations
+    assert estimator.seconds_left(133.0) == pytest.approx(87)
+    estimator.update("validating", 0, 134.0)
+    assert estimator.seconds_left(138.0) == pytest.approx(88 + 6)
 
 
 def test_the_expected_time_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     out, now = io.StringIO(), [0.0]
     monkeypatch.setattr("triform.training.display.time.monotonic", lambda: now[0])
-    line = ProgressLine(500, "accuracy", out, eval_every=100)
+    display = ProgressDisplay(500, "accuracy", out, eval_every=100)
     for step in range(1, 6):
         now[0] += 0.4
-        line.tick("step", step, 500)
+        display.update("step", step, 500)
     assert out.getvalue().splitlines() == ["about 3 min 19 s for 497 steps, without validations"]
 
 
 @pytest.mark.parametrize(("milliseconds", "text"), [(0.347, "0.35 ms"), (93.5, "94 ms"), (13_700, "13.7 s")])
 def test_the_time_of_a_step_is_plain(milliseconds: float, text: str) -> None:
-    assert duration(milliseconds) == text
+    assert format_milliseconds(milliseconds) == text
 
 
 def test_elsewhere_lines_are_plain() -> None:
     out = io.StringIO()
-    line = ProgressLine(40, "accuracy", out)
+    display = ProgressDisplay(40, "accuracy", out)
     for event in EVENTS:
-        line.hear(event)
+        display.on_event(event)
     assert out.getvalue().splitlines() == [
         "step 10/40  valid loss 2.2500  accuracy 50.00 %",
         "done after 20 steps, 3 s; best accuracy 50.00 % at step 10; 1,234 tokens/s",
@@ -208,17 +212,17 @@ def test_elsewhere_lines_are_plain() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_a_clock_reads_as_people_say_it(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 def test_tensors_are_copied_together_and_come_out_as_they_were() -> None:
     tensors = {"a": torch.randn(3, 4), "b": torch.tensor(7), "c": torch.randn(5).bfloat16(), "d": torch.randn(2, 0)}
-    found = copied_together(tensors)
-    assert found.keys() == tensors.keys()
+    copies = batched_to_cpu(tensors)
+    assert copies.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].equal(tensor)
-    assert len({tensor.untyped_storage().data_ptr() for name, tensor in found.items() if name != "d"}) == 3
+        assert copies[name].dtype == tensor.dtype
+        assert copies[name].equal(tensor)
+    assert len({tensor.untyped_storage().data_ptr() for name, tensor in copies.items() if name != "d"}) == 3
 
 
 def test_a_validation_loss_that_is_not_finite_is_one_line_where_nothing_can_be_decoded(
@@ -226,10 +230,18 @@ def test_a_validation_loss_that_is_not_finite_is_one_line_where_nothing_can_be_d
 ) -> None:
     data = tmp_path / "pairs.tsv"
     data.write_text("".join(f"one {n} two\tun {n} deux\n" for n in range(40)), encoding="utf-8")
-    monkeypatch.setattr(Translate, "tally", lambda self, batch: torch.tensor([float("nan"), 0.0, 1.0]))
-    shown = io.StringIO()
+    monkeypatch.setattr(Translate, "metric_sums", lambda self, batch: torch.tensor([float("nan"), 0.0, 1.0]))
+    progress = io.StringIO()
     with pytest.raises(DivergedError, match="the validation loss is not finite at step 4"):
-        train("translate", data=data, out=tmp_path / "run", device="cpu", progress=shown, model=MODEL, train=PACE)
+        train(
+            "translate",
+            data=data,
+            out=tmp_path / "run",
+            device="cpu",
+            progress=progress,
+            model=MODEL,
+            train=TRAIN_SETTINGS,
+        )
 
 
 def test_a_terminal_that_was_closed_does_not_end_training(
@@ -244,14 +256,16 @@ def test_a_terminal_that_was_closed_does_not_end_training(
 
     monkeypatch.setenv("TERM", "xterm")
     out = tmp_path / "run"
-    made = train("classify", data=rows, out=out, device="cpu", progress=ClosedTerminal(), model=MODEL, train=PACE)
-    assert made.progress()["finished"] == "max_steps"
+    result = train(
+        "classify", data=rows, out=out, device="cpu", progress=ClosedTerminal(), model=MODEL, train=TRAIN_SETTINGS
+    )
+    assert result.progress()["finished"] == "max_steps"
 
 
 def test_several_seeds_are_refused_before_memory_runs_out(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triform.memory.available_memory", lambda: 0)
+    monkeypatch.setattr("triform.training.memory.available_memory", lambda: 0)
     with pytest.raises(ConfigError, match="training needs"):
         train_seeds("classify", 2, data=rows, out=tmp_path / "run", device="cpu", quiet=True, model=MODEL)
     assert not (tmp_path / "run").exists()

@@ -7,53 +7,53 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grouped import drawn
+from vector_cases import random_vectors
 
 from triform.errors import CheckpointError, ConfigError, DataError, TriformError
 from triform.vectors import WordVectors
-from triform.vectors.files import check_writable, width_of
+from triform.vectors.files import check_writable, read_width
 
 ENDINGS = pytest.mark.parametrize("ending", ["txt", "bin", "safetensors"])
 
 
 @ENDINGS
 def test_vectors_come_back_bit_for_bit(tmp_path: Path, ending: str) -> None:
-    vectors = drawn()
+    vectors = random_vectors()
     path = tmp_path / "new" / f"v.{ending}"
     vectors.save(path)
-    back = WordVectors.load(path)
-    assert back.words == vectors.words
-    assert np.array_equal(back.matrix, vectors.matrix)
-    assert width_of(path) == vectors.width
+    loaded = WordVectors.load(path)
+    assert loaded.words == vectors.words
+    assert np.array_equal(loaded.matrix, vectors.matrix)
+    assert read_width(path) == vectors.width
     assert not list(path.parent.glob(".*")), "nothing half made is left"
 
 
 def test_safetensors_keep_how_vectors_were_made(tmp_path: Path) -> None:
     vectors = WordVectors(["a", "b"], np.eye(2), {"kind": "cbow"})
     vectors.save(tmp_path / "v.safetensors")
-    assert WordVectors.load(tmp_path / "v.safetensors").about == {"kind": "cbow"}
+    assert WordVectors.load(tmp_path / "v.safetensors").metadata == {"kind": "cbow"}
 
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_gensim_and_triform_read_each_other(tmp_path: Path, binary: bool) -> None:
     from gensim.models import KeyedVectors
 
-    vectors = drawn()
-    ours, theirs = (str(tmp_path / f"{who}.{'bin' if binary else 'txt'}") for who in ("ours", "theirs"))
+    vectors = random_vectors()
+    ours, theirs = (str(tmp_path / f"{owner}.{'bin' if binary else 'txt'}") for owner in ("ours", "theirs"))
     vectors.save(ours)
-    read = KeyedVectors.load_word2vec_format(ours, binary=binary)
-    assert read.index_to_key == vectors.words
-    assert np.array_equal(read.vectors, vectors.matrix)
-    read.save_word2vec_format(theirs, binary=binary)
-    back = WordVectors.load(theirs)
-    assert back.words == vectors.words
-    assert np.array_equal(back.matrix, vectors.matrix)
+    keyed_vectors = KeyedVectors.load_word2vec_format(ours, binary=binary)
+    assert keyed_vectors.index_to_key == vectors.words
+    assert np.array_equal(keyed_vectors.vectors, vectors.matrix)
+    keyed_vectors.save_word2vec_format(theirs, binary=binary)
+    loaded = WordVectors.load(theirs)
+    assert loaded.words == vectors.words
+    assert np.array_equal(loaded.matrix, vectors.matrix)
 
 
 def test_glove_has_no_first_line_and_word2vec_ends_words_with_a_line(tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_text("the 0.5 1\nof -1 2e-3\n", encoding="utf-8")
     glove = WordVectors.load(tmp_path / "glove.txt")
-    assert (glove.words, glove.width) == (["the", "of"], width_of(tmp_path / "glove.txt"))
+    assert (glove.words, glove.width) == (["the", "of"], read_width(tmp_path / "glove.txt"))
     numbers = np.array([1, 2], "<f4").tobytes()
     (tmp_path / "c.bin").write_bytes(b"2 2\nthe " + numbers + b"\nof " + numbers + b"\n")
     assert WordVectors.load(tmp_path / "c.bin").words == ["the", "of"]
@@ -61,16 +61,16 @@ def test_glove_has_no_first_line_and_word2vec_ends_words_with_a_line(tmp_path: P
 
 def test_the_first_vector_of_a_word_counts(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("3 1\na 1\nb 2\na 3\n", encoding="utf-8")
-    found = WordVectors.load(tmp_path / "v.txt")
-    assert found.words == ["a", "b"]
-    assert found["a"] == 1
+    vectors = WordVectors.load(tmp_path / "v.txt")
+    assert vectors.words == ["a", "b"]
+    assert vectors["a"] == 1
 
 
 def test_an_ending_that_says_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends in '\.npy'.*known are \.txt, \.bin, \.safetensors$"):
-        drawn().save(tmp_path / "v.npy")
+        random_vectors().save(tmp_path / "v.npy")
     with pytest.raises(ConfigError, match="has no ending"):
-        drawn().save(tmp_path / "v")
+        random_vectors().save(tmp_path / "v")
     with pytest.raises(ConfigError, match=r"'\.model'.*save_word2vec_format"):
         WordVectors.load(tmp_path / "v.model")
 
@@ -78,10 +78,10 @@ def test_an_ending_that_says_nothing_is_refused(tmp_path: Path) -> None:
 @ENDINGS
 def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"v.{ending}"
-    drawn().save(path)
-    whole = path.read_bytes()
-    for size in (len(whole) - 20, len(whole) // 2, 3, 0):
-        path.write_bytes(whole[:size])
+    random_vectors().save(path)
+    content = path.read_bytes()
+    for size in (len(content) - 20, len(content) // 2, 3, 0):
+        path.write_bytes(content[:size])
         with pytest.raises(DataError, match=r"cut short|is not a whole|not word vectors|numbers instead of"):
             WordVectors.load(path)
     with pytest.raises(DataError, match="no such file"):
@@ -89,7 +89,7 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, endin
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("It was a dark night.\n", "is not word vectors"),
         ("2 2\na 1 2\nb 1\n", "line 3: has 1 numbers instead of 2"),
@@ -102,10 +102,10 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, endin
         ("1 2\na 1 2\nb 3 4\n\nc 1 -4\n", "promises 1 words; lines left after them: 2"),
     ],
 )
-def test_a_file_that_is_no_vectors_is_told_where(tmp_path: Path, content: str, told: str) -> None:
+def test_a_file_that_is_no_vectors_is_told_where(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "v.txt"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         WordVectors.load(path)
 
 
@@ -125,7 +125,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
     for content in ("2 2\na 1 2\nb 3 4\n\n", "a 1 2\nb 3 4\n"):
         (tmp_path / "v.txt").write_text(content, encoding="utf-8-sig")
         assert WordVectors.load(tmp_path / "v.txt").words == ["a", "b"]
-        assert width_of(tmp_path / "v.txt") == 2
+        assert read_width(tmp_path / "v.txt") == 2
 
 
 def test_tensors_of_other_numbers_are_read_or_refused(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_tensors_of_other_numbers_are_read_or_refused(tmp_path: Path) -> None:
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
         save_file({"vectors": numbers.to(dtype), "words": words}, path)
         np.testing.assert_array_equal(WordVectors.load(path).matrix, numbers.numpy())
-    for vectors, told in (
+    for vectors, message in (
         (numbers.to(torch.float8_e4m3fn), "its vectors are F8_E4M3"),
         (numbers.double() * 1e60, "the vector of 'a' has a number that is not finite"),
     ):
         save_file({"vectors": vectors, "words": words}, path)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             WordVectors.load(path)
 
 
@@ -159,11 +159,11 @@ def test_a_folder_is_called_one(tmp_path: Path, ending: str) -> None:
 def test_a_place_that_cannot_be_written_is_told_before_the_work_and_after(tmp_path: Path, ending: str) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / f"v.{ending}", tmp_path / "file" / "new" / f"v.{ending}"):
-        for write in (drawn().save, check_writable):
+        for write in (random_vectors().save, check_writable):
             with pytest.raises(CheckpointError, match=rf"v\.{ending}: cannot be written \(Not a directory\)"):
                 write(path)
     check_writable(tmp_path / "new" / f"v.{ending}")
-    assert [each.name for each in tmp_path.iterdir()] == ["file"], "nothing is left of the question"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "nothing is left of the question"
 
 
 @ENDINGS
@@ -180,7 +180,7 @@ def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, ending: 
 
 
 def test_text_that_is_called_binary_is_told(tmp_path: Path) -> None:
-    drawn(20, 4).save(tmp_path / "v.txt")
+    random_vectors(20, 4).save(tmp_path / "v.txt")
     (tmp_path / "v.txt").rename(tmp_path / "v.bin")
     with pytest.raises(DataError, match=r"should end in \.txt|is not finite|cut short"):
         WordVectors.load(tmp_path / "v.bin")
@@ -195,12 +195,12 @@ def test_numbers_of_any_finite_size_have_a_direction() -> None:
 @ENDINGS
 def test_any_damage_is_an_error_of_ours_or_none(tmp_path: Path, ending: str) -> None:
     path, rng = tmp_path / f"v.{ending}", np.random.default_rng(0)
-    drawn(20, 4).save(path)
-    whole = path.read_bytes()
+    random_vectors(20, 4).save(path)
+    content = path.read_bytes()
     for _ in range(60):
-        damaged = bytearray(whole)
-        for place in rng.integers(0, len(whole), 3):
-            damaged[place] = int(rng.integers(256))
+        damaged = bytearray(content)
+        for index in rng.integers(0, len(content), 3):
+            damaged[index] = int(rng.integers(256))
         path.write_bytes(bytes(damaged))
         with suppress(TriformError):
             assert np.isfinite(WordVectors.load(path).matrix).all()

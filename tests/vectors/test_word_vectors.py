@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grouped import GROUPS, drawn, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from vector_cases import GROUPS, random_vectors, sentences
 
 from triform.config import TokenizerConfig
 from triform.errors import ConfigError, DataError, TriformError, install_command
 from triform.text import WordTokenizer, split_words
-from triform.text.base import TextStream
+from triform.text.base import TrainingText
 from triform.vectors import WordVectors
 
-SMALL = {"size": 12, "min_count": 2, "epochs": 6}
+SMALL_SETTINGS = {"size": 12, "min_count": 2, "epochs": 6}
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +37,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def learned(text: Path) -> WordVectors:
-    return WordVectors.train(text, **SMALL)
+    return WordVectors.train(text, **SMALL_SETTINGS)
 
 
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
 def test_words_of_one_group_are_near_one_another(text: Path, kind: str) -> None:
-    vectors = WordVectors.train(text, **SMALL | {"kind": kind, "epochs": 12})
-    for words, around in GROUPS.values():
+    vectors = WordVectors.train(text, **SMALL_SETTINGS | {"kind": kind, "epochs": 12})
+    for words, context in GROUPS.values():
         for word in words:
-            assert {other for other, _ in vectors.nearest(word, 3)} <= {*words, *around}
+            assert {neighbour for neighbour, _ in vectors.nearest(word, 3)} <= {*words, *context}
         assert vectors.similarity(words[0], words[1]) > vectors.similarity(
             words[0], "wall" if words[0] != "red" else "sum"
         )
 
 
 def test_one_worker_and_a_seed_give_the_same_vectors_again(text: Path, learned: WordVectors) -> None:
-    again = WordVectors.train(text, **SMALL)
-    assert again.words == learned.words
-    assert np.array_equal(again.matrix, learned.matrix)
-    assert not np.array_equal(WordVectors.train(text, **SMALL, seed=1).matrix, learned.matrix)
+    retrained = WordVectors.train(text, **SMALL_SETTINGS)
+    assert retrained.words == learned.words
+    assert np.array_equal(retrained.matrix, learned.matrix)
+    assert not np.array_equal(WordVectors.train(text, **SMALL_SETTINGS, seed=1).matrix, learned.matrix)
 
 
 def test_any_file_that_train_reads_gives_the_same_vectors(text: Path, learned: WordVectors, tmp_path: Path) -> None:
@@ -67,18 +67,18 @@ def test_any_file_that_train_reads_gives_the_same_vectors(text: Path, learned: W
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     (tmp_path / "a.en").write_text(text.read_text(encoding="utf-8"), encoding="utf-8")
     for name in ("a.tsv", "a.jsonl.gz", "a.en"):
-        assert np.array_equal(WordVectors.train(tmp_path / name, **SMALL).matrix, learned.matrix), name
+        assert np.array_equal(WordVectors.train(tmp_path / name, **SMALL_SETTINGS).matrix, learned.matrix), name
 
 
 def test_a_line_of_any_length_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triform.vectors.word2vec.BLOCK", 1 << 10)
-    monkeypatch.setattr("triform.data.files.BLOCK", 1 << 8)
+    monkeypatch.setattr("triform.data.files.BLOCK_SIZE", 1 << 8)
     path = tmp_path / "one-line.txt"
     path.write_text(" ".join(f"word{n % 50}" for n in range(25_000)), encoding="utf-8")
-    said: list[str] = []
-    WordVectors.train(path, size=4, epochs=1, say=said.append)
-    assert said[0].startswith("25,000 words in ")
-    assert "50 words have a vector of 4 numbers; 25,000 words of text, 1 times" in said[-1]
+    messages: list[str] = []
+    WordVectors.train(path, size=4, epochs=1, log=messages.append)
+    assert messages[0].startswith("25,000 words in ")
+    assert "50 words have a vector of 4 numbers; 25,000 words of text, 1 times" in messages[-1]
 
 
 def test_builtin_sets_are_text_too() -> None:
@@ -91,37 +91,39 @@ def test_words_are_cut_as_the_word_tokenizer_cuts_them(some: str, lowercase: boo
     words = split_words(some, lowercase=lowercase)
     if not words:
         return
-    tokenizer = WordTokenizer.train(config, TextStream([some], "it"))
-    assert [tokenizer.piece(token) for token in tokenizer.encode(some)] == words
+    tokenizer = WordTokenizer.train(config, TrainingText([some], "it"))
+    assert [tokenizer.format_piece(token) for token in tokenizer.encode(some)] == words
 
 
 def test_words_that_belong_together_are_joined_and_marks_never(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     rng = random.Random(0)
-    some = [" ".join(f"word{rng.randrange(900)}" for _ in range(5)) for _ in range(800)]
+    fillers = [" ".join(f"word{rng.randrange(900)}" for _ in range(5)) for _ in range(800)]
     names = ["new york city", "by", "by", "by"]
-    lines = [f"{a} {names[n % 4]} {b}, we." for n, (a, b) in enumerate(zip(some[::2], some[1::2], strict=True))]
+    lines = [
+        f"{a} {names[n % 4]} {b}, we." for n, (a, b) in enumerate(zip(fillers[::2], fillers[1::2], strict=True))
+    ]
     path.write_text("\n".join(lines), encoding="utf-8")
-    one = WordVectors.train(path, **SMALL, phrases=1)
-    two = WordVectors.train(path, **SMALL, phrases=2)
-    assert "new_york" in one
-    assert "new_york_city" in two
-    assert not [word for word in two.words if "_" in word and ("," in word or "." in word)]
+    one_pass = WordVectors.train(path, **SMALL_SETTINGS, phrases=1)
+    two_passes = WordVectors.train(path, **SMALL_SETTINGS, phrases=2)
+    assert "new_york" in one_pass
+    assert "new_york_city" in two_passes
+    assert not [word for word in two_passes.words if "_" in word and ("," in word or "." in word)]
 
 
 def test_the_analogy_is_gensims(learned: WordVectors, tmp_path: Path) -> None:
     from gensim.models import KeyedVectors
 
-    for vectors in (learned, drawn()):
+    for vectors in (learned, random_vectors()):
         vectors.save(tmp_path / "v.bin")
-        theirs = KeyedVectors.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
+        keyed_vectors = KeyedVectors.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
         a, b, c = vectors.words[3], vectors.words[7], vectors.words[5]
-        for ours, other in (
-            (vectors.nearest(a), theirs.most_similar(a)),
-            (vectors.analogy(a, b, c), theirs.most_similar(positive=[b, c], negative=[a])),
+        for ours, expected in (
+            (vectors.nearest(a), keyed_vectors.most_similar(a)),
+            (vectors.analogy(a, b, c), keyed_vectors.most_similar(positive=[b, c], negative=[a])),
         ):
-            assert [word for word, _ in ours] == [word for word, _ in other]
-            assert_allclose([value for _, value in ours], [value for _, value in other], atol=1e-6)
+            assert [word for word, _ in ours] == [word for word, _ in expected]
+            assert_allclose([value for _, value in ours], [value for _, value in expected], atol=1e-6)
 
 
 # -- bad input
@@ -130,8 +132,8 @@ def test_the_analogy_is_gensims(learned: WordVectors, tmp_path: Path) -> None:
 def test_ctrl_c_leaves_no_thread_at_work(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that computes while Python ends brings it down; one that waits does not."""
     gensim = pytest.importorskip("gensim.models")
-    much = tmp_path / "much.txt"
-    much.write_text(text.read_text(encoding="utf-8") * 100, encoding="utf-8")
+    long_text = tmp_path / "much.txt"
+    long_text.write_text(text.read_text(encoding="utf-8") * 100, encoding="utf-8")
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt  # where it waits for its threads
@@ -139,9 +141,9 @@ def test_ctrl_c_leaves_no_thread_at_work(text: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(gensim.Word2Vec, "_log_epoch_progress", interrupted)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        WordVectors.train(much, size=200)
-    left, frames = set(threading.enumerate()) - before, sys._current_frames()
-    assert {frames[thread.ident].f_code.co_name for thread in left if thread.ident in frames} <= {"wait"}
+        WordVectors.train(long_text, size=200)
+    remaining, frames = set(threading.enumerate()) - before, sys._current_frames()
+    assert {frames[thread.ident].f_code.co_name for thread in remaining if thread.ident in frames} <= {"wait"}
 
 
 def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("settings", "message"),
     [
         ({"kind": "glove"}, "choose from skipgram, cbow"),
         ({"size": 0}, "--size 0 is too small"),
@@ -163,9 +165,9 @@ def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None
         *(({name: 99_999_999_999}, "is too large") for name in ("window", "negative", "seed", "size", "workers")),
     ],
 )
-def test_a_recipe_that_cannot_be_meant_is_refused(text: Path, wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        WordVectors.train(text, **wrong)
+def test_a_recipe_that_cannot_be_meant_is_refused(text: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WordVectors.train(text, **settings)
 
 
 def test_a_thread_that_fails_ends_learning_with_a_line(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,38 +211,38 @@ def test_a_word_without_a_vector_is_told_with_its_like(learned: WordVectors) -> 
     with pytest.raises(DataError, match="did you mean 'cat'"):
         learned.analogy("CAT", "dog", "cow")
     with pytest.raises(DataError, match="the most frequent of"):
-        learned.place("qqqqqqqqqqqqq")
+        learned.index_of("qqqqqqqqqqqqq")
     with pytest.raises(ConfigError, match="--top 0"):
         learned.nearest("cat", 0)
 
 
 def test_without_gensim_the_extra_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+    real_import = builtins.__import__
 
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+    def import_without_gensim(name: str, *args: Any, **kwargs: Any) -> Any:
         if name.startswith("gensim"):
             raise ImportError("No module named 'gensim'")
-        return real(name, *rest, **more)
+        return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(builtins, "__import__", import_without_gensim)
     with pytest.raises(ConfigError, match=re.escape(install_command("vectors"))):
         WordVectors.train(text)
 
 
 def test_vectors_that_do_not_fit_their_words_are_refused() -> None:
-    one = np.ones((1, 2))
-    wrong: list[tuple[list[Any], Any, str]] = [
-        (["a", "b"], one, "as many rows"),
-        (["a"], one * np.nan, "finite"),
-        (["a"], one * 1e60, "finite"),
+    ones = np.ones((1, 2))
+    cases: list[tuple[list[Any], Any, str]] = [
+        (["a", "b"], ones, "as many rows"),
+        (["a"], ones * np.nan, "finite"),
+        (["a"], ones * 1e60, "finite"),
         (["a"], np.ones((1, 0)), "at least one"),
         (["a", "a"], np.ones((2, 2)), "one vector only"),
         (["a", "b"], [[1, 2], [3]], "must be numbers"),
         (["a"], np.array([["x", "y"]]), "must be numbers"),
-        ([1], one, "words must be text"),
+        ([1], ones, "words must be text"),
     ]
-    for words, matrix, told in wrong:
-        with pytest.raises(ConfigError, match=told):
+    for words, matrix, message in cases:
+        with pytest.raises(ConfigError, match=message):
             WordVectors(words, matrix)
 
 

@@ -9,29 +9,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.evaluate import named_sets
-from triform.cli.options import Device, Json, NoVerify, Set, open_run, print_json, print_scores
+from triform.cli.evaluate import parse_named_sets
+from triform.cli.options import (
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    SetOption,
+    load_run,
+    print_json,
+    print_metrics_table,
+)
 from triform.errors import ConfigError, DataError
 from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, TaskName
-    from triform.data.audit import Audit, Lengths, Rows
-    from triform.metrics import Scores
+    from triform.data.audit import AuditReport, AuditSet, LengthFunction
+    from triform.evaluation.metrics import Metrics
     from triform.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AuditInputs:
     """What is looked at: the rows of each set, by its name, and the file they came from."""
 
     task: TaskName
-    rows: dict[str, Rows]
+    rows: dict[str, AuditSet]
     files: dict[str, str]
 
 
 def audit(
-    subject: Annotated[str, typer.Argument(metavar="RUN|FILE", help="The run or training file to look at.")] = "",
+    run_or_file: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="The run or training file to look at.")
+    ] = "",
     train: Annotated[str, typer.Option(metavar="F", help="The training file; the default is the run's.")] = "",
     valid: Annotated[
         str, typer.Option(metavar="F", help="The validation file; for translate also SOURCE,TARGET.")
@@ -48,15 +58,15 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 1 if there is a leak or a conflict.")
     ] = False,
-    set_: Set = None,
-    json_: Json = False,
-    device: Device = "auto",
-    no_verify: NoVerify = False,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+    device: DeviceOption = "auto",
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Find repeats, near repeats, leaks between sets, contradicting labels, empty and long rows."""
-    from triform.settings import parse_assignments
+    from triform.config.settings import parse_assignments
 
-    train, run = _by_position(subject, train, run)
+    train, run = _resolve_positional(run_or_file, train, run)
     settings = parse_assignments(set_ or [])
     decode = {name.removeprefix("decode."): value for name, value in settings.items() if name.startswith("decode.")}
     for name in settings:
@@ -66,164 +76,176 @@ def audit(
         raise ConfigError(f"--max-len {max_len} is no length: it must be at least 1")
     if not train and not run:
         raise ConfigError("say what to look at: a training file or a run folder (or --train FILE, --run RUN)")
-    opened = open_run(run, device=device, no_verify=no_verify) if run else None
-    config = _config(opened, task, train, {name: settings[name] for name in settings if name.startswith("data.")})
-    asked = _asked(config, train, valid, test or [], opened)
+    loaded_run = load_run(run, device=device, no_verify=no_verify) if run else None
+    config = _build_config(
+        loaded_run, task, train, {name: settings[name] for name in settings if name.startswith("data.")}
+    )
+    inputs = _read_inputs(config, train, valid, test or [], loaded_run)
 
-    from triform.cli.audited import as_json, show
-    from triform.data.audit import audit as look
+    from triform.cli.audit_report import print_report, report_to_dict
+    from triform.data.audit import audit_sets as look
 
-    limit = max_len or (config.data.max_len if opened and config.task != "generate" else 0)
-    found = look(asked.rows, max_len=limit, lengths=_token_counts(opened) if opened else None)
-    scores = _scores(opened, found, asked, decode) if opened else {}
+    limit = max_len or (config.data.max_len if loaded_run and config.task != "generate" else 0)
+    report = look(inputs.rows, max_len=limit, lengths=_build_token_counter(loaded_run) if loaded_run else None)
+    metrics = _evaluate_subsets(loaded_run, report, inputs, decode) if loaded_run else {}
     if json_:
-        print_json(as_json(found, asked.task, asked.rows, scores))
+        print_json(report_to_dict(report, inputs.task, inputs.rows, metrics))
     else:
-        show(found, asked.task, limit, "tokens" if opened else "words", scored=bool(scores))
-        if opened and scores:
-            echo(f"\nscores of {opened.path}, rows seen in training and others apart:")
-            print_scores(scores)
-    if strict and (found.leaks or found.conflicts):
+        print_report(report, inputs.task, limit, "tokens" if loaded_run else "words", has_metrics=bool(metrics))
+        if loaded_run and metrics:
+            echo(f"\nscores of {loaded_run.path}, rows seen in training and others apart:")
+            print_metrics_table(metrics)
+    if strict and (report.leaks or report.n_conflicts):
         raise typer.Exit(1)
 
 
-def _by_position(subject: str, train: str, run: Path | None) -> tuple[str, Path | None]:
+def _resolve_positional(run_or_file: str, train: str, run: Path | None) -> tuple[str, Path | None]:
     """`--train` and `--run`, the one that is left out filled with what was given by position."""
-    if not subject:
+    if not run_or_file:
         return train, run
-    is_file = subject.startswith("builtin:") or "," in subject  # translate: SOURCE,TARGET
-    if not is_file and not Path(subject).exists():
-        raise DataError("no such file or run folder", path=subject)
-    option, other = ("--run", run) if Path(subject).is_dir() else ("--train", train)
-    if other:
-        raise ConfigError(f"{subject} and {option} {other} are given for one thing: give one of them")
-    return (train, Path(subject)) if option == "--run" else (subject, run)
+    is_file = run_or_file.startswith("builtin:") or "," in run_or_file  # translate: SOURCE,TARGET
+    if not is_file and not Path(run_or_file).exists():
+        raise DataError("no such file or run folder", path=run_or_file)
+    option, existing_value = ("--run", run) if Path(run_or_file).is_dir() else ("--train", train)
+    if existing_value:
+        raise ConfigError(f"{run_or_file} and {option} {existing_value} are given for one thing: give one of them")
+    return (train, Path(run_or_file)) if option == "--run" else (run_or_file, run)
 
 
-def _config(opened: Run | None, task: str, train: str, settings: dict[str, object]) -> Config:
+def _build_config(loaded_run: Run | None, task: str, train: str, settings: dict[str, object]) -> Config:
     """How files are read: as the run was told to or, without one, as `train` would."""
-    from triform.settings import Settings, build, typed
+    from triform.config.settings import Settings, build_config, coerce_setting
 
-    layout: Settings = {name: typed(name, value) for name, value in settings.items()}
-    if opened is None:
-        return build({"task": typed("task", task or _guessed(train)), **layout})
-    if task and task != opened.config.task:
-        raise ConfigError(f"{opened.path} is for {opened.config.task}, not {task}: leave --task out")
-    return build(layout, opened.config)
+    data_settings: Settings = {name: coerce_setting(name, value) for name, value in settings.items()}
+    if loaded_run is None:
+        return build_config({"task": coerce_setting("task", task or _guess_task(train)), **data_settings})
+    if task and task != loaded_run.config.task:
+        raise ConfigError(f"{loaded_run.path} is for {loaded_run.config.task}, not {task}: leave --task out")
+    return build_config(data_settings, loaded_run.config)
 
 
-def _guessed(train: str) -> TaskName:
-    from triform.data import sets
-    from triform.data.files import BUILTIN, kind_of
+def _guess_task(train: str) -> TaskName:
+    from triform.data import builtin_sets
+    from triform.data.files import BUILTIN_PREFIX, detect_kind
 
-    if train.startswith(BUILTIN):
+    if train.startswith(BUILTIN_PREFIX):
         names: tuple[TaskName, ...] = ("classify", "generate", "translate")
-        return next(name for name in names if sets.is_for(train, name))
+        return next(name for name in names if builtin_sets.matches_task(train, name))
     if "," in train and not Path(train).exists():
         return "translate"
-    return "generate" if kind_of(train) == "txt" else "classify"
+    return "generate" if detect_kind(train) == "txt" else "classify"
 
 
-def _asked(config: Config, train: str, valid: str, tests: list[str], opened: Run | None) -> Asked:
-    from triform.data.audit import read_set
+def _read_inputs(config: Config, train: str, valid: str, tests: list[str], loaded_run: Run | None) -> AuditInputs:
+    from triform.data.audit import read_audit_set
 
-    named = {"test": tests[0]} if len(tests) == 1 and "=" not in tests[0] else named_sets(tests, "--test")
+    test_files = (
+        {"test": tests[0]} if len(tests) == 1 and "=" not in tests[0] else parse_named_sets(tests, "--test")
+    )
     for name in ("train", "valid"):
-        if name in named:
-            raise ConfigError(f"--test {name}={named[name]}: {name!r} is the name of another set; choose another")
-    if train or opened is None:
-        files = {"train": train, **({"valid": valid} if valid else {}), **named}
-        return Asked(
+        if name in test_files:
+            raise ConfigError(
+                f"--test {name}={test_files[name]}: {name!r} is the name of another set; choose another"
+            )
+    if train or loaded_run is None:
+        files = {"train": train, **({"valid": valid} if valid else {}), **test_files}
+        return AuditInputs(
             task=config.task,
             files=files,
-            rows={name: read_set(config.task, file, config.data) for name, file in files.items()},
+            rows={name: read_audit_set(config.task, file, config.data) for name, file in files.items()},
         )
-    learned, held, files = _of_run(config, opened)
-    rows = {"train": learned}
+    train_rows, valid_rows, files = _read_run_sets(config, loaded_run)
+    rows = {"train": train_rows}
     if valid:
         files["valid"] = valid
-        rows["valid"] = read_set(config.task, valid, config.data)
-    elif held is not None:
-        rows["valid"] = held
-    rows |= {name: read_set(config.task, file, config.data) for name, file in named.items()}
-    return Asked(task=config.task, files={**files, **named}, rows=rows)
+        rows["valid"] = read_audit_set(config.task, valid, config.data)
+    elif valid_rows is not None:
+        rows["valid"] = valid_rows
+    rows |= {name: read_audit_set(config.task, file, config.data) for name, file in test_files.items()}
+    return AuditInputs(task=config.task, files={**files, **test_files}, rows=rows)
 
 
-def _of_run(config: Config, opened: Run) -> tuple[Rows, Rows | None, dict[str, str]]:
+def _read_run_sets(config: Config, loaded_run: Run) -> tuple[AuditSet, AuditSet | None, dict[str, str]]:
     """The rows that a run learned from, those it was judged by, and their files."""
-    from triform.data.audit import read_set
+    from triform.data.audit import read_audit_set
 
     data = config.data
     train = data.train or f"{data.source},{data.target}"
     valid = data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
-    rows = read_set(config.task, train, data)
+    rows = read_audit_set(config.task, train, data)
     files = {"train": train, "valid": valid or train}
     if valid or not data.valid_fraction:
-        return rows, read_set(config.task, valid, data) if valid else None, files
-    held = _held(config, rows, train)
-    return rows.some([not out for out in held]), rows.some(held), files
+        return rows, read_audit_set(config.task, valid, data) if valid else None, files
+    is_valid = _validation_flags(config, rows, train)
+    return rows.select([not is_valid_row for is_valid_row in is_valid]), rows.select(is_valid), files
 
 
-def _held(config: Config, rows: Rows, train: str) -> list[bool]:
+def _validation_flags(config: Config, rows: AuditSet, train: str) -> list[bool]:
     """For each row, whether the run kept it for validation."""
     from itertools import islice
 
     from triform.data.readers import is_running_text, read_lines
-    from triform.tasks.generate import training_part
-    from triform.tasks.task import held_out
+    from triform.tasks.generate import find_split_point
+    from triform.tasks.task import validation_mask
 
     if config.task != "generate":
-        return list(islice(held_out(config.data.valid_fraction), len(rows.texts)))
-    stop = training_part(config) or 0
+        return list(islice(validation_mask(config.data.valid_fraction), len(rows.texts)))
+    stop = find_split_point(config) or 0
     if not is_running_text(train):
-        return [place >= stop for place in range(len(rows.texts))]
-    at, ends = 0, {}
+        return [index >= stop for index in range(len(rows.texts))]
+    offset, line_ends = 0, {}
     for line, text in read_lines(train):
-        at += len(text) + 1
-        ends[line] = at
-    return [ends[line] - 1 > stop for line in rows.lines]  # a line that is cut counts as held out
+        offset += len(text) + 1
+        line_ends[line] = offset
+    return [line_ends[line] - 1 > stop for line in rows.lines]  # a line that is cut counts as held out
 
 
-def _token_counts(opened: Run) -> Lengths:
+def _build_token_counter(loaded_run: Run) -> LengthFunction:
     """Lengths as the run's model counts them."""
     from triform.tasks.classify import Classify
     from triform.tasks.generate import Generate
     from triform.tasks.translate import Translate
 
     def count(side: str, texts: Sequence[str]) -> list[int]:
-        task = opened.task
+        task = loaded_run.task
         if isinstance(task, Translate):
-            tokenizer, more = (task.target, 1) if side == "target" else (task.source, 0)  # targets end with a token
+            tokenizer, n_extra = (
+                (task.target_tokenizer, 1) if side == "target" else (task.source_tokenizer, 0)
+            )  # targets end with a token
         else:
             assert isinstance(task, Classify | Generate)
-            tokenizer, more = task.tokenizer, 0
-        return [len(tokens) + more for tokens in tokenizer.encode_batch(texts)]
+            tokenizer, n_extra = task.tokenizer, 0
+        return [len(tokens) + n_extra for tokens in tokenizer.encode_batch(texts)]
 
     return count
 
 
-def _scores(opened: Run, found: Audit, asked: Asked, decode: Mapping[str, object]) -> dict[str, Scores]:
+def _evaluate_subsets(
+    loaded_run: Run, report: AuditReport, inputs: AuditInputs, decode: Mapping[str, object]
+) -> dict[str, Metrics]:
     """Of every set that shares rows with the training set: all rows, those seen, the others."""
-    scores: dict[str, Scores] = {}
-    for overlap in found.overlaps:
+    metrics: dict[str, Metrics] = {}
+    for overlap in report.overlaps:
         if overlap.within != "train" or overlap.side not in ("text", "source"):
             continue
-        rows = asked.rows[overlap.name]
-        parts = {"all": overlap.seen | True}
+        rows = inputs.rows[overlap.name]
+        subsets = {"all": overlap.seen | True}
         if overlap.seen.any():
-            parts |= {"seen": overlap.seen, "unseen": ~overlap.seen}
+            subsets |= {"seen": overlap.seen, "unseen": ~overlap.seen}
         if overlap.near.any():
-            parts["unseen, none near"] = ~(overlap.seen | overlap.near)
-        file = asked.files[overlap.name]
-        for name, chosen in parts.items():
-            if not chosen.any():
+            subsets["unseen, none near"] = ~(overlap.seen | overlap.near)
+        file = inputs.files[overlap.name]
+        for name, selected in subsets.items():
+            if not selected.any():
                 continue
-            whole = name == "all" and file != asked.files["train"]  # else it is what was held out of that file
-            lines = None if whole else {rows.line(int(row)) for row in chosen.nonzero()[0]}
+            is_full_set = (
+                name == "all" and file != inputs.files["train"]
+            )  # else it is what was held out of that file
+            lines = None if is_full_set else {rows.line_number(int(row)) for row in selected.nonzero()[0]}
             try:
-                scores[f"{overlap.name}: {name}"] = opened.evaluate_with_notices(file, decode, lines)[0]
+                metrics[f"{overlap.name}: {name}"] = loaded_run.evaluate_with_notices(file, decode, lines)[0]
             except DataError as error:
                 if name == "all":
                     raise
                 echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too little to be scored
-    return scores
+    return metrics

@@ -6,38 +6,38 @@ from dataclasses import asdict, replace
 
 import typer
 
-from triform.cli.options import Json, NoVerify, Set, open_run, print_json
-from triform.cli.subject import (
-    Asked,
-    ConfigFile,
-    Labels,
-    MaxLen,
-    Preset,
-    Subject,
+from triform.cli.model_argument import (
+    ConfigOption,
+    LabelsOption,
+    MaxLenOption,
+    ModelArguments,
+    OptionalRunArgument,
+    PresetOption,
     TaskOption,
-    VocabSize,
-    settled,
+    VocabSizeOption,
+    resolve_model,
 )
+from triform.cli.options import JsonOption, NoVerifyOption, SetOption, load_run, print_json
 from triform.formatting import echo
 
-MARKS = {True: "good", False: "FAILED", None: "-"}
+STATUS_TEXT = {True: "good", False: "FAILED", None: "-"}
 
 
 def check(
-    run: Subject = None,
-    preset: Preset = "",
-    config: ConfigFile = None,
+    run: OptionalRunArgument = None,
+    preset: PresetOption = "",
+    config: ConfigOption = None,
     task: TaskOption = "",
-    set_: Set = None,
-    vocab_size: VocabSize = 0,
-    max_len: MaxLen = 0,
-    labels: Labels = 0,
-    json_: Json = False,
-    no_verify: NoVerify = False,
+    set_: SetOption = None,
+    vocab_size: VocabSizeOption = 0,
+    max_len: MaxLenOption = 0,
+    labels: LabelsOption = 0,
+    json_: JsonOption = False,
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Check that a model does what its settings say: the future unseen, padding inert, gradients everywhere ..."""
+    from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
-    from triform.settings import parse_assignments
 
     settings = parse_assignments(set_ or [])
     settings |= {"data.max_len": max_len} if max_len else {}
@@ -46,23 +46,23 @@ def check(
         raise ConfigError(
             "a run is checked as it was trained: leave out --set, --vocab-size, --max-len and --labels"
         )
-    asked = Asked(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
-    full, sizes = settled(replace(asked, no_verify=no_verify))
+    arguments = ModelArguments(run=run, preset=preset, config=config, task=task, settings=settings, labels=labels)
+    resolved_config, sizes = resolve_model(replace(arguments, no_verify=no_verify))
 
     from triform.explain.checks import check_model
-    from triform.explain.trial import fresh_model
+    from triform.explain.probes import build_untrained_model
 
-    opened = open_run(run, device="cpu", precision="fp32", no_verify=no_verify) if run else None
-    model = opened.task.model if opened else fresh_model(full, sizes)
-    findings = []
-    for finding in check_model(full, sizes, model):
-        findings.append(finding)
+    loaded_run = load_run(run, device="cpu", precision="fp32", no_verify=no_verify) if run else None
+    model = loaded_run.task.model if loaded_run else build_untrained_model(resolved_config, sizes)
+    results = []
+    for result in check_model(resolved_config, sizes, model):
+        results.append(result)
         if not json_:
-            echo(f"{MARKS[finding.good]:<8}{finding.name:<42}{finding.detail}")
-    failed = sum(finding.good is False for finding in findings)
+            echo(f"{STATUS_TEXT[result.good]:<8}{result.name:<42}{result.detail}")
+    n_failed = sum(result.good is False for result in results)
     if json_:
-        print_json({"good": not failed, "checks": [asdict(finding) for finding in findings]})
+        print_json({"good": not n_failed, "checks": [asdict(result) for result in results]})
     else:
-        echo(f"{failed} of {len(findings)} checks failed" if failed else "all good")
-    if failed:
+        echo(f"{n_failed} of {len(results)} checks failed" if n_failed else "all good")
+    if n_failed:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, print_json
+from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo
 
 
@@ -17,23 +17,23 @@ def compare(
         int | None, typer.Option(metavar="N", help="Models to train of each variant, instead of the study's.")
     ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Where runs and report go; default runs/NAME.")] = "",
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    json_: Json = False,
+    json_: JsonOption = False,
 ) -> None:
     """Train variants of a model with the same seeds and say which differences are real.
 
     What DIR already holds is not trained again: a study that was interrupted goes on where it stopped.
     """
     from triform.errors import ConfigError
-    from triform.study.runner import compare as run_study
-    from triform.study.tables import as_text, tree
+    from triform.experiments.study_runner import compare as run_study
+    from triform.experiments.study_tables import to_dict, to_text
 
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many models to train of each variant, 1 or more")
-    outcome = run_study(study, seeds=seeds or 0, out=out, device=device, quiet=quiet)
+    result = run_study(study, seeds=seeds or 0, out=out, device=device, quiet=quiet)
     if json_:
-        print_json(tree(outcome))
+        print_json(to_dict(result))
         return
-    echo(as_text(outcome))
-    echo(f"report: {outcome.path / 'study.html'} (and study.md, study.csv, study.json)")
+    echo(to_text(result))
+    echo(f"report: {result.path / 'study.html'} (and study.md, study.csv, study.json)")

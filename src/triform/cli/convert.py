@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from triform.cli.options import Adapter, NoVerify, RunPath, open_run
+from triform.cli.options import AdapterOption, NoVerifyOption, RunArgument, load_run
 from triform.formatting import echo
 
 convert = typer.Typer(help="Published models in, and runs out.", rich_markup_mode=None)
 
 
 @convert.callback()
-def _group() -> None:
+def _callback() -> None:
     """Published models in, and runs out."""
 
 
@@ -30,28 +30,28 @@ def import_(
     """Make a run folder of a published model: GPT-2, Llama, BERT (also DistilBERT and Megatron),
     Marian, BlenderBot or nanoGPT."""
     from triform.errors import ConfigError
-    from triform.pretrained.runs import import_run
+    from triform.pretrained.run_import import import_run
 
-    asked = tuple(label.strip() for label in labels.split(",")) if labels else ()
-    if not all(asked):
+    label_names = tuple(label.strip() for label in labels.split(",")) if labels else ()
+    if not all(label_names):
         raise ConfigError(f"--labels {labels}: a label is empty; give them as A,B")
-    run, found = import_run(folder, out, labels=asked, max_len=max_len)
-    for notice in found.notices:
+    run, imported = import_run(folder, out, labels=label_names, max_len=max_len)
+    for notice in imported.notices:
         echo(notice, err=True)
-    parameters = sum(p.numel() for p in found.model.parameters())
-    echo(f"{found.family}: {parameters:,} parameters, to {found.config.task}: {run.path}")
+    parameters = sum(parameter.numel() for parameter in imported.model.parameters())
+    echo(f"{imported.family}: {parameters:,} parameters, to {imported.config.task}: {run.path}")
 
 
 @convert.command()
 def export(
-    run: RunPath,
+    run: RunArgument,
     to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="hf, ctranslate2 or onnx.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
-    adapter: Adapter = "",
-    no_verify: NoVerify = False,
+    adapter: AdapterOption = "",
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Write a run for others: hf (transformers), ctranslate2 (what writes text), onnx (what classifies)."""
-    opened = open_run(run, device="cpu", precision="fp32", adapter=adapter, no_verify=no_verify)
-    kind = opened.export(to, out)
-    parameters = sum(p.numel() for p in opened.task.model.parameters())
-    echo(f"{kind}: {parameters:,} parameters: {out}; its README.md shows how to load it")
+    loaded_run = load_run(run, device="cpu", precision="fp32", adapter=adapter, no_verify=no_verify)
+    description = loaded_run.export(to, out)
+    parameters = sum(parameter.numel() for parameter in loaded_run.task.model.parameters())
+    echo(f"{description}: {parameters:,} parameters: {out}; its README.md shows how to load it")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triform.cli.options import Device, Json, print_json
+from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.config import TaskName
-    from triform.report import ScoreRow
+    from triform.reporting.run_report import ScoreboardRow
 
 SUMMARIES = {
     "classify": "reviews with negation, contrast and irony: positive or negative?",
@@ -39,30 +39,30 @@ def demo(
     ),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are not a demo's.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = 0,
-    device: Device = "auto",
-    json_: Json = False,
+    device: DeviceOption = "auto",
+    json_: JsonOption = False,
 ) -> None:
     """Train, evaluate and ask a classifier, a language model and a translator, in a few minutes."""
-    from triform.report import write_scoreboard
+    from triform.reporting.run_report import write_scoreboard
 
     if not overwrite:
-        _spare_other_runs(out)
+        _refuse_foreign_runs(out)
     rows = []
     for task in ("classify", "generate", "translate"):
-        rows.append(_one(task, out, seed, device))
+        rows.append(_run_task(task, out, seed, device))
     page = write_scoreboard(out / "index.html", rows)
     if json_:
-        print_json({"report": str(page), "tasks": [_plain(row) for row in rows]})
+        print_json({"report": str(page), "tasks": [_row_to_dict(row) for row in rows]})
     else:
-        _show(rows, page)
+        _print_scoreboard(rows, page)
     if not all(row.reached for row in rows):
         raise typer.Exit(1)
 
 
-def _spare_other_runs(out: Path) -> None:
+def _refuse_foreign_runs(out: Path) -> None:
     """A demo may replace an older demo, nothing else."""
     from triform.errors import CheckpointError
-    from triform.training.folder import RunFolder
+    from triform.training.run_folder import RunFolder
 
     for task in SUMMARIES:
         folder = RunFolder(out / task)
@@ -70,27 +70,27 @@ def _spare_other_runs(out: Path) -> None:
             raise CheckpointError(f"{folder.path}: holds a run of your own; choose another --out, or --overwrite")
 
 
-def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
+def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRow:
     """Train one task, score it on its test set, and show what it says."""
     import time
 
     from triform.launch import train
-    from triform.report import ScoreRow, write_report
-    from triform.training.listeners import MetricsFile
+    from triform.reporting.run_report import ScoreboardRow, write_report
+    from triform.training.callbacks import MetricsFile
 
     echo(f"\n{task}: {SUMMARIES[task]}", err=True)
-    began = time.monotonic()
+    start_time = time.monotonic()
     run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device, **SETTINGS[task])
-    seconds = time.monotonic() - began
-    scores = run.evaluate()
-    MetricsFile(run.path / "metrics.jsonl").hear({"event": "test", "name": "test", "scores": scores})
+    seconds = time.monotonic() - start_time
+    metrics = run.evaluate()
+    MetricsFile(run.path / "metrics.jsonl").on_event({"event": "test", "name": "test", "scores": metrics})
     write_report(run.path)
     metric, target = TARGETS[task]
-    return ScoreRow(
+    return ScoreboardRow(
         task=task,
         summary=SUMMARIES[task],
         metric=metric,
-        score=scores[metric],
+        score=metrics[metric],
         target=target,
         seconds=seconds,
         report=run.path / "report.html",
@@ -98,7 +98,7 @@ def _one(task: TaskName, out: Path, seed: int, device: str) -> ScoreRow:
     )
 
 
-def _plain(row: ScoreRow) -> dict[str, object]:
+def _row_to_dict(row: ScoreboardRow) -> dict[str, object]:
     return {
         "task": row.task,
         "metric": row.metric,
@@ -110,7 +110,7 @@ def _plain(row: ScoreRow) -> dict[str, object]:
     }
 
 
-def _show(rows: list[ScoreRow], page: Path) -> None:
+def _print_scoreboard(rows: list[ScoreboardRow], page: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -118,10 +118,10 @@ def _show(rows: list[ScoreRow], page: Path) -> None:
     for name in ("task", "on the test set", "score", "target", "", "training"):
         table.add_column(name)
     for row in rows:
-        sign = "above" if row.higher_is_better else "below"
+        direction = "above" if row.higher_is_better else "below"
         reached = "[green]reached[/green]" if row.reached else "[red]missed[/red]"
         score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
-        table.add_row(row.task, row.metric, score, f"{sign} {target}", reached, f"{row.seconds:.0f} s")
+        table.add_row(row.task, row.metric, score, f"{direction} {target}", reached, f"{row.seconds:.0f} s")
     Console().print(table)
     echo(f"report: {page}")
     folder = rows[0].report.parent.parent

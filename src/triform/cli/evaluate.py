@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import (
-    Adapter,
-    Device,
-    Json,
-    NoVerify,
-    Precision,
-    RunPath,
-    Set,
-    decode_settings,
-    open_run,
+    AdapterOption,
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    PrecisionOption,
+    RunArgument,
+    SetOption,
+    load_run,
+    parse_decode_settings,
     print_json,
-    print_scores,
-    say_precision,
+    print_metrics_table,
+    print_precision_note,
 )
 from triform.formatting import echo
 
 if TYPE_CHECKING:
-    from triform.baselines import Table
+    from triform.evaluation.baselines import BaselineMetrics
 
 
 def evaluate(
-    run: RunPath,
+    run: RunArgument,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,63 +45,71 @@ def evaluate(
         int,
         typer.Option(metavar="N", min=0, help="For generate: begin a window every N tokens."),
     ] = 0,
-    set_: Set = None,
-    json_: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    adapter: Adapter = "",
-    no_verify: NoVerify = False,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    adapter: AdapterOption = "",
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Score a run on data it has not seen; without --data, on its own held-out set."""
-    from triform.errors import ConfigError, show_notice
+    from triform.errors import ConfigError, format_notice
 
     if bool(source) != bool(target):
         raise ConfigError("--source and --target go together: give both or neither")
-    sets = named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
-    decode = decode_settings(set_)
-    opened = open_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
-    if source and opened.config.task != "translate":
-        raise ConfigError(f"--source and --target are for translate; {opened.config.task} reads --data")
-    sets = sets or ({"test": opened.test_set()} if opened.test_set() else {"valid": ""})
-    found = {}
-    beside: dict[str, Table] = {}
+    sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
+    decode = parse_decode_settings(set_)
+    loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
+    if source and loaded_run.config.task != "translate":
+        raise ConfigError(f"--source and --target are for translate; {loaded_run.config.task} reads --data")
+    sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
+    metrics = {}
+    baseline_tables: dict[str, BaselineMetrics] = {}
     for name, path in sets.items():
-        found[name], notices = opened.evaluate_with_notices(path, decode, stride=stride)
+        metrics[name], notices = loaded_run.evaluate_with_notices(path, decode, stride=stride)
         for notice in notices:
-            echo(show_notice(notice, fact="note: "), err=True)
+            echo(format_notice(notice, info_prefix="note: "), err=True)
         if baselines:
-            beside[name] = opened.baselines(path)
-    say_precision(opened)
+            baseline_tables[name] = loaded_run.baselines(path)
+    print_precision_note(loaded_run)
     if json_:
         extra: dict[str, object] = (
-            {"baselines": {name: told(table) for name, table in beside.items()}} if beside else {}
+            {"baselines": {name: baselines_to_dict(table) for name, table in baseline_tables.items()}}
+            if baseline_tables
+            else {}
         )
-        extra |= {"bleu_signature": _signature()} if opened.config.task == "translate" else {}
-        how: dict[str, object] = {"run": str(run), "task": opened.config.task, "precision": opened.precision}
-        how |= {"stride": stride or opened.config.data.max_len} if opened.config.task == "generate" else {}
-        print_json({**how, "sets": found, **extra})
+        extra |= {"bleu_signature": _bleu_signature()} if loaded_run.config.task == "translate" else {}
+        header: dict[str, object] = {
+            "run": str(run),
+            "task": loaded_run.config.task,
+            "precision": loaded_run.precision,
+        }
+        header |= (
+            {"stride": stride or loaded_run.config.data.max_len} if loaded_run.config.task == "generate" else {}
+        )
+        print_json({**header, "sets": metrics, **extra})
         return
-    print_scores(found, beside)
+    print_metrics_table(metrics, baseline_tables)
     if stride:
-        echo(f"windows of {opened.config.data.max_len} tokens, {stride} apart")
-    if opened.config.task == "translate":
-        echo(f"bleu: {_signature()}")
+        echo(f"windows of {loaded_run.config.data.max_len} tokens, {stride} apart")
+    if loaded_run.config.task == "translate":
+        echo(f"bleu: {_bleu_signature()}")
 
 
-def told(table: Table) -> dict[str, Mapping[str, float | str]]:
+def baselines_to_dict(table: BaselineMetrics) -> dict[str, Mapping[str, float | str]]:
     """For programs: the scores of each baseline, or the reason why it has none."""
     reasons = {name: {"reason": reason} for name, reason in table.reasons.items()}
     return {**table, **reasons}
 
 
-def named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
+def parse_named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
     """`NAME=F` under its name, a plain `F` under its file name."""
     from triform.errors import ConfigError
 
     sets: dict[str, str] = {}
     for argument in arguments:
-        name, equals, path = argument.partition("=")
-        if not equals or Path(argument).exists():
+        name, separator, path = argument.partition("=")
+        if not separator or Path(argument).exists():
             name, path = Path(argument.partition(",")[0]).name, argument
         if not path:
             raise ConfigError(f"{option} {argument!r} names no file; write {option} NAME=FILE")
@@ -111,7 +119,7 @@ def named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
     return sets
 
 
-def _signature() -> str:
-    from triform.metrics import bleu_signature
+def _bleu_signature() -> str:
+    from triform.evaluation.metrics import bleu_signature
 
     return bleu_signature()

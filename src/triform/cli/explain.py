@@ -7,18 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Adapter, Device, Json, NoVerify, RunPath, open_run, print_json
+from triform.cli.options import (
+    AdapterOption,
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    RunArgument,
+    load_run,
+    print_json,
+)
 from triform.errors import ConfigError
 from triform.formatting import echo
 
 if TYPE_CHECKING:
-    from triform.explain.maps import Explanation
+    from triform.explain.attention_maps import Explanation
 
 DEFAULT_OUT = "maps.html"
 
 
 def explain(
-    run: RunPath,
+    run: RunArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to explain.")],
     target: Annotated[
         str,
@@ -37,45 +45,49 @@ def explain(
             f"The default is {DEFAULT_OUT}, or no file with --json.",
         ),
     ] = None,
-    map_: Annotated[str, typer.Option("--map", help="Show only this map: encoder, decoder or cross.")] = "",
-    json_: Json = False,
-    device: Device = "auto",
-    adapter: Adapter = "",
-    no_verify: NoVerify = False,
+    stack: Annotated[str, typer.Option("--map", help="Show only this map: encoder, decoder or cross.")] = "",
+    json_: JsonOption = False,
+    device: DeviceOption = "auto",
+    adapter: AdapterOption = "",
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Show where a model looks: attention maps of every layer and head, and what speaks for a label."""
-    from triform.explain.maps import check_suffix
+    from triform.explain.attention_maps import validate_suffix
 
     if out is None and not json_:
         out = DEFAULT_OUT
     if out is not None:
-        check_suffix(out)  # before the model is loaded
-    opened = open_run(run, device=device, precision="fp32", adapter=adapter, no_verify=no_verify)
-    if new and opened.config.task != "generate":
-        raise ConfigError(f"--new is for generate; this run is for {opened.config.task}")
+        validate_suffix(out)  # before the model is loaded
+    loaded_run = load_run(run, device=device, precision="fp32", adapter=adapter, no_verify=no_verify)
+    if new and loaded_run.config.task != "generate":
+        raise ConfigError(f"--new is for generate; this run is for {loaded_run.config.task}")
     if new and target:
         raise ConfigError("--target and --new both say how the text goes on: give one of them")
-    seen = opened.explain(text, target=target, n_new=new)
-    for note in seen.notes:
+    explanation = loaded_run.explain(text, target=target, max_new_tokens=new)
+    for note in explanation.notes:
         echo(f"note: {note}", err=True)
-    seen = seen.only(map_) if map_ else seen
-    path = None if out is None else seen.save(out)
+    explanation = explanation.select_map(stack) if stack else explanation
+    path = None if out is None else explanation.save(out)
     if json_:
-        print_json({"run": str(run), "task": opened.config.task, **seen.as_dict()}, indent=None)
+        print_json({"run": str(run), "task": loaded_run.config.task, **explanation.as_dict()}, indent=None)
     else:
-        _show(seen)
+        _print_explanation(explanation)
         echo(f"written to {path}")
 
 
-def _show(seen: Explanation) -> None:
+def _print_explanation(explanation: Explanation) -> None:
     """The answer, the size of each map, and the tokens that speak most for or against the label."""
-    if seen.output:
-        echo(f"{shorten(seen.text, 80, placeholder=' …')} → {shorten(seen.output, 80, placeholder=' …')}")
-    for each in seen.maps:
-        layers, heads, queries, keys = each.weights.shape
+    if explanation.output:
+        echo(
+            f"{shorten(explanation.text, 80, placeholder=' …')} → {shorten(explanation.output, 80, placeholder=' …')}"
+        )
+    for attention_map in explanation.maps:
+        layers, heads, queries, keys = attention_map.weights.shape
         sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"
-        echo(f"{each.name}: {sizes}, {queries} × {keys} tokens")
-    for attribution in seen.attributions[:1]:
-        most = sorted(zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1]))[:5]
-        shown = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in most)
-        echo(f"{attribution.label} ({attribution.method}): {shown}")
+        echo(f"{attention_map.name}: {sizes}, {queries} × {keys} tokens")
+    for attribution in explanation.attributions[:1]:
+        strongest = sorted(
+            zip(attribution.pieces, attribution.values, strict=True), key=lambda pair: -abs(pair[1])
+        )[:5]
+        strongest_text = ", ".join(f"{piece.strip()} {value:+.2f}" for piece, value in strongest)
+        echo(f"{attribution.label} ({attribution.method}): {strongest_text}")

@@ -31,12 +31,12 @@ from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
 from triform.cli.usage import describe_url, describe_usage_error
 from triform.cli.vectors import vectors
-from triform.errors import InterruptedRun, TriformError
+from triform.errors import RunInterruptedError, TriformError
 from triform.formatting import echo
-from triform.interrupts import INTERRUPTED, signals_as_ctrl_c
+from triform.interrupts import EXIT_INTERRUPTED, signals_as_ctrl_c
 
 # What torch says in a RuntimeError when the computer has less memory than a tensor needs.
-NO_MEMORY = re.compile(
+OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
 app = typer.Typer(
@@ -53,16 +53,16 @@ for name, group in (("data", data), ("convert", convert), ("tokenizer", tokenize
     app.add_typer(group, name=name)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         echo(f"triform {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def options(
+def root_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
     """One Transformer in three forms: classify, generate and translate text."""
@@ -76,23 +76,23 @@ def main() -> None:
     try:
         with signals_as_ctrl_c():
             code = app(arguments, prog_name="triform", standalone_mode=False) or 0
-        if code == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word
             fail("interrupted", code)
         sys.exit(code)
-    except InterruptedRun as error:
-        fail(str(error), INTERRUPTED)
+    except RunInterruptedError as error:
+        fail(str(error), EXIT_INTERRUPTED)
     except TriformError as error:
         fail(describe_url(str(error), arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted", INTERRUPTED)
+        fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        fail(f"{place}{error.strerror or error}", 2)
+        location = f"{error.filename}: " if error.filename else ""
+        fail(f"{location}{error.strerror or error}", 2)
     except Exception as error:
-        if problem := out_of_resources(error):
+        if problem := describe_resource_error(error):
             fail(problem, 2)
         if not hasattr(error, "format_message"):  # only the command line's own errors have one
             raise
@@ -100,12 +100,12 @@ def main() -> None:
         fail(f"{problem}{'' if problem.endswith('?') else '.'} See triform --help", 2)
 
 
-def out_of_resources(error: Exception) -> str:
+def describe_resource_error(error: Exception) -> str:
     """What to tell of an error that comes from sizes rather than from the program; empty for any other."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
         return f"the memory of the device is full ({reason}); give fewer or shorter texts, or --device cpu"
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(reason)):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY_PATTERN.search(reason)):
         return (
             f"the memory of this computer is full ({reason}); use shorter texts, smaller batches or a smaller model"
         )

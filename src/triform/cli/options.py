@@ -13,26 +13,26 @@ import typer
 from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
-    from triform.baselines import Table
+    from triform.evaluation.baselines import BaselineMetrics
     from triform.run import Run
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Device = Annotated[str, typer.Option(help="The device to compute on: auto, cpu, cuda or mps.")]
-Precision = Annotated[
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+DeviceOption = Annotated[str, typer.Option(help="The device to compute on: auto, cpu, cuda or mps.")]
+PrecisionOption = Annotated[
     str,
     typer.Option(
         help="fp32 (auto means the same), bf16 or int8. bf16 and int8 are faster on some hardware and "
         "change the answers a little."
     ),
 ]
-Adapter = Annotated[
+AdapterOption = Annotated[
     str, typer.Option(metavar="F", help="Add the adapter.safetensors of a LoRA run that was trained from RUN.")
 ]
-NoVerify = Annotated[
+NoVerifyOption = Annotated[
     bool, typer.Option("--no-verify", help="Use files of a run even where they do not match their digests.")
 ]
-Set = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="NAME=VALUE", help="Change a setting, for example decode.beam_size=8. Repeatable."
@@ -40,34 +40,36 @@ Set = Annotated[
 ]
 
 
-def open_run(run: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False) -> Run:
+def load_run(
+    path: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False
+) -> Run:
     """Load a run, and print what the user should know about how it was opened."""
-    from triform.errors import show_notice
+    from triform.errors import format_notice
     from triform.run import load
 
-    opened = load(run, device=device, precision=precision, adapter=adapter, verify=not no_verify)
-    for notice in opened.notices:
-        echo(show_notice(notice, fact="note: "), err=True)
-    return opened
+    run = load(path, device=device, precision=precision, adapter=adapter, verify=not no_verify)
+    for notice in run.notices:
+        echo(format_notice(notice, info_prefix="note: "), err=True)
+    return run
 
 
-def print_json(answer: object, *, indent: int | None = 2) -> None:
-    echo(json.dumps(_plain(answer), ensure_ascii=False, indent=indent))
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    echo(json.dumps(_to_jsonable(value), ensure_ascii=False, indent=indent))
 
 
-def _plain(value: object) -> object:
+def _to_jsonable(value: object) -> object:
     """JSON has no NaN and no infinity."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_jsonable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_jsonable(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def decode_settings(assignments: list[str] | None) -> dict[str, object]:
+def parse_decode_settings(assignments: list[str] | None) -> dict[str, object]:
     """`--set decode.X=v` as keyword arguments; other settings belong to training."""
+    from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
-    from triform.settings import parse_assignments
 
     settings = parse_assignments(assignments or [])
     for name in settings:
@@ -76,29 +78,34 @@ def decode_settings(assignments: list[str] | None) -> dict[str, object]:
     return {name.removeprefix("decode."): value for name, value in settings.items()}
 
 
-def say_precision(opened: Run) -> None:
+def print_precision_note(run: Run) -> None:
     """Say on standard error that lower precision than fp32 was used; answers may differ a little."""
-    if opened.precision != "fp32":
-        echo(f"note: computed in {opened.precision}; answers may differ a little from fp32", err=True)
+    if run.precision != "fp32":
+        echo(f"note: computed in {run.precision}; answers may differ a little from fp32", err=True)
 
 
-def print_scores(named: Mapping[str, Mapping[str, float]], beside: Mapping[str, Table] | None = None) -> None:
+def print_metrics_table(
+    metrics_by_set: Mapping[str, Mapping[str, float]], baselines_by_set: Mapping[str, BaselineMetrics] | None = None
+) -> None:
     """A table with a row a set and a column a score; under each set the baselines that stand beside it."""
-    lines: list[tuple[str, Mapping[str, float], str]] = []
-    for key, scores in named.items():
-        table = (beside or {}).get(key)
-        lines.append((key, scores, ""))
-        if table:
-            lines += [(f"  {name}", others, table.reasons.get(name, "")) for name, others in table.items()]
-    names = list(dict.fromkeys(name for _, scores, _ in lines for name in scores))
+    entries: list[tuple[str, Mapping[str, float], str]] = []
+    for set_name, metrics in metrics_by_set.items():
+        baselines = (baselines_by_set or {}).get(set_name)
+        entries.append((set_name, metrics, ""))
+        if baselines:
+            entries += [
+                (f"  {name}", baseline_metrics, baselines.reasons.get(name, ""))
+                for name, baseline_metrics in baselines.items()
+            ]
+    names = list(dict.fromkeys(name for _, metrics, _ in entries for name in metrics))
     rows = [
         ["set", *names],
         *(
-            [key, *(format_metric(name, scores[name]) if name in scores else "-" for name in names)]
-            for key, scores, _ in lines
+            [set_name, *(format_metric(name, metrics[name]) if name in metrics else "-" for name in names)]
+            for set_name, metrics, _ in entries
         ),
     ]
-    print_table(rows, ["", *(reason for _, _, reason in lines)])
+    print_table(rows, ["", *(reason for _, _, reason in entries)])
 
 
 def print_table(rows: Sequence[Sequence[str]], reasons: Sequence[str] = ()) -> None:

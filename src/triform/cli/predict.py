@@ -12,36 +12,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import (
-    Adapter,
-    Device,
-    Json,
-    NoVerify,
-    Precision,
-    RunPath,
-    Set,
-    decode_settings,
-    open_run,
+    AdapterOption,
+    DeviceOption,
+    JsonOption,
+    NoVerifyOption,
+    PrecisionOption,
+    RunArgument,
+    SetOption,
+    load_run,
+    parse_decode_settings,
     print_json,
-    say_precision,
+    print_precision_note,
 )
-from triform.cli.prediction_file import check_cells, check_output, write_predictions
+from triform.cli.prediction_file import validate_cells, validate_output_path, write_predictions
 from triform.cli.shorthands import with_shorthands
 from triform.errors import DataError
 from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.config import Config, DataConfig
-    from triform.data.inputs import Inputs
-    from triform.settings import Settings
+    from triform.config.settings import Settings
+    from triform.data.inputs import PredictionInputs
     from triform.tasks import Prediction
 
-SHOWN_LABELS = 5
+MAX_SHOWN_LABELS = 5
 TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header")  # how a table is read, beside decode.*
 
 
 @with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
 def predict(
-    run: RunPath,
+    run: RunArgument,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="The texts to predict.")] = None,
     input_: Annotated[
         str,
@@ -56,124 +56,130 @@ def predict(
         Path | None,
         typer.Option(metavar="F", help="Write the rows with their predictions to this file: .csv, .tsv or .jsonl."),
     ] = None,
-    set_: Set = None,
+    set_: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Random seed for sampling; the default is the run's.")] = None,
-    json_: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    adapter: Adapter = "",
-    no_verify: NoVerify = False,
+    json_: JsonOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    adapter: AdapterOption = "",
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Predict with a trained run: text in, answer out."""
     if not texts and not input_:
         raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
     if output is not None:
-        check_output(output, input_)
-    decode, layout = _split_settings(set_)
-    opened = open_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
-    inputs = gather(texts or [], input_, opened.config, layout)
+        validate_output_path(output, input_)
+    decode, table_settings = _split_settings(set_)
+    loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
+    inputs = collect_inputs(texts or [], input_, loaded_run.config, table_settings)
     if inputs.description:
         echo(inputs.description, err=True)
     if output is not None:
-        check_cells(output, inputs, opened.config.task, opened.config.data.labels)
-    if decode and opened.config.task == "classify":
+        validate_cells(output, inputs, loaded_run.config.task, loaded_run.config.data.labels)
+    if decode and loaded_run.config.task == "classify":
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
-    predictions = opened.predict(inputs.texts, seed=seed, **decode)
-    say_precision(opened)
+    predictions = loaded_run.predict(inputs.texts, seed=seed, **decode)
+    print_precision_note(loaded_run)
     for line in summarize_notes(predictions):
         echo(line, err=True)
     if output is not None:
-        write_predictions(output, inputs, predictions, opened.config.task)
+        write_predictions(output, inputs, predictions, loaded_run.config.task)
     if json_:
-        extra = {} if opened.precision == "fp32" else {"precision": opened.precision}
-        print_json([{**as_json(each), **extra} for each in predictions])
+        extra = {} if loaded_run.precision == "fp32" else {"precision": loaded_run.precision}
+        print_json([{**prediction_to_dict(prediction), **extra} for prediction in predictions])
     elif output is not None:
         echo(f"{len(predictions)} prediction{'s' * (len(predictions) != 1)} written to {output}")
     else:
-        for each in predictions:
-            echo(each.input * (opened.config.task == "generate") + shown(each))
+        for prediction in predictions:
+            echo(prediction.input * (loaded_run.config.task == "generate") + format_prediction(prediction))
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], Settings]:
     """`--set` as decode settings by keyword, and as settings that say how a table is read."""
-    from triform.settings import parse_assignments
+    from triform.config.settings import parse_assignments
 
-    layout = {name: value for name, value in parse_assignments(assignments or []).items() if name in TABLE_SETTINGS}
-    others = [each for each in assignments or [] if each.partition("=")[0].strip() not in TABLE_SETTINGS]
-    return decode_settings(others), layout
+    table_settings = {
+        name: value for name, value in parse_assignments(assignments or []).items() if name in TABLE_SETTINGS
+    }
+    decode_assignments = [
+        assignment for assignment in assignments or [] if assignment.partition("=")[0].strip() not in TABLE_SETTINGS
+    ]
+    return parse_decode_settings(decode_assignments), table_settings
 
 
-def gather(texts: Sequence[str], input_: str, config: Config, settings: Settings) -> Inputs:
+def collect_inputs(texts: Sequence[str], input_: str, config: Config, settings: Settings) -> PredictionInputs:
     """The texts of the arguments, then those of the file, with their rows."""
-    from triform.data.inputs import from_texts, read_inputs
+    from triform.data.inputs import inputs_from_texts, read_inputs
 
-    typed = from_texts(texts, config.task)
+    argument_inputs = inputs_from_texts(texts, config.task)
     if not input_:
-        return typed
+        return argument_inputs
     if input_ == "-":
-        read = from_texts(_standard_input(), config.task)
+        file_inputs = inputs_from_texts(_read_standard_input(), config.task)
     else:
-        read = read_inputs(input_, config.task, _layout(config, settings))
-    if not read.texts and not texts:
+        file_inputs = read_inputs(input_, config.task, _table_config(config, settings))
+    if not file_inputs.texts and not texts:
         raise DataError("standard input is empty: give TEXT, --input FILE, or --input - with a text per line")
-    rows: list[dict[str, object]] = [{read.column: text} for text in texts]
-    return replace(read, texts=[*typed.texts, *read.texts], rows=[*rows, *read.rows])
+    rows: list[dict[str, object]] = [{file_inputs.column: text} for text in texts]
+    return replace(file_inputs, texts=[*argument_inputs.texts, *file_inputs.texts], rows=[*rows, *file_inputs.rows])
 
 
-def _layout(config: Config, settings: Settings) -> DataConfig:
+def _table_config(config: Config, settings: Settings) -> DataConfig:
     """How the run reads tables, with the settings of this call; --text-column is the source for translate."""
-    from triform.settings import build
+    from triform.config.settings import build_config
 
     if config.task == "translate" and "data.text_column" in settings:
         settings = {"data.source_column": settings["data.text_column"], **settings}
-    return build(settings, config).data
+    return build_config(settings, config).data
 
 
-def as_json(prediction: Prediction) -> dict[str, object]:
+def prediction_to_dict(prediction: Prediction) -> dict[str, object]:
     return {name: value for name, value in asdict(prediction).items() if value not in (None, False, ())}
 
 
-def shown(prediction: Prediction) -> str:
+def format_prediction(prediction: Prediction) -> str:
     """The answer; a label with the probabilities of the likeliest labels."""
     if prediction.probabilities is None:
         return prediction.output
-    shares = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
-    listed = [f"{label} {100 * share:.1f} %" for label, share in shares[:SHOWN_LABELS]]
-    more = [f"and {len(shares) - SHOWN_LABELS} more"] if len(shares) > SHOWN_LABELS else []
-    return f"{prediction.output}\t" + "  ".join([*listed, *more])
+    probabilities = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
+    labels = [f"{label} {100 * probability:.1f} %" for label, probability in probabilities[:MAX_SHOWN_LABELS]]
+    remainder = (
+        [f"and {len(probabilities) - MAX_SHOWN_LABELS} more"] if len(probabilities) > MAX_SHOWN_LABELS else []
+    )
+    return f"{prediction.output}\t" + "  ".join([*labels, *remainder])
 
 
 def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
     """One line per kind of note with the number of texts it is about; notes alike but for numbers are one kind."""
-    kinds: dict[str, list[str]] = {}
-    for each in predictions:
-        for note in each.notes:
-            kinds.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+    notes_by_kind: dict[str, list[str]] = {}
+    for prediction in predictions:
+        for note in prediction.notes:
+            notes_by_kind.setdefault(re.sub(r"\d+", "0", note), []).append(note)
     lines = []
-    for notes in kinds.values():
+    for notes in notes_by_kind.values():
         example = notes[0] if len(set(notes)) == 1 else f"for example, {notes[0]}"
         count = f"{len(notes)} of {len(predictions)} texts: " if len(predictions) > 1 else ""
         lines.append(f"note: {count}{example}")
     return lines
 
 
-def _standard_input() -> Iterator[str]:
-    from triform.data.files import limited_lines
+def _read_standard_input() -> Iterator[str]:
+    from triform.data.files import iter_byte_lines
 
-    for number, line in limited_lines(sys.stdin.buffer, "standard input"):
+    for line_number, line in iter_byte_lines(sys.stdin.buffer, "standard input"):
         try:
             yield line.decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            raise DataError("is not UTF-8", path="standard input", line=number) from None
+            raise DataError("is not UTF-8", path="standard input", line=line_number) from None
 
 
-def lines_of(name: str) -> list[str]:
+def read_text_lines(name: str) -> list[str]:
     """The lines of a file, or of standard input where it is called -."""
     if not name:
         return []
     if name == "-":
-        return list(_standard_input())
+        return list(_read_standard_input())
     from triform.data.readers import read_lines
 
     return [text for _, text in read_lines(name)]

@@ -12,7 +12,7 @@ from triform.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from triform.config import TaskName
-    from triform.data.inputs import Inputs
+    from triform.data.inputs import PredictionInputs
     from triform.tasks import Prediction
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -24,7 +24,7 @@ PREDICTION_COLUMNS = {
 TSV_REMEDY = "write a .csv or .jsonl instead"
 
 
-def check_output(output: Path, input_: str) -> None:
+def validate_output_path(output: Path, input_: str) -> None:
     """Refuse, before anything is loaded, a file that could not be written or that is being read."""
     if output.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--output {output}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
@@ -37,7 +37,7 @@ def check_output(output: Path, input_: str) -> None:
         raise ConfigError(f"--output {output}: is the input file, which is not overwritten; choose another name")
 
 
-def check_cells(output: Path, inputs: Inputs, task: TaskName, labels: Sequence[str]) -> None:
+def validate_cells(output: Path, inputs: PredictionInputs, task: TaskName, labels: Sequence[str]) -> None:
     """Refuse a .tsv, before anything is predicted, where a cell would not be one cell when read again."""
     if output.suffix.lower() != ".tsv":
         return
@@ -45,21 +45,23 @@ def check_cells(output: Path, inputs: Inputs, task: TaskName, labels: Sequence[s
         raise ConfigError(
             f"--output {output}: a continuation may have several lines, which a .tsv cannot hold; {TSV_REMEDY}"
         )
-    for values in ([*inputs.names, *labels], *(row.values() for row in inputs.rows)):
+    for values in ([*inputs.column_names, *labels], *(row.values() for row in inputs.rows)):
         for value in values:
-            _tsv_cell(output, _cell(value))
+            _format_tsv_cell(output, _format_cell(value))
 
 
-def write_predictions(output: Path, inputs: Inputs, predictions: Sequence[Prediction], task: TaskName) -> None:
+def write_predictions(
+    output: Path, inputs: PredictionInputs, predictions: Sequence[Prediction], task: TaskName
+) -> None:
     """Write the rows with a column for the prediction and, where there are any, for probabilities and notes."""
-    from triform.io.files import replacing
+    from triform.io.files import atomic_replace
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.
         with (
-            replacing(output) as part,
-            part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+            atomic_replace(output) as temporary_path,
+            temporary_path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
         ):
             if output.suffix.lower() == ".jsonl":
                 _write_jsonl(file, inputs, predictions, PREDICTION_COLUMNS[task])
@@ -69,50 +71,55 @@ def write_predictions(output: Path, inputs: Inputs, predictions: Sequence[Predic
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
 
 
-def _write_jsonl(file: IO[str], inputs: Inputs, predictions: Sequence[Prediction], added: str) -> None:
-    from triform.data.inputs import unique_names
+def _write_jsonl(
+    file: IO[str], inputs: PredictionInputs, predictions: Sequence[Prediction], prediction_column: str
+) -> None:
+    from triform.data.inputs import make_unique
 
-    answer, shares, notes = unique_names([added, "probabilities", "notes"], taken=inputs.names)
-    noted = any(each.notes for each in predictions)
-    for row, each in zip(inputs.rows, predictions, strict=True):
-        written = {**row, answer: each.output}
-        written |= {} if each.probabilities is None else {shares: each.probabilities}
-        written |= {notes: list(each.notes)} if noted else {}
-        file.write(json.dumps(written, ensure_ascii=False) + "\n")
+    output_key, probabilities_key, notes_key = make_unique(
+        [prediction_column, "probabilities", "notes"], reserved=inputs.column_names
+    )
+    has_notes = any(prediction.notes for prediction in predictions)
+    for row, prediction in zip(inputs.rows, predictions, strict=True):
+        record = {**row, output_key: prediction.output}
+        record |= {} if prediction.probabilities is None else {probabilities_key: prediction.probabilities}
+        record |= {notes_key: list(prediction.notes)} if has_notes else {}
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _write_delimited(
-    file: IO[str], output: Path, inputs: Inputs, predictions: Sequence[Prediction], added: str
+    file: IO[str], output: Path, inputs: PredictionInputs, predictions: Sequence[Prediction], prediction_column: str
 ) -> None:
-    from triform.data.inputs import unique_names
+    from triform.data.inputs import make_unique
 
     labels = list(predictions[0].probabilities or ())
-    noted = any(each.notes for each in predictions)
-    new = unique_names(
-        [added, *(f"probability_{label}" for label in labels), *["notes"] * noted], taken=inputs.names
+    has_notes = any(prediction.notes for prediction in predictions)
+    new_columns = make_unique(
+        [prediction_column, *(f"probability_{label}" for label in labels), *["notes"] * has_notes],
+        reserved=inputs.column_names,
     )
-    lines = [[*inputs.names, *new]]
-    for row, each in zip(inputs.rows, predictions, strict=True):
-        shares = [str((each.probabilities or {})[label]) for label in labels]
-        kept = [_cell(row.get(name)) for name in inputs.names]
-        lines.append([*kept, each.output, *shares, *["; ".join(each.notes)] * noted])
+    lines = [[*inputs.column_names, *new_columns]]
+    for row, prediction in zip(inputs.rows, predictions, strict=True):
+        probabilities = [str((prediction.probabilities or {})[label]) for label in labels]
+        input_cells = [_format_cell(row.get(name)) for name in inputs.column_names]
+        lines.append([*input_cells, prediction.output, *probabilities, *["; ".join(prediction.notes)] * has_notes])
     if output.suffix.lower() == ".csv":
-        file.writelines(",".join(map(_csv_cell, line)) + "\n" for line in lines)
+        file.writelines(",".join(map(_format_csv_cell, line)) + "\n" for line in lines)
     else:
-        file.writelines("\t".join(_tsv_cell(output, cell) for cell in line) + "\n" for line in lines)
+        file.writelines("\t".join(_format_tsv_cell(output, cell) for cell in line) + "\n" for line in lines)
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """A value of a row as text: JSON where it is not text already."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _csv_cell(cell: str) -> str:
+def _format_csv_cell(cell: str) -> str:
     """In quotes where it needs them; the csv module, asked for "\\n" as the line end, leaves "\\r" bare."""
-    return '"' + cell.replace('"', '""') + '"' if any(mark in cell for mark in ',"\r\n') else cell
+    return '"' + cell.replace('"', '""') + '"' if any(character in cell for character in ',"\r\n') else cell
 
 
-def _tsv_cell(output: Path, cell: str) -> str:
+def _format_tsv_cell(output: Path, cell: str) -> str:
     if any(separator in cell for separator in "\t\n\r"):
         raise DataError(
             f"--output {output}: {cell[:40]!r} has a tab or several lines, which a .tsv cannot hold; {TSV_REMEDY}"

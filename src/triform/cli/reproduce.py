@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from triform.cli.options import Device, Json, print_json
+from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo
 
 Job = tuple[str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]  # its name, the work, what to say
@@ -26,73 +26,78 @@ def reproduce(
     ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Run folders; for tables: the page to write.")] = "",
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json goes.")] = Path("results"),
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models: does it all run?")] = False,
-    json_: Json = False,
+    json_: JsonOption = False,
 ) -> None:
     """Run a reference system: train its variants, score them once, write results/NAME.json.
 
     An interrupted run goes on where it stopped. `tables` makes a page of what results holds.
     """
     if name == "list":
-        _list(as_json=json_)
+        _print_systems(as_json=json_)
         return
     if name == "tables":
-        from triform.reproduce.page import write_page
+        from triform.experiments.reproduce.page import write_results_page
 
-        echo(f"page: {write_page(results, Path(out or 'docs/results.md'))}")
+        echo(f"page: {write_results_page(results, Path(out or 'docs/results.md'))}")
         return
     from triform.errors import ConfigError
-    from triform.reproduce.runner import Asked
-    from triform.reproduce.runner import reproduce as run
-    from triform.reproduce.systems import systems_of
-    from triform.reproduce.tables import section
-    from triform.reproduce.why.parts import NAME as WHY
-    from triform.reproduce.why.runner import why_transformers
-    from triform.reproduce.why.tables import section as why_section
+    from triform.experiments.reproduce.runner import ReproduceOptions
+    from triform.experiments.reproduce.runner import reproduce as run
+    from triform.experiments.reproduce.systems import match_systems
+    from triform.experiments.reproduce.tables import format_section
+    from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY
+    from triform.experiments.reproduce.why.runner import why_transformers
+    from triform.experiments.reproduce.why.tables import format_section as why_section
 
-    systems = () if name == WHY else systems_of(name)
+    systems = () if name == WHY else match_systems(name)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
-    place = Path(out or "runs/reproduce")
-    asked = Asked(
-        data=data, setting=setting, seeds=seeds or 0, out=place, results=results, device=device, quick=quick
+    out_folder = Path(out or "runs/reproduce")
+    options = ReproduceOptions(
+        data=data, variant=setting, seeds=seeds or 0, out=out_folder, results=results, device=device, smoke=quick
     )
-    jobs: list[Job] = [(system.name, partial(run, system, asked), partial(section, system)) for system in systems]
+    jobs: list[Job] = [
+        (system.name, partial(run, system, options), partial(format_section, system)) for system in systems
+    ]
     outcomes = []
-    for which, work, told in jobs or [(WHY, partial(why_transformers, asked), why_section)]:
-        outcomes.append(work())
+    for result_name, run_job, format_result in jobs or [(WHY, partial(why_transformers, options), why_section)]:
+        outcomes.append(run_job())
         if not json_:
-            echo(told(outcomes[-1]))
-            echo(f"results: {asked.kept / f'{which}.json'}")
+            echo(format_result(outcomes[-1]))
+            echo(f"results: {options.results_folder / f'{result_name}.json'}")
     if json_:
         print_json(outcomes if len(outcomes) > 1 else outcomes[0])
 
 
-def _list(*, as_json: bool) -> None:
-    from triform.reproduce.systems import SYSTEMS
-    from triform.reproduce.why.parts import KINDS, NAME, PARTS, TITLE
+def _print_systems(*, as_json: bool) -> None:
+    from triform.experiments.reproduce.systems import SYSTEMS
+    from triform.experiments.reproduce.why.parts import COMPARISON_TASKS, MODEL_KINDS, STUDY_NAME, STUDY_TITLE
 
     if as_json:
-        parts = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in PARTS}
+        parts = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in COMPARISON_TASKS}
         print_json(
             {
                 system.name: {
                     "title": system.title,
                     "report": system.report,
                     "task": system.task,
-                    "set": system.known,
+                    "set": system.dataset,
                     "variants": {
-                        each.name: {"setting": each.setting, "seeds": each.seeds} for each in system.variants
+                        system_variant.name: {"setting": system_variant.group, "seeds": system_variant.seeds}
+                        for system_variant in system.variants
                     },
                 }
                 for system in SYSTEMS.values()
             }
-            | {NAME: {"title": TITLE, "parts": parts}}
+            | {STUDY_NAME: {"title": STUDY_TITLE, "parts": parts}}
         )
         return
-    wide = max(len(name) for name in SYSTEMS)
+    width = max(len(name) for name in SYSTEMS)
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
-        echo(f"{system.name:<{wide}} {system.report:<9} {system.title} ({system.known}): {variants}")
-    echo(f"{NAME:<{wide}} {'':<9} {TITLE} ({', '.join(part.system.known for part in PARTS)}): {', '.join(KINDS)}")
+        echo(f"{system.name:<{width}} {system.report:<9} {system.title} ({system.dataset}): {variants}")
+    echo(
+        f"{STUDY_NAME:<{width}} {'':<9} {STUDY_TITLE} ({', '.join(part.system.dataset for part in COMPARISON_TASKS)}): {', '.join(MODEL_KINDS)}"
+    )

@@ -43,19 +43,19 @@ SHORTHANDS = {
 }
 
 
-def with_shorthands(*options: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_shorthands(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add options of `SHORTHANDS` to a command, before its `--set`, and hand their values to it through `set_`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**arguments: Any) -> None:
-            values = {option: arguments.pop(_parameter(option)) for option in options}
-            arguments["set_"] = merged(arguments["set_"], values)
+            values = {option: arguments.pop(_parameter_name(option)) for option in names}
+            arguments["set_"] = merge_shorthands(arguments["set_"], values)
             command(**arguments)
 
-        added = [
+        new_parameters = [
             inspect.Parameter(
-                _parameter(option),
+                _parameter_name(option),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
                 annotation=Annotated[
@@ -63,49 +63,49 @@ def with_shorthands(*options: str) -> Callable[[Callable[..., None]], Callable[.
                     typer.Option(option, metavar=SHORTHANDS[option].metavar, help=SHORTHANDS[option].help),
                 ],
             )
-            for option in options
+            for option in names
         ]
-        own = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for each in inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
         ]
-        place = [each.name for each in own].index("set_")
-        run.__signature__ = inspect.Signature([*own[:place], *added, *own[place:]])  # type: ignore[attr-defined]
+        set_index = [parameter.name for parameter in parameters].index("set_")
+        run.__signature__ = inspect.Signature([*parameters[:set_index], *new_parameters, *parameters[set_index:]])  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-def merged(assignments: list[str] | None, values: Mapping[str, str | None]) -> list[str]:
+def merge_shorthands(assignments: list[str] | None, values: Mapping[str, str | None]) -> list[str]:
     """The assignments of `--set`, and those that the options stand for.
 
     Raises:
         ConfigError: If an option and a `--set` give one setting different values.
     """
-    from triform.settings import parse_assignments, typed
+    from triform.config.settings import coerce_setting, parse_assignments
 
-    found = list(assignments or [])
-    given = parse_assignments(found) if any(value is not None for value in values.values()) else {}
+    merged_assignments = list(assignments or [])
+    settings = parse_assignments(merged_assignments) if any(value is not None for value in values.values()) else {}
     for option, value in values.items():
         if value is None:
             continue
         name = SHORTHANDS[option].setting
         try:
-            wanted = typed(name, value.strip())
+            typed_value = coerce_setting(name, value.strip())
         except ConfigError as error:
             raise ConfigError(f"{option} {value}: {error}") from None
-        check_agreement(option, wanted, name, given)
-        found.append(f"{name}={value}")
-    return found
+        validate_agreement(option, typed_value, name, settings)
+        merged_assignments.append(f"{name}={value}")
+    return merged_assignments
 
 
-def check_agreement(option: str, value: object, name: str, given: Mapping[str, object]) -> None:
+def validate_agreement(option: str, value: object, name: str, settings: Mapping[str, object]) -> None:
     """A ConfigError where an option and `--set` give a setting different values."""
-    if name in given and given[name] != value:
+    if name in settings and settings[name] != value:
         raise ConfigError(
-            f"{option} {value} and --set {name}={given[name]} are different values of one setting: give one of them"
+            f"{option} {value} and --set {name}={settings[name]} are different values of one setting: give one of them"
         )
 
 
-def _parameter(option: str) -> str:
+def _parameter_name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")

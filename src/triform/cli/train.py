@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Device, Json, NoVerify, Set, print_json
-from triform.cli.shorthands import check_agreement, with_shorthands
+from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, SetOption, print_json
+from triform.cli.shorthands import validate_agreement, with_shorthands
 from triform.formatting import echo, format_mean, format_metric, format_range
 
 if TYPE_CHECKING:
-    from triform.seeds import Seeds
-    from triform.settings import Settings
+    from triform.config.settings import Settings
+    from triform.experiments.seeds import SeedResults
 
 OPTION_SETTINGS = {
     "--data": "data.train",
     "--source": "data.source",
     "--target": "data.target",
     "--valid": "data.valid",
-    "--from": "train.base",
+    "--from": "train.init_from",
     "--embeddings": "train.embeddings",
     "--seed": "seed",
 }
@@ -37,7 +37,7 @@ def train(
     valid: Annotated[str, typer.Option(help="The validation file; for translate also SOURCE,TARGET.")] = "",
     preset: Annotated[str, typer.Option(help="Start from named settings, for example small or speeches-lm.")] = "",
     config: Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")] = None,
-    set_: Set = None,
+    set_: SetOption = None,
     from_: Annotated[
         str, typer.Option("--from", metavar="RUN", help="Start from this run or this published model's folder.")
     ] = "",
@@ -55,27 +55,29 @@ def train(
     seeds: Annotated[
         int | None, typer.Option(metavar="N", help="Train N models in RUN/seed-*, with seeds counted from --seed.")
     ] = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    json_: Json = False,
-    no_verify: NoVerify = False,
+    json_: JsonOption = False,
+    no_verify: NoVerifyOption = False,
 ) -> None:
     """Train a model on your text and leave a run folder.
 
     Settings left open are chosen from the size of the data. Ctrl-C saves and says how to go on.
     """
-    from triform.launch import Options
+    from triform.experiments.seeds import train_seeds
+    from triform.launch import RunOptions
     from triform.launch import train as launch
-    from triform.seeds import train_seeds
 
     files = {"--data": data, "--source": source, "--target": target, "--valid": valid}
-    asked = _settings(task, set_, files | {"--from": from_, "--embeddings": embeddings, "--seed": seed})
-    options = Options(out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify)
+    settings = _settings(task, set_, files | {"--from": from_, "--embeddings": embeddings, "--seed": seed})
+    options = RunOptions(
+        out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify
+    )
     if seeds is not None:
-        made = train_seeds(task, seeds, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
-        show_seeds(made, as_json=json_)
+        seed_runs = train_seeds(task, seeds, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
+        print_seeds(seed_runs, as_json=json_)
         return
-    run = launch(task, preset=preset, config=config, options=options, **asked)  # type: ignore[arg-type]
+    run = launch(task, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
     if json_:
         print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
         return
@@ -87,8 +89,8 @@ def train(
 
 def _settings(task: str, assignments: list[str] | None, options: Mapping[str, str | int | None]) -> Settings:
     """The settings of `--set` and of the options that stand for one; "" and None are options left out."""
+    from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
-    from triform.settings import parse_assignments
 
     settings = parse_assignments(assignments or [])
     for name in ("data.text_column", "data.label_column"):
@@ -98,25 +100,30 @@ def _settings(task: str, assignments: list[str] | None, options: Mapping[str, st
             )
     for option, value in options.items():
         if value is not None and value != "":
-            check_agreement(option, value, OPTION_SETTINGS[option], settings)
+            validate_agreement(option, value, OPTION_SETTINGS[option], settings)
             settings[OPTION_SETTINGS[option]] = value
     return settings
 
 
-def show_seeds(made: Seeds, *, as_json: bool) -> None:
+def print_seeds(seed_runs: SeedResults, *, as_json: bool) -> None:
     """How far apart the seeds ended."""
-    spread = made.spread
+    spread = seed_runs.summary
     if as_json:
         rows = [
-            {"run": str(folder), "value": value} for folder, value in zip(made.folders, made.values, strict=True)
+            {"run": str(folder), "value": value}
+            for folder, value in zip(seed_runs.folders, seed_runs.values, strict=True)
         ]
-        print_json({"run": str(made.path), "metric": made.metric, **spread._asdict(), "seeds": rows})
+        print_json({"run": str(seed_runs.path), "metric": seed_runs.metric, **spread._asdict(), "seeds": rows})
         return
-    for folder, value in zip(made.folders, made.values, strict=True):
-        echo(f"{folder.name:<12}{made.metric} {format_metric(made.metric, value)}")
-    if len(made.values) > 1:
-        mean = format_mean(made.metric, spread.mean, spread.half_width)
-        interval = format_range(made.metric, spread.low, spread.high)
-        echo(f"{made.metric} of {len(made.values)} seeds: {mean} (95 % interval: {interval}, Student's t)")
-    named = [str(folder) for folder in made.folders]
-    echo(f"run folders: {', '.join(named if len(named) < 5 else [named[0], '...', named[-1]])}")
+    for folder, value in zip(seed_runs.folders, seed_runs.values, strict=True):
+        echo(f"{folder.name:<12}{seed_runs.metric} {format_metric(seed_runs.metric, value)}")
+    if len(seed_runs.values) > 1:
+        mean = format_mean(seed_runs.metric, spread.mean, spread.half_width)
+        interval = format_range(seed_runs.metric, spread.low, spread.high)
+        echo(
+            f"{seed_runs.metric} of {len(seed_runs.values)} seeds: {mean} (95 % interval: {interval}, Student's t)"
+        )
+    folder_names = [str(folder) for folder in seed_runs.folders]
+    echo(
+        f"run folders: {', '.join(folder_names if len(folder_names) < 5 else [folder_names[0], '...', folder_names[-1]])}"
+    )

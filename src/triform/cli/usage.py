@@ -15,10 +15,10 @@ from triform.cli.shorthands import SHORTHANDS
 EXTRA_ARGUMENT = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
 URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # by itself, or as NAME=URL
 PUBLISHED_MODEL = re.compile(r"https?://(?:www\.)?huggingface\.co/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)/?")
-TAKE_TEXTS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
+TEXT_COMMANDS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
 SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # where a name is looked for first
 # Names that other libraries have for settings, where difflib would not find ours.
-OTHER_NAMES = {
+SETTING_ALIASES = {
     "learning_rate": "train.lr",
     "hidden_size": "model.d_model",
     "embed_dim": "model.d_model",
@@ -38,20 +38,20 @@ def describe_usage_error(error: Any) -> str:
     """What is wrong with a command line, from click's exception, without a full stop."""
     command = error.ctx.info_name if getattr(error, "ctx", None) else ""
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return _unknown_option(error, command)
+        return _describe_unknown_option(error, command)
     problem = str(error.format_message()).rstrip(".")
     if extra := EXTRA_ARGUMENT.fullmatch(problem):
-        return f"Got unexpected extra argument {extra[1]}{_for_extra(command, extra[1], error.ctx.params)}"
+        return f"Got unexpected extra argument {extra[1]}{_suggest_for_extra(command, extra[1], error.ctx.params)}"
     return problem
 
 
 def describe_url(problem: str, arguments: Sequence[str]) -> str:
     """The problem, or how to fetch the file where the problem is that an argument is a URL."""
     for argument in arguments:
-        found = URL.fullmatch(argument.partition(",")[0])  # translate takes SOURCE,TARGET
-        if not found or (found[1] not in problem and str(Path(found[1])) not in problem):
+        match = URL.fullmatch(argument.partition(",")[0])  # translate takes SOURCE,TARGET
+        if not match or (match[1] not in problem and str(Path(match[1])) not in problem):
             continue
-        url = found[1]
+        url = match[1]
         if model := PUBLISHED_MODEL.fullmatch(url):
             remedy = f"import the published model with `triform convert import hub:{model[1]} --out RUN`"
         else:
@@ -60,9 +60,9 @@ def describe_url(problem: str, arguments: Sequence[str]) -> str:
     return problem
 
 
-def _for_extra(command: str, extra: str, given: Mapping[str, Any]) -> str:
+def _suggest_for_extra(command: str, extra: str, parameters: Mapping[str, Any]) -> str:
     first, _, second = extra.partition(" ")
-    if command == "train" and given.get("task") == "translate" and second:
+    if command == "train" and parameters.get("task") == "translate" and second:
         return f"; to train on aligned files, write --source {first} --target {second}"
     if command == "train":
         return f"; to train on a file, write --data {extra}"
@@ -73,12 +73,16 @@ def _for_extra(command: str, extra: str, given: Mapping[str, Any]) -> str:
     return ""
 
 
-def _unknown_option(error: Any, command: str) -> str:
+def _describe_unknown_option(error: Any, command: str) -> str:
     """An option of the command that is spelt much like it, the setting that it means, or neither."""
-    known = {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
-    option, setting = nearest(error.option_name, known)
-    option = option or next((name for name in known & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), "")
-    advice = ["put -- before a text that begins with a dash"] if command in TAKE_TEXTS else []
+    known_options = (
+        {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
+    )
+    option, setting = find_nearest(error.option_name, known_options)
+    option = option or next(
+        (name for name in known_options & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), ""
+    )
+    advice = ["put -- before a text that begins with a dash"] if command in TEXT_COMMANDS else []
     if option and not setting:
         advice.append(f"did you mean {option}?")
     elif option:
@@ -90,29 +94,29 @@ def _unknown_option(error: Any, command: str) -> str:
     return "; ".join([f"No such option {error.option_name}", *([", or ".join(advice)] if advice else [])])
 
 
-def nearest(option: str, known: Collection[str]) -> tuple[str, str]:
+def find_nearest(option: str, known_options: Collection[str]) -> tuple[str, str]:
     """The option, or else the setting, that an unknown option most likely means; "" for what it is not."""
-    from triform.settings import HINTS
+    from triform.config.settings import SETTING_TYPES
 
-    name = _plain(option)
-    options = {_plain(each): each for each in known if each.startswith("--")}
+    option_name = _normalize_option(option)
+    options = {_normalize_option(name): name for name in known_options if name.startswith("--")}
     settings: dict[str, str] = {}
-    if "--set" in known:
-        for each in sorted(HINTS, key=lambda each: _priority(each.partition(".")[0])):
-            settings.setdefault(each.rpartition(".")[2], each)
-            settings[each.replace(".", "_")] = each  # --model-dropout
-        settings |= OTHER_NAMES
-    if name in settings:
-        return "", settings[name]
-    close = difflib.get_close_matches(name, [*options, *settings], n=1, cutoff=0.65)
-    if not close:
+    if "--set" in known_options:
+        for name in sorted(SETTING_TYPES, key=lambda name: _section_priority(name.partition(".")[0])):
+            settings.setdefault(name.rpartition(".")[2], name)
+            settings[name.replace(".", "_")] = name  # --model-dropout
+        settings |= SETTING_ALIASES
+    if option_name in settings:
+        return "", settings[option_name]
+    matches = difflib.get_close_matches(option_name, [*options, *settings], n=1, cutoff=0.65)
+    if not matches:
         return "", ""
-    return (options[close[0]], "") if close[0] in options else ("", settings[close[0]])
+    return (options[matches[0]], "") if matches[0] in options else ("", settings[matches[0]])
 
 
-def _plain(option: str) -> str:
+def _normalize_option(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def _priority(section: str) -> int:
+def _section_priority(section: str) -> int:
     return SECTIONS.index(section) if section in SECTIONS else len(SECTIONS)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import Json, print_json, print_table
+from triform.cli.options import JsonOption, print_json, print_table
 from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
-    from triform.vectors import Judged
+    from triform.vectors import VectorEvaluation
 
 vectors = typer.Typer(help="Word vectors (word2vec): learn, look up, judge, draw.", rich_markup_mode=None)
-VectorsFile = Annotated[Path, typer.Argument(metavar="FILE", help="Vectors: .txt, .vec, .bin or .safetensors.")]
-Top = Annotated[int, typer.Option(help="How many words to show.")]
+VectorsArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Vectors: .txt, .vec, .bin or .safetensors.")]
+TopOption = Annotated[int, typer.Option(help="How many words to show.")]
 
 
 @vectors.command()
@@ -35,84 +35,84 @@ def train(
     text_column: Annotated[str, typer.Option(help="Of tables: a name or number; else found.")] = "",
     seed: Annotated[int, typer.Option(help="Of initial numbers and draws.")] = 0,
     workers: Annotated[int, typer.Option(help="Threads; only one gives the same vectors again.")] = 1,
-    json_: Json = False,
+    json_: JsonOption = False,
 ) -> None:
     """Learn a vector for each word from the words around it (needs gensim, the extra `vectors`).
 
     Words are cut as tokenizer.kind=word cuts them, so that `train --embeddings` finds them.
     """
-    from triform.vectors import Recipe, WordVectors, learn
+    from triform.vectors import Word2VecConfig, WordVectors, train_word2vec
     from triform.vectors.files import check_writable
 
     check_writable(out)  # better told now than after the work
-    recipe = Recipe(
+    config = Word2VecConfig(
         kind=kind,  # type: ignore[arg-type]
         size=size, window=window, min_count=min_count, negative=negative, sample=sample, epochs=epochs,
         lr=lr, phrases=phrases, lowercase=lowercase, seed=seed, workers=workers,
     )  # fmt: skip
-    made = learn(texts, recipe, text_column=text_column, say=lambda line: echo(line, err=True))
-    WordVectors(made.words, made.matrix, made.about).save(out)
+    result = train_word2vec(texts, config, text_column=text_column, log=lambda line: echo(line, err=True))
+    WordVectors(result.words, result.matrix, result.metadata).save(out)
     if json_:
-        told = {"words": len(made.words), "width": size, "tokens": made.n_tokens, "seconds": made.seconds}
-        print_json({"vectors": str(out), **told, "words_per_second": made.speed})
+        summary = {"words": len(result.words), "width": size, "tokens": result.n_tokens, "seconds": result.seconds}
+        print_json({"vectors": str(out), **summary, "words_per_second": result.words_per_second})
         return
-    echo(f"{made}")
+    echo(f"{result}")
     echo(f"vectors: {out}")
 
 
 @vectors.command()
 def nearest(
-    file: VectorsFile,
+    file: VectorsArgument,
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="Words to look up.")],
-    top: Top = 10,
-    json_: Json = False,
+    top: TopOption = 10,
+    json_: JsonOption = False,
 ) -> None:
     """The words whose vectors point most nearly the same way, with cosines."""
     from triform.vectors import WordVectors
 
-    table = WordVectors.load(file)
-    found = {word: table.nearest(word, top) for word in words}
+    word_vectors = WordVectors.load(file)
+    neighbors_by_word = {word: word_vectors.nearest(word, top) for word in words}
     if json_:
-        print_json({word: _plain(near) for word, near in found.items()})
+        print_json({word: _neighbors_to_dicts(neighbors) for word, neighbors in neighbors_by_word.items()})
         return
-    for word, near in found.items():
+    for word, neighbors in neighbors_by_word.items():
         echo(f"{word}:")
-        _print_near(near)
+        _print_neighbors(neighbors)
 
 
 @vectors.command()
 def analogy(
-    file: VectorsFile,
+    file: VectorsArgument,
     a: Annotated[str, typer.Argument(metavar="A")],
     b: Annotated[str, typer.Argument(metavar="B")],
     c: Annotated[str, typer.Argument(metavar="C")],
-    top: Top = 10,
-    json_: Json = False,
+    top: TopOption = 10,
+    json_: JsonOption = False,
 ) -> None:
     """What is to C as B is to A: `analogy FILE man king woman`."""
     from triform.vectors import WordVectors
 
-    near = WordVectors.load(file).analogy(a, b, c, top)
+    neighbors = WordVectors.load(file).analogy(a, b, c, top)
     if json_:
-        print_json(_plain(near))
+        print_json(_neighbors_to_dicts(neighbors))
         return
     echo(f"{a} : {b} :: {c} :")
-    _print_near(near)
+    _print_neighbors(neighbors)
 
 
-def _plain(near: list[tuple[str, float]]) -> list[dict[str, object]]:
-    return [{"word": word, "cosine": cosine} for word, cosine in near]
+def _neighbors_to_dicts(neighbors: list[tuple[str, float]]) -> list[dict[str, object]]:
+    return [{"word": word, "cosine": cosine} for word, cosine in neighbors]
 
 
-def _print_near(near: list[tuple[str, float]]) -> None:
-    width = max((len(word) for word, _ in near), default=0)
-    for word, cosine in near:
+def _print_neighbors(neighbors: list[tuple[str, float]]) -> None:
+    width = max((len(word) for word, _ in neighbors), default=0)
+    for word, cosine in neighbors:
         echo(f"  {word:<{width}}  {cosine:.4f}")
 
 
 @vectors.command()
 def evaluate(
-    file: VectorsFile,
+    file: VectorsArgument,
     analogies: Annotated[
         list[str] | None, typer.Option(metavar="F", help="Analogies, as questions-words.txt; repeatable.")
     ] = None,
@@ -120,40 +120,48 @@ def evaluate(
         list[str] | None, typer.Option(metavar="F", help="WORD, WORD, NUMBER between tabs; repeatable.")
     ] = None,
     data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, with word_eval in it.")] = "",
-    json_: Json = False,
+    json_: JsonOption = False,
 ) -> None:
     """Analogies, SimLex-999 and WordSim-353, or files of your own; figures are those that gensim gives."""
-    from triform.data.catalogue import checked, known_set
-    from triform.vectors import WordVectors, judge_analogies, judge_pairs
+    from triform.data.catalogue import get_dataset, verify_dataset
+    from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
 
     if not analogies and not pairs:
-        known = {name: str(path) for name, path in checked(known_set("word_eval"), data).items()}
-        analogies, pairs = [known["questions-words.txt"]], [known["simlex999.txt"], known["wordsim353.tsv"]]
-    table = WordVectors.load(file)
-    found = [judged for name in analogies or () for judged in judge_analogies(table, name)]
-    found += [judge_pairs(table, name) for name in pairs or ()]
+        known_files = {name: str(path) for name, path in verify_dataset(get_dataset("word_eval"), data).items()}
+        analogies, pairs = (
+            [known_files["questions-words.txt"]],
+            [known_files["simlex999.txt"], known_files["wordsim353.tsv"]],
+        )
+    word_vectors = WordVectors.load(file)
+    results = [
+        analogy_result for name in analogies or () for analogy_result in evaluate_analogies(word_vectors, name)
+    ]
+    results += [evaluate_similarity(word_vectors, name) for name in pairs or ()]
     if json_:
         print_json(
-            [{"name": each.name, "covered": each.covered, "asked": each.asked} | each.scores for each in found]
+            [
+                {"name": result.name, "covered": result.n_covered, "asked": result.n_questions} | result.metrics
+                for result in results
+            ]
         )
         return
-    print_table([["questions", "covered", "of", "score"], *(_row(each) for each in found)])
+    print_table([["questions", "covered", "of", "score"], *(_format_result_row(result) for result in results)])
 
 
-def _row(judged: Judged) -> list[str]:
-    scores = judged.scores
-    if not judged.covered:
-        said = "no vectors for any of them"
-    elif "accuracy" in scores:
-        said = f"{format_metric('accuracy', scores['accuracy'])} right"
+def _format_result_row(result: VectorEvaluation) -> list[str]:
+    metrics = result.metrics
+    if not result.n_covered:
+        metrics_text = "no vectors for any of them"
+    elif "accuracy" in metrics:
+        metrics_text = f"{format_metric('accuracy', metrics['accuracy'])} right"
     else:
-        said = f"Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f}"
-    return [judged.name, f"{judged.covered:,}", f"{judged.asked:,}", said]
+        metrics_text = f"Spearman {metrics['spearman']:.4f}, Pearson {metrics['pearson']:.4f}"
+    return [result.name, f"{result.n_covered:,}", f"{result.n_questions:,}", metrics_text]
 
 
 @vectors.command("map")
 def map_(
-    file: VectorsFile,
+    file: VectorsArgument,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="WORD", help="Words to show with their nearest.")
     ] = None,
@@ -162,7 +170,7 @@ def map_(
 ) -> None:
     """Draw words where their two main directions put them: those given with their nearest, or the most frequent."""
     from triform.vectors import WordVectors
-    from triform.vectors.picture import draw
+    from triform.vectors.figure import draw_map
 
-    labelled = draw(WordVectors.load(file), out, words or (), most)
-    echo(f"map: {out}, {labelled} words labelled")
+    n_labelled = draw_map(WordVectors.load(file), out, words or (), most)
+    echo(f"map: {out}, {n_labelled} words labelled")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from triform.config.bounds import check_bounds
-from triform.config.checks import Answer, require
+from triform.config.bounds import validate_bounds
 from triform.config.model import (
-    OF_ATTENTION,
+    ATTENTION_SETTINGS,
     ActivationKind,
+    AttentionDirection,
     HeadActivation,
     ModelConfig,
     ModelKind,
@@ -22,20 +22,23 @@ from triform.config.model import (
     NormPosition,
     PoolingKind,
     PositionKind,
-    Reach,
     RecurrentKind,
     ScoreKind,
 )
-from triform.config.train import LoraLayers, OptimizerKind, Precision, ScheduleKind, TrainConfig
+from triform.config.train import LoraLayers, OptimizerKind, ScheduleKind, TrainConfig, TrainPrecision
+from triform.config.validation import AutoBool, require
 from triform.errors import ConfigError
 
 __all__ = [
-    "TASKS",
+    "TASK_NAMES",
     "ActivationKind",
-    "Answer",
+    "AttentionDirection",
+    "AutoBool",
     "Config",
     "DataConfig",
+    "DataSizes",
     "DecodeConfig",
+    "DecodingStrategy",
     "HeadActivation",
     "LoraLayers",
     "ModelConfig",
@@ -45,23 +48,20 @@ __all__ = [
     "OptimizerKind",
     "PoolingKind",
     "PositionKind",
-    "Precision",
-    "Reach",
     "RecurrentKind",
     "ScheduleKind",
     "ScoreKind",
-    "Sizes",
-    "Strategy",
     "TaskName",
     "TokenizerConfig",
     "TokenizerKind",
     "TrainConfig",
+    "TrainPrecision",
 ]
 
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
-Strategy = Literal["auto", "greedy", "sample", "beam"]
-TASKS: tuple[TaskName, ...] = get_args(TaskName)
+DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
+TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ class DataConfig:
     label_column: str = ""
     source_column: str = ""
     target_column: str = ""
-    header: Answer = "auto"
+    header: AutoBool = "auto"
     labels: tuple[str, ...] = ()  # empty: those of the training data, sorted
     valid_fraction: float = 0.1
     max_len: int = 0  # tokens a model reads at once
 
     def __post_init__(self) -> None:
-        check_bounds(self, "data")
+        validate_bounds(self, "data")
         require(self.max_len != 1, "data.max_len=1 leaves nothing to read: it must be at least 2")
         for first, second in (("source", "target"), ("valid_source", "valid_target")):
             require(
@@ -101,19 +101,19 @@ class TokenizerConfig:
     vocab_size: int = 0
     min_count: int = 1  # word: rarer ones become <unk>
     lowercase: bool = False
-    shared: bool = True  # translate: one vocabulary for both languages
-    dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
+    joint_vocab: bool = True  # translate: one vocabulary for both languages
+    bpe_dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
     file: str = ""  # a tokenizer of Triform or another library, to take its vocabulary instead of learning one
 
     def __post_init__(self) -> None:
-        check_bounds(self, "tokenizer")
+        validate_bounds(self, "tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """How tokens are chosen when the model writes."""
 
-    strategy: Strategy = "auto"  # sample for generate, beam for translate
+    strategy: DecodingStrategy = "auto"  # sample for generate, beam for translate
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 1.0
@@ -127,7 +127,7 @@ class DecodeConfig:
             f"decode.temperature={self.temperature} must be above 0; decode.strategy=greedy takes the best token",
         )
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
-        check_bounds(self, "decode")
+        validate_bounds(self, "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,44 +143,45 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        validate_bounds(self)
         if self.task != "translate" and self.data.source:
             raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
-        if self.model.pair_rows and self.task != "classify":
-            raise ConfigError(f"model.pair_rows is for classify; {self.task} reads one new token at a time")
-        if self.tokenizer.dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
-            raise ConfigError("tokenizer.dropout leaves out merges of bpe, and is for classify and translate")
-        if self.train.consistency and not (self.model.dropout or self.model.attention_dropout):
-            raise ConfigError("train.consistency compares readings that dropout makes differ: set model.dropout")
-        if self.model.reach == "full" and self.task != "classify":
+        if self.model.bigram_buckets and self.task != "classify":
+            raise ConfigError(f"model.bigram_buckets is for classify; {self.task} reads one new token at a time")
+        if self.tokenizer.bpe_dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
+            raise ConfigError("tokenizer.bpe_dropout leaves out merges of bpe, and is for classify and translate")
+        if self.train.r_drop and not (self.model.dropout or self.model.attention_dropout):
+            raise ConfigError("train.r_drop compares readings that dropout makes differ: set model.dropout")
+        if self.model.attention_direction == "full" and self.task != "classify":
             raise ConfigError(
-                "model.reach=full lets a decoder read the very token it should predict: "
+                "model.attention_direction=full lets a decoder read the very token it should predict: "
                 f"{self.task} needs auto or causal"
             )
         if self.model.is_recurrent:
-            self._check_recurrent()
+            self._validate_recurrent()
 
-    def _check_recurrent(self) -> None:
+    def _validate_recurrent(self) -> None:
         model, train, kind = self.model, self.train, f"model.kind={self.model.kind}"
         require(
             not train.lora_rank, f"train.lora_rank is for Transformers; {kind} has no layers that adapters know"
         )
         require(train.precision != "bf16", f"train.precision=bf16 is for Transformers; {kind} learns in fp32")
         if self.task != "translate":
-            for name in OF_ATTENTION:
+            for name in ATTENTION_SETTINGS:
                 value = getattr(model, name)
-                same = value == getattr(ModelConfig, name)
+                is_default = value == getattr(ModelConfig, name)
                 require(
-                    same, f"model.{name}={value} is of attention, which {kind} has in translate alone: leave it out"
+                    is_default,
+                    f"model.{name}={value} is of attention, which {kind} has in translate alone: leave it out",
                 )
         require(
-            self.task == "generate" or model.reach == "causal" or model.d_model % 2 == 0,
+            self.task == "generate" or model.attention_direction == "causal" or model.d_model % 2 == 0,
             f"model.d_model={model.d_model} must be even: with {kind} half of it reads forwards and half backwards",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class DataSizes:
     """What a model must know of its data: how many tokens there are, and how many labels."""
 
     vocab_size: int

@@ -21,7 +21,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "data.max_len": (0, MAX_LEN),
     "tokenizer.vocab_size": (0, 2**24),
     "tokenizer.min_count": (1, MAX_COUNT),
-    "tokenizer.dropout": (0, 0.5),
+    "tokenizer.bpe_dropout": (0, 0.5),
     "model.d_model": (0, MAX_WIDTH),
     "model.d_ff": (0, 2**20),
     "model.n_layers": (0, 1000),
@@ -36,28 +36,28 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "model.window": (-1, 2**31),
     "model.layer_windows": (-1, 2**31),
     "model.norm_eps": (0, 1),
-    "model.segments": (0, 1000),
-    "model.pair_rows": (0, 2**28),
+    "model.n_segments": (0, 1000),
+    "model.bigram_buckets": (0, 2**28),
     "model.head_hidden": (0, 2**20),
     "train.lr": (0, 1e38),
     "train.betas": (0, 1),
     "train.momentum": (0, 1),
     "train.weight_decay": (0, 1000),
     "train.warmup_steps": (-1, MAX_COUNT),
-    "train.final_lr_ratio": (0, 1),
+    "train.min_lr_ratio": (0, 1),
     "train.plateau_factor": (0.01, 0.99),
     "train.plateau_patience": (0, MAX_COUNT),
     "train.batch_size": (0, 2**24),
     "train.batch_tokens": (0, 2**30),
-    "train.accumulate": (1, 10**6),
+    "train.grad_accumulation": (1, 10**6),
     "train.max_steps": (0, MAX_COUNT),
     "train.epochs": (0, 10**6),
     "train.max_minutes": (0, 10**6),
     "train.clip_norm": (0, 1e18),
     "train.label_smoothing": (0, 0.9),
-    "train.consistency": (0, 1000),
-    "train.average": (0, 0.999999),
-    "train.freeze": (-1, 1000),
+    "train.r_drop": (0, 1000),
+    "train.ema_decay": (0, 0.999999),
+    "train.freeze_layers": (-1, 1000),
     "train.layer_decay": (0.01, 1),
     "train.lora_rank": (0, MAX_WIDTH),
     "train.lora_alpha": (0, 10**6),
@@ -75,17 +75,17 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-def check_bounds(section: Any, name: str = "") -> None:
+def validate_bounds(section: Any, name: str = "") -> None:
     """Every number of a section lies where it may."""
-    for each in fields(section):
-        setting = f"{name}.{each.name}" if name else each.name
+    for field in fields(section):
+        setting = f"{name}.{field.name}" if name else field.name
         if setting in BOUNDS:
-            value = getattr(section, each.name)
+            value = getattr(section, field.name)
             for number in value if isinstance(value, tuple) else (value,):
-                check_bound(setting, number)
+                validate_bound(setting, number)
 
 
-def check_bound(setting: str, number: float) -> None:
+def validate_bound(setting: str, number: float) -> None:
     """One number lies within the bounds of its setting."""
     low, high = BOUNDS[setting]
     if not low <= number <= high:
@@ -99,5 +99,5 @@ def format_value(value: object) -> str:
     return shorten(repr(value))
 
 
-def shorten(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 20]}... ({len(text):,} characters)"
+def shorten(text: str, max_chars: int = 60) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 20]}... ({len(text):,} characters)"

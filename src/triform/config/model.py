@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from triform.config.bounds import check_bounds
-from triform.config.checks import Answer, require
+from triform.config.bounds import validate_bounds
+from triform.config.validation import AutoBool, require
 from triform.errors import ConfigError
 
 RecurrentKind = Literal["rnn", "gru", "lstm"]
 ModelKind = Literal["transformer", "rnn", "gru", "lstm"]
 PositionKind = Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
-Reach = Literal["auto", "full", "causal"]
+AttentionDirection = Literal["auto", "full", "causal"]
 NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
 ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
@@ -21,14 +21,24 @@ PoolingKind = Literal["mean", "first", "last"]
 HeadActivation = Literal["relu", "tanh"]
 
 # What a recurrent model follows; of any other setting it knows the default, and what says the same.
-FOLLOWED = (
-    *("kind", "d_model", "n_layers", "dropout", "attention_dropout", "score", "reach", "bias", "qkv_bias"),
-    *("out_bias", "tie_embeddings", "pair_rows", "pooling", "head_hidden", "head_activation"),
+RECURRENT_SETTINGS = (
+    *(
+        "kind",
+        "d_model",
+        "n_layers",
+        "dropout",
+        "attention_dropout",
+        "attention_score",
+        "attention_direction",
+        "bias",
+        "qkv_bias",
+    ),
+    *("out_bias", "tie_embeddings", "bigram_buckets", "pooling", "head_hidden", "head_activation"),
     "head_bias",
 )
 # Of these it has something to follow in translate alone: it attends to nothing but a source.
-OF_ATTENTION = ("score", "attention_dropout", "qkv_bias", "out_bias")
-SAYS_NOTHING = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
+ATTENTION_SETTINGS = ("attention_score", "attention_dropout", "qkv_bias", "out_bias")
+RECURRENT_NO_OPS = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +58,8 @@ class ModelConfig:
     rotary_scaling: tuple[float, ...] = ()  # [factor]: linear; [factor, low, high, original length]: Llama 3's
     max_distance: int = 0  # relative, t5: farther is all alike; 0: 16 and 128, as published
     n_buckets: int = 32  # t5
-    score: ScoreKind = "scaled_dot"
-    reach: Reach = "auto"  # auto: encoders read both ways, decoders only back
+    attention_score: ScoreKind = "scaled_dot"
+    attention_direction: AttentionDirection = "auto"  # auto: encoders read both ways, decoders only back
     window: int = -1  # keys a position reads, itself included, on each side it may look; -1: all
     layer_windows: tuple[int, ...] = ()  # instead of window: one a layer, repeated, e.g. [8, -1]
     norm: NormKind = "layer"
@@ -57,40 +67,43 @@ class ModelConfig:
     norm_eps: float = 0.0  # what keeps a norm from dividing by zero; 0: 1e-5 for layer, 1e-6 for rms
     final_norm: bool = True
     embedding_norm: bool = False  # a norm after the embeddings, as BERT has it
-    segments: int = 0  # kinds of text that have an embedding of their own, as BERT's two; 0: none
+    n_segments: int = 0  # kinds of text that have an embedding of their own, as BERT's two; 0: none
     activation: ActivationKind = "gelu"
     bias: bool = True  # in output projections, feedforward and norms
     qkv_bias: bool = True
-    out_bias: Answer = "auto"  # of attention's output projections alone; auto: as bias
+    out_bias: AutoBool = "auto"  # of attention's output projections alone; auto: as bias
     tie_embeddings: bool = True
     scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
-    pair_rows: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
+    bigram_buckets: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
     pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states, the first or the last
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
     head_activation: HeadActivation = "relu"  # of that layer
     head_bias: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds(self, "model")
+        validate_bounds(self, "model")
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
-            down = self.d_model - self.d_model % self.n_heads
+            lower = self.d_model - self.d_model % self.n_heads
             raise ConfigError(
                 f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}; "
-                f"try d_model={' or '.join(str(width) for width in (down, down + self.n_heads) if width)}"
+                f"try d_model={' or '.join(str(width) for width in (lower, lower + self.n_heads) if width)}"
             )
-        self._check_heads()
-        self._check_positions()
-        self._check_windows()
+        self._validate_heads()
+        self._validate_positions()
+        self._validate_windows()
         if self.is_recurrent:
-            self._check_recurrent()
+            self._validate_recurrent()
 
-    def _check_recurrent(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name not in FOLLOWED and value not in (each.default, SAYS_NOTHING.get(each.name, each.default)):
-                shown = list(value) if isinstance(value, tuple) else value
+    def _validate_recurrent(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name not in RECURRENT_SETTINGS and value not in (
+                setting.default,
+                RECURRENT_NO_OPS.get(setting.name, setting.default),
+            ):
+                displayed = list(value) if isinstance(value, tuple) else value
                 raise ConfigError(
-                    f"model.{each.name}={shown} means nothing to model.kind={self.kind}, which reads one token "
+                    f"model.{setting.name}={displayed} means nothing to model.kind={self.kind}, which reads one token "
                     "after the other: leave it out"
                 )
         require(
@@ -99,17 +112,17 @@ class ModelConfig:
             "use mean or last",
         )
 
-    def _check_heads(self) -> None:
-        heads, shared = self.n_heads, self.n_kv_heads
-        if not (heads and shared) or heads % shared == 0:
+    def _validate_heads(self) -> None:
+        n_heads, n_kv_heads = self.n_heads, self.n_kv_heads
+        if not (n_heads and n_kv_heads) or n_heads % n_kv_heads == 0:
             return
-        fitting = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        divisors = ", ".join(str(count) for count in range(1, n_heads + 1) if n_heads % count == 0)
         raise ConfigError(
-            f"model.n_heads={heads} is not divisible by model.n_kv_heads={shared}: every key/value head "
-            f"serves as many query heads; choose from {fitting}"
+            f"model.n_heads={n_heads} is not divisible by model.n_kv_heads={n_kv_heads}: every key/value head "
+            f"serves as many query heads; choose from {divisors}"
         )
 
-    def _check_positions(self) -> None:
+    def _validate_positions(self) -> None:
         require(
             not (self.positions in ("sinusoidal", "sinusoidal_halves") and self.d_model % 2),
             f"model.positions={self.positions} needs an even model.d_model, not {self.d_model}",
@@ -120,21 +133,21 @@ class ModelConfig:
                 f"= {self.head_dim}, must be even"
             )
         require(self.rotary_base > 1, f"model.rotary_base={self.rotary_base} must be above 1")
-        self._check_scaling()
+        self._validate_rotary_scaling()
         require(self.n_buckets % 2 == 0, f"model.n_buckets={self.n_buckets} must be even: half for each side")
-        nearest = self.max_distance_or_published
+        max_distance = self.resolved_max_distance
         require(
-            self.positions != "t5" or nearest > self.n_buckets // 2,
-            f"model.max_distance={nearest} is too small: with model.n_buckets={self.n_buckets} it must be above "
+            self.positions != "t5" or max_distance > self.n_buckets // 2,
+            f"model.max_distance={max_distance} is too small: with model.n_buckets={self.n_buckets} it must be above "
             f"{self.n_buckets // 2}, or the buckets for far distances hold nothing",
         )
-        if self.score == "additive" and self.positions in ("rotary", "relative"):
+        if self.attention_score == "additive" and self.positions in ("rotary", "relative"):
             raise ConfigError(
                 f"model.positions={self.positions} changes the dot product of query and key, and "
-                "model.score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
+                "model.attention_score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
             )
 
-    def _check_scaling(self) -> None:
+    def _validate_rotary_scaling(self) -> None:
         scaling = self.rotary_scaling
         require(
             len(scaling) in (0, 1, 4) and all(number > 0 for number in scaling),
@@ -150,14 +163,14 @@ class ModelConfig:
             f"model.rotary_scaling={list(scaling)} is for model.positions=rotary, not {self.positions}",
         )
 
-    def _check_windows(self) -> None:
-        for name, shown, widths in (
+    def _validate_windows(self) -> None:
+        for name, displayed, widths in (
             ("window", self.window, (self.window,)),
             ("layer_windows", list(self.layer_windows), self.layer_windows),
         ):
             require(
                 all(width == -1 or width > 0 for width in widths),
-                f"model.{name}={shown} leaves a position nothing to read, not even itself: "
+                f"model.{name}={displayed} leaves a position nothing to read, not even itself: "
                 "a window must be at least 1, or -1 for no window",
             )
         if not self.layer_windows:
@@ -179,7 +192,7 @@ class ModelConfig:
         return self.kind in get_args(RecurrentKind)
 
     @property
-    def for_shared_parts(self) -> ModelConfig:
+    def as_single_head(self) -> ModelConfig:
         """A recurrent model as parts that it shares with the Transformer see it: attention with one head.
 
         Tokens come in at full size: no norm raises small ones, and states of small inputs leave attention flat.
@@ -200,13 +213,15 @@ class ModelConfig:
         return self.bias if self.out_bias == "auto" else self.out_bias == "yes"
 
     @property
-    def max_distance_or_published(self) -> int:
+    def resolved_max_distance(self) -> int:
         return self.max_distance or (16 if self.positions == "relative" else 128)
 
-    def notes(self, max_len: int) -> list[str]:
+    def window_notices(self, max_len: int) -> list[str]:
         """What is allowed but does less than it says."""
-        wide = sorted({width for width in self.windows if width >= max_len})
-        return [f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in wide]
+        ineffective = sorted({width for width in self.windows if width >= max_len})
+        return [
+            f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in ineffective
+        ]
 
     @property
     def windows(self) -> tuple[int, ...]:

@@ -15,21 +15,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from triform.data.cache import sets_folder
-from triform.data.files import digest, opened
+from triform.data.files import content_sha256, open_bytes
+from triform.data.token_cache import datasets_folder
 from triform.errors import ConfigError, DataError
 from triform.io.files import write_bytes
 
-RAW = "https://raw.githubusercontent.com"
-PATIENCE = 30  # seconds without a byte before a download is given up
-TROUBLE = (
+GITHUB_RAW_URL = "https://raw.githubusercontent.com"
+DOWNLOAD_TIMEOUT_SECONDS = 30  # seconds without a byte before a download is given up
+DOWNLOAD_ERRORS = (
     *(urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError),
     *(gzip.BadGzipFile, EOFError, zlib.error),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownFile:
+class DatasetFile:
     """A file by its content; `url` is empty where it cannot be had as it is."""
 
     name: str
@@ -39,35 +39,35 @@ class KnownFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownSet:
+class DatasetSpec:
     """Files that belong together. `by_hand` says how to make what no address offers."""
 
     name: str
-    about: str
+    description: str
     licence: str
-    files: tuple[KnownFile, ...]
-    by_hand: str = ""
+    files: tuple[DatasetFile, ...]
+    manual_instructions: str = ""
 
 
-def _files(base: str, *rows: tuple[str, int, str], ending: str = "") -> tuple[KnownFile, ...]:
+def _dataset_files(base: str, *entries: tuple[str, int, str], suffix: str = "") -> tuple[DatasetFile, ...]:
     """Files of one address; without `base` they have none."""
     return tuple(
-        KnownFile(name=name, size=size, sha256=sha256, url=f"{base}/{name}{ending}" if base else "")
-        for name, size, sha256 in rows
+        DatasetFile(name=name, size=size, sha256=sha256, url=f"{base}/{name}{suffix}" if base else "")
+        for name, size, sha256 in entries
     )
 
 
-UNSEEN = "test_CLS_unseen.tsv"
+UNSEEN_FILE = "test_CLS_unseen.tsv"
 
-SPEECHES = KnownSet(
+SPEECHES = DatasetSpec(
     name="speeches",
-    about=(
+    description=(
         "speeches of three presidents: 2,092 + 750 labelled sentences; 1,553 lines to model, 250 of each to judge"
     ),
     licence="repository Apache-2.0; none stated for the data",
     files=(
-        *_files(
-            f"{RAW}/yasho191/ScratchLLM/c410378c4350641e973b1836ff40ec558da7f43d/speechesdataset",
+        *_dataset_files(
+            f"{GITHUB_RAW_URL}/yasho191/ScratchLLM/c410378c4350641e973b1836ff40ec558da7f43d/speechesdataset",
             ("train_CLS.tsv", 198912, "7dbd7cadc6efe746d0c0a7e5fe81f0ac2431bd2a3b86b51f4cb23f373466c88e"),
             ("test_CLS.tsv", 71003, "31277b7d67cff8ad717c9f43c05810c6b78feb67f04472bd7aa20e71eb2e0da8"),
             ("train_LM.txt", 159648, "aff1d88fad90db8cedfe8918a9099ffdfe622641a2a8c6e25dac1f7eda199b1a"),
@@ -75,25 +75,27 @@ SPEECHES = KnownSet(
             ("test_LM_wbush.txt", 24657, "1281773860075b12727f9f581940c028074d05f3efbf99bbfcc9c7c472d4dbd5"),
             ("test_LM_hbush.txt", 23627, "a0592374b7cd47a6417a311892a4b8a59f35cbe054cbaf96c06e50e904c8451f"),
         ),
-        *_files("", (UNSEEN, 19233, "0ae709b1a62e54f83f6a00af2e36345975264967b0fb648574972a68c17c1200")),
+        *_dataset_files(
+            "", (UNSEEN_FILE, 19233, "0ae709b1a62e54f83f6a00af2e36345975264967b0fb648574972a68c17c1200")
+        ),
     ),
-    by_hand=f"{UNSEEN} is made from the others: the lines of test_CLS.tsv whose sentence is not in train_CLS.tsv",
+    manual_instructions=f"{UNSEEN_FILE} is made from the others: the lines of test_CLS.tsv whose sentence is not in train_CLS.tsv",
 )
-TINYSHAKESPEARE = KnownSet(
+TINYSHAKESPEARE = DatasetSpec(
     name="tinyshakespeare",
-    about="1,115,394 characters of Shakespeare's plays",
+    description="1,115,394 characters of Shakespeare's plays",
     licence="public domain",
-    files=_files(
-        f"{RAW}/karpathy/char-rnn/d1d7aa34fdb3626174bce1d753e6cc6845ce7087/data/tinyshakespeare",
+    files=_dataset_files(
+        f"{GITHUB_RAW_URL}/karpathy/char-rnn/d1d7aa34fdb3626174bce1d753e6cc6845ce7087/data/tinyshakespeare",
         ("input.txt", 1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
     ),
 )
-TED_EN_FR = KnownSet(
+TED_EN_FR = DatasetSpec(
     name="ted_en_fr",
-    about="TED talks, English and French: 30,000 + 887 + 1,305 pairs",
+    description="TED talks, English and French: 30,000 + 887 + 1,305 pairs",
     licence="none stated; TED talks are CC BY-NC-ND",
-    files=_files(
-        f"{RAW}/ashmitchamoli/Transformers-From-Scratch/HEAD/data/ted-talks-corpus",
+    files=_dataset_files(
+        f"{GITHUB_RAW_URL}/ashmitchamoli/Transformers-From-Scratch/HEAD/data/ted-talks-corpus",
         ("train.en", 2885083, "69df29de80f462ba8d07b62f1c102675959d0e647520e4d55ffe99b9eb4be1a8"),
         ("train.fr", 3358288, "a5065e385bee5d64307ba0e8187abc9a0e041223354c4ddac80752bec9511824"),
         ("dev.en", 96477, "2fcfd5c3347c27ded1ffa67cf7d5bf075cdf0a77b84045f1fc363a794c2828af"),
@@ -102,158 +104,162 @@ TED_EN_FR = KnownSet(
         ("test.fr", 139304, "41a56c4aa86fa6b35c36b0aa234411edae514ca45bb355a583675a742621886f"),
     ),
 )
-IMDB = KnownSet(
+IMDB = DatasetSpec(
     name="imdb",
-    about="film reviews, positive or negative: 15,000 + 5,000 + 5,000",
+    description="film reviews, positive or negative: 15,000 + 5,000 + 5,000",
     licence="none stated; Maas et al. 2011, for research",
-    files=_files(
+    files=_dataset_files(
         "",
         ("train.jsonl", 20688313, "3c121ef56201dd4c32e11736c7d70644f510188c9e067abe21a96a91426c2608"),
         ("valid.jsonl", 6954546, "689ea8724f42553b5a8ef80c7650c86d8fa0d87f971dd3c256d2addc38c24afa"),
         ("test.jsonl", 6803022, "978132997adc12479bb2de24d8a6f393027a3bc4edc42bcd549c267a7c8d32c2"),
     ),
-    by_hand=(
+    manual_instructions=(
         "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) was made "
         "by hand and is offered nowhere: 418 repeated reviews dropped, balanced labels, seed 20240613; train and "
         "valid from the official training half, test from the official test half; a JSON object a line with id, "
         "label (1 is positive) and text, ASCII-escaped, <br /> kept"
     ),
 )
-MULTI30K = KnownSet(
+MULTI30K = DatasetSpec(
     name="multi30k_en_de",
-    about="captions of pictures, English and German: 29,000 + 1,014 + 1,000 pairs",
+    description="captions of pictures, English and German: 29,000 + 1,014 + 1,000 pairs",
     licence="none stated",
-    files=_files(
-        f"{RAW}/multi30k/dataset/c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw",
+    files=_dataset_files(
+        f"{GITHUB_RAW_URL}/multi30k/dataset/c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw",
         ("train.en", 1801238, "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6"),
         ("train.de", 2110398, "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
         ("val.en", 63297, "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227"),
         ("val.de", 75981, "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"),
         ("test_2016_flickr.en", 62076, "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"),
         ("test_2016_flickr.de", 70649, "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16"),
-        ending=".gz",
+        suffix=".gz",
     ),
 )
-WORD_EVAL = KnownSet(
+WORD_EVAL = DatasetSpec(
     name="word_eval",
-    about="questions for word vectors: 19,544 analogies, SimLex-999, WordSim-353",
+    description="questions for word vectors: 19,544 analogies, SimLex-999, WordSim-353",
     licence="gensim's repository LGPL-2.1; none stated for the data",
-    files=_files(
-        f"{RAW}/piskvorky/gensim/4.4.0/gensim/test/test_data",
+    files=_dataset_files(
+        f"{GITHUB_RAW_URL}/piskvorky/gensim/4.4.0/gensim/test/test_data",
         ("questions-words.txt", 603955, "8c29b3332afc46f3fb8be04cb5297bf96f39aa7131272dff57869b4485b22a36"),
         ("simlex999.txt", 18126, "d5e0501971478a511430ee880bd0121e94ac701ba86d90544d83e6d2ba3db05d"),
         ("wordsim353.tsv", 7186, "f92a022fc2537793a15bc3a8c162ebcd74990e033a228bb6388cb71e4c0b1e1d"),
     ),
 )
-SETS: dict[str, KnownSet] = {
+DATASETS: dict[str, DatasetSpec] = {
     known.name: known for known in (SPEECHES, TINYSHAKESPEARE, TED_EN_FR, IMDB, MULTI30K, WORD_EVAL)
 }
 
 
-def known_set(name: str) -> KnownSet:
-    if name not in SETS:
-        raise ConfigError(f"unknown set {name!r}; known are {', '.join(SETS)}")
-    return SETS[name]
+def get_dataset(name: str) -> DatasetSpec:
+    if name not in DATASETS:
+        raise ConfigError(f"unknown set {name!r}; known are {', '.join(DATASETS)}")
+    return DATASETS[name]
 
 
-def folder_of(known: KnownSet, folder: str | Path = "") -> Path:
+def dataset_folder(dataset: DatasetSpec, folder: str | Path = "") -> Path:
     """Where a set lies: in the folder given, or where `triform data get` puts it."""
     try:
-        return Path(folder or sets_folder()) / known.name
+        return Path(folder or datasets_folder()) / dataset.name
     except RuntimeError:
         raise ConfigError("this user has no home folder to keep data in; give --data DIR") from None
 
 
-def locate(file: KnownFile, folder: Path) -> Path | None:
+def find_file(file: DatasetFile, folder: Path) -> Path | None:
     """The file in its set's folder, plain or zipped."""
-    places = (folder / file.name, folder / f"{file.name}.gz")
-    return next((place for place in places if place.is_file()), None)
+    candidates = (folder / file.name, folder / f"{file.name}.gz")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def checked(known: KnownSet, folder: str | Path = "") -> dict[str, Path]:
+def verify_dataset(dataset: DatasetSpec, folder: str | Path = "") -> dict[str, Path]:
     """Every file of a set, unaltered; a DataError names the first that is missing or is not what it should be."""
-    place, found = folder_of(known, folder), {}
-    for file in known.files:
-        path = locate(file, place)
+    set_folder, paths = dataset_folder(dataset, folder), {}
+    for file in dataset.files:
+        path = find_file(file, set_folder)
         if path is None:
-            raise DataError(_missing(known, file, folder), path=place / file.name)
-        _verify(file, digest(str(path)), path, _again(known, file, folder))
-        found[file.name] = path
-    return found
+            raise DataError(_missing_file_message(dataset, file, folder), path=set_folder / file.name)
+        _verify_sha256(file, content_sha256(str(path)), path, _replace_file_advice(dataset, file, folder))
+        paths[file.name] = path
+    return paths
 
 
-def _missing(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
-    if command := _command(known, file, folder):
+def _missing_file_message(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
+    if command := _download_command(dataset, file, folder):
         return f"is missing; get it with: {command}, or place it there (also as .gz)"
-    return f"is missing; place it there (also as .gz): {known.by_hand}"
+    return f"is missing; place it there (also as .gz): {dataset.manual_instructions}"
 
 
-def _again(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
-    command = _command(known, file, folder)
+def _replace_file_advice(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
+    command = _download_command(dataset, file, folder)
     return f"remove it and get it again with: {command}" if command else "put the right one in its place"
 
 
-def _command(known: KnownSet, file: KnownFile, folder: str | Path) -> str:
+def _download_command(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
     """What fetches or makes a file; empty where nothing does."""
-    where = f" --data {folder}" if folder else ""
-    return f"triform data get {known.name}{where}" if file.url or file.name == UNSEEN else ""
+    folder_option = f" --data {folder}" if folder else ""
+    return f"triform data get {dataset.name}{folder_option}" if file.url or file.name == UNSEEN_FILE else ""
 
 
-def _verify(file: KnownFile, found: str, path: Path | str, advice: str = "") -> None:
-    if found != file.sha256:
-        wrong = f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {found}"
-        raise DataError(f"{wrong}; {advice}" if advice else wrong, path=path)
+def _verify_sha256(file: DatasetFile, actual: str, path: Path | str, advice: str = "") -> None:
+    if actual != file.sha256:
+        message = f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {actual}"
+        raise DataError(f"{message}; {advice}" if advice else message, path=path)
 
 
-def get(known: KnownSet, folder: str | Path = "", say: Callable[[str], None] = print) -> dict[str, Path]:
+def download_dataset(
+    dataset: DatasetSpec, folder: str | Path = "", log: Callable[[str], None] = print
+) -> dict[str, Path]:
     """Download what is missing, check everything; nothing that is there is touched."""
-    place = folder_of(known, folder)
-    for file in known.files:
-        if locate(file, place) is not None:
+    set_folder = dataset_folder(dataset, folder)
+    for file in dataset.files:
+        if find_file(file, set_folder) is not None:
             continue
         if file.url:
-            say(f"{known.name}/{file.name} from {file.url}")
-            _download(known, file, place)
-        elif file.name == UNSEEN:
-            _write(file, place, _unseen(place))
+            log(f"{dataset.name}/{file.name} from {file.url}")
+            _download_file(dataset, file, set_folder)
+        elif file.name == UNSEEN_FILE:
+            _write_verified(file, set_folder, _build_unseen_lines(set_folder))
         else:
-            raise DataError(_missing(known, file, folder), path=place / file.name)
-    return checked(known, folder)
+            raise DataError(_missing_file_message(dataset, file, folder), path=set_folder / file.name)
+    return verify_dataset(dataset, folder)
 
 
-def _download(known: KnownSet, file: KnownFile, place: Path) -> None:
+def _download_file(dataset: DatasetSpec, file: DatasetFile, set_folder: Path) -> None:
     try:
-        with urllib.request.urlopen(file.url, timeout=PATIENCE) as answer:
-            content: bytes = answer.read()  # the largest known file has a few megabytes
+        with urllib.request.urlopen(file.url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response:
+            content: bytes = response.read()  # the largest known file has a few megabytes
         if file.url.endswith(".gz"):
             content = gzip.decompress(content)
-    except TROUBLE as error:
+    except DOWNLOAD_ERRORS as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(
             f"cannot be downloaded from {file.url} ({reason}); get the file another way and place it there, "
-            f"then: triform data check {known.name} --data {place.parent}",
-            path=place / file.name,
+            f"then: triform data check {dataset.name} --data {set_folder.parent}",
+            path=set_folder / file.name,
         ) from None
-    _write(file, place, content)
+    _write_verified(file, set_folder, content)
 
 
-def _write(file: KnownFile, place: Path, content: bytes) -> None:
+def _write_verified(file: DatasetFile, set_folder: Path, content: bytes) -> None:
     """Checked, then written aside and renamed: a file under its name is whole."""
-    _verify(file, hashlib.sha256(content).hexdigest(), f"{place / file.name}, as downloaded,")
+    _verify_sha256(file, hashlib.sha256(content).hexdigest(), f"{set_folder / file.name}, as downloaded,")
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        write_bytes(place / file.name, content)
+        set_folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(set_folder / file.name, content)
     except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror or error}", path=place / file.name) from None
+        raise DataError(f"cannot be written: {error.strerror or error}", path=set_folder / file.name) from None
 
 
-def _unseen(place: Path) -> bytes:
+def _build_unseen_lines(set_folder: Path) -> bytes:
     """The lines of the test file whose sentence the training file does not hold."""
     lines = {}
     for file in SPEECHES.files:
-        if (path := locate(file, place)) is not None:
-            with opened(str(path)) as content:
+        if (path := find_file(file, set_folder)) is not None:
+            with open_bytes(str(path)) as content:
                 lines[file.name] = content.read().removesuffix(b"\n").split(b"\n")
-    seen = {line.partition(b"\t")[2].strip() for line in lines["train_CLS.tsv"]}
-    kept = [line + b"\n" for line in lines["test_CLS.tsv"] if line.partition(b"\t")[2].strip() not in seen]
-    return b"".join(kept)
+    training_sentences = {line.partition(b"\t")[2].strip() for line in lines["train_CLS.tsv"]}
+    unseen_lines = [
+        line + b"\n" for line in lines["test_CLS.tsv"] if line.partition(b"\t")[2].strip() not in training_sentences
+    ]
+    return b"".join(unseen_lines)

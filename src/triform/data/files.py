@@ -18,8 +18,8 @@ from typing import BinaryIO, Literal, TypeVar, cast
 
 from triform.errors import DataError
 
-Kind = Literal["txt", "csv", "tsv", "jsonl", "builtin"]
-KINDS: dict[str, Kind] = {
+FileKind = Literal["txt", "csv", "tsv", "jsonl", "builtin"]
+KIND_BY_SUFFIX: dict[str, FileKind] = {
     ".txt": "txt",
     ".csv": "csv",
     ".tsv": "tsv",
@@ -27,30 +27,32 @@ KINDS: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
 }
-Found = TypeVar("Found")
-BUILTIN = "builtin:"
-SMALL = 1 << 22  # bytes of a file that takes no time worth saving
+T = TypeVar("T")
+BUILTIN_PREFIX = "builtin:"
+MIN_CACHED_BYTES = 1 << 22  # bytes of a file that takes no time worth saving
 MAX_LINE_BYTES = 1 << 26  # bytes of a line, or of a row of a table
-BLOCK = 1 << 20  # bytes read at once, and about the characters of a piece
+BLOCK_SIZE = 1 << 20  # bytes read at once, and about the characters of a piece
 
 
-def kind_of(path: str) -> Kind:
+def detect_kind(path: str) -> FileKind:
     """What a path holds, told by its name; the file must be there."""
-    if path.startswith(BUILTIN):
+    if path.startswith(BUILTIN_PREFIX):
         return "builtin"
-    with opened(path):
+    with open_bytes(path):
         pass  # a missing file is the first thing to tell, whatever its name
-    if kind := kind_by_name(path):
+    if kind := kind_from_name(path):
         return kind
-    known = ", ".join(KINDS)
-    last = _suffix(path)
-    ending = f"ends in {last!r}" if last else "has no ending"
-    raise DataError(f"{ending}, which does not say its format; known are {known}, each also .gz", path=path)
+    known_suffixes = ", ".join(KIND_BY_SUFFIX)
+    suffix = _suffix(path)
+    problem = f"ends in {suffix!r}" if suffix else "has no ending"
+    raise DataError(
+        f"{problem}, which does not say its format; known are {known_suffixes}, each also .gz", path=path
+    )
 
 
-def kind_by_name(path: str) -> Kind | None:
+def kind_from_name(path: str) -> FileKind | None:
     """The format that the name of a file says, or None."""
-    return KINDS.get(_suffix(path))
+    return KIND_BY_SUFFIX.get(_suffix(path))
 
 
 def _suffix(path: str) -> str:
@@ -61,9 +63,9 @@ def _suffix(path: str) -> str:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def open_bytes(path: str) -> Iterator[BinaryIO]:
     """The file's bytes, unzipped where its name ends in .gz; what goes wrong becomes a DataError."""
-    _refuse_special(path)
+    _refuse_special_file(path)
     try:
         if path.lower().endswith(".gz"):
             with gzip.open(path, "rb") as unzipped:
@@ -83,7 +85,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
 
 
-def _refuse_special(path: str) -> None:
+def _refuse_special_file(path: str) -> None:
     """Pipes and devices need not end, and cannot be read twice; a pipe without a writer would be waited for."""
     if "\0" in path:
         raise DataError("no file has this name: it holds a NUL character", path=path)
@@ -96,7 +98,7 @@ def _refuse_special(path: str) -> None:
         raise DataError(f"is {kind}, not a file; copy its content to a file", path=path)
 
 
-def limited_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
+def iter_byte_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
     """Lines with their ends, counted from 1, of which no more than `MAX_LINE_BYTES` bytes are ever held."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -110,47 +112,47 @@ def limited_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
         yield number, raw
 
 
-def _not_utf8(path: str, line: int, bad: bytes) -> DataError:
-    wide = line == 1 and bad.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    charset = "utf-16" if wide else "latin1"
+def _utf8_error(path: str, line: int, raw: bytes) -> DataError:
+    is_utf16 = line == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    charset = "utf-16" if is_utf16 else "latin1"
     return DataError(f"is not UTF-8; convert it with `iconv -f {charset} -t utf-8`", path=path, line=line)
 
 
-def decoded_lines(path: str) -> Iterator[str]:
+def iter_text_lines(path: str) -> Iterator[str]:
     """Lines with their ends, without a byte order mark."""
-    with opened(path) as file:
-        for number, raw in limited_lines(file, path):
+    with open_bytes(path) as file:
+        for number, raw in iter_byte_lines(file, path):
             if number == 1:
                 raw = raw.removeprefix(codecs.BOM_UTF8)
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError:
-                raise _not_utf8(path, number, raw) from None
+                raise _utf8_error(path, number, raw) from None
             if text:
                 yield text
 
 
-def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+def iter_numbered_lines(path: str) -> Iterator[tuple[int, str]]:
     r"""Lines counted from 1, without their ends ("\n" or "\r\n")."""
-    for number, text in enumerate(decoded_lines(path), 1):
+    for number, text in enumerate(iter_text_lines(path), 1):
         yield number, text.removesuffix("\n").removesuffix("\r")
 
 
-def decoded_blocks(path: str) -> Iterator[str]:
+def iter_text_blocks(path: str) -> Iterator[str]:
     """The file's text as it is, without a byte order mark, in blocks cut anywhere."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    line, first = 1, True
-    with opened(path) as file:
+    line, is_first = 1, True
+    with open_bytes(path) as file:
         while True:
-            raw = file.read(BLOCK)
+            raw = file.read(BLOCK_SIZE)
             try:
                 text = decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
-                at = line + error.object.count(b"\n", 0, error.start)
-                raise _not_utf8(path, at, error.object) from None
+                error_line = line + error.object.count(b"\n", 0, error.start)
+                raise _utf8_error(path, error_line, error.object) from None
             line += text.count("\n")
-            if first and text:
-                text, first = text.removeprefix("\ufeff"), False
+            if is_first and text:
+                text, is_first = text.removeprefix("\ufeff"), False
             if text:
                 yield text
             if not raw:
@@ -159,35 +161,35 @@ def decoded_blocks(path: str) -> Iterator[str]:
 
 def count_lines(path: str) -> int:
     """Lines of a file; a last one without an end counts."""
-    lines, last = 0, b"\n"
-    with opened(path) as file:
+    lines, last_byte = 0, b"\n"
+    with open_bytes(path) as file:
         start = file.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8)
         if start:
-            lines, last = start.count(b"\n"), start[-1:]
-        while raw := file.read(BLOCK):
+            lines, last_byte = start.count(b"\n"), start[-1:]
+        while raw := file.read(BLOCK_SIZE):
             lines += raw.count(b"\n")
-            last = raw[-1:]
-    return lines + (last != b"\n")
+            last_byte = raw[-1:]
+    return lines + (last_byte != b"\n")
 
 
-def once_a_file(find: Callable[[str], Found]) -> Callable[[str], Found]:
+def memoize_by_file(compute: Callable[[str], T]) -> Callable[[str], T]:
     """What was found in a large file is remembered as long as the file stays as it is."""
-    known: dict[tuple[str, int, int, int], Found] = {}
+    results: dict[tuple[str, int, int, int], T] = {}
 
-    @wraps(find)
-    def remembered(path: str) -> Found:
-        if (size := size_of(path)) < SMALL:
-            return find(path)
-        about = Path(path).stat()
-        key = (path, size, about.st_mtime_ns, about.st_ino)
-        if key not in known:
-            known[key] = find(path)
-        return known[key]
+    @wraps(compute)
+    def memoized(path: str) -> T:
+        if (size := file_size(path)) < MIN_CACHED_BYTES:
+            return compute(path)
+        file_stat = Path(path).stat()
+        key = (path, size, file_stat.st_mtime_ns, file_stat.st_ino)
+        if key not in results:
+            results[key] = compute(path)
+        return results[key]
 
-    return remembered
+    return memoized
 
 
-def size_of(path: str) -> int:
+def file_size(path: str) -> int:
     """Bytes of a file, zipped or not; 0 for what is no file."""
     try:
         return Path(path).stat().st_size
@@ -195,17 +197,17 @@ def size_of(path: str) -> int:
         return 0
 
 
-@once_a_file
+@memoize_by_file
 def count_characters(path: str) -> int:
     """Characters of a text file."""
-    return sum(map(len, decoded_blocks(path)))
+    return sum(map(len, iter_text_blocks(path)))
 
 
-@once_a_file
-def digest(path: str) -> str:
+@memoize_by_file
+def content_sha256(path: str) -> str:
     """sha256 of the content, unzipped, so that compressing a file again does not change it."""
     hasher = hashlib.sha256()
-    with opened(path) as file:
-        while raw := file.read(BLOCK):
+    with open_bytes(path) as file:
+        while raw := file.read(BLOCK_SIZE):
             hasher.update(raw)
     return hasher.hexdigest()

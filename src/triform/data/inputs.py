@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 from triform.config import DataConfig, TaskName
 from triform.data import columns, readers, tables
-from triform.data.files import Kind, kind_by_name
+from triform.data.files import FileKind, kind_from_name
 from triform.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class PredictionInputs:
     """Texts in order, each with the row that it came from."""
 
     texts: list[str]
-    names: list[str]  # of the columns, in order, no two alike
+    column_names: list[str]  # of the columns, in order, no two alike
     rows: list[dict[str, object]]
     column: str  # the name of the column that holds the texts
     description: str = ""  # how a table was read, for the user to check
 
 
-def read_inputs(path: str, task: TaskName, layout: DataConfig) -> Inputs:
+def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
     """The texts of a file.
 
     Args:
@@ -37,116 +37,130 @@ def read_inputs(path: str, task: TaskName, layout: DataConfig) -> Inputs:
     Raises:
         DataError: If the file cannot be read, is empty, or has no such column.
     """
-    kind = kind_by_name(path)
+    kind = kind_from_name(path)
     if kind not in ("csv", "tsv", "jsonl"):
-        return from_texts((text for _, text in readers.read_lines(path)), task)
-    read = _read_objects(path, task, layout) if kind == "jsonl" else _read_delimited(path, kind, task, layout)
-    return replace(read, description=f"{path}: {read.description}")
+        return inputs_from_texts((text for _, text in readers.read_lines(path)), task)
+    inputs = (
+        _read_json_lines(path, task, data_config)
+        if kind == "jsonl"
+        else _read_delimited(path, kind, task, data_config)
+    )
+    return replace(inputs, description=f"{path}: {inputs.description}")
 
 
-def from_texts(texts: Iterable[str], task: TaskName) -> Inputs:
+def inputs_from_texts(texts: Iterable[str], task: TaskName) -> PredictionInputs:
     """Texts without a table, as a table of one column."""
-    found, name = list(texts), default_name(task)
-    return Inputs(texts=found, names=[name], rows=[{name: text} for text in found], column=name)
-
-
-def default_name(task: TaskName) -> str:
-    return "source" if task == "translate" else "text"
-
-
-def _read_delimited(path: str, kind: Kind, task: TaskName, layout: DataConfig) -> Inputs:
-    def choose(sample: columns.Rows) -> columns.Columns:
-        _check_separator(path, kind, sample[0])
-        known = _with_trained_name(sample[0], task, layout)
-        find = columns.source_input_column if task == "translate" else columns.text_input_column
-        return find(path, sample, known)
-
-    found, first, rows = tables.whole_rows(path, kind, choose)
-    headless = [f"column_{number}" for number in range(1, len(first) + 1)]
-    headless[found.first] = default_name(task)
-    names = unique_names(first if found.header else headless)
-    read = [[*fields, *[""] * (len(names) - len(fields))][: len(names)] for _, fields in rows]
-    header, place = ("a header", repr(first[found.first])) if found.header else ("no header", found.first + 1)
-    return Inputs(
-        texts=[fields[found.first] for fields in read],
-        names=names,
-        rows=[dict(zip(names, fields, strict=True)) for fields in read],
-        column=names[found.first],
-        description=f"{header}, texts in column {place}",
+    text_list, column = list(texts), default_column_name(task)
+    return PredictionInputs(
+        texts=text_list, column_names=[column], rows=[{column: text} for text in text_list], column=column
     )
 
 
-def _check_separator(path: str, kind: Kind, first: Sequence[str]) -> None:
+def default_column_name(task: TaskName) -> str:
+    return "source" if task == "translate" else "text"
+
+
+def _read_delimited(path: str, kind: FileKind, task: TaskName, data_config: DataConfig) -> PredictionInputs:
+    def choose_columns(sample: columns.TableRows) -> columns.Columns:
+        _check_separator(path, kind, sample[0])
+        resolved_config = _with_training_column(sample[0], task, data_config)
+        find_column = columns.find_source_column if task == "translate" else columns.find_text_column
+        return find_column(path, sample, resolved_config)
+
+    selected_columns, first_row, rows = tables.read_table(path, kind, choose_columns)
+    default_names = [f"column_{column_number}" for column_number in range(1, len(first_row) + 1)]
+    default_names[selected_columns.first] = default_column_name(task)
+    names = make_unique(first_row if selected_columns.has_header else default_names)
+    padded_rows = [[*fields, *[""] * (len(names) - len(fields))][: len(names)] for _, fields in rows]
+    header_description, column_description = (
+        ("a header", repr(first_row[selected_columns.first]))
+        if selected_columns.has_header
+        else ("no header", selected_columns.first + 1)
+    )
+    return PredictionInputs(
+        texts=[fields[selected_columns.first] for fields in padded_rows],
+        column_names=names,
+        rows=[dict(zip(names, fields, strict=True)) for fields in padded_rows],
+        column=names[selected_columns.first],
+        description=f"{header_description}, texts in column {column_description}",
+    )
+
+
+def _check_separator(path: str, kind: FileKind, first_row: Sequence[str]) -> None:
     """Refuse a table of one column whose header names several ones, separated in another way."""
-    known = (*columns.TEXT_NAMES, *columns.SOURCE_NAMES)
+    known_names = (*columns.TEXT_NAMES, *columns.SOURCE_NAMES)
     for separator in (";", "\t", "|", ","):
-        names = first[0].split(separator)
-        if len(first) == 1 and len(names) > 1 and columns.known_name(names, known) is not None:
-            wanted = "commas" if kind == "csv" else "tabs"
+        names = first_row[0].split(separator)
+        if len(first_row) == 1 and len(names) > 1 and columns.match_name(names, known_names) is not None:
+            expected = "commas" if kind == "csv" else "tabs"
             raise DataError(
-                f"seems to be separated by {separator!r}; separate its columns by {wanted}, as a .{kind} is",
+                f"seems to be separated by {separator!r}; separate its columns by {expected}, as a .{kind} is",
                 path=path,
             )
 
 
-def _read_objects(path: str, task: TaskName, layout: DataConfig) -> Inputs:
+def _read_json_lines(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
     key: str | None = None
     texts: list[str] = []
     rows: list[dict[str, object]] = []
-    for line, record in tables.objects(path):
+    for line, record in tables.read_json_lines(path):
         if key is None:
-            known = _with_trained_name(list(record), task, layout)
+            resolved_config = _with_training_column(list(record), task, data_config)
             if task == "translate":
-                key = columns.source_input_key(path, list(record), known)
+                key = columns.find_source_key(path, list(record), resolved_config)
             else:
-                key = columns.row_keys(path, list(record), known, labelled=False)[0]
-        texts.append(tables.text_value(path, line, record, key))
+                key = columns.find_row_keys(path, list(record), resolved_config, labelled=False)[0]
+        texts.append(tables.get_text(path, line, record, key))
         rows.append(record)
     assert key is not None  # a file without an object is refused
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return Inputs(texts=texts, names=names, rows=rows, column=key, description=f"texts under the key {key!r}")
+    return PredictionInputs(
+        texts=texts, column_names=names, rows=rows, column=key, description=f"texts under the key {key!r}"
+    )
 
 
-def _with_trained_name(names: Sequence[str], task: TaskName, layout: DataConfig) -> DataConfig:
+def _with_training_column(names: Sequence[str], task: TaskName, data_config: DataConfig) -> DataConfig:
     """The layout, asking for the column of the training table by name where this table has that name."""
     setting = "source_column" if task == "translate" else "text_column"
-    if getattr(layout, setting) or layout.header == "no" or not layout.train:
-        return layout
-    name = _trained_name(task, layout)
-    if not name or name.strip().casefold() not in (each.strip().casefold() for each in names):
-        return layout
-    return replace(layout, source_column=name) if task == "translate" else replace(layout, text_column=name)
+    if getattr(data_config, setting) or data_config.header == "no" or not data_config.train:
+        return data_config
+    name = _training_column_name(task, data_config)
+    if not name or name.strip().casefold() not in (column.strip().casefold() for column in names):
+        return data_config
+    return (
+        replace(data_config, source_column=name) if task == "translate" else replace(data_config, text_column=name)
+    )
 
 
-def _trained_name(task: TaskName, layout: DataConfig) -> str:
+def _training_column_name(task: TaskName, data_config: DataConfig) -> str:
     """The name of the column that the run was trained on; "" where the table is gone or had no header."""
-    kind = kind_by_name(layout.train)
+    kind = kind_from_name(data_config.train)
     if kind not in ("csv", "tsv"):
         return ""
 
-    def choose(sample: columns.Rows) -> columns.Columns:
+    def choose_columns(sample: columns.TableRows) -> columns.Columns:
         if task == "translate":
-            return columns.pair_columns(layout.train, sample, layout)
-        return columns.row_columns(layout.train, sample, layout, labelled=task == "classify")
+            return columns.find_pair_columns(data_config.train, sample, data_config)
+        return columns.find_row_columns(data_config.train, sample, data_config, labelled=task == "classify")
 
     try:
-        found, first, _ = tables.whole_rows(layout.train, kind, choose)
+        selected_columns, first_row, _ = tables.read_table(data_config.train, kind, choose_columns)
     except DataError:
         return ""
-    return first[found.first] if found.header else ""
+    return first_row[selected_columns.first] if selected_columns.has_header else ""
 
 
-def unique_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+def make_unique(names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
     """The names, numbered where they would occur twice: a, a_2, a_3."""
-    found: list[str] = []
-    used = set(taken)
-    last: dict[str, int] = {}
+    result: list[str] = []
+    used = set(reserved)
+    last_suffix: dict[str, int] = {}
     for name in names:
-        number, unique = last.get(name, 1), name
-        while unique in used:
-            number += 1
-            unique = f"{name}_{number}"
-        last[name] = number
-        used.add(unique)
-        found.append(unique)
-    return found
+        suffix, candidate = last_suffix.get(name, 1), name
+        while candidate in used:
+            suffix += 1
+            candidate = f"{name}_{suffix}"
+        last_suffix[name] = suffix
+        used.add(candidate)
+        result.append(candidate)
+    return result

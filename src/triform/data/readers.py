@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from triform.config import DataConfig
-from triform.data import columns, sets, tables
+from triform.data import builtin_sets, columns, tables
 from triform.data.files import (
-    BLOCK,
-    BUILTIN,
+    BLOCK_SIZE,
+    BUILTIN_PREFIX,
+    content_sha256,
     count_characters,
     count_lines,
-    decoded_blocks,
-    digest,
-    kind_of,
-    numbered_lines,
+    detect_kind,
+    iter_numbered_lines,
+    iter_text_blocks,
 )
 from triform.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LabelledText:
     """A text and its label, with the line it began on."""
 
     text: str
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TextPair:
     """A sentence and its translation."""
 
     source: str
@@ -48,83 +48,87 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """A stretch of text; `ends` when a document ends after it."""
 
     text: str
-    ends: bool
+    ends_document: bool
     line: int
 
 
-Unit = TypeVar("Unit", Row, Pair, Piece)
+ExampleT = TypeVar("ExampleT", LabelledText, TextPair, TextChunk)
 
 
-def on_lines(units: Iterator[Unit], lines: Container[int] | None) -> Iterator[Unit]:
+def filter_lines(examples: Iterator[ExampleT], lines: Container[int] | None) -> Iterator[ExampleT]:
     """Those that begin on one of the lines; without lines, all."""
-    return units if lines is None else (unit for unit in units if unit.line in lines)
+    return examples if lines is None else (example for example in examples if example.line in lines)
 
 
-def read_rows(path: str, layout: DataConfig, *, labelled: bool = True) -> Iterator[Row]:
+def read_rows(path: str, data_config: DataConfig, *, labelled: bool = True) -> Iterator[LabelledText]:
     """Texts with labels. Without `labelled`, a text file gives its lines, and a missing label is ""."""
-    kind = kind_of(path)
+    kind = detect_kind(path)
     if kind == "builtin":
-        found = _builtin_rows(path, labelled=labelled)
+        cells = _read_builtin_rows(path, labelled=labelled)
     elif kind == "txt":
         if labelled:
             raise DataError("a .txt has no labels; use a .csv, .tsv or .jsonl with a label column", path=path)
-        found = ((line, text, "") for line, text in read_lines(path))
+        cells = ((line, text, "") for line, text in read_lines(path))
     elif kind == "jsonl":
-        found = _json_rows(path, layout, labelled=labelled)
+        cells = _read_json_rows(path, data_config, labelled=labelled)
     else:
-        found = tables.delimited(
-            path, kind, lambda sample: columns.row_columns(path, sample, layout, labelled=labelled)
+        cells = tables.read_cells(
+            path, kind, lambda sample: columns.find_row_columns(path, sample, data_config, labelled=labelled)
         )
-    for line, text, label in found:
+    for line, text, label in cells:
         label = label.strip()
         if labelled and not label:
             raise DataError("has an empty label; fill it in or remove the row", path=path, line=line)
-        yield Row(text, label, line)
+        yield LabelledText(text, label, line)
 
 
-def describe_rows(path: str, layout: DataConfig) -> str:
+def describe_columns(path: str, data_config: DataConfig) -> str:
     """How a labelled table is read, for the user to check; empty where nothing is guessed."""
-    kind = kind_of(path)
+    kind = detect_kind(path)
     if kind not in ("csv", "tsv"):
         return ""
-    found = tables.columns_of(path, kind, lambda sample: columns.row_columns(path, sample, layout, labelled=True))
-    second = "" if found.second is None else f", label in column {found.second + 1}"
-    return f"{'a header' if found.header else 'no header'}, text in column {found.first + 1}{second}"
+    selected_columns = tables.detect_columns(
+        path, kind, lambda sample: columns.find_row_columns(path, sample, data_config, labelled=True)
+    )
+    label_description = (
+        "" if selected_columns.second is None else f", label in column {selected_columns.second + 1}"
+    )
+    return f"{'a header' if selected_columns.has_header else 'no header'}, text in column {selected_columns.first + 1}{label_description}"
 
 
-def _builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.Cells]:
+def _read_builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.NumberedCells]:
     if labelled:
-        sets.require(path, "classify")
-    if sets.is_for(path, "classify"):
-        for line, (text, label) in enumerate(sets.pairs(path), 1):
+        builtin_sets.require_task(path, "classify")
+    if builtin_sets.matches_task(path, "classify"):
+        for line, (text, label) in enumerate(builtin_sets.load_pairs(path), 1):
             yield line, text, label
     else:
         for line, text in read_lines(path):
             yield line, text, ""
 
 
-def _json_rows(path: str, layout: DataConfig, *, labelled: bool) -> Iterator[tables.Cells]:
+def _read_json_rows(path: str, data_config: DataConfig, *, labelled: bool) -> Iterator[tables.NumberedCells]:
     keys: tuple[str, str] | None = None
-    for line, record in tables.objects(path):
-        keys = keys or columns.row_keys(path, list(record), layout, labelled=labelled)
-        text = tables.text_value(path, line, record, keys[0])
+    for line, record in tables.read_json_lines(path):
+        keys = keys or columns.find_row_keys(path, list(record), data_config, labelled=labelled)
+        text = tables.get_text(path, line, record, keys[0])
         if labelled or record.get(keys[1]) is not None:
-            yield line, text, tables.label_value(path, line, record, keys[1])
+            yield line, text, tables.get_label(path, line, record, keys[1])
         else:
             yield line, text, ""
 
 
-def read_pairs(path: str, layout: DataConfig) -> Iterator[Pair]:
+def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
     """Sentences with translations, from a table of two columns."""
-    kind = kind_of(path)
-    found: Iterator[tables.Cells]
+    kind = detect_kind(path)
+    cells: Iterator[tables.NumberedCells]
     if kind == "builtin":
-        sets.require(path, "translate")
-        found = ((line, *pair) for line, pair in enumerate(sets.pairs(path), 1))
+        builtin_sets.require_task(path, "translate")
+        cells = ((line, *pair) for line, pair in enumerate(builtin_sets.load_pairs(path), 1))
     elif kind == "txt":
         raise DataError(
             "a .txt has no pairs; use a .csv, .tsv or .jsonl of two columns, "
@@ -132,47 +136,47 @@ def read_pairs(path: str, layout: DataConfig) -> Iterator[Pair]:
             path=path,
         )
     elif kind == "jsonl":
-        found = _json_pairs(path, layout)
+        cells = _read_json_pairs(path, data_config)
     else:
-        found = tables.delimited(path, kind, lambda sample: columns.pair_columns(path, sample, layout))
-    for line, source, target in found:
-        yield Pair(source, target, line)
+        cells = tables.read_cells(path, kind, lambda sample: columns.find_pair_columns(path, sample, data_config))
+    for line, source, target in cells:
+        yield TextPair(source, target, line)
 
 
-def _json_pairs(path: str, layout: DataConfig) -> Iterator[tables.Cells]:
+def _read_json_pairs(path: str, data_config: DataConfig) -> Iterator[tables.NumberedCells]:
     keys: tuple[str, str] | None = None
-    for line, record in tables.objects(path):
-        keys = keys or columns.pair_keys(path, list(record), layout)
-        source, target = (tables.text_value(path, line, record, key) for key in keys)
+    for line, record in tables.read_json_lines(path):
+        keys = keys or columns.find_pair_keys(path, list(record), data_config)
+        source, target = (tables.get_text(path, line, record, key) for key in keys)
         yield line, source, target
 
 
-def read_aligned(source: str, target: str) -> Iterator[Pair]:
+def read_aligned(source: str, target: str) -> Iterator[TextPair]:
     """Line by line from two files, of any name; unequal counts are found at the shorter one's end."""
-    sides = (numbered_lines(_a_file(path)) for path in (source, target))
-    some = False
+    sides = (iter_numbered_lines(_require_file(path)) for path in (source, target))
+    has_pairs = False
     for left, right in zip_longest(*sides):
         if left is None or right is None:
-            check_aligned(source, target)
+            validate_aligned(source, target)
             raise DataError("changed while it was being read", path=source)
-        yield Pair(left[1], right[1], left[0])
-        some = True
-    if not some:
+        yield TextPair(left[1], right[1], left[0])
+        has_pairs = True
+    if not has_pairs:
         raise DataError("is empty", path=source)
 
 
-def read_either(name: str, layout: DataConfig) -> Iterator[Pair]:
+def read_pairs_or_aligned(name: str, data_config: DataConfig) -> Iterator[TextPair]:
     """Pairs from one table, or from two aligned files named `source,target`."""
     source, comma, target = name.partition(",")
     if not comma or Path(name).exists():
-        return read_pairs(name, layout)
-    check_aligned(source, target)
+        return read_pairs(name, data_config)
+    validate_aligned(source, target)
     return read_aligned(source, target)
 
 
-def check_aligned(source: str, target: str) -> int:
+def validate_aligned(source: str, target: str) -> int:
     """The number of pairs of two aligned files; a DataError when they do not match."""
-    left, right = count_lines(_a_file(source)), count_lines(_a_file(target))
+    left, right = count_lines(_require_file(source)), count_lines(_require_file(target))
     if left != right:
         raise DataError(f"{source} has {left} lines but {target} has {right}; they must match line by line")
     if not left:
@@ -180,95 +184,97 @@ def check_aligned(source: str, target: str) -> int:
     return left
 
 
-def _a_file(path: str) -> str:
-    if path.startswith(BUILTIN):
+def _require_file(path: str) -> str:
+    if path.startswith(BUILTIN_PREFIX):
         raise DataError("holds both sides; give it as data.train instead of source and target", path=path)
     return path
 
 
-def read_pieces(path: str, layout: DataConfig, *, start: int = 0, stop: int | None = None) -> Iterator[Piece]:
+def read_chunks(
+    path: str, data_config: DataConfig, *, start: int = 0, stop: int | None = None
+) -> Iterator[TextChunk]:
     """Text to learn to write. `start` and `stop` count characters of a .txt, documents of a table.
 
     The pieces of a .txt put together are its text, exactly. Where the text has such a place, they are cut
     after a line end that no space follows, so that tokenizing them one by one equals tokenizing the whole.
     """
-    blocks = _blocks(path)
+    blocks = _open_blocks(path)
     if blocks is None:
-        for row in islice(read_rows(path, layout, labelled=False), start, stop):
-            yield Piece(row.text, True, row.line)
+        for row in islice(read_rows(path, data_config, labelled=False), start, stop):
+            yield TextChunk(row.text, True, row.line)
         return
     line, pending = 1, ""
-    for text, skipped in _between(blocks, path, start, stop):
+    for text, skipped in _slice_blocks(blocks, path, start, stop):
         line += skipped
         pending += text
-        while len(pending) >= BLOCK:
-            cut = cut_place(pending[:BLOCK])
-            yield Piece(pending[:cut], False, line)
-            line += pending.count("\n", 0, cut)
-            pending = pending[cut:]
+        while len(pending) >= BLOCK_SIZE:
+            cut_index = find_safe_cut(pending[:BLOCK_SIZE])
+            yield TextChunk(pending[:cut_index], False, line)
+            line += pending.count("\n", 0, cut_index)
+            pending = pending[cut_index:]
     if pending:
-        yield Piece(pending, False, line)
+        yield TextChunk(pending, False, line)
 
 
-def _blocks(path: str) -> Iterable[str] | None:
+def _open_blocks(path: str) -> Iterable[str] | None:
     """The running text of a .txt or a builtin set; None where there are documents instead."""
     if not is_running_text(path):
         return None
-    return [sets.text(path)] if path.startswith(BUILTIN) else decoded_blocks(path)
+    return [builtin_sets.load_text(path)] if path.startswith(BUILTIN_PREFIX) else iter_text_blocks(path)
 
 
-def _between(blocks: Iterable[str], path: str, start: int, stop: int | None) -> Iterator[tuple[str, int]]:
+def _slice_blocks(blocks: Iterable[str], path: str, start: int, stop: int | None) -> Iterator[tuple[str, int]]:
     """The part of the text in [start:stop), with the line ends skipped before each block."""
-    at = skipped = 0
+    offset = skipped = 0
     for block in blocks:
-        low = max(start - at, 0)
-        high = len(block) if stop is None else max(stop - at, 0)
+        low = max(start - offset, 0)
+        high = len(block) if stop is None else max(stop - offset, 0)
         skipped += block.count("\n", 0, low)
-        if kept := block[low:high]:
-            yield kept, skipped
+        if selected := block[low:high]:
+            yield selected, skipped
             skipped = 0
-        at += len(block)
-        if stop is not None and at >= stop:
+        offset += len(block)
+        if stop is not None and offset >= stop:
             break
-    if not at:
+    if not offset:
         raise DataError("is empty", path=path)
 
 
-def cut_place(text: str) -> int:
+def find_safe_cut(text: str) -> int:
     """Where to cut a long text so that few tokenizers notice; more than 0.
 
     Best is a line end between two visible characters, then one before a visible character, then any line
     end, then a single space, then the end.
     """
-    second = 0
-    at = text.rfind("\n", 0, len(text) - 1)
-    while at >= 0:
-        if not text[at + 1].isspace():
-            if at and not text[at - 1].isspace():
-                return at + 1
-            second = second or at + 1
-        at = text.rfind("\n", 0, at)
-    return second or text.rfind("\n") + 1 or _space_place(text) or len(text)
+    fallback = 0
+    position = text.rfind("\n", 0, len(text) - 1)
+    while position >= 0:
+        if not text[position + 1].isspace():
+            if position and not text[position - 1].isspace():
+                return position + 1
+            fallback = fallback or position + 1
+        position = text.rfind("\n", 0, position)
+    return fallback or text.rfind("\n") + 1 or _find_single_space(text) or len(text)
 
 
-def _space_place(text: str) -> int:
-    at = text.rfind(" ", 1, len(text) - 1)
-    while at > 0 and (text[at - 1].isspace() or text[at + 1].isspace()):
-        at = text.rfind(" ", 1, at)
-    return max(at, 0)
+def _find_single_space(text: str) -> int:
+    position = text.rfind(" ", 1, len(text) - 1)
+    while position > 0 and (text[position - 1].isspace() or text[position + 1].isspace()):
+        position = text.rfind(" ", 1, position)
+    return max(position, 0)
 
 
 def is_running_text(path: str) -> bool:
     """Whether a path holds one text, counted in characters, rather than documents."""
-    kind = kind_of(path)
-    return kind == "txt" or (kind == "builtin" and sets.is_text(path))
+    kind = detect_kind(path)
+    return kind == "txt" or (kind == "builtin" and builtin_sets.is_running_text(path))
 
 
-def count_units(path: str, layout: DataConfig) -> int:
+def count_units(path: str, data_config: DataConfig) -> int:
     """Characters of a text file, documents of a table: what `read_pieces` counts in."""
     if not is_running_text(path):
-        return sum(1 for _ in read_rows(path, layout, labelled=False))
-    count = len(sets.text(path)) if path.startswith(BUILTIN) else count_characters(path)
+        return sum(1 for _ in read_rows(path, data_config, labelled=False))
+    count = len(builtin_sets.load_text(path)) if path.startswith(BUILTIN_PREFIX) else count_characters(path)
     if not count:
         raise DataError("is empty", path=path)
     return count
@@ -276,23 +282,27 @@ def count_units(path: str, layout: DataConfig) -> int:
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file of any name; of a builtin set, its texts."""
-    if not path.startswith(BUILTIN):
-        lines = numbered_lines(path)
-    elif sets.is_text(path):
-        lines = enumerate(sets.text(path).removesuffix("\n").split("\n"), 1)
+    if not path.startswith(BUILTIN_PREFIX):
+        lines = iter_numbered_lines(path)
+    elif builtin_sets.is_running_text(path):
+        lines = enumerate(builtin_sets.load_text(path).removesuffix("\n").split("\n"), 1)
     else:
-        lines = ((line, first) for line, (first, _) in enumerate(sets.pairs(path), 1))
-    some = False
+        lines = ((line, first) for line, (first, _) in enumerate(builtin_sets.load_pairs(path), 1))
+    has_lines = False
     for line in lines:
         yield line
-        some = True
-    if not some:
+        has_lines = True
+    if not has_lines:
         raise DataError("is empty", path=path)
 
 
 def fingerprint(path: str) -> str:
     """A short sha256 of the content, to tell that data changed."""
-    if not path.startswith(BUILTIN):
-        return digest(path)[:16]
-    content = sets.text(path) if sets.is_text(path) else repr(list(sets.pairs(path)))
+    if not path.startswith(BUILTIN_PREFIX):
+        return content_sha256(path)[:16]
+    content = (
+        builtin_sets.load_text(path)
+        if builtin_sets.is_running_text(path)
+        else repr(list(builtin_sets.load_pairs(path)))
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:16]

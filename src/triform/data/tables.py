@@ -7,27 +7,27 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
-from triform.data.columns import Columns, Rows, listed
-from triform.data.files import MAX_LINE_BYTES, Kind, decoded_lines, numbered_lines
+from triform.data.columns import Columns, TableRows, format_names
+from triform.data.files import MAX_LINE_BYTES, FileKind, iter_numbered_lines, iter_text_lines
 from triform.errors import DataError
 
-SAMPLE_ROWS = 1000
-SAMPLE_CHARACTERS = 1 << 22
+MAX_SAMPLE_ROWS = 1000
+MAX_SAMPLE_CHARS = 1 << 22
 
-Record = tuple[int, list[str]]
-Cells = tuple[int, str, str]
-Object = dict[str, object]
+NumberedRow = tuple[int, list[str]]
+NumberedCells = tuple[int, str, str]
+JsonObject = dict[str, object]
 
 
-def _csv_records(path: str) -> Iterator[Record]:
+def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
     csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
-    held = 0  # characters of the row that is being read
+    row_chars = 0  # characters of the row that is being read
 
     def lines() -> Iterator[str]:
-        nonlocal held
-        for text in decoded_lines(path):
-            held += len(text)
-            if held > MAX_LINE_BYTES:
+        nonlocal row_chars
+        for text in iter_text_lines(path):
+            row_chars += len(text)
+            if row_chars > MAX_LINE_BYTES:
                 raise csv.Error(
                     f"a row of more than {MAX_LINE_BYTES >> 20} million characters: a quote is left open"
                 )
@@ -37,7 +37,7 @@ def _csv_records(path: str) -> Iterator[Record]:
     line = 1
     try:
         for fields in reader:
-            held = 0
+            row_chars = 0
             if fields:
                 yield line, fields
             line = reader.line_num + 1
@@ -50,77 +50,81 @@ def _csv_records(path: str) -> Iterator[Record]:
         ) from None
 
 
-def _tsv_records(path: str) -> Iterator[Record]:
-    for line, text in numbered_lines(path):
+def _read_tsv_rows(path: str) -> Iterator[NumberedRow]:
+    for line, text in iter_numbered_lines(path):
         if text:
             yield line, text.split("\t")
 
 
-def _sample(records: Iterator[Record]) -> list[Record]:
-    taken: list[Record] = []
-    characters = 0
-    for line, fields in islice(records, SAMPLE_ROWS):
-        taken.append((line, fields))
-        characters += sum(map(len, fields))
-        if characters > SAMPLE_CHARACTERS:
+def _read_sample(table_rows: Iterator[NumberedRow]) -> list[NumberedRow]:
+    sample: list[NumberedRow] = []
+    n_chars = 0
+    for line, fields in islice(table_rows, MAX_SAMPLE_ROWS):
+        sample.append((line, fields))
+        n_chars += sum(map(len, fields))
+        if n_chars > MAX_SAMPLE_CHARS:
             break
-    return taken
+    return sample
 
 
-def columns_of(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Columns:
+def detect_columns(path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]) -> Columns:
     """What `choose` makes of the first rows."""
-    records = _csv_records(path) if kind == "csv" else _tsv_records(path)
-    return choose([fields for _, fields in _sample(records)])
+    table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
+    return choose_columns([fields for _, fields in _read_sample(table_rows)])
 
 
-def delimited(path: str, kind: Kind, choose: Callable[[Rows], Columns]) -> Iterator[Cells]:
+def read_cells(
+    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
+) -> Iterator[NumberedCells]:
     """The two chosen cells of every row; `choose` sees the first rows."""
-    columns, _, rows = whole_rows(path, kind, choose)
+    columns, _, rows = read_table(path, kind, choose_columns)
     for line, fields in rows:
         yield line, fields[columns.first], "" if columns.second is None else fields[columns.second]
 
 
-def whole_rows(
-    path: str, kind: Kind, choose: Callable[[Rows], Columns]
-) -> tuple[Columns, list[str], Iterator[Record]]:
+def read_table(
+    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
+) -> tuple[Columns, list[str], Iterator[NumberedRow]]:
     """The chosen columns, the first row of the file, and an iterator over the rows without the header."""
-    records = _csv_records(path) if kind == "csv" else _tsv_records(path)
-    sample = _sample(records)
+    table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
+    sample = _read_sample(table_rows)
     if not sample:
         raise DataError("is empty", path=path)
-    columns = choose([fields for _, fields in sample])
-    needed = 1 + max(columns.first, -1 if columns.second is None else columns.second)
+    columns = choose_columns([fields for _, fields in sample])
+    min_fields = 1 + max(columns.first, -1 if columns.second is None else columns.second)
 
-    def rows() -> Iterator[Record]:
-        some = False
-        for line, fields in islice(chain(sample, records), int(columns.header), None):
-            _check_width(path, line, fields, kind=kind, needed=needed, width=len(sample[0][1]))
+    def iter_body() -> Iterator[NumberedRow]:
+        has_rows = False
+        for line, fields in islice(chain(sample, table_rows), int(columns.has_header), None):
+            _validate_width(path, line, fields, kind=kind, min_fields=min_fields, width=len(sample[0][1]))
             yield line, fields
-            some = True
-        if not some:
+            has_rows = True
+        if not has_rows:
             raise DataError("is empty: there is a header and no row", path=path)
 
-    return columns, sample[0][1], rows()
+    return columns, sample[0][1], iter_body()
 
 
-def _check_width(path: str, line: int, fields: list[str], *, kind: Kind, needed: int, width: int) -> None:
-    found = f"has {len(fields)} field{'s' * (len(fields) != 1)}"
+def _validate_width(
+    path: str, line: int, fields: list[str], *, kind: FileKind, min_fields: int, width: int
+) -> None:
+    field_count = f"has {len(fields)} field{'s' * (len(fields) != 1)}"
     separator = "comma" if kind == "csv" else "tab"
-    if len(fields) < needed:
+    if len(fields) < min_fields:
         raise DataError(
-            f"{found} but needs {needed}; mend the row, separating its fields with a {separator}",
+            f"{field_count} but needs {min_fields}; mend the row, separating its fields with a {separator}",
             path=path,
             line=line,
         )
     if any(fields[width:]):  # taking the wrong cell for the label would go unnoticed
         remedy = "put texts with commas in quotes" if kind == "csv" else "a text cannot hold a tab"
-        raise DataError(f"{found} where the first row has {width}; {remedy}", path=path, line=line)
+        raise DataError(f"{field_count} where the first row has {width}; {remedy}", path=path, line=line)
 
 
-def objects(path: str) -> Iterator[tuple[int, Object]]:
+def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
     """The JSON object of every line that is not blank."""
-    some = False
-    for line, text in numbered_lines(path):
+    has_objects = False
+    for line, text in iter_numbered_lines(path):
         if not text.strip():
             continue
         try:
@@ -139,30 +143,30 @@ def objects(path: str) -> Iterator[tuple[int, Object]]:
                 line=line,
             )
         yield line, value
-        some = True
-    if not some:
+        has_objects = True
+    if not has_objects:
         raise DataError("is empty", path=path)
 
 
-def text_value(path: str, line: int, record: Object, key: str) -> str:
+def get_text(path: str, line: int, record: JsonObject, key: str) -> str:
     """The text under a key; anything but text is an error."""
-    value = _value(path, line, record, key)
+    value = _get_value(path, line, record, key)
     if not isinstance(value, str):
         raise DataError(f"{key!r} holds {json.dumps(value)[:40]}, which is not a text", path=path, line=line)
-    return _whole(path, line, key, value)
+    return _require_encodable(path, line, key, value)
 
 
-def label_value(path: str, line: int, record: Object, key: str) -> str:
+def get_label(path: str, line: int, record: JsonObject, key: str) -> str:
     """The label under a key, as text: a number is written out."""
-    value = _value(path, line, record, key)
+    value = _get_value(path, line, record, key)
     if not isinstance(value, str | int | float):
         raise DataError(
             f"{key!r} holds {json.dumps(value)[:40]}; a label is a text or a number", path=path, line=line
         )
-    return _whole(path, line, key, str(value))
+    return _require_encodable(path, line, key, str(value))
 
 
-def _whole(path: str, line: int, key: str, text: str) -> str:
+def _require_encodable(path: str, line: int, key: str, text: str) -> str:
     """JSON can spell half a character, which no file can hold."""
     try:
         text.encode()
@@ -171,8 +175,8 @@ def _whole(path: str, line: int, key: str, text: str) -> str:
     return text
 
 
-def _value(path: str, line: int, record: Object, key: str) -> object:
+def _get_value(path: str, line: int, record: JsonObject, key: str) -> object:
     if key not in record:
-        there: Sequence[str] = list(record)
-        raise DataError(f"has no {key!r}; there are {listed(there)}", path=path, line=line)
+        keys: Sequence[str] = list(record)
+        raise DataError(f"has no {key!r}; there are {format_names(keys)}", path=path, line=line)
     return record[key]

@@ -15,7 +15,7 @@ from triform.errors import CheckpointError
 from triform.io.files import write_text
 
 DIGESTS_FILE = "digests.json"
-FORMAT = 1
+DIGESTS_FORMAT = 1
 RUN_FILES = ("config.toml", "tokenizer*.json", "model.safetensors")
 CHECKPOINT_FILES = ("tensors.safetensors", "state.json")
 Digests = dict[str, list[str]]  # by file name; more than one while the file is being replaced
@@ -27,30 +27,32 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def seal(folder: Path, patterns: Iterable[str] = RUN_FILES) -> None:
+def record_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> None:
     """Record the digests of the files in a folder as they are now."""
-    _write(folder, _digests_of(folder, patterns))
+    _write_digests(folder, _compute_digests(folder, patterns))
 
 
-def replace_files(parts: Mapping[Path, Path]) -> None:
+def replace_files(renames: Mapping[Path, Path]) -> None:
     """Rename complete files to their final names, all in one folder, and record their digests.
 
     In a folder without digests, the other files of a run are recorded as they are.
     """
-    folder = next(iter(parts.values())).parent
-    before = read_digests(folder)
-    if before is None:
-        before = _digests_of(folder, RUN_FILES)
-    after = before | {path.name: [file_digest(part)] for part, path in parts.items()}
-    during = {name: [*new, *(old for old in before.get(name, ()) if old not in new)] for name, new in after.items()}
-    _write(folder, during)
-    for part, path in parts.items():
-        part.replace(path)
-    if during != after:
-        _write(folder, after)
+    folder = next(iter(renames.values())).parent
+    recorded = read_digests(folder)
+    if recorded is None:
+        recorded = _compute_digests(folder, RUN_FILES)
+    final = recorded | {path.name: [file_digest(temporary_path)] for temporary_path, path in renames.items()}
+    transitional = {
+        name: [*new, *(old for old in recorded.get(name, ()) if old not in new)] for name, new in final.items()
+    }
+    _write_digests(folder, transitional)
+    for temporary_path, path in renames.items():
+        temporary_path.replace(path)
+    if transitional != final:
+        _write_digests(folder, final)
 
 
-def verify(folder: Path, patterns: Iterable[str] = RUN_FILES) -> bool:
+def verify_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> bool:
     """Compare files with their digests; return False where a folder, made by an older Triform, has none.
 
     Raises:
@@ -59,18 +61,18 @@ def verify(folder: Path, patterns: Iterable[str] = RUN_FILES) -> bool:
     patterns = list(patterns)
     recorded = read_digests(folder)
     while recorded is not None:
-        wrong = _mismatch(folder, patterns, recorded)
-        if wrong is None:
+        mismatch = _find_mismatch(folder, patterns, recorded)
+        if mismatch is None:
             return True
-        again = read_digests(folder)
-        if again == recorded:
-            raise _changed(wrong)
-        recorded = again  # a training process has just replaced a file
+        reread = read_digests(folder)
+        if reread == recorded:
+            raise _mismatch_error(mismatch)
+        recorded = reread  # a training process has just replaced a file
     return False
 
 
-def _mismatch(folder: Path, patterns: Iterable[str], recorded: Digests) -> Path | None:
-    for path in _files(folder, patterns):
+def _find_mismatch(folder: Path, patterns: Iterable[str], recorded: Digests) -> Path | None:
+    for path in _matching_files(folder, patterns):
         try:
             if file_digest(path) not in recorded.get(path.name, ()):
                 return path
@@ -79,7 +81,7 @@ def _mismatch(folder: Path, patterns: Iterable[str], recorded: Digests) -> Path 
     return None
 
 
-def _changed(path: Path) -> CheckpointError:
+def _mismatch_error(path: Path) -> CheckpointError:
     if path.name == "config.toml":
         return CheckpointError(
             f"{path}: is damaged, or was edited after the run was saved: it does not match {DIGESTS_FILE}; "
@@ -101,31 +103,31 @@ def read_digests(folder: Path) -> Digests | None:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, error) from None
+        raise _malformed_error(path, error) from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise _malformed(path, "it does not say its format")
-    if content["format"] > FORMAT:
+        raise _malformed_error(path, "it does not say its format")
+    if content["format"] > DIGESTS_FORMAT:
         raise CheckpointError(f"{path}: was made by a newer Triform; upgrade to open it")
     digests = content.get("sha256")
-    if not isinstance(digests, dict) or not all(isinstance(each, list) for each in digests.values()):
-        raise _malformed(path, "it holds no list of digests")
+    if not isinstance(digests, dict) or not all(isinstance(values, list) for values in digests.values()):
+        raise _malformed_error(path, "it holds no list of digests")
     return digests
 
 
-def _malformed(path: Path, reason: object) -> CheckpointError:
+def _malformed_error(path: Path, reason: object) -> CheckpointError:
     return CheckpointError(
         f"{path}: is damaged ({reason}); restore it from a copy, or give --no-verify (in Python verify=False)"
     )
 
 
-def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+def _matching_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
-def _digests_of(folder: Path, patterns: Iterable[str]) -> Digests:
-    return {path.name: [file_digest(path)] for path in _files(folder, patterns)}
+def _compute_digests(folder: Path, patterns: Iterable[str]) -> Digests:
+    return {path.name: [file_digest(path)] for path in _matching_files(folder, patterns)}
 
 
-def _write(folder: Path, digests: Digests) -> None:
-    text = json.dumps({"format": FORMAT, "sha256": dict(sorted(digests.items()))}, indent=1)
+def _write_digests(folder: Path, digests: Digests) -> None:
+    text = json.dumps({"format": DIGESTS_FORMAT, "sha256": dict(sorted(digests.items()))}, indent=1)
     write_text(folder / DIGESTS_FILE, text + "\n")

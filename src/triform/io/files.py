@@ -12,15 +12,15 @@ from pathlib import Path
 
 from triform.errors import CheckpointError
 
-PART = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
+TEMPORARY_NAME = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
 
 
-def part_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary name under which this process writes `path`, in the same folder."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Wait until the content of a file, or the entries of a folder, are on the disk."""
     if sys.platform == "win32":  # neither folders nor files opened for reading can be flushed there
         return
@@ -32,22 +32,22 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield the temporary name of `path`, and rename what was written there; a failure leaves nothing."""
-    part = part_path(path)
+    temporary = temporary_path(path)
     try:
-        yield part
-        part.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file under a temporary name and rename it, so that a kill leaves the old file or the new one."""
-    with replacing(path) as part:
-        part.write_bytes(content)
-        sync(part)
+    with atomic_replace(path) as temporary:
+        temporary.write_bytes(content)
+        fsync_path(temporary)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -73,8 +73,8 @@ def remove_leftovers(folder: Path) -> None:
     """
     with suppress(OSError):
         for entry in list(folder.iterdir()):
-            found = PART.fullmatch(entry.name)
-            if found and not _is_running(int(found[1])):
+            match = TEMPORARY_NAME.fullmatch(entry.name)
+            if match and not _is_running(int(match[1])):
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 

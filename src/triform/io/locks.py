@@ -22,12 +22,12 @@ LOCKED_BYTE = 1 << 30  # on Windows a locked byte cannot be read: this one lies 
 HOLDER_BYTES = 4096
 POLL_SECONDS = 0.1
 MAX_TRIES = 100  # to create a folder that another process removes at the same moment
-_held: set[int] = set()  # open lock files of this process
+_held_handles: set[int] = set()  # open lock files of this process
 _fork_hook: list[bool] = []
 
 
 @contextmanager
-def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
+def folder_lock(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
     """Hold a folder's lock; the folder is created where it is missing, and removed again if it stays empty.
 
     Args:
@@ -50,8 +50,8 @@ def locked(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
     finally:
         _release(folder, handle)
         with suppress(OSError):  # it is not empty, which is the usual case
-            for each in (folder, *created):
-                each.rmdir()
+            for path in (folder, *created):
+                path.rmdir()
 
 
 def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
         try:
             _try_lock(handle)
         except BlockingIOError:
-            holder = _holder(handle)
+            holder = _read_holder(handle)
             os.close(handle)
             if not wait:
                 raise CheckpointError(
@@ -80,36 +80,36 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
             if error.errno not in NO_LOCKS_ERRORS:
                 os.close(handle)
                 raise CheckpointError(f"{folder}: cannot be locked: {error.strerror or error}") from None
-            return _keep(handle), (
+            return _register_handle(handle), (
                 f"{folder}: this file system has no locks ({error.strerror}): "
                 "make sure that no other process writes to this folder"
             )
         if _is_current(handle, folder / LOCK_FILE):
-            _describe(handle, purpose)
-            return _keep(handle), ""
+            _write_holder(handle, purpose)
+            return _register_handle(handle), ""
         os.close(handle)  # the holder before us removed the file after we had opened it
 
 
-def _keep(handle: int) -> int:
+def _register_handle(handle: int) -> int:
     """Remember an open lock file. A forked child closes its copy: the lock must end with this process alone."""
     if not _fork_hook and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_close_all)
         _fork_hook.append(True)
-    _held.add(handle)
+    _held_handles.add(handle)
     return handle
 
 
 def _close_all() -> None:
-    for handle in _held:
+    for handle in _held_handles:
         with suppress(OSError):
             os.close(handle)
-    _held.clear()
+    _held_handles.clear()
 
 
 def _release(folder: Path, handle: int) -> None:
-    if handle not in _held:  # a forked child, to which the lock does not belong
+    if handle not in _held_handles:  # a forked child, to which the lock does not belong
         return
-    _held.discard(handle)
+    _held_handles.discard(handle)
     if sys.platform == "win32":  # an open file cannot be removed there
         os.close(handle)
     with suppress(OSError):
@@ -126,7 +126,7 @@ def _is_current(handle: int, path: Path) -> bool:
         return False
 
 
-def _describe(handle: int, purpose: str) -> None:
+def _write_holder(handle: int, purpose: str) -> None:
     """Write into the lock file who holds it; where that fails, the lock holds all the same."""
     holder = {
         "pid": os.getpid(),
@@ -140,7 +140,7 @@ def _describe(handle: int, purpose: str) -> None:
         os.write(handle, json.dumps(holder).encode())
 
 
-def _holder(handle: int) -> str:
+def _read_holder(handle: int) -> str:
     """Describe the process that holds the lock, in words."""
     for _ in range(5):  # it may just be writing who it is
         try:

@@ -7,74 +7,78 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, Sizes
+from triform.config import DataSizes, ModelConfig
 from triform.nn.attention import Attention
-from triform.nn.block import Block, Here
-from triform.nn.cache import NO_CACHE, Cache, Rings
-from triform.nn.embedding import Embedding
-from triform.nn.init import initialise
-from triform.nn.masks import Rule, reaches
+from triform.nn.block import Block, LayerContext
+from triform.nn.embedding import InputEmbedding
+from triform.nn.initialisation import initialise_weights
+from triform.nn.kv_cache import NO_LAYER_CACHE, KVCache, StaticKVCache
+from triform.nn.layouts import BatchLayout, LayoutLike, as_layout
+from triform.nn.masks import AttentionMask, build_layer_masks
 from triform.nn.norm import NORMS
-from triform.nn.positions import relation
-from triform.nn.rows import Keep, Rows, rows_of
+from triform.nn.positions import build_relative_position
 
 
-def vocabulary_head(config: ModelConfig, embedding: Embedding) -> nn.Linear:
+def build_lm_head(config: ModelConfig, embedding: InputEmbedding) -> nn.Linear:
     """Token scores from states; tied, it is the embedding read the other way."""
-    head = nn.Linear(config.d_model, embedding.tokens.num_embeddings, bias=config.head_bias)
+    head = nn.Linear(config.d_model, embedding.token_embedding.num_embeddings, bias=config.head_bias)
     if config.tie_embeddings:
-        head.weight = embedding.tokens.weight
+        head.weight = embedding.token_embedding.weight
     return head
 
 
-def whereabouts(
-    reaches: Sequence[Rule],
-    rows: Rows,
+def layer_contexts(
+    layer_masks: Sequence[AttentionMask],
+    layout: BatchLayout,
     tokens: Tensor,
-    cache: Cache | Rings | None,
+    cache: KVCache | StaticKVCache | None,
     positions: Tensor | None = None,
-) -> list[Here]:
+) -> list[LayerContext]:
     """For each layer: what new tokens may read, where they stand (after those in the cache), what is kept."""
     if positions is None:
-        positions = rows.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
-    layers = cache.layers if cache else [NO_CACHE] * len(reaches)
-    return [Here(rule, positions, layer) for rule, layer in zip(rows.rules(reaches), layers, strict=True)]
+        positions = layout.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
+    layer_caches = cache.layers if cache else [NO_LAYER_CACHE] * len(layer_masks)
+    return [
+        LayerContext(mask, positions, layer_cache)
+        for mask, layer_cache in zip(layout.self_attention_masks(layer_masks), layer_caches, strict=True)
+    ]
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        self.reaches = reaches(config, causal=True)
-        self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
+        self.layer_masks = build_layer_masks(config, causal=True)
+        self.embedding = InputEmbedding(config, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList(
-            Block(config, relation(config, sizes.max_len, causal=True)) for _ in range(config.n_layers)
+            Block(config, build_relative_position(config, sizes.max_len, causal=True))
+            for _ in range(config.n_layers)
         )
-        self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
-        self.head = vocabulary_head(config, self.embedding)
-        initialise(self, config.n_layers)
+        self.final_norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
+        self.lm_head = build_lm_head(config, self.embedding)
+        initialise_weights(self, config.n_layers)
 
     def forward(
         self,
         tokens: Tensor,
-        keep: Keep = None,
+        keep: LayoutLike = None,
         positions: Tensor | None = None,
-        cache: Cache | Rings | None = None,
+        cache: KVCache | StaticKVCache | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, V)
-        return self.head(self.states(tokens, keep, positions, cache))
+        return self.lm_head(self.hidden_states(tokens, keep, positions, cache))
 
-    def states(
+    def hidden_states(
         self,
         tokens: Tensor,
-        keep: Keep = None,
+        keep: LayoutLike = None,
         positions: Tensor | None = None,
-        cache: Cache | Rings | None = None,
+        cache: KVCache | StaticKVCache | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
         """What the head reads. `keep` covers the cached past too; rows padded on the left have `positions`."""
-        layers = whereabouts(self.reaches, rows_of(keep), tokens, cache, positions)
-        x = self.embedding(tokens, layers[0].positions)
-        for block, here in zip(self.blocks, layers, strict=True):
-            x = block(x, here)
-        return self.norm(x)
+        contexts = layer_contexts(self.layer_masks, as_layout(keep), tokens, cache, positions)
+        x = self.embedding(tokens, contexts[0].positions)
+        for block, context in zip(self.blocks, contexts, strict=True):
+            x = block(x, context)
+        return self.final_norm(x)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
-        return {"decoder": [block.attention for block in cast("Iterable[Block]", self.blocks)]}
+        return {"decoder": [block.attn for block in cast("Iterable[Block]", self.blocks)]}

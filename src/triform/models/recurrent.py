@@ -11,97 +11,108 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, Sizes
-from triform.models.decoder import vocabulary_head
-from triform.models.encoder import label_head
+from triform.config import DataSizes, ModelConfig
+from triform.models.decoder import build_lm_head
+from triform.models.encoder import build_classification_head
 from triform.nn.attention import Attention
-from triform.nn.embedding import Embedding
-from triform.nn.init import initialise
-from triform.nn.positions import Relation
-from triform.nn.recurrent import BothWays, Carry, Forwards, OneWay, cell_of
-from triform.nn.rows import POOLINGS, Keep, Packed, Padded, Rows, rows_of
+from triform.nn.embedding import InputEmbedding
+from triform.nn.initialisation import initialise_weights
+from triform.nn.layouts import POOLINGS, BatchLayout, LayoutLike, PackedLayout, PaddedLayout, as_layout
+from triform.nn.positions import RelativePosition
+from triform.nn.recurrent import BidirectionalLayer, RecurrentStack, RecurrentState, UnidirectionalLayer, cell_class
 
 
-def _laid(keep: Keep) -> Padded | Packed:
-    rows = rows_of(keep)
-    assert isinstance(rows, Padded | Packed), "hypotheses are read by `step`"
-    return rows
+def _sequence_layout(keep: LayoutLike) -> PaddedLayout | PackedLayout:
+    layout = as_layout(keep)
+    assert isinstance(layout, PaddedLayout | PackedLayout), "hypotheses are read by `step`"
+    return layout
 
 
 class RecurrentEncoder(nn.Module):
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        one_way = config.reach == "causal"
-        self.reads_ahead = config.d_model if one_way else config.d_model // 2  # what reads forwards
-        self.embedding = Embedding(config.for_shared_parts, sizes.vocab_size, sizes.max_len)
-        self.blocks = nn.ModuleList((OneWay if one_way else BothWays)(config) for _ in range(config.n_layers))
+        is_unidirectional = config.attention_direction == "causal"
+        self.forward_size = config.d_model if is_unidirectional else config.d_model // 2  # what reads forwards
+        self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
+        self.blocks = nn.ModuleList(
+            (UnidirectionalLayer if is_unidirectional else BidirectionalLayer)(config)
+            for _ in range(config.n_layers)
+        )
 
-    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, T, D)
+    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
         """What each token is in its text, read from both sides."""
-        rows = _laid(keep)
-        x = rows.apart(self.embedding(tokens, rows.positions(0, tokens.shape[1], tokens.device)))
-        back = rows.backwards(x.shape[1], x.device)
+        layout = _sequence_layout(keep)
+        x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
+        reverse_index = layout.reverse_index(x.shape[1], x.device)
         for block in self.blocks:
-            x = block(x, back)
-        return rows.together(x)
+            x = block(x, reverse_index)
+        return layout.from_padded(x)
 
-    def ends(self, rows: Rows, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+    def final_states(self, layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """What was known of each row when all of it had been read: forwards its last state, backwards its first."""
-        return torch.cat([rows.last(x)[:, : self.reads_ahead], rows.first(x)[:, self.reads_ahead :]], dim=-1)
+        return torch.cat([layout.last(x)[:, : self.forward_size], layout.first(x)[:, self.forward_size :]], dim=-1)
 
 
 class RecurrentClassifier(nn.Module):
     """Encoder, the mean of the states of real tokens (or what was known at the ends), label scores."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
         self.encoder = RecurrentEncoder(config, sizes)
-        self.pool = self.encoder.ends if config.pooling == "last" else POOLINGS[config.pooling]
+        self.pool = self.encoder.final_states if config.pooling == "last" else POOLINGS[config.pooling]
         self.dropout = nn.Dropout(config.dropout)
-        self.head = label_head(config, sizes.n_labels)
-        initialise(self, depth=0)
+        self.classification_head = build_classification_head(config, sizes.n_labels)
+        initialise_weights(self, depth=0)
 
-    def forward(self, tokens: Tensor, keep: Keep = None) -> Tensor:  # (B, T) -> (B, labels)
-        rows = _laid(keep)
-        return self.head(self.dropout(self.pool(rows, self.encoder(tokens, rows))))
+    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, labels)
+        layout = _sequence_layout(keep)
+        return self.classification_head(self.dropout(self.pool(layout, self.encoder(tokens, layout))))
 
 
 class RecurrentDecoder(nn.Module):
     """A language model: every state has read what came before it, however long that is."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        self.embedding = Embedding(config.for_shared_parts, sizes.vocab_size, sizes.max_len)
-        self.blocks = Forwards(config)
-        self.head = vocabulary_head(config, self.embedding)
-        initialise(self, depth=0)
+        self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
+        self.blocks = RecurrentStack(config)
+        self.lm_head = build_lm_head(config, self.embedding)
+        initialise_weights(self, depth=0)
 
-    def forward(self, tokens: Tensor, keep: Keep = None, carry: Carry | None = None) -> Tensor:
-        return self.head(self.states(tokens, keep, carry))  # (B, T, V)
+    def forward(
+        self, tokens: Tensor, keep: LayoutLike = None, recurrent_state: RecurrentState | None = None
+    ) -> Tensor:
+        return self.lm_head(self.hidden_states(tokens, keep, recurrent_state))  # (B, T, V)
 
-    def states(
-        self, tokens: Tensor, keep: Keep = None, carry: Carry | None = None, lengths: Sequence[int] | None = None
+    def hidden_states(
+        self,
+        tokens: Tensor,
+        keep: LayoutLike = None,
+        recurrent_state: RecurrentState | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
         """What the head reads. With a `carry` it goes on from there, and leaves there what it knows at the end.
 
         Rows are padded at their ends; a carry that is to go on from theirs needs their `lengths`.
         """
-        rows, carry = _laid(keep), carry or Carry()
-        x = rows.apart(self.embedding(tokens, rows.positions(0, tokens.shape[1], tokens.device)))
-        before = self.blocks.nothing(x) if carry.state is None else carry.state
-        x, carry.state = self.blocks(x, before, lengths)
-        return rows.together(x)
+        layout, recurrent_state = _sequence_layout(keep), recurrent_state or RecurrentState()
+        x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
+        initial_state = self.blocks.zero_state(x) if recurrent_state.hidden is None else recurrent_state.hidden
+        x, recurrent_state.hidden = self.blocks(x, initial_state, lengths)
+        return layout.from_padded(x)
 
-    def step(self, tokens: Tensor, carry: Carry) -> Tensor:  # (B, size) -> (B, size, V)
+    def step(self, tokens: Tensor, recurrent_state: RecurrentState) -> Tensor:  # (B, size) -> (B, size, V)
         """One more token for each hypothesis, whose states lie side by side in the carry."""
         x = self.embedding(tokens, tokens)  # where it stands says nothing here
-        return self.head(said_next(self.blocks, x, carry))
+        return self.lm_head(step_hypotheses(self.blocks, x, recurrent_state))
 
 
-def said_next(blocks: Forwards, x: Tensor, carry: Carry) -> Tensor:  # (B, size, D) -> (B, size, D)
+def step_hypotheses(
+    blocks: RecurrentStack, x: Tensor, recurrent_state: RecurrentState
+) -> Tensor:  # (B, size, D) -> (B, size, D)
     """Each hypothesis as a row that goes on by one token."""
-    assert carry.state is not None, "nothing was read yet"
-    y, carry.state = blocks(x.flatten(0, 1)[:, None], carry.state)
+    assert recurrent_state.hidden is not None, "nothing was read yet"
+    y, recurrent_state.hidden = blocks(x.flatten(0, 1)[:, None], recurrent_state.hidden)
     return y.view(x.shape)
 
 
@@ -113,59 +124,80 @@ class RecurrentSeq2Seq(nn.Module):
     target are one call of the cell.
     """
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        plain = config.for_shared_parts
+        shared_config = config.as_single_head
         self.encoder = RecurrentEncoder(config, sizes)
-        self.embedding = Embedding(plain, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
+        self.embedding = InputEmbedding(shared_config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:
-            self.embedding.tokens = self.encoder.embedding.tokens
-        self.begin = nn.Linear(config.d_model, config.n_layers * cell_of(config).parts * config.d_model)
-        self.blocks = Forwards(config)
-        self.cross = Attention(plain, Relation(plain, 0, causal=False))
-        self.mix = nn.Linear(config.d_model, config.d_model, bias=False)
+            self.embedding.token_embedding = self.encoder.embedding.token_embedding
+        self.initial_state_proj = nn.Linear(
+            config.d_model, config.n_layers * cell_class(config).n_state_vectors * config.d_model
+        )
+        self.blocks = RecurrentStack(config)
+        self.cross_attn = Attention(shared_config, RelativePosition(shared_config, 0, causal=False))
+        self.state_proj = nn.Linear(config.d_model, config.d_model, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = vocabulary_head(config, self.embedding)
-        initialise(self, depth=0)
+        self.lm_head = build_lm_head(config, self.embedding)
+        initialise_weights(self, depth=0)
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: Keep = None, target_keep: Keep = None
+        self, source: Tensor, target: Tensor, source_keep: LayoutLike = None, target_keep: LayoutLike = None
     ) -> Tensor:  # (B, S), (B, T) -> (B, T, V)
-        read = self.encoder(source, source_keep)
-        return self.head(self.decoded(target, read, source_keep, target_keep=target_keep))
+        encoder_states = self.encoder(source, source_keep)
+        return self.lm_head(self.decoder_states(target, encoder_states, source_keep, target_keep=target_keep))
 
-    def decoded(
+    def decoder_states(
         self,
         target: Tensor,
-        states: Tensor,
-        source_keep: Keep = None,
-        carry: Carry | None = None,
-        target_keep: Keep = None,
+        encoder_states: Tensor,
+        source_keep: LayoutLike = None,
+        recurrent_state: RecurrentState | None = None,
+        target_keep: LayoutLike = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
         """What the head reads, from the begin token on; a `carry` remembers where it stopped, and the source."""
-        rows, source, carry = _laid(target_keep), _laid(source_keep), carry or Carry()
-        x = rows.apart(self.embedding(target, rows.positions(0, target.shape[1], target.device)))
-        x, carry.state = self.blocks(x, self.first_state(states, source))
-        return self._looked(rows.together(x), states, source, rows, carry)
+        layout, source_layout, recurrent_state = (
+            _sequence_layout(target_keep),
+            _sequence_layout(source_keep),
+            recurrent_state or RecurrentState(),
+        )
+        x = layout.to_padded(self.embedding(target, layout.positions(0, target.shape[1], target.device)))
+        x, recurrent_state.hidden = self.blocks(x, self.initial_state(encoder_states, source_layout))
+        return self._attend_source(layout.from_padded(x), encoder_states, source_layout, layout, recurrent_state)
 
-    def first_state(self, states: Tensor, source: Padded | Packed) -> Tensor:  # (B, S, D) -> (L, P, B, D)
+    def initial_state(
+        self, encoder_states: Tensor, source_layout: PaddedLayout | PackedLayout
+    ) -> Tensor:  # (B, S, D) -> (L, P, B, D)
         """What the decoder begins with: made of what the encoder knew at the ends of the source."""
-        n, parts, width = self.blocks.shape
-        begun = torch.tanh(self.begin(self.encoder.ends(source, states)))  # (B, L · P · D)
-        return begun.view(len(begun), n, parts, width).permute(1, 2, 0, 3).contiguous()
+        n_layers, n_vectors, width = self.blocks.state_shape
+        initial = torch.tanh(
+            self.initial_state_proj(self.encoder.final_states(source_layout, encoder_states))
+        )  # (B, L · P · D)
+        return initial.view(len(initial), n_layers, n_vectors, width).permute(1, 2, 0, 3).contiguous()
 
-    def _looked(
-        self, x: Tensor, states: Tensor, source: Padded | Packed, rows: Padded | Packed, carry: Carry
+    def _attend_source(
+        self,
+        x: Tensor,
+        encoder_states: Tensor,
+        source_layout: PaddedLayout | PackedLayout,
+        layout: PaddedLayout | PackedLayout,
+        recurrent_state: RecurrentState,
     ) -> Tensor:  # (B, T, D) -> (B, T, D)
         """tanh(W c + U x): c is what attention reads of the source, asked by x."""
-        read = self.cross(x, states, source.read_by(rows), x, carry.source)
-        return self.dropout(torch.tanh(read + self.mix(x)))
+        context = self.cross_attn(
+            x, encoder_states, source_layout.cross_attention_mask(layout), x, recurrent_state.source
+        )
+        return self.dropout(torch.tanh(context + self.state_proj(x)))
 
-    def step(self, tokens: Tensor, carry: Carry, source_keep: Tensor | None) -> Tensor:  # (B, size) -> (B, size, V)
+    def step(
+        self, tokens: Tensor, recurrent_state: RecurrentState, source_keep: Tensor | None
+    ) -> Tensor:  # (B, size) -> (B, size, V)
         """One more token for each hypothesis; those of a row look at its source together."""
-        x = said_next(self.blocks, self.embedding(tokens, tokens), carry)
-        nobody = x.new_empty(0)  # the carry has all that is read of the source
-        return self.head(self._looked(x, nobody, Padded(source_keep), Padded(None), carry))
+        x = step_hypotheses(self.blocks, self.embedding(tokens, tokens), recurrent_state)
+        no_states = x.new_empty(0)  # the carry has all that is read of the source
+        return self.lm_head(
+            self._attend_source(x, no_states, PaddedLayout(source_keep), PaddedLayout(None), recurrent_state)
+        )
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
-        return {"cross": [self.cross]}
+        return {"cross": [self.cross_attn]}

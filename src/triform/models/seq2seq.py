@@ -6,68 +6,69 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from triform.config import ModelConfig, Sizes
-from triform.models.decoder import vocabulary_head, whereabouts
+from triform.config import DataSizes, ModelConfig
+from triform.models.decoder import build_lm_head, layer_contexts
 from triform.models.encoder import Encoder
 from triform.nn.attention import Attention
 from triform.nn.block import CrossBlock
-from triform.nn.cache import Cache, Rings
-from triform.nn.embedding import Embedding
-from triform.nn.init import initialise
-from triform.nn.masks import reaches
+from triform.nn.embedding import InputEmbedding
+from triform.nn.initialisation import initialise_weights
+from triform.nn.kv_cache import KVCache, StaticKVCache
+from triform.nn.layouts import LayoutLike, as_layout
+from triform.nn.masks import build_layer_masks
 from triform.nn.norm import NORMS
-from triform.nn.positions import relation
-from triform.nn.rows import Keep, rows_of
+from triform.nn.positions import build_relative_position
 
 
 class Seq2Seq(nn.Module):
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        self.reaches = reaches(config, causal=True)
+        self.layer_masks = build_layer_masks(config, causal=True)
         self.encoder = Encoder(config, sizes)
-        self.embedding = Embedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
+        self.embedding = InputEmbedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:  # one vocabulary: one table for both sides
-            self.embedding.tokens = self.encoder.embedding.tokens
+            self.embedding.token_embedding = self.encoder.embedding.token_embedding
         self.blocks = nn.ModuleList(
-            CrossBlock(config, relation(config, sizes.max_len, causal=True)) for _ in range(config.n_layers)
+            CrossBlock(config, build_relative_position(config, sizes.max_len, causal=True))
+            for _ in range(config.n_layers)
         )
-        self.norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
-        self.head = vocabulary_head(config, self.embedding)
-        initialise(self, config.n_layers)
+        self.final_norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
+        self.lm_head = build_lm_head(config, self.embedding)
+        initialise_weights(self, config.n_layers)
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: Keep = None, target_keep: Keep = None
+        self, source: Tensor, target: Tensor, source_keep: LayoutLike = None, target_keep: LayoutLike = None
     ) -> Tensor:  # (B, S), (B, T) -> (B, T, V)
         return self.decode(target, self.encoder(source, source_keep), source_keep, target_keep=target_keep)
 
     def decode(
         self,
         target: Tensor,
-        states: Tensor,
-        source_keep: Keep = None,
-        cache: Cache | Rings | None = None,
-        target_keep: Keep = None,
+        encoder_states: Tensor,
+        source_keep: LayoutLike = None,
+        cache: KVCache | StaticKVCache | None = None,
+        target_keep: LayoutLike = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, V)
-        return self.head(self.decoded(target, states, source_keep, cache, target_keep))
+        return self.lm_head(self.decoder_states(target, encoder_states, source_keep, cache, target_keep))
 
-    def decoded(
+    def decoder_states(
         self,
         target: Tensor,
-        states: Tensor,
-        source_keep: Keep = None,
-        cache: Cache | Rings | None = None,
-        target_keep: Keep = None,
+        encoder_states: Tensor,
+        source_keep: LayoutLike = None,
+        cache: KVCache | StaticKVCache | None = None,
+        target_keep: LayoutLike = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
         """Where one side is packed, so is the other. Padding after a target is its future: nothing need hide it."""
-        rows = rows_of(target_keep)
-        source_rule = rows_of(source_keep).read_by(rows)
-        layers = whereabouts(self.reaches, rows, target, cache)
-        x = self.embedding(target, layers[0].positions)
-        for block, here in zip(self.blocks, layers, strict=True):
-            x = block(x, here, states, source_rule)
-        return self.norm(x)
+        layout = as_layout(target_keep)
+        source_mask = as_layout(source_keep).cross_attention_mask(layout)
+        contexts = layer_contexts(self.layer_masks, layout, target, cache)
+        x = self.embedding(target, contexts[0].positions)
+        for block, context in zip(self.blocks, contexts, strict=True):
+            x = block(x, context, encoder_states, source_mask)
+        return self.final_norm(x)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
         blocks = cast("list[CrossBlock]", list(self.blocks))
-        own, cross = [block.attention for block in blocks], [block.cross for block in blocks]
-        return {**self.encoder.attention_stacks(), "decoder": own, "cross": cross}
+        self_attn, cross_attn = [block.attn for block in blocks], [block.cross_attn for block in blocks]
+        return {**self.encoder.attention_stacks(), "decoder": self_attn, "cross": cross_attn}

@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig
 from triform.nn.attention import Attention
-from triform.nn.cache import LayerCache
 from triform.nn.feedforward import FeedForward
-from triform.nn.masks import Rule
+from triform.nn.kv_cache import LayerKVCache
+from triform.nn.masks import AttentionMask
 from triform.nn.norm import NORMS
-from triform.nn.positions import Relation
+from triform.nn.positions import RelativePosition
 
 Sublayer = Callable[[Tensor], Tensor]
 
 
-class Here(NamedTuple):
+class LayerContext(NamedTuple):
     """Where a layer stands in a forward pass: what may be read, where the tokens are, what is remembered."""
 
-    rule: Rule
+    mask: AttentionMask
     positions: Tensor  # (T) or (B, T)
-    cache: LayerCache
+    cache: LayerKVCache
 
 
 class PreNorm(nn.Module):
@@ -51,29 +51,31 @@ RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
 class Block(nn.Module):
     """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
 
-    def __init__(self, config: ModelConfig, relation: Relation) -> None:
+    def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
         super().__init__()
         residual = RESIDUALS[config.norm_position]
-        self.attend, self.think = residual(config), residual(config)
-        self.attention, self.feedforward = Attention(config, relation), FeedForward(config)
+        self.attn_norm, self.ffn_norm = residual(config), residual(config)
+        self.attn, self.ffn = Attention(config, relative_position), FeedForward(config)
 
-    def forward(self, x: Tensor, here: Here) -> Tensor:  # (B, T, D) -> (B, T, D)
-        x = self.attend(x, lambda h: self.attention(h, h, here.rule, here.positions, here.cache.past))
-        return self.think(x, self.feedforward)
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:  # (B, T, D) -> (B, T, D)
+        x = self.attn_norm(x, lambda h: self.attn(h, h, context.mask, context.positions, context.cache.past))
+        return self.ffn_norm(x, self.ffn)
 
 
 class CrossBlock(nn.Module):
     """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
 
-    def __init__(self, config: ModelConfig, relation: Relation) -> None:
+    def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
         super().__init__()
         residual = RESIDUALS[config.norm_position]
-        self.attend, self.consult, self.think = residual(config), residual(config), residual(config)
-        unrelated = Relation(config, 0, causal=False)  # a distance between two texts means nothing
-        self.attention, self.cross = Attention(config, relation), Attention(config, unrelated)
-        self.feedforward = FeedForward(config)
+        self.attn_norm, self.cross_attn_norm, self.ffn_norm = residual(config), residual(config), residual(config)
+        no_position = RelativePosition(config, 0, causal=False)  # a distance between two texts means nothing
+        self.attn, self.cross_attn = Attention(config, relative_position), Attention(config, no_position)
+        self.ffn = FeedForward(config)
 
-    def forward(self, x: Tensor, here: Here, source: Tensor, source_rule: Rule) -> Tensor:
-        x = self.attend(x, lambda h: self.attention(h, h, here.rule, here.positions, here.cache.past))
-        x = self.consult(x, lambda h: self.cross(h, source, source_rule, here.positions, here.cache.source))
-        return self.think(x, self.feedforward)
+    def forward(self, x: Tensor, context: LayerContext, source: Tensor, source_mask: AttentionMask) -> Tensor:
+        x = self.attn_norm(x, lambda h: self.attn(h, h, context.mask, context.positions, context.cache.past))
+        x = self.cross_attn_norm(
+            x, lambda h: self.cross_attn(h, source, source_mask, context.positions, context.cache.source)
+        )
+        return self.ffn_norm(x, self.ffn)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-from triform.nn.linear import Inward, Outward
+from triform.nn.linear import FusedLinear, ResidualLinear
 
 
 class SwiGLU(nn.Module):
@@ -24,8 +24,8 @@ class SwiGLU(nn.Module):
 class Activation(NamedTuple):
     """How to make it, and how many inputs it takes for one output."""
 
-    make: Callable[[], nn.Module]
-    inputs: int = 1
+    build: Callable[[], nn.Module]
+    n_inputs: int = 1
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -33,17 +33,17 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": Activation(nn.GELU),
     "gelu_tanh": Activation(partial(nn.GELU, approximate="tanh")),
     "silu": Activation(nn.SiLU),
-    "swiglu": Activation(SwiGLU, inputs=2),
+    "swiglu": Activation(SwiGLU, n_inputs=2),
 }
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        make, inputs = ACTIVATIONS[config.activation]
-        self.up = Inward(config.d_model, config.d_ff, parts=inputs, bias=config.bias)
-        self.activation = make()
-        self.down = Outward(config.d_ff, config.d_model, bias=config.bias)
+        build_activation, n_inputs = ACTIVATIONS[config.activation]
+        self.up_proj = FusedLinear(config.d_model, config.d_ff, n_projections=n_inputs, bias=config.bias)
+        self.activation = build_activation()
+        self.down_proj = ResidualLinear(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
-        return self.down(self.activation(self.up(x)))
+        return self.down_proj(self.activation(self.up_proj(x)))

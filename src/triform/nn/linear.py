@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 
-class Inward(nn.Linear):
+class FusedLinear(nn.Linear):
     """Several projections of one input as one matrix: one product instead of many."""
 
-    def __init__(self, width: int, each: int, *, parts: int, bias: bool) -> None:
-        super().__init__(width, parts * each, bias=bias)
-        self.parts = parts
+    def __init__(self, in_features: int, out_features: int, *, n_projections: int, bias: bool) -> None:
+        super().__init__(in_features, n_projections * out_features, bias=bias)
+        self.n_projections = n_projections
 
 
-class Outward(nn.Linear):
+class ResidualLinear(nn.Linear):
     """Writes to the residual stream, which adds up over all layers."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from triform.config import LoraLayers, TrainConfig
 
-OWNERS: dict[LoraLayers, tuple[str, ...]] = {
+TARGET_MODULES: dict[LoraLayers, tuple[str, ...]] = {
     "all": ("attention", "cross", "feedforward"),
     "attention": ("attention", "cross"),
 }
@@ -22,62 +22,64 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, config: TrainConfig) -> None:
         super().__init__()
-        like = {"device": base.weight.device, "dtype": base.weight.dtype}
+        factory_kwargs = {"device": base.weight.device, "dtype": base.weight.dtype}
         self.base = base
-        self.lora_a = nn.Linear(base.in_features, config.lora_rank, bias=False, **like)
-        self.lora_b = nn.Linear(config.lora_rank, base.out_features, bias=False, **like)
+        self.lora_a = nn.Linear(base.in_features, config.lora_rank, bias=False, **factory_kwargs)
+        self.lora_b = nn.Linear(config.lora_rank, base.out_features, bias=False, **factory_kwargs)
         nn.init.zeros_(self.lora_b.weight)
         self.dropout = nn.Dropout(config.lora_dropout)
-        self.scale = scale_of(config)
+        self.scale = lora_scale(config)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         return self.base(x) + self.scale * self.lora_b(self.lora_a(self.dropout(x)))
 
 
-def scale_of(config: TrainConfig) -> float:
+def lora_scale(config: TrainConfig) -> float:
     """How much adapters count, whatever their rank."""
     return config.lora_alpha / config.lora_rank if config.lora_alpha else 2.0
 
 
-def adapt(model: nn.Module, config: TrainConfig) -> None:
+def apply_lora(model: nn.Module, config: TrainConfig) -> None:
     """Freeze the model and give its layers adapters, which learn."""
     model.requires_grad_(requires_grad=False)
-    for name, owner in list(model.named_modules()):
-        if name.rpartition(".")[2] in OWNERS[config.lora_layers]:
-            for part, layer in list(owner.named_children()):
+    for name, parent in list(model.named_modules()):
+        if name.rpartition(".")[2] in TARGET_MODULES[config.lora_layers]:
+            for child_name, layer in list(parent.named_children()):
                 if isinstance(layer, nn.Linear):
-                    setattr(owner, part, LoraLinear(layer, config))
+                    setattr(parent, child_name, LoraLinear(layer, config))
 
 
-def merge(model: nn.Module) -> None:
+def merge_lora(model: nn.Module) -> None:
     """Make every adapted layer plain again, the adapter added to its weight."""
-    for owner in list(model.modules()):
-        for part, layer in list(owner.named_children()):
+    for parent in list(model.modules()):
+        for child_name, layer in list(parent.named_children()):
             if isinstance(layer, LoraLinear):
                 with torch.no_grad():
                     a, b = layer.lora_a.weight, layer.lora_b.weight
-                    layer.base.weight.copy_(merged(layer.base.weight, a, b, layer.scale))
-                setattr(owner, part, layer.base)
+                    layer.base.weight.copy_(merge_weight(layer.base.weight, a, b, layer.scale))
+                setattr(parent, child_name, layer.base)
 
 
-def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:  # (out, in), (r, in), (out, r)
+def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:  # (out, in), (r, in), (out, r)
     """The weight of a plain layer that answers as the adapted one does; on the host."""
-    wide = weight.detach().cpu().double() + scale * (b.detach().cpu().double() @ a.detach().cpu().double())
-    return wide.to(weight.dtype)
+    merged_fp64 = weight.detach().cpu().double() + scale * (b.detach().cpu().double() @ a.detach().cpu().double())
+    return merged_fp64.to(weight.dtype)
 
 
-def plain_name(name: str) -> str:
+def base_parameter_name(name: str) -> str:
     """What a parameter is called in a model without adapters."""
     return name.replace(".base.", ".")
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """The parameters of a model by their plain names, adapters added to what they stand beside."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         layer = model.get_submodule(name.rpartition(".base.")[0]) if name.endswith(".base.weight") else None
         if isinstance(layer, LoraLinear):
-            found[plain_name(name)] = merged(parameter, layer.lora_a.weight, layer.lora_b.weight, layer.scale)
+            weights[base_parameter_name(name)] = merge_weight(
+                parameter, layer.lora_a.weight, layer.lora_b.weight, layer.scale
+            )
         elif ".lora_" not in name:
-            found[plain_name(name)] = parameter
-    return found
+            weights[base_parameter_name(name)] = parameter
+    return weights

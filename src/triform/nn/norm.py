@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig
 
-USUAL_EPS = {"layer": 1e-5, "rms": 1e-6}
+DEFAULT_EPS = {"layer": 1e-5, "rms": 1e-6}
 
 
 def layer_norm(config: ModelConfig) -> nn.Module:
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps or USUAL_EPS["layer"], bias=config.bias)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps or DEFAULT_EPS["layer"], bias=config.bias)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -23,7 +23,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def rms_norm(config: ModelConfig) -> nn.Module:
-    return RMSNorm(config.d_model, eps=config.norm_eps or USUAL_EPS["rms"])
+    return RMSNorm(config.d_model, eps=config.norm_eps or DEFAULT_EPS["rms"])
 
 
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {"layer": layer_norm, "rms": rms_norm}

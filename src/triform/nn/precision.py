@@ -13,10 +13,10 @@ from torch import nn
 
 from triform.config import ModelConfig
 from triform.errors import ConfigError
-from triform.nn import quantize
+from triform.nn.kernels import int8
 
 Precision = Literal["fp32", "bf16", "int8"]
-BF16_UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
+BF16_CPU_FLAGS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
 
 
 def resolve_precision(requested: str, device: torch.device, model: ModelConfig) -> Precision:
@@ -29,8 +29,8 @@ def resolve_precision(requested: str, device: torch.device, model: ModelConfig) 
         raise ConfigError(f"precision {requested} is for Transformers; model.kind={model.kind} answers in fp32")
     if requested == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
-    if requested == "int8" and (why := quantize.trouble()):
-        raise ConfigError(f"precision int8 is not available on this machine ({why}); use fp32")
+    if requested == "int8" and (reason := int8.int8_unavailable_reason()):
+        raise ConfigError(f"precision int8 is not available on this machine ({reason}); use fp32")
     return cast("Precision", requested)
 
 
@@ -38,7 +38,7 @@ def has_bf16(device: torch.device) -> bool:
     """Whether bf16 is multiplied by hardware; elsewhere it is slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and any(getattr(torch.cpu, unit, bool)() for unit in BF16_UNITS)
+    return device.type == "cpu" and any(getattr(torch.cpu, flag, bool)() for flag in BF16_CPU_FLAGS)
 
 
 def cast_model(model: nn.Module, precision: Precision) -> None:
@@ -46,4 +46,4 @@ def cast_model(model: nn.Module, precision: Precision) -> None:
     if precision == "bf16":
         model.to(torch.bfloat16)
     elif precision == "int8":
-        quantize.quantize(model)
+        int8.quantize_linears(model)

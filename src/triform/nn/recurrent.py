@@ -21,27 +21,27 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from triform.config import ModelConfig, RecurrentKind
-from triform.nn.cache import Once
+from triform.nn.kv_cache import CrossKVCache
 
 
 class Cell(nn.Module):
     """One layer in one direction. Abstract: of how many vectors its state is, and how many products make one."""
 
-    parts: ClassVar[int] = 1
-    gates: ClassVar[int] = 1
-    torch_kind: ClassVar[Callable[..., nn.RNNBase]]
+    n_state_vectors: ClassVar[int] = 1
+    n_gates: ClassVar[int] = 1
+    rnn_class: ClassVar[Callable[..., nn.RNNBase]]
 
-    def __init__(self, config: ModelConfig, reads: int, width: int) -> None:
+    def __init__(self, config: ModelConfig, input_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.cell = self.torch_kind(reads, width, bias=config.bias, batch_first=True)
-        self.width = width
+        self.rnn = self.rnn_class(input_size, hidden_size, bias=config.bias, batch_first=True)
+        self.hidden_size = hidden_size
         self.dropout = nn.Dropout(config.dropout)  # of what it says to the next layer
-        self.reset()
+        self.reset_parameters()
 
-    def reset(self) -> None:
+    def reset_parameters(self) -> None:
         """Each gate as if it stood alone: Xavier for what is read, orthogonal for what is carried."""
-        for name, weights in self.cell.named_parameters():
-            for gate in weights.data.chunk(self.gates):
+        for name, weights in self.rnn.named_parameters():
+            for gate in weights.data.chunk(self.n_gates):
                 if weights.ndim == 1:
                     nn.init.zeros_(gate)
                 elif name.startswith("weight_hh"):
@@ -50,12 +50,12 @@ class Cell(nn.Module):
                     nn.init.xavier_normal_(gate)
 
     def forward(self, x: Any, state: Tensor) -> tuple[Any, Tensor]:  # (B, T, ·), (P, B, D) -> (B, T, D), (P, B, D)
-        return self.cell(x, state)
+        return self.rnn(x, state)
 
-    def from_nothing(self, x: Tensor) -> Tensor:  # (B, T, ·) -> (B, T, D)
-        return self(x, x.new_zeros(self.parts, len(x), self.width))[0]
+    def forward_from_zero(self, x: Tensor) -> Tensor:  # (B, T, ·) -> (B, T, D)
+        return self(x, x.new_zeros(self.n_state_vectors, len(x), self.hidden_size))[0]
 
-    def until(self, x: Tensor, state: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def forward_lengths(self, x: Tensor, state: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The same for rows of these lengths, and the states at their ends."""
         packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
         y, state = self(packed, state)
@@ -63,115 +63,123 @@ class Cell(nn.Module):
 
 
 class Rnn(Cell):
-    torch_kind = nn.RNN
+    rnn_class = nn.RNN
 
 
 class Gru(Cell):
-    gates = 3
-    torch_kind = nn.GRU
+    n_gates = 3
+    rnn_class = nn.GRU
 
 
 class Lstm(Cell):
     """Its state is two vectors: what it says, and what it keeps."""
 
-    parts, gates = 2, 4
-    torch_kind = nn.LSTM
+    n_state_vectors, n_gates = 2, 4
+    rnn_class = nn.LSTM
 
-    def reset(self) -> None:
-        super().reset()
-        for name, weights in self.cell.named_parameters():
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name, weights in self.rnn.named_parameters():
             if name.startswith("bias_ih"):
-                weights.data[self.width : 2 * self.width] = 1.0  # a new model forgets little
+                weights.data[self.hidden_size : 2 * self.hidden_size] = 1.0  # a new model forgets little
 
     def forward(self, x: Any, state: Tensor) -> tuple[Any, Tensor]:
-        said, kept = state.split(1)  # type: ignore[no-untyped-call]
-        y, ends = self.cell(x, (said, kept))
-        return y, torch.cat(ends)
+        hidden, cell = state.split(1)  # type: ignore[no-untyped-call]
+        y, final_states = self.rnn(x, (hidden, cell))
+        return y, torch.cat(final_states)
 
 
 CELLS: dict[RecurrentKind, type[Cell]] = {"rnn": Rnn, "gru": Gru, "lstm": Lstm}
 
 
-def cell_of(config: ModelConfig) -> type[Cell]:
+def cell_class(config: ModelConfig) -> type[Cell]:
     return CELLS[cast("RecurrentKind", config.kind)]
 
 
 @dataclass
-class Carry:
+class RecurrentState:
     """What is remembered between two calls: a state a layer (L, P, B, D) and, of a translation, its source."""
 
-    state: Tensor | None = None
-    source: Once = field(default_factory=Once)
+    hidden: Tensor | None = None
+    source: CrossKVCache = field(default_factory=CrossKVCache)
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with the states of these rows, in this order; a row may be repeated."""
-        assert self.state is not None
-        self.state = self.state.index_select(2, rows)
+        assert self.hidden is not None
+        self.hidden = self.hidden.index_select(2, rows)
 
     def repeat(self, times: int) -> None:
         """So many of each row's states, side by side; its source is kept once."""
-        assert self.state is not None
-        self.state = self.state.repeat_interleave(times, dim=2)
+        assert self.hidden is not None
+        self.hidden = self.hidden.repeat_interleave(times, dim=2)
 
-    def join(self, other: Carry, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
+    def append_rows(self, other: RecurrentState, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
         """The other's rows after its own, and which of all their sources' tokens are real, (B + N, S)."""
-        assert self.state is not None
-        assert other.state is not None
-        self.state = torch.cat([self.state, other.state], dim=2)
-        found = self.source.joint_keep(other.source, keep, other_keep)
-        self.source.join(other.source)
-        return found
+        assert self.hidden is not None
+        assert other.hidden is not None
+        self.hidden = torch.cat([self.hidden, other.hidden], dim=2)
+        joint_keep = self.source.joint_keep_mask(other.source, keep, other_keep)
+        self.source.append_rows(other.source)
+        return joint_keep
 
 
-class Forwards(nn.ModuleList):
+class RecurrentStack(nn.ModuleList):
     """Layers that read one way, from a state that is given to one that is left."""
 
     def __init__(self, config: ModelConfig) -> None:
-        kind, width = cell_of(config), config.d_model
-        super().__init__(kind(config, width, width) for _ in range(config.n_layers))
-        self.shape = (config.n_layers, kind.parts, width)
+        cell_type, width = cell_class(config), config.d_model
+        super().__init__(cell_type(config, width, width) for _ in range(config.n_layers))
+        self.state_shape = (config.n_layers, cell_type.n_state_vectors, width)
 
-    def nothing(self, x: Tensor) -> Tensor:  # -> (L, P, B, D)
+    def zero_state(self, x: Tensor) -> Tensor:  # -> (L, P, B, D)
         """The state before anything was read."""
-        n, parts, width = self.shape
-        return x.new_zeros(n, parts, len(x), width)
+        n_layers, n_vectors, width = self.state_shape
+        return x.new_zeros(n_layers, n_vectors, len(x), width)
 
     def forward(
         self, x: Tensor, state: Tensor, lengths: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:  # (B, T, D), (L, P, B, D)
         """States at the end of each row, where `lengths` says how long they are; else at the end of the tensor."""
-        ends = []
-        for cell, before in zip(cast("Iterable[Cell]", self), state.unbind(), strict=True):
-            y, end = cell(x, before) if lengths is None else cell.until(x, before, lengths)
+        final_states = []
+        for cell, layer_state in zip(cast("Iterable[Cell]", self), state.unbind(), strict=True):
+            y, final_state = (
+                cell(x, layer_state) if lengths is None else cell.forward_lengths(x, layer_state, lengths)
+            )
             x = cell.dropout(y)
-            ends.append(end)
-        return x, torch.stack(ends)
+            final_states.append(final_state)
+        return x, torch.stack(final_states)
 
 
-class OneWay(nn.Module):
+class UnidirectionalLayer(nn.Module):
     """A layer of an encoder that reads forwards alone."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.ahead = cell_of(config)(config, config.d_model, config.d_model)
+        self.forward_cell = cell_class(config)(config, config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, back: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
-        return self.ahead.dropout(self.ahead.from_nothing(x))
+    def forward(self, x: Tensor, reverse_index: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
+        return self.forward_cell.dropout(self.forward_cell.forward_from_zero(x))
 
 
-class BothWays(nn.Module):
+class BidirectionalLayer(nn.Module):
     """A layer of an encoder: half of its width reads forwards, half backwards."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        kind, width = cell_of(config), config.d_model
-        self.ahead, self.back = (kind(config, width, width // 2) for _ in range(2))
+        cell_type, width = cell_class(config), config.d_model
+        self.forward_cell, self.backward_cell = (cell_type(config, width, width // 2) for _ in range(2))
 
-    def forward(self, x: Tensor, back: Tensor) -> Tensor:  # `back`: the places of each row in reverse order
-        behind = turned(self.back.from_nothing(turned(x, back)), back)
-        return self.ahead.dropout(torch.cat([self.ahead.from_nothing(x), behind], dim=-1))
+    def forward(
+        self, x: Tensor, reverse_index: Tensor
+    ) -> Tensor:  # `back`: the places of each row in reverse order
+        backward_states = reverse_sequences(
+            self.backward_cell.forward_from_zero(reverse_sequences(x, reverse_index)), reverse_index
+        )
+        return self.forward_cell.dropout(
+            torch.cat([self.forward_cell.forward_from_zero(x), backward_states], dim=-1)
+        )
 
 
-def turned(x: Tensor, back: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
+def reverse_sequences(x: Tensor, reverse_index: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
     """Every row from its end to its beginning; padding stays where it is."""
-    return x.gather(1, back[..., None].expand(x.shape))
+    return x.gather(1, reverse_index[..., None].expand(x.shape))

@@ -15,35 +15,35 @@ from torch import Tensor, nn
 from triform.config import ModelConfig
 
 
-class Score(nn.Module):
+class AttentionScore(nn.Module):
     """A similarity. Abstract: `Dot` and those that follow it are dot products, `Additive` stands alone."""
 
-    is_dot: ClassVar[bool] = True
+    is_dot_product: ClassVar[bool] = True
     scale: float = 1.0
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:  # (B, H, T, Dh), (B, H, S, Dh) -> (B, H, T, S)
-        return self.queries(q) @ self.keys(k).transpose(-2, -1) * self.scale
+        return self.prepare_queries(q) @ self.prepare_keys(k).transpose(-2, -1) * self.scale
 
-    def queries(self, q: Tensor) -> Tensor:
+    def prepare_queries(self, q: Tensor) -> Tensor:
         """Queries as the dot product takes them."""
         return q
 
-    def keys(self, k: Tensor) -> Tensor:
+    def prepare_keys(self, k: Tensor) -> Tensor:
         return k
 
-    def cost(self, head_dim: int) -> int:
+    def elements_per_pair(self, head_dim: int) -> int:
         """Numbers that the written-out formula holds for one query and one key of one head."""
         return 1
 
 
-class Dot(Score):
+class DotScore(AttentionScore):
     """q · k: large heads give large scores, and a softmax that is soon sure of itself."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
 
-class ScaledDot(Score):
+class ScaledDotScore(AttentionScore):
     """q · k / sqrt(head_dim)."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -51,25 +51,25 @@ class ScaledDot(Score):
         self.scale = 1 / math.sqrt(config.head_dim)
 
 
-class Cosine(Score):
+class CosineScore(AttentionScore):
     """t · cos(q, k), with a temperature t that each head learns. It starts at 10: cosines alone are too flat."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.log_temperature = nn.Parameter(torch.full((config.n_heads,), math.log(10.0)))
 
-    def queries(self, q: Tensor) -> Tensor:
+    def prepare_queries(self, q: Tensor) -> Tensor:
         temperature = self.log_temperature.exp()[:, None, None]
         return (F.normalize(q, dim=-1) * temperature).to(q.dtype)
 
-    def keys(self, k: Tensor) -> Tensor:
+    def prepare_keys(self, k: Tensor) -> Tensor:
         return F.normalize(k, dim=-1).to(k.dtype)
 
 
-class Additive(Score):
+class AdditiveScore(AttentionScore):
     """w · tanh(q + k), the first attention: a small network compares query and key."""
 
-    is_dot: ClassVar[bool] = False
+    is_dot_product: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,11 +77,16 @@ class Additive(Score):
         nn.init.normal_(self.weight, std=config.head_dim**-0.5)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        alike = (q[..., :, None, :] + k[..., None, :, :]).tanh()  # (B, H, T, S, Dh)
-        return (alike @ self.weight.to(q.dtype)[:, None, :, None]).squeeze(-1)  # (B, H, T, S)
+        hidden = (q[..., :, None, :] + k[..., None, :, :]).tanh()  # (B, H, T, S, Dh)
+        return (hidden @ self.weight.to(q.dtype)[:, None, :, None]).squeeze(-1)  # (B, H, T, S)
 
-    def cost(self, head_dim: int) -> int:
+    def elements_per_pair(self, head_dim: int) -> int:
         return head_dim
 
 
-SCORES: dict[str, type[Score]] = {"scaled_dot": ScaledDot, "dot": Dot, "cosine": Cosine, "additive": Additive}
+SCORES: dict[str, type[AttentionScore]] = {
+    "scaled_dot": ScaledDotScore,
+    "dot": DotScore,
+    "cosine": CosineScore,
+    "additive": AdditiveScore,
+}

@@ -1,7 +1,7 @@
 """Published models in and out: families of them are settings of the one core, and tables of names."""
 
-from triform.pretrained.exported import export
-from triform.pretrained.exporting import to_hf
-from triform.pretrained.importing import Imported, open_folder
+from triform.pretrained.model_export import to_hf
+from triform.pretrained.model_import import ImportedModel, load_pretrained
+from triform.pretrained.run_export import export
 
-__all__ = ["Imported", "export", "open_folder", "to_hf"]
+__all__ = ["ImportedModel", "export", "load_pretrained", "to_hf"]

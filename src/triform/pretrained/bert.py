@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triform.config import Config, Sizes
-from triform.pretrained.family import FREE, Family, Shape, Word, whole
-from triform.pretrained.gpt2 import CLASSIFIERS_OWN
-from triform.pretrained.names import WEIGHT, layers, pair
-from triform.pretrained.read import Foreign
-from triform.settings import Settings
+from triform.config import Config, DataSizes
+from triform.config.settings import Settings
+from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
+from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_size
+from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
+from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
-ENCODER: Settings = {
+ENCODER_SETTINGS: Settings = {
     "positions": "learned",
     "norm": "layer",
     "norm_position": "post",
@@ -35,11 +35,20 @@ ENCODER: Settings = {
     "scale_embeddings": False,
     "rotary_scaling": (),
 }
-FREE_HERE = (*FREE, "rotary_base", "bias", "qkv_bias", "out_bias", "head_bias", "tie_embeddings", *CLASSIFIERS_OWN)
+IGNORED_BERT_SETTINGS = (
+    *IGNORED_SETTINGS,
+    "rotary_base",
+    "bias",
+    "qkv_bias",
+    "out_bias",
+    "head_bias",
+    "tie_embeddings",
+    *CLASSIFIER_SETTINGS,
+)
 TOKEN_TYPES = "bert.embeddings.token_type_embeddings"
-BY_TOKEN = ("classifier_pooling", "mean")  # in config.json: the mean of all tokens' logits is the text's
-POOLING = "1_Pooling/config.json"  # of sentence-transformers
-BERT_LAYER = {
+TOKEN_POOLING_KEY = ("classifier_pooling", "mean")  # in config.json: the mean of all tokens' logits is the text's
+POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers
+BERT_LAYER_NAMES = {
     "attention.query": "attention.self.query",
     "attention.key_value": "attention.self.key attention.self.value",
     "attention.out": "attention.output.dense",
@@ -48,30 +57,32 @@ BERT_LAYER = {
     "feedforward.down": "output.dense",
     "think.norm": "output.LayerNorm",
 }
-MEGATRON_LAYER = BERT_LAYER | {"attend.norm": "attention.ln", "think.norm": "ln"}
-BERT_COMMON = (
-    pair("encoder.embedding.tokens", "bert.embeddings.word_embeddings", endings=WEIGHT),
-    pair("encoder.embedding.positions.table", "bert.embeddings.position_embeddings", endings=WEIGHT),
-    pair("encoder.embedding.segments.table", TOKEN_TYPES, endings=WEIGHT),
-    pair("head.0", "bert.pooler.dense"),
-    pair("head.2", "classifier"),
-    pair("head", "classifier"),
+MEGATRON_LAYER_NAMES = BERT_LAYER_NAMES | {"attend.norm": "attention.ln", "think.norm": "ln"}
+BERT_COMMON_PATTERNS = (
+    name_pattern("encoder.embedding.tokens", "bert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY),
+    name_pattern("encoder.embedding.positions.table", "bert.embeddings.position_embeddings", suffixes=WEIGHT_ONLY),
+    name_pattern("encoder.embedding.segments.table", TOKEN_TYPES, suffixes=WEIGHT_ONLY),
+    name_pattern("head.0", "bert.pooler.dense"),
+    name_pattern("head.2", "classifier"),
+    name_pattern("head", "classifier"),
 )
-BERT_PAIRS = (
-    *BERT_COMMON,
-    pair("encoder.embedding.norm", "bert.embeddings.LayerNorm"),
-    *layers("encoder.blocks", "bert.encoder.layer", BERT_LAYER),
+BERT_PATTERNS = (
+    *BERT_COMMON_PATTERNS,
+    name_pattern("encoder.embedding.norm", "bert.embeddings.LayerNorm"),
+    *layer_patterns("encoder.blocks", "bert.encoder.layer", BERT_LAYER_NAMES),
 )
-MEGATRON_PAIRS = (
-    *BERT_COMMON,
-    *layers("encoder.blocks", "bert.encoder.layer", MEGATRON_LAYER),
-    pair("encoder.norm", "bert.encoder.ln"),
+MEGATRON_PATTERNS = (
+    *BERT_COMMON_PATTERNS,
+    *layer_patterns("encoder.blocks", "bert.encoder.layer", MEGATRON_LAYER_NAMES),
+    name_pattern("encoder.norm", "bert.encoder.ln"),
 )
-DISTILBERT_PAIRS = (
-    pair("encoder.embedding.tokens", "distilbert.embeddings.word_embeddings", endings=WEIGHT),
-    pair("encoder.embedding.positions.table", "distilbert.embeddings.position_embeddings", endings=WEIGHT),
-    pair("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
-    *layers(
+DISTILBERT_PATTERNS = (
+    name_pattern("encoder.embedding.tokens", "distilbert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY),
+    name_pattern(
+        "encoder.embedding.positions.table", "distilbert.embeddings.position_embeddings", suffixes=WEIGHT_ONLY
+    ),
+    name_pattern("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
+    *layer_patterns(
         "encoder.blocks",
         "distilbert.transformer.layer",
         {
@@ -84,168 +95,170 @@ DISTILBERT_PAIRS = (
             "think.norm": "output_layer_norm",
         },
     ),
-    pair("head.0", "pre_classifier"),
-    pair("head.2", "classifier"),
-    pair("head", "classifier"),
+    name_pattern("head.0", "pre_classifier"),
+    name_pattern("head.2", "classifier"),
+    name_pattern("head", "classifier"),
 )
 
 
-def _read_bert(foreign: Foreign, said: Settings) -> Shape:
-    return _read(foreign, said, pooler="bert.pooler.dense.weight", activation="tanh")
+def _read_bert(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
+    return _read_spec(checkpoint, settings, pooler="bert.pooler.dense.weight", activation="tanh")
 
 
-def _read_distilbert(foreign: Foreign, said: Settings) -> Shape:
-    return _read(foreign, said, pooler="pre_classifier.weight", activation="relu")
+def _read_distilbert(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
+    return _read_spec(checkpoint, settings, pooler="pre_classifier.weight", activation="relu")
 
 
-def _read(foreign: Foreign, said: Settings, *, pooler: str, activation: str) -> Shape:
+def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings, *, pooler: str, activation: str) -> ImportSpec:
     """The head is what the folder has of one: a pooler over the first token, or the mean of all."""
-    by_token = foreign.config.get(BY_TOKEN[0]) == BY_TOKEN[1]
-    by_mean = by_token or foreign.beside(POOLING).get("pooling_mode_mean_tokens", False)
-    pooled = pooler in foreign.tensors and not by_mean
-    whole_texts = foreign.architecture.endswith("ForSequenceClassification")
-    scored = "classifier.weight" in foreign.tensors and (by_token or whole_texts)
-    n_labels = (*foreign.tensors["classifier.weight"].shape, 0)[0] if scored else 0
+    pools_token_logits = checkpoint.config.get(TOKEN_POOLING_KEY[0]) == TOKEN_POOLING_KEY[1]
+    pools_mean = pools_token_logits or checkpoint.read_optional_json(POOLING_FILE).get(
+        "pooling_mode_mean_tokens", False
+    )
+    has_pooler = pooler in checkpoint.tensors and not pools_mean
+    classifies_texts = checkpoint.architecture.endswith("ForSequenceClassification")
+    has_label_head = "classifier.weight" in checkpoint.tensors and (pools_token_logits or classifies_texts)
+    n_labels = (*checkpoint.tensors["classifier.weight"].shape, 0)[0] if has_label_head else 0
     model: Settings = {
-        **said,
-        "pooling": "first" if pooled else "mean",
-        "head_hidden": said["d_model"] if pooled else 0,
-        "head_activation": activation if pooled else "relu",
+        **settings,
+        "pooling": "first" if has_pooler else "mean",
+        "head_hidden": settings["d_model"] if has_pooler else 0,
+        "head_activation": activation if has_pooler else "relu",
     }
-    return Shape(
-        model=model,
-        vocab_size=whole(foreign, "vocab_size", 30_522),
-        max_len=whole(foreign, "max_position_embeddings", 512),
-        labels=_names_of_labels(foreign, n_labels),
-        fresh=not scored,
-        unused=() if pooled else (pooler.rpartition(".")[0] + ".*",),
-        notices=tuple(_other_scores(foreign, n_labels)),
+    return ImportSpec(
+        model_settings=model,
+        vocab_size=require_size(checkpoint, "vocab_size", 30_522),
+        max_len=require_size(checkpoint, "max_position_embeddings", 512),
+        labels=_read_label_names(checkpoint, n_labels),
+        new_head=not has_label_head,
+        unused_patterns=() if has_pooler else (pooler.rpartition(".")[0] + ".*",),
+        notices=tuple(_label_notices(checkpoint, n_labels)),
     )
 
 
-def _names_of_labels(foreign: Foreign, n_labels: int) -> tuple[str, ...]:
+def _read_label_names(checkpoint: PretrainedCheckpoint, n_labels: int) -> tuple[str, ...]:
     """As config.json has them; where it has not just so many, each another, as `transformers` would call them."""
-    told = foreign.config.get("id2label")
-    names = {str(number): str(name) for number, name in told.items()} if isinstance(told, dict) else {}
-    numbers = list(map(str, range(n_labels)))
-    told_apart = names.keys() == set(numbers) and len({*names.values()} - {""}) == n_labels
-    return tuple(names[number] if told_apart else f"LABEL_{number}" for number in numbers)
+    id2label = checkpoint.config.get("id2label")
+    names = {str(label_id): str(name) for label_id, name in id2label.items()} if isinstance(id2label, dict) else {}
+    label_ids = list(map(str, range(n_labels)))
+    is_valid = names.keys() == set(label_ids) and len({*names.values()} - {""}) == n_labels
+    return tuple(names[label_id] if is_valid else f"LABEL_{label_id}" for label_id in label_ids)
 
 
-def _other_scores(foreign: Foreign, n_labels: int) -> Iterator[str]:
+def _label_notices(checkpoint: PretrainedCheckpoint, n_labels: int) -> Iterator[str]:
     """What scores mean there, where that is not a choice among labels."""
     if n_labels == 1:
         yield "it gives one score, which is no choice: only with labels of your own, and trained, does it classify"
-    elif foreign.config.get("problem_type") == "multi_label_classification":
+    elif checkpoint.config.get("problem_type") == "multi_label_classification":
         yield "there a text may have several labels at once; here it has the likeliest one"
 
 
-def _unfit(name: str, activation: str) -> Callable[[Config, Sizes], list[str]]:
+def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes], list[str]]:
     """A head is one layer over the mean, or has a hidden layer as wide as the model over the first token."""
 
-    def wrong(config: Config, sizes: Sizes) -> list[str]:
+    def find_mismatches(config: Config, sizes: DataSizes) -> list[str]:
         model = config.model
         if model.pooling == "mean":
-            wanted: Settings = {"head_hidden": 0}
+            expected: Settings = {"head_hidden": 0}
         else:
-            wanted = {"pooling": "first", "head_hidden": model.d_model, "head_activation": activation}
-        differing = {setting: value for setting, value in wanted.items() if getattr(model, setting) != value}
-        where = f" with model.pooling={model.pooling}" if "pooling" not in differing else ""
+            expected = {"pooling": "first", "head_hidden": model.d_model, "head_activation": activation}
+        differing = {setting: value for setting, value in expected.items() if getattr(model, setting) != value}
+        condition = f" with model.pooling={model.pooling}" if "pooling" not in differing else ""
         return [
-            f"model.{setting}={getattr(model, setting)} ({name} has {value}{where})"
+            f"model.{setting}={getattr(model, setting)} ({name} has {value}{condition})"
             for setting, value in differing.items()
         ]
 
-    return wrong
+    return find_mismatches
 
 
-def _no_token_types(config: Config) -> dict[str, Tensor]:
+def _zero_token_types(config: Config) -> dict[str, Tensor]:
     """All text is of one kind here: a table of one row, which adds nothing."""
-    return {} if config.model.segments else {f"{TOKEN_TYPES}.weight": torch.zeros(1, config.model.d_model)}
+    return {} if config.model.n_segments else {f"{TOKEN_TYPES}.weight": torch.zeros(1, config.model.d_model)}
 
 
-def _labels(config: Config, sizes: Sizes, kind: str) -> dict[str, Any]:
+def _build_label_config(config: Config, sizes: DataSizes, class_prefix: str) -> dict[str, Any]:
     """What is said of labels: by text, or by token where the mean of a text decides."""
-    by_token = config.model.pooling == "mean"
-    names = config.data.labels or tuple(f"LABEL_{number}" for number in range(sizes.n_labels))
+    pools_token_logits = config.model.pooling == "mean"
+    names = config.data.labels or tuple(f"LABEL_{label_id}" for label_id in range(sizes.n_labels))
     return {
         "vocab_size": sizes.vocab_size,
         "max_position_embeddings": sizes.max_len,
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-        "architectures": [f"{kind}For{'Token' if by_token else 'Sequence'}Classification"],
-        **(dict([BY_TOKEN]) if by_token else {}),
+        "id2label": {str(label_id): name for label_id, name in enumerate(names)},
+        "label2id": {name: label_id for label_id, name in enumerate(names)},
+        "architectures": [f"{class_prefix}For{'Token' if pools_token_logits else 'Sequence'}Classification"],
+        **(dict([TOKEN_POOLING_KEY]) if pools_token_logits else {}),
     }
 
 
-def _write_bert(config: Config, sizes: Sizes, kind: str = "Bert") -> dict[str, Any]:
-    more = {"position_embedding_type": "absolute", "type_vocab_size": max(1, config.model.segments)}
-    return {**_labels(config, sizes, kind), **more}
+def _write_bert(config: Config, sizes: DataSizes, class_prefix: str = "Bert") -> dict[str, Any]:
+    extra = {"position_embedding_type": "absolute", "type_vocab_size": max(1, config.model.n_segments)}
+    return {**_build_label_config(config, sizes, class_prefix), **extra}
 
 
-def _write_distilbert(config: Config, sizes: Sizes) -> dict[str, Any]:
-    more = {"sinusoidal_pos_embds": False, "seq_classif_dropout": config.model.dropout}
-    return {**_labels(config, sizes, "DistilBert"), **more}
+def _write_distilbert(config: Config, sizes: DataSizes) -> dict[str, Any]:
+    extra = {"sinusoidal_pos_embds": False, "seq_classif_dropout": config.model.dropout}
+    return {**_build_label_config(config, sizes, "DistilBert"), **extra}
 
 
 BERT = Family(
     name="bert",
-    kinds=("bert",),
+    model_types=("bert",),
     task="classify",
     prefix="bert.",
-    words=(
-        Word("hidden_size", "d_model", 768),
-        Word("intermediate_size", "d_ff", 3_072),
-        Word("num_hidden_layers", "n_layers", 12),
-        Word("num_attention_heads", "n_heads", 12),
-        Word("hidden_act", "activation", "gelu"),
-        Word("layer_norm_eps", "norm_eps", 1e-12),
-        Word("hidden_dropout_prob", "dropout", 0.1),
-        Word("attention_probs_dropout_prob", "attention_dropout", 0.1),
-        Word("type_vocab_size", "segments", 2),
+    config_keys=(
+        ConfigKey("hidden_size", "d_model", 768),
+        ConfigKey("intermediate_size", "d_ff", 3_072),
+        ConfigKey("num_hidden_layers", "n_layers", 12),
+        ConfigKey("num_attention_heads", "n_heads", 12),
+        ConfigKey("hidden_act", "activation", "gelu"),
+        ConfigKey("layer_norm_eps", "norm_eps", 1e-12),
+        ConfigKey("hidden_dropout_prob", "dropout", 0.1),
+        ConfigKey("attention_probs_dropout_prob", "attention_dropout", 0.1),
+        ConfigKey("type_vocab_size", "n_segments", 2),
     ),
-    fixed=ENCODER,
-    pairs=BERT_PAIRS,
-    read=_read_bert,
-    write=_write_bert,
-    unfit=_unfit("bert", "tanh"),
-    constants=_no_token_types,
-    only={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
-    free=FREE_HERE,
-    ignored=("bert.embeddings.position_ids",),
-    scores="classifier",
-    others=("cls.*", "qa_outputs.*"),
+    fixed_settings=ENCODER_SETTINGS,
+    patterns=BERT_PATTERNS,
+    read_spec=_read_bert,
+    write_config=_write_bert,
+    find_extra_mismatches=_mismatch_finder("bert", "tanh"),
+    constant_tensors=_zero_token_types,
+    required_values={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    ignored_settings=IGNORED_BERT_SETTINGS,
+    ignored_tensors=("bert.embeddings.position_ids",),
+    label_head="classifier",
+    other_heads=("cls.*", "qa_outputs.*"),
 )
 MEGATRON_BERT = replace(
     BERT,
     name="megatron-bert",
-    kinds=("megatron-bert",),
-    fixed={**ENCODER, "norm_position": "pre", "final_norm": True, "embedding_norm": False},
-    pairs=MEGATRON_PAIRS,
-    write=partial(_write_bert, kind="MegatronBert"),
-    unfit=_unfit("megatron-bert", "tanh"),
+    model_types=("megatron-bert",),
+    fixed_settings={**ENCODER_SETTINGS, "norm_position": "pre", "final_norm": True, "embedding_norm": False},
+    patterns=MEGATRON_PATTERNS,
+    write_config=partial(_write_bert, class_prefix="MegatronBert"),
+    find_extra_mismatches=_mismatch_finder("megatron-bert", "tanh"),
 )
 DISTILBERT = Family(
     name="distilbert",
-    kinds=("distilbert",),
+    model_types=("distilbert",),
     task="classify",
     prefix="distilbert.",
-    words=(
-        Word("dim", "d_model", 768),
-        Word("hidden_dim", "d_ff", 3_072),
-        Word("n_layers", "n_layers", 6),
-        Word("n_heads", "n_heads", 12),
-        Word("activation", "activation", "gelu"),
-        Word("dropout", "dropout", 0.1),
-        Word("attention_dropout", "attention_dropout", 0.1),
+    config_keys=(
+        ConfigKey("dim", "d_model", 768),
+        ConfigKey("hidden_dim", "d_ff", 3_072),
+        ConfigKey("n_layers", "n_layers", 6),
+        ConfigKey("n_heads", "n_heads", 12),
+        ConfigKey("activation", "activation", "gelu"),
+        ConfigKey("dropout", "dropout", 0.1),
+        ConfigKey("attention_dropout", "attention_dropout", 0.1),
     ),
-    fixed={**ENCODER, "segments": 0, "norm_eps": 1e-12},
-    pairs=DISTILBERT_PAIRS,
-    read=_read_distilbert,
-    write=_write_distilbert,
-    unfit=_unfit("distilbert", "relu"),
-    free=FREE_HERE,
-    ignored=("distilbert.embeddings.position_ids",),
-    scores="classifier",
-    others=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*", "qa_outputs.*"),
+    fixed_settings={**ENCODER_SETTINGS, "n_segments": 0, "norm_eps": 1e-12},
+    patterns=DISTILBERT_PATTERNS,
+    read_spec=_read_distilbert,
+    write_config=_write_distilbert,
+    find_extra_mismatches=_mismatch_finder("distilbert", "relu"),
+    ignored_settings=IGNORED_BERT_SETTINGS,
+    ignored_tensors=("distilbert.embeddings.position_ids",),
+    label_head="classifier",
+    other_heads=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*", "qa_outputs.*"),
 )

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from triform.config import Config, Sizes
-from triform.pretrained.family import Family, Shape, Word, whole
-from triform.pretrained.marian import CROSS, MARIAN, SELF, THINK, check_sides, dropout_notices, one_vocabulary
-from triform.pretrained.names import WEIGHT, layers, pair
-from triform.pretrained.read import Foreign
-from triform.settings import Settings
+from triform.config import Config, DataSizes
+from triform.config.settings import Settings
+from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
+from triform.pretrained.family import ConfigKey, Family, ImportSpec, require_size
+from triform.pretrained.marian import (
+    CROSS_ATTN_NAMES,
+    FFN_NAMES,
+    MARIAN,
+    SELF_ATTN_NAMES,
+    activation_dropout_notices,
+    require_joint_vocab,
+    validate_symmetry,
+)
+from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
-PAIRS = (
-    pair("encoder.embedding.tokens", "model.shared", endings=WEIGHT),
-    pair("encoder.embedding.positions.table", "model.encoder.embed_positions", endings=WEIGHT),
-    pair("embedding.positions.table", "model.decoder.embed_positions", endings=WEIGHT),
-    *layers("encoder.blocks", "model.encoder.layers", SELF | THINK),
-    *layers("blocks", "model.decoder.layers", SELF | CROSS | THINK),
-    pair("encoder.norm", "model.encoder.layer_norm"),
-    pair("norm", "model.decoder.layer_norm"),
-    pair("head", "lm_head", endings=WEIGHT),
-    pair("head", "final_logits_bias", "row", endings=((".bias", ""),)),
+PATTERNS = (
+    name_pattern("encoder.embedding.tokens", "model.shared", suffixes=WEIGHT_ONLY),
+    name_pattern("encoder.embedding.positions.table", "model.encoder.embed_positions", suffixes=WEIGHT_ONLY),
+    name_pattern("embedding.positions.table", "model.decoder.embed_positions", suffixes=WEIGHT_ONLY),
+    *layer_patterns("encoder.blocks", "model.encoder.layers", SELF_ATTN_NAMES | FFN_NAMES),
+    *layer_patterns("blocks", "model.decoder.layers", SELF_ATTN_NAMES | CROSS_ATTN_NAMES | FFN_NAMES),
+    name_pattern("encoder.norm", "model.encoder.layer_norm"),
+    name_pattern("norm", "model.decoder.layer_norm"),
+    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
+    name_pattern("head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
 )
 
 
-def _read(foreign: Foreign, said: Settings) -> Shape:
-    check_sides(foreign)
-    return Shape(
-        model=said,
-        vocab_size=whole(foreign, "vocab_size", 8_008),
-        max_len=whole(foreign, "max_position_embeddings", 128),
-        notices=dropout_notices(foreign),
+def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
+    validate_symmetry(checkpoint)
+    return ImportSpec(
+        model_settings=settings,
+        vocab_size=require_size(checkpoint, "vocab_size", 8_008),
+        max_len=require_size(checkpoint, "max_position_embeddings", 128),
+        notices=activation_dropout_notices(checkpoint),
     )
 
 
-def _write(config: Config, sizes: Sizes) -> dict[str, Any]:
+def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
     model = config.model
     return {
         "architectures": ["BlenderbotForConditionalGeneration"],
@@ -53,26 +61,26 @@ def _write(config: Config, sizes: Sizes) -> dict[str, Any]:
 
 BLENDERBOT = Family(
     name="blenderbot",
-    kinds=("blenderbot",),
+    model_types=("blenderbot",),
     task="translate",
     prefix="model.",
-    words=(
-        Word("d_model", "d_model", 2_560),
-        Word("encoder_layers", "n_layers", 2),
-        Word("encoder_ffn_dim", "d_ff", 10_240),
-        Word("encoder_attention_heads", "n_heads", 32),
-        Word("activation_function", "activation", "gelu"),
-        Word("dropout", "dropout", 0.1),
-        Word("attention_dropout", "attention_dropout", 0.0),
-        Word("scale_embedding", "scale_embeddings", False),
+    config_keys=(
+        ConfigKey("d_model", "d_model", 2_560),
+        ConfigKey("encoder_layers", "n_layers", 2),
+        ConfigKey("encoder_ffn_dim", "d_ff", 10_240),
+        ConfigKey("encoder_attention_heads", "n_heads", 32),
+        ConfigKey("activation_function", "activation", "gelu"),
+        ConfigKey("dropout", "dropout", 0.1),
+        ConfigKey("attention_dropout", "attention_dropout", 0.0),
+        ConfigKey("scale_embedding", "scale_embeddings", False),
     ),
-    fixed={**MARIAN.fixed, "positions": "learned", "norm_position": "pre", "final_norm": True},
-    pairs=PAIRS,
-    read=_read,
-    write=_write,
-    unfit=one_vocabulary("blenderbot"),
-    only={"tie_word_embeddings": True},
-    free=MARIAN.free,
-    aliases={"model.encoder.embed_tokens.weight": "model.shared.weight"},
-    ignored=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    fixed_settings={**MARIAN.fixed_settings, "positions": "learned", "norm_position": "pre", "final_norm": True},
+    patterns=PATTERNS,
+    read_spec=_read_spec,
+    write_config=_write_config,
+    find_extra_mismatches=require_joint_vocab("blenderbot"),
+    required_values={"tie_word_embeddings": True},
+    ignored_settings=MARIAN.ignored_settings,
+    tensor_aliases={"model.encoder.embed_tokens.weight": "model.shared.weight"},
+    ignored_tensors=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )

@@ -6,50 +6,68 @@ from triform.config import TaskName
 from triform.errors import ConfigError
 from triform.pretrained.bert import BERT, DISTILBERT, MEGATRON_BERT
 from triform.pretrained.blenderbot import BLENDERBOT
+from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import Family
 from triform.pretrained.gpt2 import GPT2
 from triform.pretrained.llama import LLAMA
 from triform.pretrained.marian import MARIAN
-from triform.pretrained.names import sames
+from triform.pretrained.name_mapping import expand_patterns
 from triform.pretrained.nanogpt import NANOGPT
-from triform.pretrained.read import Foreign
 
 FAMILIES: tuple[Family, ...] = (GPT2, LLAMA, BERT, MEGATRON_BERT, DISTILBERT, MARIAN, BLENDERBOT, NANOGPT)
-BY_KIND = {kind: family for family in FAMILIES for kind in family.kinds}
-DOES = {"classify": "an encoder, which classifies", "generate": "a decoder", "translate": "an encoder-decoder"}
+FAMILY_BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}
+TASK_DESCRIPTIONS = {
+    "classify": "an encoder, which classifies",
+    "generate": "a decoder",
+    "translate": "an encoder-decoder",
+}
 
 
-def family_of(foreign: Foreign, task: TaskName) -> Family:
+def find_family(checkpoint: PretrainedCheckpoint, task: TaskName) -> Family:
     """The family of a folder, where it is one that does this task."""
-    if not foreign.kind:
-        raise ConfigError(f"{foreign.where}: does not name its model_type; {_line_to_add(foreign)}")
-    if foreign.kind not in BY_KIND:
-        named = f"{foreign.kind} ({foreign.architecture})" if foreign.architecture else foreign.kind
-        raise ConfigError(f"{foreign.place}: the architecture {named} is not known; known are {', '.join(BY_KIND)}")
-    family = BY_KIND[foreign.kind]
+    if not checkpoint.model_type:
+        raise ConfigError(
+            f"{checkpoint.config_path}: does not name its model_type; {_suggest_model_type(checkpoint)}"
+        )
+    if checkpoint.model_type not in FAMILY_BY_MODEL_TYPE:
+        description = (
+            f"{checkpoint.model_type} ({checkpoint.architecture})"
+            if checkpoint.architecture
+            else checkpoint.model_type
+        )
+        raise ConfigError(
+            f"{checkpoint.folder}: the architecture {description} is not known; known are {', '.join(FAMILY_BY_MODEL_TYPE)}"
+        )
+    family = FAMILY_BY_MODEL_TYPE[checkpoint.model_type]
     if family.task != task:
         raise ConfigError(
-            f"{foreign.place}: {foreign.kind} is {DOES[family.task]}: use it to {family.task}, not {task}"
+            f"{checkpoint.folder}: {checkpoint.model_type} is {TASK_DESCRIPTIONS[family.task]}: use it to {family.task}, not {task}"
         )
     return family
 
 
-def _line_to_add(foreign: Foreign) -> str:
+def _suggest_model_type(checkpoint: PretrainedCheckpoint) -> str:
     """The line that config.json lacks, guessed from the class that wrote the weights or from its tensors."""
-    known = {family.kinds[0]: family for family in FAMILIES if family.write}
-    written_by = foreign.architecture.lower()
-    kind = next((kind for kind in known if written_by.startswith(kind.replace("-", ""))), "")
-    source = f"{foreign.architecture} means"
-    if not kind:
-        source = "the names of its tensors mean"
-        shared = {kind: _shared_names(foreign, family) for kind, family in known.items()}
-        kind = max(shared, key=shared.__getitem__)
-        if not shared[kind]:
-            return f'add the line "model_type": "NAME", with one of {", ".join(known)}'
-    return f'{source} that the line to add is "model_type": "{kind}",'
+    candidates = {family.model_types[0]: family for family in FAMILIES if family.write_config}
+    architecture = checkpoint.architecture.lower()
+    model_type = next(
+        (model_type for model_type in candidates if architecture.startswith(model_type.replace("-", ""))), ""
+    )
+    evidence = f"{checkpoint.architecture} means"
+    if not model_type:
+        evidence = "the names of its tensors mean"
+        match_counts = {
+            model_type: _count_matching_names(checkpoint, family) for model_type, family in candidates.items()
+        }
+        model_type = max(match_counts, key=match_counts.__getitem__)
+        if not match_counts[model_type]:
+            return f'add the line "model_type": "NAME", with one of {", ".join(candidates)}'
+    return f'{evidence} that the line to add is "model_type": "{model_type}",'
 
 
-def _shared_names(foreign: Foreign, family: Family) -> int:
+def _count_matching_names(checkpoint: PretrainedCheckpoint, family: Family) -> int:
     """How many tensors of the folder have a name that this family gives."""
-    names = {name for same in sames(family.pairs, 1) for name in same.theirs}
-    return sum(name in foreign.tensors or name.removeprefix(family.prefix) in foreign.tensors for name in names)
+    names = {name for mapping in expand_patterns(family.patterns, 1) for name in mapping.published_names}
+    return sum(
+        name in checkpoint.tensors or name.removeprefix(family.prefix) in checkpoint.tensors for name in names
+    )

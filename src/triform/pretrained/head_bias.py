@@ -16,54 +16,58 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import Config, Sizes
+from triform.config import Config, DataSizes
 from triform.models.decoder import Decoder
-from triform.nn.norm import USUAL_EPS
+from triform.nn.norm import DEFAULT_EPS
 
 
 @torch.no_grad()
-def carried_by_last_norm(model: nn.Module, config: Config) -> tuple[nn.Module, Config]:
+def fold_head_bias(model: nn.Module, config: Config) -> tuple[nn.Module, Config]:
     """The same function without a head bias; a model that has none is returned as it is."""
     if not config.model.head_bias:
         return model, config
     assert isinstance(model, Decoder)
-    old = config.model
-    width = old.d_model + old.n_heads
-    eps = (old.norm_eps or USUAL_EPS[old.norm]) * old.d_model / width
-    new = replace(old, d_model=width, norm_eps=eps, head_bias=False, tie_embeddings=False, bias=True, qkv_bias=True)
-    new = replace(new, out_bias="auto")
-    sizes = Sizes(vocab_size=model.embedding.tokens.num_embeddings, max_len=config.data.max_len)
-    wide = Decoder(new, sizes).eval()
-    have = dict(model.named_parameters())
-    for name, parameter in wide.named_parameters():
+    old_config = config.model
+    new_width = old_config.d_model + old_config.n_heads
+    eps = (old_config.norm_eps or DEFAULT_EPS[old_config.norm]) * old_config.d_model / new_width
+    new_config = replace(
+        old_config, d_model=new_width, norm_eps=eps, head_bias=False, tie_embeddings=False, bias=True, qkv_bias=True
+    )
+    new_config = replace(new_config, out_bias="auto")
+    sizes = DataSizes(vocab_size=model.embedding.token_embedding.num_embeddings, max_len=config.data.max_len)
+    widened = Decoder(new_config, sizes).eval()
+    old_parameters = dict(model.named_parameters())
+    for name, parameter in widened.named_parameters():
         parameter.zero_()
-        if name in have:
-            part = _widened(name, have[name].double(), old.n_heads, old.d_model / width)
-            parameter[tuple(slice(size) for size in part.shape)] = part
-    wide.norm.bias[old.d_model] = 1.0  # type: ignore[operator]
-    wide.head.weight[:, : old.d_model] = model.head.weight
-    wide.head.weight[:, old.d_model] = model.head.bias
-    return wide, replace(config, model=new)
+        if name in old_parameters:
+            new_values = _widen_parameter(
+                name, old_parameters[name].double(), old_config.n_heads, old_config.d_model / new_width
+            )
+            parameter[tuple(slice(size) for size in new_values.shape)] = new_values
+    widened.final_norm.bias[old_config.d_model] = 1.0  # type: ignore[operator]
+    widened.lm_head.weight[:, : old_config.d_model] = model.lm_head.weight
+    widened.lm_head.weight[:, old_config.d_model] = model.lm_head.bias
+    return widened, replace(config, model=new_config)
 
 
-def _widened(name: str, old: Tensor, n_heads: int, share: float) -> Tensor:
+def _widen_parameter(name: str, values: Tensor, n_heads: int, variance_ratio: float) -> Tensor:
     """A parameter as the wider model has it; what is missing at its end is zero."""
     if "norm" in name:
-        return old * sqrt(share) if name.endswith("weight") else old
+        return values * sqrt(variance_ratio) if name.endswith("weight") else values
     if "embedding" in name:
-        return old - old.mean(dim=1, keepdim=True)
+        return values - values.mean(dim=1, keepdim=True)
     if "attention.query" in name:
-        head = old.shape[0] // n_heads  # scores are divided by the root of the size of a head, which grows
-        return _by_head(old, n_heads) * sqrt((head + 1) / head)
+        head_dim = values.shape[0] // n_heads  # scores are divided by the root of the size of a head, which grows
+        return _pad_heads(values, n_heads) * sqrt((head_dim + 1) / head_dim)
     if "attention.key_value" in name:
-        return torch.cat([_by_head(part, n_heads) for part in old.chunk(2)])
+        return torch.cat([_pad_heads(part, n_heads) for part in values.chunk(2)])
     if "attention.out" in name or "feedforward.down" in name:
-        centred = old - old.mean(dim=0, keepdim=True)
-        return _by_head(centred.T.contiguous(), n_heads).T if name.endswith("attention.out.weight") else centred
-    return old
+        centred = values - values.mean(dim=0, keepdim=True)
+        return _pad_heads(centred.T.contiguous(), n_heads).T if name.endswith("attention.out.weight") else centred
+    return values
 
 
-def _by_head(rows: Tensor, n_heads: int) -> Tensor:
+def _pad_heads(rows: Tensor, n_heads: int) -> Tensor:
     """One more row of zeros after the rows of each head."""
-    parts = rows.view(n_heads, -1, *rows.shape[1:])
-    return F.pad(parts, (0, 0) * (parts.ndim - 2) + (0, 1)).flatten(0, 1)
+    heads = rows.view(n_heads, -1, *rows.shape[1:])
+    return F.pad(heads, (0, 0) * (heads.ndim - 2) + (0, 1)).flatten(0, 1)

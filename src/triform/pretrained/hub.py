@@ -6,15 +6,15 @@ from pathlib import Path
 
 from triform.errors import CheckpointError
 
-HUB = "hub:"
-WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytorch_model*.bin")
+HUB_PREFIX = "hub:"
+ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytorch_model*.bin")
 
 
-def on_disk(name: str | Path) -> Path:
+def resolve_model_path(name: str | Path) -> Path:
     """The folder itself, or where the one that `hub:OWNER/NAME` stands for was put."""
-    if not str(name).startswith(HUB):
+    if not str(name).startswith(HUB_PREFIX):
         return Path(name).expanduser()
-    wanted = str(name).removeprefix(HUB)
+    repository = str(name).removeprefix(HUB_PREFIX)
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -22,7 +22,7 @@ def on_disk(name: str | Path) -> Path:
             f"{name}: downloading needs the package huggingface_hub; install it, or give a folder"
         ) from None
     try:
-        return Path(snapshot_download(wanted, allow_patterns=list(WANTED)))
+        return Path(snapshot_download(repository, allow_patterns=list(ALLOW_PATTERNS)))
     except Exception as error:  # whatever a network, a server or a disk can come up with
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(

@@ -4,105 +4,110 @@ from __future__ import annotations
 
 from typing import Any
 
-from triform.config import Config, Sizes
+from triform.config import Config, DataSizes
+from triform.config.settings import Settings
 from triform.errors import ConfigError
-from triform.pretrained.family import FREE, Family, Shape, Word, real, whole
-from triform.pretrained.gpt2 import CLASSIFIERS_OWN
-from triform.pretrained.names import WEIGHT, pair
-from triform.pretrained.read import Foreign
-from triform.settings import Settings
+from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
+from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_float, require_size
+from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
+from triform.pretrained.name_mapping import WEIGHT_ONLY, name_pattern
 
-SCALINGS = ("default", "linear", "llama3", "dynamic")
-SCALED = {
+ROPE_TYPES = ("default", "linear", "llama3", "dynamic")
+ROPE_SCALING_KEYS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-PAIRS = (
-    pair("embedding.tokens", "model.embed_tokens", endings=WEIGHT),
-    pair("blocks.*.attend.norm", "model.layers.*.input_layernorm", endings=WEIGHT),
-    pair("blocks.*.attention.query", "model.layers.*.self_attn.q_proj"),
-    pair("blocks.*.attention.key_value", "model.layers.*.self_attn.k_proj model.layers.*.self_attn.v_proj"),
-    pair("blocks.*.attention.out", "model.layers.*.self_attn.o_proj"),
-    pair("blocks.*.think.norm", "model.layers.*.post_attention_layernorm", endings=WEIGHT),
-    pair("blocks.*.feedforward.up", "model.layers.*.mlp.gate_proj model.layers.*.mlp.up_proj"),
-    pair("blocks.*.feedforward.down", "model.layers.*.mlp.down_proj"),
-    pair("norm", "model.norm", endings=WEIGHT),
-    pair("head", "lm_head", endings=WEIGHT),
+PATTERNS = (
+    name_pattern("embedding.tokens", "model.embed_tokens", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.attend.norm", "model.layers.*.input_layernorm", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.attention.query", "model.layers.*.self_attn.q_proj"),
+    name_pattern("blocks.*.attention.key_value", "model.layers.*.self_attn.k_proj model.layers.*.self_attn.v_proj"),
+    name_pattern("blocks.*.attention.out", "model.layers.*.self_attn.o_proj"),
+    name_pattern("blocks.*.think.norm", "model.layers.*.post_attention_layernorm", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.feedforward.up", "model.layers.*.mlp.gate_proj model.layers.*.mlp.up_proj"),
+    name_pattern("blocks.*.feedforward.down", "model.layers.*.mlp.down_proj"),
+    name_pattern("norm", "model.norm", suffixes=WEIGHT_ONLY),
+    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
 )
 
 
-def _read(foreign: Foreign, said: Settings) -> Shape:
-    config, place = foreign.config, foreign.where
-    base, scaling, notices = rotary(foreign)
+def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
+    config, path = checkpoint.config, checkpoint.config_path
+    base, scaling, notices = read_rope_settings(checkpoint)
     model = {
-        **said,
-        "n_kv_heads": said["n_kv_heads"] or said["n_heads"],
-        "out_bias": "yes" if said["qkv_bias"] else "no",
+        **settings,
+        "n_kv_heads": settings["n_kv_heads"] or settings["n_heads"],
+        "out_bias": "yes" if settings["qkv_bias"] else "no",
         "dropout": 0.0,
         "rotary_base": base,
         "rotary_scaling": scaling,
     }
-    usual = whole(foreign, "hidden_size", 4_096) // whole(foreign, "num_attention_heads", 32)
-    if (config.get("head_dim") or usual) != usual:
+    expected_head_dim = require_size(checkpoint, "hidden_size", 4_096) // require_size(
+        checkpoint, "num_attention_heads", 32
+    )
+    if (config.get("head_dim") or expected_head_dim) != expected_head_dim:
         raise ConfigError(
-            f"{place}: head_dim={config['head_dim']} is not done: here it is d_model / n_heads, {usual}"
+            f"{path}: head_dim={config['head_dim']} is not done: here it is d_model / n_heads, {expected_head_dim}"
         )
-    return Shape(
-        model=model,
-        vocab_size=whole(foreign, "vocab_size", 32_000),
-        max_len=whole(foreign, "max_position_embeddings", 2_048),
+    return ImportSpec(
+        model_settings=model,
+        vocab_size=require_size(checkpoint, "vocab_size", 32_000),
+        max_len=require_size(checkpoint, "max_position_embeddings", 2_048),
         notices=notices,
     )
 
 
-def rotary(foreign: Foreign) -> tuple[float, tuple[float, ...], tuple[str, ...]]:
+def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[float, ...], tuple[str, ...]]:
     """Base and scaling of rotary positions, as old and new files tell them, and what there is to say of it."""
-    config, place = foreign.config, foreign.where
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(told, dict):
-        raise ConfigError(f"{place}: rotary scaling is {told!r}, where an object with rope_type is expected")
-    kind = told.get("rope_type", told.get("type", "default"))
-    if kind not in SCALINGS:
+    config, path = checkpoint.config, checkpoint.config_path
+    rope_config = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope_config, dict):
+        raise ConfigError(f"{path}: rotary scaling is {rope_config!r}, where an object with rope_type is expected")
+    rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
+    if rope_type not in ROPE_TYPES:
         raise ConfigError(
-            f"{place}: rotary scaling of the kind {kind!r} is not done; known are {', '.join(SCALINGS)}"
+            f"{path}: rotary scaling of the kind {rope_type!r} is not done; known are {', '.join(ROPE_TYPES)}"
         )
-    if told.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{place}: partial_rotary_factor is not done: heads turn whole")
-    most = whole(foreign, "max_position_embeddings", 2_048)
-    usual = {"rope_theta": config.get("rope_theta", 10_000.0), "original_max_position_embeddings": most}
+    if rope_config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path}: partial_rotary_factor is not done: heads turn whole")
+    max_positions = require_size(checkpoint, "max_position_embeddings", 2_048)
+    defaults = {"rope_theta": config.get("rope_theta", 10_000.0), "original_max_position_embeddings": max_positions}
     try:
-        base, *scaling = (real(place, key, {**usual, **told}[key]) for key in ("rope_theta", *SCALED.get(kind, ())))
+        base, *scaling = (
+            require_float(path, key, {**defaults, **rope_config}[key])
+            for key in ("rope_theta", *ROPE_SCALING_KEYS.get(rope_type, ()))
+        )
     except KeyError as error:
-        raise ConfigError(f"{place}: rotary scaling of the kind {kind!r} lacks {error}") from None
-    note = f"dynamic rotary scaling begins beyond {most} tokens, and no more are read here: it changes nothing"
-    return base, tuple(scaling), (note,) if kind == "dynamic" else ()
+        raise ConfigError(f"{path}: rotary scaling of the kind {rope_type!r} lacks {error}") from None
+    notice = f"dynamic rotary scaling begins beyond {max_positions} tokens, and no more are read here: it changes nothing"
+    return base, tuple(scaling), (notice,) if rope_type == "dynamic" else ()
 
 
-def _write(config: Config, sizes: Sizes) -> dict[str, Any]:
+def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
     model = config.model
-    turning: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_base}
+    rope_config: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_base}
     if len(model.rotary_scaling) == 1:
-        turning |= {"rope_type": "linear", "factor": model.rotary_scaling[0]}
+        rope_config |= {"rope_type": "linear", "factor": model.rotary_scaling[0]}
     elif model.rotary_scaling:
         factor, low, high, original = model.rotary_scaling
-        turning |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
-        turning |= {"original_max_position_embeddings": int(original)}
+        rope_config |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+        rope_config |= {"original_max_position_embeddings": int(original)}
     return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": "silu",
         "vocab_size": sizes.vocab_size,
         "max_position_embeddings": sizes.max_len,
         "head_dim": model.head_dim,
-        "rope_parameters": turning,
+        "rope_parameters": rope_config,
         # as files of before 2026 tell it
         "rope_theta": model.rotary_base,
-        "rope_scaling": {name: value for name, value in turning.items() if name != "rope_theta"}
+        "rope_scaling": {name: value for name, value in rope_config.items() if name != "rope_theta"}
         if model.rotary_scaling
         else None,
     }
 
 
-def _unfit(config: Config, sizes: Sizes) -> list[str]:
+def _find_mismatches(config: Config, sizes: DataSizes) -> list[str]:
     model = config.model
     if model.has_out_bias == model.qkv_bias:
         return []
@@ -111,39 +116,46 @@ def _unfit(config: Config, sizes: Sizes) -> list[str]:
 
 LLAMA = Family(
     name="llama",
-    kinds=("llama",),
+    model_types=("llama",),
     task="generate",
     prefix="model.",
-    words=(
-        Word("hidden_size", "d_model", 4_096),
-        Word("intermediate_size", "d_ff", 11_008),
-        Word("num_hidden_layers", "n_layers", 32),
-        Word("num_attention_heads", "n_heads", 32),
-        Word("num_key_value_heads", "n_kv_heads", 0),
-        Word("rms_norm_eps", "norm_eps", 1e-6),
-        Word("attention_dropout", "attention_dropout", 0.0),
-        Word("attention_bias", "qkv_bias", False),
-        Word("mlp_bias", "bias", False),
-        Word("tie_word_embeddings", "tie_embeddings", False),
+    config_keys=(
+        ConfigKey("hidden_size", "d_model", 4_096),
+        ConfigKey("intermediate_size", "d_ff", 11_008),
+        ConfigKey("num_hidden_layers", "n_layers", 32),
+        ConfigKey("num_attention_heads", "n_heads", 32),
+        ConfigKey("num_key_value_heads", "n_kv_heads", 0),
+        ConfigKey("rms_norm_eps", "norm_eps", 1e-6),
+        ConfigKey("attention_dropout", "attention_dropout", 0.0),
+        ConfigKey("attention_bias", "qkv_bias", False),
+        ConfigKey("mlp_bias", "bias", False),
+        ConfigKey("tie_word_embeddings", "tie_embeddings", False),
     ),
-    fixed={
+    fixed_settings={
         "positions": "rotary",
         "norm": "rms",
         "norm_position": "pre",
         "final_norm": True,
         "embedding_norm": False,
-        "segments": 0,
+        "n_segments": 0,
         "activation": "swiglu",
         "scale_embeddings": False,
         "head_bias": False,
     },
-    pairs=PAIRS,
-    read=_read,
-    write=_write,
-    unfit=_unfit,
-    only={"hidden_act": "silu", "pretraining_tp": 1},
-    free=(*FREE, *CLASSIFIERS_OWN, "dropout", "out_bias", "rotary_base", "rotary_scaling"),
-    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
-    others=("score.*",),
-    zeros=False,
+    patterns=PATTERNS,
+    read_spec=_read_spec,
+    write_config=_write_config,
+    find_extra_mismatches=_find_mismatches,
+    required_values={"hidden_act": "silu", "pretraining_tp": 1},
+    ignored_settings=(
+        *IGNORED_SETTINGS,
+        *CLASSIFIER_SETTINGS,
+        "dropout",
+        "out_bias",
+        "rotary_base",
+        "rotary_scaling",
+    ),
+    ignored_tensors=("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+    other_heads=("score.*",),
+    write_zero_biases=False,
 )

@@ -4,47 +4,50 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from triform.pretrained.family import Family, Shape, Word, whole
-from triform.pretrained.gpt2 import FIXED, GPT2
-from triform.pretrained.read import Foreign
-from triform.settings import Settings
+from triform.config.settings import Settings
+from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
+from triform.pretrained.family import ConfigKey, Family, ImportSpec, require_size
+from triform.pretrained.gpt2 import FIXED_SETTINGS, GPT2
 
 # Of GPT-2's vocabulary nanoGPT rounds the size up to a multiple of 64: the rows beyond stand for nothing.
-PADDED, TOKENS = 50_304, 50_257
+PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE = 50_304, 50_257
 
 
-def _read(foreign: Foreign, said: Settings) -> Shape:
-    padded = foreign.config.get("vocab_size") == PADDED
-    return Shape(
-        model={
-            **said,
-            "bias": said["qkv_bias"],
+def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
+    is_padded = checkpoint.config.get("vocab_size") == PADDED_VOCAB_SIZE
+    return ImportSpec(
+        model_settings={
+            **settings,
+            "bias": settings["qkv_bias"],
             "head_bias": False,
-            "attention_dropout": said["dropout"],
-            "d_ff": 4 * int(str(said["d_model"])),
+            "attention_dropout": settings["dropout"],
+            "d_ff": 4 * int(str(settings["d_model"])),
         },
-        vocab_size=TOKENS if padded else whole(foreign, "vocab_size"),
-        max_len=whole(foreign, "block_size"),
-        padded=("transformer.wte.weight", "lm_head.weight") if padded else (),
-        notices=(f"{PADDED - TOKENS} rows beyond GPT-2's {TOKENS} tokens are filling, and left out",) * padded,
+        vocab_size=GPT2_VOCAB_SIZE if is_padded else require_size(checkpoint, "vocab_size"),
+        max_len=require_size(checkpoint, "block_size"),
+        padded_tensors=("transformer.wte.weight", "lm_head.weight") if is_padded else (),
+        notices=(
+            f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens are filling, and left out",
+        )
+        * is_padded,
     )
 
 
 NANOGPT = Family(
     name="nanogpt",
-    kinds=("nanogpt",),
+    model_types=("nanogpt",),
     task="generate",
     prefix="transformer.",
-    words=(
-        Word("n_embd", "d_model", 768),
-        Word("n_layer", "n_layers", 12),
-        Word("n_head", "n_heads", 12),
-        Word("dropout", "dropout", 0.0),
-        Word("bias", "qkv_bias", True),
+    config_keys=(
+        ConfigKey("n_embd", "d_model", 768),
+        ConfigKey("n_layer", "n_layers", 12),
+        ConfigKey("n_head", "n_heads", 12),
+        ConfigKey("dropout", "dropout", 0.0),
+        ConfigKey("bias", "qkv_bias", True),
     ),
-    fixed={**FIXED, "activation": "gelu", "tie_embeddings": True, "norm_eps": 1e-5},
-    pairs=tuple(replace(pair, layout="plain") for pair in GPT2.pairs),
-    read=_read,
-    free=(*GPT2.free, "attention_dropout", "d_ff"),
-    ignored=GPT2.ignored,
+    fixed_settings={**FIXED_SETTINGS, "activation": "gelu", "tie_embeddings": True, "norm_eps": 1e-5},
+    patterns=tuple(replace(pair, layout="plain") for pair in GPT2.patterns),
+    read_spec=_read_spec,
+    ignored_settings=(*GPT2.ignored_settings, "attention_dropout", "d_ff"),
+    ignored_tensors=GPT2.ignored_tensors,
 )

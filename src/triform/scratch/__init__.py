@@ -4,6 +4,6 @@ No torch and no automatic differentiation. The parameters have the names of the 
 ways; `docs/scratch.md` walks through it.
 """
 
-from triform.scratch.learners import LanguageModel, TextClassifier, Translator, load
+from triform.scratch.estimators import LanguageModel, TextClassifier, Translator, load
 
 __all__ = ["LanguageModel", "TextClassifier", "Translator", "load"]

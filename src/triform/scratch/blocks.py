@@ -8,105 +8,107 @@ from typing import Any
 from triform.config import ModelConfig
 from triform.scratch.activations import ACTIVATIONS
 from triform.scratch.attention import Attention, Masks, self_attention
-from triform.scratch.layers import Chance, backwards, dropout, layer_norm, linear
-from triform.scratch.part import Array, Back, Part, Source
+from triform.scratch.layers import OptionalRng, build_layer_norm, build_linear, chain_backward, dropout
+from triform.scratch.module import Array, Backward, Module, SharedInput
 
-Sublayer = Callable[[Array], tuple[Array, Back]]
+Sublayer = Callable[[Array], tuple[Array, Backward]]
 
 
-class FeedForward(Part):
+class FeedForward(Module):
     """Widen, bend, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.up = linear(config.d_model, config.d_ff, bias=config.bias)
+        self.up_proj = build_linear(config.d_model, config.d_ff, bias=config.bias)
         self.activation: Any = ACTIVATIONS[config.activation]()
-        self.down = linear(config.d_ff, config.d_model, bias=config.bias)
+        self.down_proj = build_linear(config.d_ff, config.d_model, bias=config.bias)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:  # (B, T, D) -> (B, T, D)
-        wide, back_up = self.up(x)
-        bent, back_bent = self.activation(wide)
-        y, back_down = self.down(bent)
-        return y, backwards([back_up, back_bent, back_down])
+    def __call__(self, x: Array) -> tuple[Array, Backward]:  # (B, T, D) -> (B, T, D)
+        hidden, up_backward = self.up_proj(x)
+        activated, activation_backward = self.activation(hidden)
+        y, down_backward = self.down_proj(activated)
+        return y, chain_backward([up_backward, activation_backward, down_backward])
 
 
-class PreNorm(Part):
+class PreNorm(Module):
     """x + dropout(f(norm(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.norm: Any = layer_norm(config.d_model, bias=config.bias)
+        self.norm: Any = build_layer_norm(config.d_model, bias=config.bias)
         self.rate = config.dropout
 
-    def __call__(self, x: Array, sublayer: Sublayer, chance: Chance) -> tuple[Array, Back]:
-        normed, back_norm = self.norm(x)
-        y, back_sublayer = sublayer(normed)
-        y, back_dropout = dropout(y, self.rate, chance)
+    def __call__(self, x: Array, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
+        normed, norm_backward = self.norm(x)
+        y, sublayer_backward = sublayer(normed)
+        y, dropout_backward = dropout(y, self.rate, rng)
 
-        def back(d: Array) -> Array:
+        def backward(dy: Array) -> Array:
             # A sum hands its gradient to both summands: x gets d by itself, and what comes back through f.
-            dx = back_norm(back_sublayer(back_dropout(d)))
-            dx += d
+            dx = norm_backward(sublayer_backward(dropout_backward(dy)))
+            dx += dy
             return dx
 
-        return x + y, back
+        return x + y, backward
 
 
 class PostNorm(PreNorm):
     """norm(x + dropout(f(x)))."""
 
-    def __call__(self, x: Array, sublayer: Sublayer, chance: Chance) -> tuple[Array, Back]:
-        y, back_sublayer = sublayer(x)
-        y, back_dropout = dropout(y, self.rate, chance)
-        normed, back_norm = self.norm(x + y)
+    def __call__(self, x: Array, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
+        y, sublayer_backward = sublayer(x)
+        y, dropout_backward = dropout(y, self.rate, rng)
+        normed, norm_backward = self.norm(x + y)
 
-        def back(d: Array) -> Array:
-            d = back_norm(d)
-            dx = back_sublayer(back_dropout(d))
-            dx += d
+        def backward(dy: Array) -> Array:
+            dy = norm_backward(dy)
+            dx = sublayer_backward(dropout_backward(dy))
+            dx += dy
             return dx
 
-        return normed, back
+        return normed, backward
 
 
 RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
 
 
-class Block(Part):
+class Block(Module):
     """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
 
     def __init__(self, config: ModelConfig) -> None:
         residual = RESIDUALS[config.norm_position]
-        self.attend, self.think = residual(config), residual(config)
-        self.attention, self.feedforward = Attention(config), FeedForward(config)
+        self.attn_norm, self.ffn_norm = residual(config), residual(config)
+        self.attn, self.ffn = Attention(config), FeedForward(config)
 
-    def __call__(self, x: Array, masks: Masks, chance: Chance) -> tuple[Array, Back]:  # (B, T, D) -> (B, T, D)
-        x, back_attend = self.attend(x, self_attention(self.attention, masks, chance), chance)
-        x, back_think = self.think(x, self.feedforward, chance)
-        return x, backwards([back_attend, back_think])
+    def __call__(
+        self, x: Array, masks: Masks, rng: OptionalRng
+    ) -> tuple[Array, Backward]:  # (B, T, D) -> (B, T, D)
+        x, attn_backward = self.attn_norm(x, self_attention(self.attn, masks, rng), rng)
+        x, ffn_backward = self.ffn_norm(x, self.ffn, rng)
+        return x, chain_backward([attn_backward, ffn_backward])
 
 
-class CrossBlock(Part):
+class CrossBlock(Module):
     """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
 
     def __init__(self, config: ModelConfig) -> None:
         residual = RESIDUALS[config.norm_position]
-        self.attend, self.consult, self.think = residual(config), residual(config), residual(config)
-        self.attention, self.cross = Attention(config), Attention(config)
-        self.feedforward = FeedForward(config)
+        self.attn_norm, self.cross_attn_norm, self.ffn_norm = residual(config), residual(config), residual(config)
+        self.attn, self.cross_attn = Attention(config), Attention(config)
+        self.ffn = FeedForward(config)
 
     def __call__(
-        self, x: Array, masks: Masks, source: Source, source_masks: Masks, chance: Chance
-    ) -> tuple[Array, Back]:
-        def look(x: Array) -> tuple[Array, Back]:
-            y, back_both = self.cross(x, source.value, source_masks, chance)
+        self, x: Array, masks: Masks, source: SharedInput, source_masks: Masks, rng: OptionalRng
+    ) -> tuple[Array, Backward]:
+        def cross_attend(x: Array) -> tuple[Array, Backward]:
+            y, attention_backward = self.cross_attn(x, source.value, source_masks, rng)
 
-            def back(dy: Array) -> Array:
-                dx, d_source = back_both(dy)
+            def backward(dy: Array) -> Array:
+                dx, d_source = attention_backward(dy)
                 source.grad += d_source  # every layer of the decoder reads the same source
                 return dx
 
-            return y, back
+            return y, backward
 
-        x, back_attend = self.attend(x, self_attention(self.attention, masks, chance), chance)
-        x, back_consult = self.consult(x, look, chance)
-        x, back_think = self.think(x, self.feedforward, chance)
-        return x, backwards([back_attend, back_consult, back_think])
+        x, attn_backward = self.attn_norm(x, self_attention(self.attn, masks, rng), rng)
+        x, cross_attn_backward = self.cross_attn_norm(x, cross_attend, rng)
+        x, ffn_backward = self.ffn_norm(x, self.ffn, rng)
+        return x, chain_backward([attn_backward, cross_attn_backward, ffn_backward])

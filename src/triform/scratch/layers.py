@@ -7,56 +7,56 @@ from typing import Any
 
 import numpy as np
 
-from triform.scratch.part import Array, Back, Parameter, Part
+from triform.scratch.module import Array, Backward, Module, Parameter
 
-Chance = np.random.Generator | None  # what dropout draws from; None: nothing is dropped
+OptionalRng = np.random.Generator | None  # what dropout draws from; None: nothing is dropped
 
 
-class Linear(Part):
+class Linear(Module):
     """y = x Wᵀ."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         self.weight = Parameter(n_out, n_in)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
         n_out = self.weight.shape[0]
         rows = x.reshape(-1, x.shape[-1])  # (N, in): one large product instead of many small ones
         y = rows @ self.weight.value.T  # (N, out)
 
-        def back(dy: Array) -> Array:
+        def backward(dy: Array) -> Array:
             # y_nj = Σ_i x_ni W_ji: a change of W_ji moves every y_nj by x_ni, and one of x_ni every y_nj by W_ji.
             # So dW_ji = Σ_n dy_nj x_ni and dx_ni = Σ_j dy_nj W_ji, or dW = dyᵀ x and dx = dy W.
             dy = dy.reshape(-1, n_out)
             self.weight.grad += dy.T @ rows
             return (dy @ self.weight.value).reshape(x.shape)
 
-        return y.reshape(*x.shape[:-1], n_out), back
+        return y.reshape(*x.shape[:-1], n_out), backward
 
 
-class Affine(Linear):
+class LinearWithBias(Linear):
     """y = x Wᵀ + b."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
         self.bias = Parameter(n_out)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        y, back_product = super().__call__(x)
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        y, linear_backward = super().__call__(x)
         y += self.bias.value
 
-        def back(dy: Array) -> Array:
+        def backward(dy: Array) -> Array:
             # b_j is added to every row, so db_j = Σ_n dy_nj.
-            self.bias.grad += over_rows(dy)
-            return back_product(dy)
+            self.bias.grad += sum_over_rows(dy)
+            return linear_backward(dy)
 
-        return y, back
-
-
-def linear(n_in: int, n_out: int, *, bias: bool) -> Linear:
-    return Affine(n_in, n_out) if bias else Linear(n_in, n_out)
+        return y, backward
 
 
-class LayerNorm(Part):
+def build_linear(n_in: int, n_out: int, *, bias: bool) -> Linear:
+    return LinearWithBias(n_in, n_out) if bias else Linear(n_in, n_out)
+
+
+class LayerNorm(Module):
     """y = w · n with n = (x - mean) / √(variance + ε), mean and variance over the width of each vector."""
 
     EPSILON = 1e-5
@@ -64,62 +64,62 @@ class LayerNorm(Part):
     def __init__(self, width: int) -> None:
         self.weight = Parameter(width)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        n = x - over_width(x)
-        spread = 1 / np.sqrt(over_width(n, n) + self.EPSILON)  # (…, 1)
-        n *= spread
-        y = n * self.weight.value
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        normed = x - mean_over_features(x)
+        inv_std = 1 / np.sqrt(mean_over_features(normed, normed) + self.EPSILON)  # (…, 1)
+        normed *= inv_std
+        y = normed * self.weight.value
 
-        def back(dy: Array) -> Array:
+        def backward(dy: Array) -> Array:
             # Let g = dL/dn = w · dy. Moving one x_i also moves the mean, and with it all n, and the spread:
             #   dn_j/dx_i = spread (δ_ij - 1/D - n_i n_j / D),
             # so dx = spread (g - mean(g) - n mean(g · n)): what is left of g once its parts along the constant
             # vector and along n are taken away, as a norm does not see them.
-            self.weight.grad += over_rows(dy, n)
+            self.weight.grad += sum_over_rows(dy, normed)
             g = dy * self.weight.value
-            along = over_width(g, n)
-            g -= over_width(g)
-            g -= np.multiply(n, along, out=n)
-            g *= spread
+            projection = mean_over_features(g, normed)
+            g -= mean_over_features(g)
+            g -= np.multiply(normed, projection, out=normed)
+            g *= inv_std
             return g
 
-        return y, back
+        return y, backward
 
 
-class ShiftedLayerNorm(LayerNorm):
+class LayerNormWithBias(LayerNorm):
     """The same, plus b."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.bias = Parameter(width)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        y, back_norm = super().__call__(x)
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        y, norm_backward = super().__call__(x)
         y += self.bias.value
 
-        def back(dy: Array) -> Array:
-            self.bias.grad += over_rows(dy)
-            return back_norm(dy)
+        def backward(dy: Array) -> Array:
+            self.bias.grad += sum_over_rows(dy)
+            return norm_backward(dy)
 
-        return y, back
+        return y, backward
 
 
-class Untouched(Part):
+class Identity(Module):
     """No norm: y = x."""
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        return x, unchanged
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        return x, identity_backward
 
 
-def layer_norm(width: int, *, bias: bool) -> Part:
-    return ShiftedLayerNorm(width) if bias else LayerNorm(width)
+def build_layer_norm(width: int, *, bias: bool) -> Module:
+    return LayerNormWithBias(width) if bias else LayerNorm(width)
 
 
-def unchanged(dy: Array) -> Array:
+def identity_backward(dy: Array) -> Array:
     return dy
 
 
-def over_width(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (…, 1)
+def mean_over_features(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (…, 1)
     """The mean of x, or of x · other, over the last axis: as a product with ones, which is much faster."""
     if other is None:
         sums = x.reshape(-1, x.shape[-1]) @ np.ones(x.shape[-1], x.dtype)
@@ -128,7 +128,7 @@ def over_width(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (�
     return (sums / x.dtype.type(x.shape[-1])).reshape(*x.shape[:-1], 1)
 
 
-def over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (D)
+def sum_over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (D)
     """The sum of x, or of x · other, over all axes but the last."""
     rows = x.reshape(-1, x.shape[-1])
     if other is None:
@@ -136,109 +136,113 @@ def over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (D)
     return np.einsum("nd,nd->d", rows, other.reshape(rows.shape))
 
 
-class Table(Part):
+class Embedding(Module):
     """y = the rows of W with these numbers."""
 
     def __init__(self, n_rows: int, width: int) -> None:
         self.weight = Parameter(n_rows, width)
 
-    def __call__(self, numbers: Array) -> tuple[Array, Back]:  # (…) -> (…, D)
-        def back(dy: Array) -> Array:
+    def __call__(self, indices: Array) -> tuple[Array, Backward]:  # (…) -> (…, D)
+        def backward(dy: Array) -> Array:
             # A row takes part wherever its number stands, so its gradient is the sum over those places. Sorted by
             # number, the places of a row lie side by side and are added in one go.
-            rows = numbers.ravel()
+            rows = indices.ravel()
             order = np.argsort(rows, kind="stable")
-            which, starts = np.unique(rows[order], return_index=True)
-            self.weight.grad[which] += np.add.reduceat(dy.reshape(-1, dy.shape[-1])[order], starts)
+            used_rows, starts = np.unique(rows[order], return_index=True)
+            self.weight.grad[used_rows] += np.add.reduceat(dy.reshape(-1, dy.shape[-1])[order], starts)
             return dy  # numbers have no gradient
 
-        return self.weight.value[numbers], back
+        return self.weight.value[indices], backward
 
 
-class NoPositions(Part):
+class NoPositionEmbedding(Module):
     """Where a token stands is not told."""
 
     def __init__(self, max_len: int, width: int) -> None:
         pass
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:  # (B, T, D) -> (B, T, D)
-        return x, unchanged
+    def __call__(self, x: Array) -> tuple[Array, Backward]:  # (B, T, D) -> (B, T, D)
+        return x, identity_backward
 
 
-class Learned(Part):
+class LearnedPositionEmbedding(Module):
     """x_t + P_t: one trained vector a position."""
 
     def __init__(self, max_len: int, width: int) -> None:
-        self.table = Table(max_len, width)
+        self.table = Embedding(max_len, width)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
         length = x.shape[1]
 
-        def back(dy: Array) -> Array:
+        def backward(dy: Array) -> Array:
             # P_t is added in every row of the batch, so dP_t is the sum over them; x gets dy as it is.
             self.table.weight.grad[:length] += dy.sum(axis=0)
             return dy
 
-        return x + self.table.weight.value[:length], back
+        return x + self.table.weight.value[:length], backward
 
 
-class Sinusoidal(Part):
+class SinusoidalPositionEmbedding(Module):
     """x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, cos(t · 10000^(-(k-1)/D)) for odd k."""
 
     def __init__(self, max_len: int, width: int) -> None:
-        self.table = sinusoids(max_len, width)
+        self.table = sinusoidal_table(max_len, width)
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        return x + self.table[: x.shape[1]].astype(x.dtype), unchanged
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        return x + self.table[: x.shape[1]].astype(x.dtype), identity_backward
 
 
-def sinusoids(max_len: int, width: int) -> Array:
+def sinusoidal_table(max_len: int, width: int) -> Array:
     angle = np.arange(max_len)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (T, D/2)
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(max_len, width)
 
 
-POSITIONS: dict[str, Any] = {"none": NoPositions, "learned": Learned, "sinusoidal": Sinusoidal}
+POSITIONS: dict[str, Any] = {
+    "none": NoPositionEmbedding,
+    "learned": LearnedPositionEmbedding,
+    "sinusoidal": SinusoidalPositionEmbedding,
+}
 
 
-def dropout(x: Array, rate: float, chance: Chance) -> tuple[Array, Back]:
+def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
     """y = m · x / (1 - rate), with m = 0 for a share of `rate` of all numbers, drawn anew, else 1."""
-    if chance is None or not rate:
-        return x, unchanged
-    bar = round(rate * (1 << 16))  # sixteen random bits a number are enough, and quickly drawn
-    kept = chance.integers(0, 1 << 16, x.shape, dtype=np.uint16) >= bar
-    scale = x.dtype.type(1 / (1 - bar / (1 << 16)))
+    if rng is None or not rate:
+        return x, identity_backward
+    threshold = round(rate * (1 << 16))  # sixteen random bits a number are enough, and quickly drawn
+    keep_mask = rng.integers(0, 1 << 16, x.shape, dtype=np.uint16) >= threshold
+    scale = x.dtype.type(1 / (1 - threshold / (1 << 16)))
 
-    def drop(x: Array) -> Array:  # the slope is m / (1 - rate), so back is the same as forth
-        y = x * kept
+    def apply_mask(x: Array) -> Array:  # the slope is m / (1 - rate), so back is the same as forth
+        y = x * keep_mask
         y *= scale
         return y
 
-    return drop(x), drop
+    return apply_mask(x), apply_mask
 
 
-class Chain(Part):
+class Sequential(Module):
     """Parts one after the other, named by their place."""
 
-    def __init__(self, *parts: Any) -> None:
-        self.links = parts
+    def __init__(self, *layers: Any) -> None:
+        self.layers = layers
 
-    def children(self) -> Iterator[tuple[str, Any]]:
-        return ((str(place), part) for place, part in enumerate(self.links))
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        return ((str(index), layer) for index, layer in enumerate(self.layers))
 
-    def __call__(self, x: Array) -> tuple[Array, Back]:
-        backs: list[Back] = []
-        for part in self.links:
-            x, back = part(x)
-            backs.append(back)
-        return x, backwards(backs)
+    def __call__(self, x: Array) -> tuple[Array, Backward]:
+        backward_fns: list[Backward] = []
+        for layer in self.layers:
+            x, backward = layer(x)
+            backward_fns.append(backward)
+        return x, chain_backward(backward_fns)
 
 
-def backwards(backs: list[Back]) -> Back:
+def chain_backward(backward_fns: list[Backward]) -> Backward:
     """The way back through parts that were called one after the other: (f ∘ g)' = f' · g', the last one first."""
 
-    def back(dy: Array) -> Array:
-        for each in reversed(backs):
-            dy = each(dy)
+    def backward(dy: Array) -> Array:
+        for backward_fn in reversed(backward_fns):
+            dy = backward_fn(dy)
         return dy
 
-    return back
+    return backward

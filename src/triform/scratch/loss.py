@@ -5,30 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from triform.errors import ConfigError, DataError
-from triform.scratch.part import Array
+from triform.scratch.module import Array
 
-IGNORE = -100  # a target that is not a prediction
+IGNORE_INDEX = -100  # a target that is not a prediction
 
 
-def cross_entropy(scores: Array, targets: Array, smoothing: float) -> tuple[float, Array]:  # (N, V), (N)
+def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[float, Array]:  # (N, V), (N)
     """The summed loss, and its gradient by the scores, (N, V).
 
     With p = softmax(s), the loss of a row is -Σ_j y_j log p_j = log Σ_k exp(s_k) - Σ_j y_j s_j, where
     y = 1 - ε + ε/V at the target and ε/V elsewhere. Since the slope of log Σ_k exp(s_k) by s_j is p_j, the gradient
     is as simple as can be: ds = p - y.
     """
-    rows, n = np.arange(len(targets)), scores.shape[-1]
+    rows, n_classes = np.arange(len(targets)), logits.shape[-1]
     if not 0 <= smoothing <= 1:
         raise ConfigError(f"smoothing={smoothing} must lie between 0 and 1")
-    if targets.size and (targets.min() < 0 or targets.max() >= n):
-        raise DataError(f"targets must be from 0 to {n - 1}; they are from {targets.min()} to {targets.max()}")
-    shifted = scores - scores.max(axis=-1, keepdims=True)
-    right = shifted[rows, targets]
-    mean = shifted.sum(axis=-1) / n if smoothing else 0.0
-    p = np.exp(shifted, out=shifted)
-    sums = p.sum(axis=-1, keepdims=True)
-    losses = np.log(sums[:, 0]) - (1 - smoothing) * right - smoothing * mean
-    p /= sums
-    p -= smoothing / n
-    p[rows, targets] -= 1 - smoothing
-    return float(losses.sum(dtype=np.float64)), p
+    if targets.size and (targets.min() < 0 or targets.max() >= n_classes):
+        raise DataError(
+            f"targets must be from 0 to {n_classes - 1}; they are from {targets.min()} to {targets.max()}"
+        )
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    target_logits = shifted[rows, targets]
+    mean = shifted.sum(axis=-1) / n_classes if smoothing else 0.0
+    probs = np.exp(shifted, out=shifted)
+    sums = probs.sum(axis=-1, keepdims=True)
+    losses = np.log(sums[:, 0]) - (1 - smoothing) * target_logits - smoothing * mean
+    probs /= sums
+    probs -= smoothing / n_classes
+    probs[rows, targets] -= 1 - smoothing
+    return float(losses.sum(dtype=np.float64)), probs

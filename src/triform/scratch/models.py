@@ -12,52 +12,52 @@ from typing import Any
 
 import numpy as np
 
-from triform.config import ModelConfig, Sizes
+from triform.config import DataSizes, ModelConfig
 from triform.errors import ConfigError, DataError
 from triform.scratch.activations import ReLU
-from triform.scratch.attention import Masks, causal, padding
+from triform.scratch.attention import Masks, causal_mask, padding_mask
 from triform.scratch.blocks import Block, CrossBlock
 from triform.scratch.layers import (
     POSITIONS,
-    Chain,
-    Chance,
-    Table,
-    Untouched,
-    backwards,
+    Embedding,
+    Identity,
+    OptionalRng,
+    Sequential,
+    build_layer_norm,
+    build_linear,
+    chain_backward,
     dropout,
-    layer_norm,
-    linear,
 )
-from triform.scratch.loss import IGNORE, cross_entropy
-from triform.scratch.part import Array, Back, Part, Source
+from triform.scratch.loss import IGNORE_INDEX, cross_entropy
+from triform.scratch.module import Array, Backward, Module, SharedInput
 from triform.scratch.supported import check_model
 
 Loss = tuple[float, Callable[[float], object]]
 
 
-class Embedding(Part):
+class InputEmbedding(Module):
     """Tokens and their positions as vectors."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, max_len: int) -> None:
-        self.tokens = Table(vocab_size, config.d_model)
-        self.positions: Any = POSITIONS[config.positions](max_len, config.d_model)
+        self.token_embedding = Embedding(vocab_size, config.d_model)
+        self.position_embedding: Any = POSITIONS[config.positions](max_len, config.d_model)
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.rate, self.vocab_size, self.max_len = config.dropout, vocab_size, max_len
 
-    def __call__(self, tokens: Array, chance: Chance) -> tuple[Array, Back]:  # (B, T) -> (B, T, D)
-        tokens = self.checked(tokens)
-        x, back_table = self.tokens(tokens)
+    def __call__(self, tokens: Array, rng: OptionalRng) -> tuple[Array, Backward]:  # (B, T) -> (B, T, D)
+        tokens = self.check_tokens(tokens)
+        x, table_backward = self.token_embedding(tokens)
         x *= x.dtype.type(self.scale)
-        x, back_positions = self.positions(x)
-        x, back_dropout = dropout(x, self.rate, chance)
+        x, positions_backward = self.position_embedding(x)
+        x, dropout_backward = dropout(x, self.rate, rng)
 
-        def back(dy: Array) -> Array:
-            return back_table(back_positions(back_dropout(dy)) * dy.dtype.type(self.scale))
+        def backward(dy: Array) -> Array:
+            return table_backward(positions_backward(dropout_backward(dy)) * dy.dtype.type(self.scale))
 
-        return x, back
+        return x, backward
 
-    def checked(self, tokens: Array) -> Array:
-        if not hasattr(self.tokens.weight, "value"):
+    def check_tokens(self, tokens: Array) -> Array:
+        if not hasattr(self.token_embedding.weight, "value"):
             raise DataError("this model has no weights yet: make them with Weights(model)")
         tokens = as_array(tokens, "tokens")
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
@@ -68,20 +68,20 @@ class Embedding(Part):
         if tokens.shape[1] > self.max_len:
             raise DataError(f"tokens of shape {tokens.shape} are longer than data.max_len={self.max_len}")
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
-            odd = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise DataError(f"token {odd} is not in the vocabulary, which has 0 to {self.vocab_size - 1}")
+            invalid = tokens.min() if tokens.min() < 0 else tokens.max()
+            raise DataError(f"token {invalid} is not in the vocabulary, which has 0 to {self.vocab_size - 1}")
         return tokens
 
 
-def as_array(given: Any, name: str) -> Array:
+def as_array(values: Any, name: str) -> Array:
     """Lists will do as well."""
     try:
-        return np.asarray(given)
+        return np.asarray(values)
     except ValueError:
         raise DataError(f"{name} must be an array: rows of one length") from None
 
 
-def real(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
+def check_keep(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
     """Which tokens are no padding, as True and False; None: all of them."""
     if keep is None:
         return None
@@ -91,203 +91,210 @@ def real(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
     return keep.astype(bool)
 
 
-def padding_of(keep: Array | None, dtype: Any) -> Masks:
+def padding_masks(keep: Array | None, dtype: Any) -> Masks:
     """What hides padding; nothing where there is none."""
-    return () if keep is None else (padding(keep, dtype),)
+    return () if keep is None else (padding_mask(keep, dtype),)
 
 
-def final_norm(config: ModelConfig) -> Any:
-    return layer_norm(config.d_model, bias=config.bias) if config.final_norm else Untouched()
+def build_final_norm(config: ModelConfig) -> Any:
+    return build_layer_norm(config.d_model, bias=config.bias) if config.final_norm else Identity()
 
 
-class Encoder(Part):
+class Encoder(Module):
     """Every token reads every token."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
-        self.causal = config.reach == "causal"
-        self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
+        self.causal = config.attention_direction == "causal"
+        self.embedding = InputEmbedding(config, sizes.vocab_size, sizes.max_len)
         self.blocks = [Block(config) for _ in range(config.n_layers)]
-        self.norm = final_norm(config)
+        self.final_norm = build_final_norm(config)
 
-    def __call__(self, tokens: Array, keep: Array | None, chance: Chance) -> tuple[Array, Back]:  # -> (B, T, D)
-        x, back = self.embedding(tokens, chance)
-        masks = [*padding_of(keep, x.dtype), *([causal(x.shape[1], x.dtype)] if self.causal else [])]
-        backs = [back]
+    def __call__(
+        self, tokens: Array, keep: Array | None, rng: OptionalRng
+    ) -> tuple[Array, Backward]:  # -> (B, T, D)
+        x, backward = self.embedding(tokens, rng)
+        masks = [*padding_masks(keep, x.dtype), *([causal_mask(x.shape[1], x.dtype)] if self.causal else [])]
+        backward_fns = [backward]
         for block in self.blocks:
-            x, back = block(x, masks, chance)
-            backs.append(back)
-        x, back = self.norm(x)
-        return x, backwards([*backs, back])
+            x, backward = block(x, masks, rng)
+            backward_fns.append(backward)
+        x, backward = self.final_norm(x)
+        return x, chain_backward([*backward_fns, backward])
 
 
-def label_head(config: ModelConfig, n_labels: int) -> Any:
+def build_label_head(config: ModelConfig, n_labels: int) -> Any:
     if not config.head_hidden:
-        return linear(config.d_model, n_labels, bias=config.head_bias)
-    hidden = linear(config.d_model, config.head_hidden, bias=True)
-    return Chain(hidden, ReLU(), linear(config.head_hidden, n_labels, bias=config.head_bias))
+        return build_linear(config.d_model, n_labels, bias=config.head_bias)
+    hidden = build_linear(config.d_model, config.head_hidden, bias=True)
+    return Sequential(hidden, ReLU(), build_linear(config.head_hidden, n_labels, bias=config.head_bias))
 
 
-def mean(x: Array, keep: Array | None) -> tuple[Array, Back]:  # (B, T, D) -> (B, D)
+def mean_pool(x: Array, keep: Array | None) -> tuple[Array, Backward]:  # (B, T, D) -> (B, D)
     """The mean over the real tokens of each row."""
-    share = np.ones(x.shape[:2], x.dtype) if keep is None else keep.astype(x.dtype)
-    share /= np.maximum(share.sum(axis=1, keepdims=True), 1)  # (B, T): one over the length, 0 for padding
+    weights = np.ones(x.shape[:2], x.dtype) if keep is None else keep.astype(x.dtype)
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1)  # (B, T): one over the length, 0 for padding
 
-    def back(dy: Array) -> Array:
+    def backward(dy: Array) -> Array:
         # y = Σ_t share_t x_t, so each state gets its share of dy.
-        return share[:, :, None] * dy[:, None, :]
+        return weights[:, :, None] * dy[:, None, :]
 
-    return (share[:, None, :] @ x)[:, 0], back
+    return (weights[:, None, :] @ x)[:, 0], backward
 
 
-class Classifier(Part):
+class Classifier(Module):
     """Encoder, mean over real tokens, label scores."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
         if sizes.n_labels < 2:
             raise ConfigError(f"n_labels={sizes.n_labels}: a classifier needs at least two labels")
         self.encoder = Encoder(config, sizes)
         self.rate = config.dropout
-        self.head = label_head(config, sizes.n_labels)
+        self.classification_head = build_label_head(config, sizes.n_labels)
 
     def __call__(
-        self, tokens: Array, keep: Array | None = None, chance: Chance = None
-    ) -> tuple[Array, Back]:  # (B, T) -> (B, labels)
-        pooled, back_pooled = self.pooled(tokens, keep, chance)
-        scores, back_head = self.head(pooled)
-        return scores, backwards([back_pooled, back_head])
+        self, tokens: Array, keep: Array | None = None, rng: OptionalRng = None
+    ) -> tuple[Array, Backward]:  # (B, T) -> (B, labels)
+        pooled, pool_backward = self.pooled(tokens, keep, rng)
+        logits, head_backward = self.classification_head(pooled)
+        return logits, chain_backward([pool_backward, head_backward])
 
     def pooled(
-        self, tokens: Array, keep: Array | None = None, chance: Chance = None
-    ) -> tuple[Array, Back]:  # (B, T) -> (B, D)
+        self, tokens: Array, keep: Array | None = None, rng: OptionalRng = None
+    ) -> tuple[Array, Backward]:  # (B, T) -> (B, D)
         """What the head reads: a state for each text."""
         tokens = as_array(tokens, "tokens")
-        keep = real(keep, tokens)
-        states, back_encoder = self.encoder(tokens, keep, chance)
-        pooled, back_mean = mean(states, keep)
-        pooled, back_dropout = dropout(pooled, self.rate, chance)
-        return pooled, backwards([back_encoder, back_mean, back_dropout])
+        keep = check_keep(keep, tokens)
+        states, encoder_backward = self.encoder(tokens, keep, rng)
+        pooled, mean_backward = mean_pool(states, keep)
+        pooled, dropout_backward = dropout(pooled, self.rate, rng)
+        return pooled, chain_backward([encoder_backward, mean_backward, dropout_backward])
 
     def loss(
-        self, tokens: Array, labels: Array, keep: Array | None = None, smoothing: float = 0.0, chance: Chance = None
+        self,
+        tokens: Array,
+        labels: Array,
+        keep: Array | None = None,
+        smoothing: float = 0.0,
+        rng: OptionalRng = None,
     ) -> Loss:
-        pooled, back_pooled = self.pooled(tokens, keep, chance)
-        return prediction_loss(pooled, back_pooled, self.head, labels, smoothing)
+        pooled, pool_backward = self.pooled(tokens, keep, rng)
+        return prediction_loss(pooled, pool_backward, self.classification_head, labels, smoothing)
 
 
-class Decoder(Part):
+class Decoder(Module):
     """Every token reads itself and what came before, and predicts what comes next."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
-        self.embedding = Embedding(config, sizes.vocab_size, sizes.max_len)
+        self.embedding = InputEmbedding(config, sizes.vocab_size, sizes.max_len)
         self.blocks = [Block(config) for _ in range(config.n_layers)]
-        self.norm = final_norm(config)
-        self.head = vocabulary_head(config, self.embedding)
+        self.final_norm = build_final_norm(config)
+        self.lm_head = build_vocabulary_head(config, self.embedding)
 
-    def __call__(self, tokens: Array, chance: Chance = None) -> tuple[Array, Back]:  # (B, T) -> (B, T, V)
-        states, back_states = self.states(tokens, chance)
-        scores, back_head = self.head(states)
-        return scores, backwards([back_states, back_head])
+    def __call__(self, tokens: Array, rng: OptionalRng = None) -> tuple[Array, Backward]:  # (B, T) -> (B, T, V)
+        states, states_backward = self.states(tokens, rng)
+        logits, head_backward = self.lm_head(states)
+        return logits, chain_backward([states_backward, head_backward])
 
-    def states(self, tokens: Array, chance: Chance = None) -> tuple[Array, Back]:  # (B, T) -> (B, T, D)
+    def states(self, tokens: Array, rng: OptionalRng = None) -> tuple[Array, Backward]:  # (B, T) -> (B, T, D)
         """What the head reads. Padding after a text is its future: nothing need hide it."""
-        x, back = self.embedding(tokens, chance)
-        masks, backs = [causal(x.shape[1], x.dtype)], [back]
+        x, backward = self.embedding(tokens, rng)
+        masks, backward_fns = [causal_mask(x.shape[1], x.dtype)], [backward]
         for block in self.blocks:
-            x, back = block(x, masks, chance)
-            backs.append(back)
-        x, back = self.norm(x)
-        return x, backwards([*backs, back])
+            x, backward = block(x, masks, rng)
+            backward_fns.append(backward)
+        x, backward = self.final_norm(x)
+        return x, chain_backward([*backward_fns, backward])
 
-    def loss(self, tokens: Array, expected: Array, smoothing: float = 0.0, chance: Chance = None) -> Loss:
-        states, back_states = self.states(tokens, chance)
-        return prediction_loss(states, back_states, self.head, expected, smoothing)
+    def loss(self, tokens: Array, expected: Array, smoothing: float = 0.0, rng: OptionalRng = None) -> Loss:
+        states, states_backward = self.states(tokens, rng)
+        return prediction_loss(states, states_backward, self.lm_head, expected, smoothing)
 
 
-class Seq2Seq(Part):
+class Seq2Seq(Module):
     """One side reads the source, the other writes the target while looking at it."""
 
-    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+    def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
         self.encoder = Encoder(config, sizes)
-        self.embedding = Embedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
+        self.embedding = InputEmbedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:  # one vocabulary: one table for both sides
-            self.embedding.tokens = self.encoder.embedding.tokens
+            self.embedding.token_embedding = self.encoder.embedding.token_embedding
         self.blocks = [CrossBlock(config) for _ in range(config.n_layers)]
-        self.norm = final_norm(config)
-        self.head = vocabulary_head(config, self.embedding)
+        self.final_norm = build_final_norm(config)
+        self.lm_head = build_vocabulary_head(config, self.embedding)
 
     def __call__(
-        self, source: Array, target: Array, source_keep: Array | None = None, chance: Chance = None
-    ) -> tuple[Array, Back]:  # (B, S), (B, T) -> (B, T, V)
-        states, back_states = self.states(source, target, source_keep, chance)
-        scores, back_head = self.head(states)
-        return scores, backwards([back_states, back_head])
+        self, source: Array, target: Array, source_keep: Array | None = None, rng: OptionalRng = None
+    ) -> tuple[Array, Backward]:  # (B, S), (B, T) -> (B, T, V)
+        states, states_backward = self.states(source, target, source_keep, rng)
+        logits, head_backward = self.lm_head(states)
+        return logits, chain_backward([states_backward, head_backward])
 
     def states(
-        self, source: Array, target: Array, source_keep: Array | None = None, chance: Chance = None
-    ) -> tuple[Array, Back]:  # -> (B, T, D)
+        self, source: Array, target: Array, source_keep: Array | None = None, rng: OptionalRng = None
+    ) -> tuple[Array, Backward]:  # -> (B, T, D)
         source, target = as_array(source, "tokens"), as_array(target, "tokens")
         if source.shape[:1] != target.shape[:1]:
             raise DataError(f"sources {source.shape} and targets {target.shape} must be as many")
-        keep = real(source_keep, source)
-        read, back_encoder = self.encoder(source, keep, chance)
-        seen = Source(read)
-        x, back_decoder = self.decoded(target, seen, padding_of(keep, read.dtype), chance)
+        keep = check_keep(source_keep, source)
+        encoded, encoder_backward = self.encoder(source, keep, rng)
+        shared_source = SharedInput(encoded)
+        x, decoder_backward = self.decode_states(target, shared_source, padding_masks(keep, encoded.dtype), rng)
 
-        def back(d: Array) -> Array:
-            back_decoder(d)
-            return back_encoder(seen.grad)
+        def backward(dy: Array) -> Array:
+            decoder_backward(dy)
+            return encoder_backward(shared_source.grad)
 
-        return x, back
+        return x, backward
 
-    def decoded(
-        self, target: Array, source: Source, source_masks: Masks, chance: Chance = None
-    ) -> tuple[Array, Back]:  # (B, T) -> (B, T, D)
-        x, back = self.embedding(target, chance)
-        masks, backs = [causal(x.shape[1], x.dtype)], [back]
+    def decode_states(
+        self, target: Array, source: SharedInput, source_masks: Masks, rng: OptionalRng = None
+    ) -> tuple[Array, Backward]:  # (B, T) -> (B, T, D)
+        x, backward = self.embedding(target, rng)
+        masks, backward_fns = [causal_mask(x.shape[1], x.dtype)], [backward]
         for block in self.blocks:
-            x, back = block(x, masks, source, source_masks, chance)
-            backs.append(back)
-        x, back = self.norm(x)
-        return x, backwards([*backs, back])
+            x, backward = block(x, masks, source, source_masks, rng)
+            backward_fns.append(backward)
+        x, backward = self.final_norm(x)
+        return x, chain_backward([*backward_fns, backward])
 
     def loss(
         self, source: Array, target: Array, expected: Array, source_keep: Array | None = None,
-        smoothing: float = 0.0, chance: Chance = None,
+        smoothing: float = 0.0, rng: OptionalRng = None,
     ) -> Loss:  # fmt: skip
-        states, back_states = self.states(source, target, source_keep, chance)
-        return prediction_loss(states, back_states, self.head, expected, smoothing)
+        states, states_backward = self.states(source, target, source_keep, rng)
+        return prediction_loss(states, states_backward, self.lm_head, expected, smoothing)
 
 
-def vocabulary_head(config: ModelConfig, embedding: Embedding) -> Any:
+def build_vocabulary_head(config: ModelConfig, embedding: InputEmbedding) -> Any:
     """Token scores from states; tied, it is the embedding read the other way."""
-    head = linear(config.d_model, embedding.vocab_size, bias=config.head_bias)
+    head = build_linear(config.d_model, embedding.vocab_size, bias=config.head_bias)
     if config.tie_embeddings:
-        head.weight = embedding.tokens.weight
+        head.weight = embedding.token_embedding.weight
     return head
 
 
-def prediction_loss(states: Array, back_states: Back, head: Any, expected: Array, smoothing: float) -> Loss:
+def prediction_loss(states: Array, states_backward: Backward, head: Any, expected: Array, smoothing: float) -> Loss:
     """Of the states that predict something: the others are never scored."""
     expected = check_targets(expected, states.shape[:-1])
-    counted = (expected != IGNORE).ravel()
-    scores, back_head = head(states.reshape(-1, states.shape[-1])[counted])  # (N, V)
-    loss, d_scores = cross_entropy(scores, expected.ravel()[counted], smoothing)
+    is_predicted = (expected != IGNORE_INDEX).ravel()
+    logits, head_backward = head(states.reshape(-1, states.shape[-1])[is_predicted])  # (N, V)
+    loss, d_logits = cross_entropy(logits, expected.ravel()[is_predicted], smoothing)
 
-    def back(share: float) -> None:
+    def backward(scale: float) -> None:
         d_states = np.zeros_like(states)
-        d_states.reshape(-1, states.shape[-1])[counted] = back_head(d_scores * d_scores.dtype.type(share))
-        back_states(d_states)
+        d_states.reshape(-1, states.shape[-1])[is_predicted] = head_backward(d_logits * d_logits.dtype.type(scale))
+        states_backward(d_states)
 
-    return loss, back
+    return loss, backward
 
 
-def check_sizes(sizes: Sizes) -> None:
+def check_sizes(sizes: DataSizes) -> None:
     if sizes.vocab_size < 1:
         raise ConfigError("the vocabulary is empty: vocab_size must be at least 1")
     if sizes.max_len < 1:

@@ -9,17 +9,17 @@ from itertools import pairwise
 import numpy as np
 
 from triform.config import TrainConfig
-from triform.scratch.part import Array, Weights
+from triform.scratch.module import Array, FlatParameters
 
 EPSILON = 1e-8
-BLOCK = 1 << 14  # numbers moved at a time: what lies between two steps stays in the processor's cache
+BLOCK_SIZE = 1 << 14  # numbers moved at a time: what lies between two steps stays in the processor's cache
 
 
-def clip(grad: Array, limit: float) -> float:
+def clip_gradient(grad: Array, max_norm: float) -> float:
     """Shorten the gradient of all weights to `limit` where it is longer (0: never), and tell how long it was."""
     norm = math.sqrt(float(grad @ grad))
-    if limit and norm > limit:
-        grad *= grad.dtype.type(limit / (norm + 1e-6))
+    if max_norm and norm > max_norm:
+        grad *= grad.dtype.type(max_norm / (norm + 1e-6))
     return norm
 
 
@@ -30,57 +30,61 @@ class Adam:
     divided by 1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - rate · m / (√v + ε). Decay is part of the gradient: g + λ w.
     """
 
-    def __init__(self, weights: Weights, config: TrainConfig) -> None:
-        self.weights, self.decay = weights, config.weight_decay
+    def __init__(self, weights: FlatParameters, config: TrainConfig) -> None:
+        self.weights, self.weight_decay = weights, config.weight_decay
         self.beta1, self.beta2 = config.betas
-        self.mean, self.square = np.zeros_like(weights.value), np.zeros_like(weights.value)
+        self.exp_avg, self.exp_avg_sq = np.zeros_like(weights.value), np.zeros_like(weights.value)
         self.steps = 0
 
-    def step(self, rate: float) -> None:
+    def step(self, lr: float) -> None:
         self.steps += 1
-        whole = self.weights.value, self.weights.grad, self.mean, self.square
-        cut = self.weights.n_decaying  # matrices decay; biases and norms do not
-        edges = [*range(0, cut, BLOCK), *range(cut, len(self.weights.value), BLOCK), len(self.weights.value)]
+        arrays = self.weights.value, self.weights.grad, self.exp_avg, self.exp_avg_sq
+        n_decaying = self.weights.n_decaying  # matrices decay; biases and norms do not
+        edges = [
+            *range(0, n_decaying, BLOCK_SIZE),
+            *range(n_decaying, len(self.weights.value), BLOCK_SIZE),
+            len(self.weights.value),
+        ]
         for start, end in pairwise(edges):
-            w, g, m, v = (each[start:end] for each in whole)
-            self.shrink(w, g, rate, self.decay if start < cut else 0.0)
-            self.move(w, g, m, v, rate)
+            w, g, m, v = (array[start:end] for array in arrays)
+            self.apply_decay(w, g, lr, self.weight_decay if start < n_decaying else 0.0)
+            self.update(w, g, m, v, lr)
 
-    def move(self, w: Array, g: Array, m: Array, v: Array, rate: float) -> None:
+    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float) -> None:
         m *= self.beta1
         m += (1 - self.beta1) * g
         v *= self.beta2
         np.multiply(g, g, out=g)
         g *= 1 - self.beta2
         v += g
-        root = np.sqrt(v, out=g)  # the gradient is needed no more
-        root *= 1 / math.sqrt(1 - self.beta2**self.steps)
-        root += EPSILON
-        np.divide(m, root, out=root)
-        root *= rate / (1 - self.beta1**self.steps)
-        w -= root
+        denominator = np.sqrt(v, out=g)  # the gradient is needed no more
+        denominator *= 1 / math.sqrt(1 - self.beta2**self.steps)
+        denominator += EPSILON
+        np.divide(m, denominator, out=denominator)
+        denominator *= lr / (1 - self.beta1**self.steps)
+        w -= denominator
 
-    def shrink(self, w: Array, g: Array, rate: float, decay: float) -> None:
-        if decay:
-            g += decay * w
+    def apply_decay(self, w: Array, g: Array, lr: float, weight_decay: float) -> None:
+        if weight_decay:
+            g += weight_decay * w
 
 
 class AdamW(Adam):
     """The same, but decay stands beside the gradient: w ← (1 - rate · λ) w, however large the gradients are."""
 
-    def shrink(self, w: Array, g: Array, rate: float, decay: float) -> None:
-        w *= 1 - rate * decay
+    def apply_decay(self, w: Array, g: Array, lr: float, weight_decay: float) -> None:
+        w *= 1 - lr * weight_decay
 
 
 OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
 
 
 def cosine(config: TrainConfig, progress: float, step: int) -> float:
-    return config.final_lr_ratio + (1 - config.final_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def linear(config: TrainConfig, progress: float, step: int) -> float:
-    return 1 - (1 - config.final_lr_ratio) * progress
+    return 1 - (1 - config.min_lr_ratio) * progress
 
 
 def noam(config: TrainConfig, progress: float, step: int) -> float:
@@ -88,7 +92,7 @@ def noam(config: TrainConfig, progress: float, step: int) -> float:
     return math.sqrt(warmup / max(step, warmup))
 
 
-SHAPES: dict[str, Callable[[TrainConfig, float, int], float]] = {
+SCHEDULES: dict[str, Callable[[TrainConfig, float, int], float]] = {
     "constant": lambda config, progress, step: 1.0,
     "cosine": cosine,
     "linear": linear,
@@ -96,9 +100,9 @@ SHAPES: dict[str, Callable[[TrainConfig, float, int], float]] = {
 }
 
 
-def rate(config: TrainConfig, step: int, n_steps: int) -> float:
+def learning_rate(config: TrainConfig, step: int, n_steps: int) -> float:
     """The learning rate of the step numbered from 1: up in a straight line, then down as the schedule has it."""
     warmup = max(0, config.warmup_steps)
-    rise = min(1.0, step / warmup) if warmup else 1.0
+    warmup_factor = min(1.0, step / warmup) if warmup else 1.0
     progress = min(1.0, max(0.0, (step - warmup) / max(1, n_steps - warmup)))
-    return config.lr * rise * SHAPES[config.schedule](config, progress, step)
+    return config.lr * warmup_factor * SCHEDULES[config.schedule](config, progress, step)

@@ -13,9 +13,9 @@ except ModuleNotFoundError as error:
     ) from None
 
 from triform.sklearn.classifier import TextClassifier
-from triform.sklearn.given import InputError
 from triform.sklearn.language_model import LanguageModel
 from triform.sklearn.translator import Translator
+from triform.sklearn.validation import InputError
 from triform.sklearn.vectorizer import TextVectorizer
 
 __all__ = ["InputError", "LanguageModel", "TextClassifier", "TextVectorizer", "Translator"]

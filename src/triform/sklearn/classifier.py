@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import Array, check_labels, check_texts, names_of, usable_names
+from triform.sklearn.validation import Array, check_class_names, check_labels, check_texts, class_names
 
 
 class TextClassifier(ClassifierMixin, TextEstimator):
@@ -19,7 +19,7 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
     def fit(self, X: object, y: object = None) -> Self:
         """Learn from texts and their classes, which may be of any kind that scikit-learn knows."""
-        self.classes_ = fit_to_classes(self, X, y)
+        self.classes_ = fit_classifier(self, X, y)
         return self
 
     @classmethod
@@ -29,30 +29,32 @@ class TextClassifier(ClassifierMixin, TextEstimator):
         They are sorted, as scikit-learn's scorers take them to be, in whatever order the run has them.
         """
         estimator = super().from_run(path, device=device)
-        estimator.classes_ = np.unique(estimator._model.config.data.labels)
+        estimator.classes_ = np.unique(estimator._fitted_run.config.data.labels)
         return estimator
 
     def predict_proba(self, X: object) -> Array:
         """The probability of every class, (n, classes), in the order of `classes_`."""
-        found = self._model.predict(check_texts(X))
-        names = names_of(self.classes_)
-        rows = [[(each.probabilities or {})[name] for name in names] for each in found]
-        shares: Array = np.array(rows, dtype=np.float64)
-        return shares / shares.sum(axis=1, keepdims=True)  # float32 sums to one less exactly
+        predictions = self._fitted_run.predict(check_texts(X))
+        names = class_names(self.classes_)
+        rows = [[(prediction.probabilities or {})[name] for name in names] for prediction in predictions]
+        probabilities: Array = np.array(rows, dtype=np.float64)
+        return probabilities / probabilities.sum(axis=1, keepdims=True)  # float32 sums to one less exactly
 
     def predict(self, X: object) -> Array:
         """The likeliest class of every text."""
         best = self.predict_proba(X).argmax(axis=1)
-        found: Array = self.classes_[best]
-        return found
+        labels: Array = self.classes_[best]
+        return labels
 
 
-def fit_to_classes(estimator: TextEstimator, X: object, y: object) -> Array:
+def fit_classifier(estimator: TextEstimator, X: object, y: object) -> Array:
     """Train a classifier; the classes that it learned to tell apart."""
     texts = check_texts(X)
-    classes, numbers = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
-    names = usable_names(classes)
-    rows = ({"text": text, "label": names[number]} for text, number in zip(texts, numbers, strict=True))
+    classes, class_indices = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
+    names = check_class_names(classes)
+    rows = (
+        {"text": text, "label": names[class_index]} for text, class_index in zip(texts, class_indices, strict=True)
+    )
     estimator._train(rows, **{"data.labels": names})
-    found: Array = classes
-    return found
+    result: Array = classes
+    return result

@@ -21,16 +21,24 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from triform.config import TaskName
-from triform.errors import CheckpointError, ConfigError, InterruptedRun
-from triform.launch import Options, train
-from triform.report import write_report
-from triform.run import Run, load, pick_device
-from triform.settings import OPEN, Settings, Value, build, chosen, flatten, typed
-from triform.sklearn.given import check_settings, in_users_words, plain, seed_of
-from triform.training.claim import claimed
-from triform.training.folder import OWN, RunFolder
+from triform.config.settings import (
+    AUTO_SETTINGS,
+    Settings,
+    SettingValue,
+    build_config,
+    coerce_setting,
+    flatten_config,
+    non_default_settings,
+)
+from triform.errors import CheckpointError, ConfigError, RunInterruptedError
+from triform.launch import RunOptions, train
+from triform.reporting.run_report import write_report
+from triform.run import Run, load, resolve_device
+from triform.sklearn.validation import check_settings, resolve_seed, to_python_scalar, translate_errors
+from triform.training.claim import claim_run_folder
+from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder
 
-SETTINGS = {
+PARAMETER_SETTINGS = {
     "d_model": "model.d_model",
     "n_layers": "model.n_layers",
     "n_heads": "model.n_heads",
@@ -44,11 +52,11 @@ SETTINGS = {
     "learning_rate": "train.lr",
     "validation_fraction": "data.valid_fraction",
 }
-GIVEN = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
+INPUT_FILE = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
 # What dies with its process need not be saved on the way.
-UNSAVED: Settings = {"train.checkpoint_every": 1_000_000_000}
-KEPT = tuple(name for name in OWN if name not in ("checkpoints", "tokens", "report.html"))
-ALONE = threading.RLock()
+NO_CHECKPOINTS: Settings = {"train.checkpoint_every": 1_000_000_000}
+PICKLED_FILES = tuple(name for name in RUN_FOLDER_PATTERNS if name not in ("checkpoints", "tokens", "report.html"))
+FIT_LOCK = threading.RLock()
 
 
 class TextEstimator(BaseEstimator):
@@ -98,7 +106,7 @@ class TextEstimator(BaseEstimator):
         self.verbose = verbose
 
     @classmethod
-    @in_users_words()
+    @translate_errors()
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
         """A fitted estimator from a run folder, with the run's settings as its parameters."""
         folder = RunFolder(Path(path))
@@ -107,79 +115,81 @@ class TextEstimator(BaseEstimator):
             raise CheckpointError(f"{path}: is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
         if not folder.model_file.exists():
             raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
-        have = flatten(config)
-        named: dict[str, Any] = {
-            name: have[dotted] if have[dotted] or dotted not in OPEN else None for name, dotted in SETTINGS.items()
+        flat = flatten_config(config)
+        parameters: dict[str, Any] = {
+            name: flat[setting] if flat[setting] or setting not in AUTO_SETTINGS else None
+            for name, setting in PARAMETER_SETTINGS.items()
         }
-        others = {
+        other_settings = {
             name: value
-            for name, value in chosen(have).items()
-            if name not in (*SETTINGS.values(), *UNSAVED, "task", "seed") and not _is_of_files(name)
+            for name, value in non_default_settings(flat).items()
+            if name not in (*PARAMETER_SETTINGS.values(), *NO_CHECKPOINTS, "task", "seed")
+            and not _is_data_setting(name)
         }
-        estimator = cls(**named, settings=others or None, random_state=config.seed, device=device)
-        with undisturbed(device):
-            estimator._keep(load(folder.path, device=device), run_files(folder.path))
+        estimator = cls(**parameters, settings=other_settings or None, random_state=config.seed, device=device)
+        with isolated_rng(device):
+            estimator._store_run(load(folder.path, device=device), read_run_files(folder.path))
         return estimator
 
-    @in_users_words()
+    @translate_errors()
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder, which `triform.load` and every command open."""
         check_is_fitted(self)
         folder = RunFolder(Path(path))
         if folder.config_file.exists() and not overwrite:
             raise CheckpointError(f"{path}: already holds a run; choose another path or give overwrite=True")
-        with claimed(folder, {}, overwrite=overwrite):
+        with claim_run_folder(folder, {}, overwrite=overwrite):
             folder.clear()
-            self._write(folder.path)
+            self._write_files(folder.path)
             return write_report(folder.path).parent
 
-    def _train(self, rows: Iterable[Mapping[str, str]], **more: Value) -> None:
+    def _train(self, rows: Iterable[Mapping[str, str]], **extra_settings: SettingValue) -> None:
         """Train on rows of texts, in a folder that is gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="triform-") as name:
-            folder, data = Path(name), Path(name) / GIVEN
+            folder, data = Path(name), Path(name) / INPUT_FILE
             with data.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            given: Settings = {"seed": seed_of(self.random_state), "data.train": str(data)}
-            asked: dict[str, Any] = UNSAVED | self._settings() | more | given
-            shown = cast(TextIO, Shown(sys.stderr, str(data)))
-            options = Options(out=name, device=self.device, quiet=not self.verbose, progress=shown)
+            input_settings: Settings = {"seed": resolve_seed(self.random_state), "data.train": str(data)}
+            settings: dict[str, Any] = NO_CHECKPOINTS | self._requested_settings() | extra_settings | input_settings
+            stream = cast(TextIO, RenamingStream(sys.stderr, str(data)))
+            options = RunOptions(out=name, device=self.device, quiet=not self.verbose, progress=stream)
             try:
-                with in_users_words(str(data)), undisturbed(self.device):
-                    run = train(self.task, preset=self.preset or "", options=options, **asked)
-            except InterruptedRun:  # there is nothing to go on with: the folder goes
+                with translate_errors(str(data)), isolated_rng(self.device):
+                    run = train(self.task, preset=self.preset or "", options=options, **settings)
+            except RunInterruptedError:  # there is nothing to go on with: the folder goes
                 raise KeyboardInterrupt from None
-            run.task.config = build({"data.train": GIVEN}, run.config)
+            run.task.config = build_config({"data.train": INPUT_FILE}, run.config)
             RunFolder(folder).write_config(run.config)
-            self._keep(run, run_files(folder, hiding=data))
+            self._store_run(run, read_run_files(folder, hidden_path=data))
 
-    def _settings(self) -> Settings:
+    def _requested_settings(self) -> Settings:
         """The parameters that say something, under Triform's names."""
-        asked = {dotted: getattr(self, name) for name, dotted in SETTINGS.items()}
-        asked = {name: value for name, value in asked.items() if value is not None}
+        requested = {setting: getattr(self, name) for name, setting in PARAMETER_SETTINGS.items()}
+        requested = {name: value for name, value in requested.items() if value is not None}
         for name, value in check_settings({} if self.settings is None else self.settings).items():
-            if _is_of_files(name) or name in ("task", "seed"):
+            if _is_data_setting(name) or name in ("task", "seed"):
                 raise ConfigError(
                     f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
                 )
-            asked[name] = value
-        return {name: typed(name, plain(value)) for name, value in asked.items()}
+            requested[name] = value
+        return {name: coerce_setting(name, to_python_scalar(value)) for name, value in requested.items()}
 
-    def _keep(self, run: Run, files: dict[str, bytes]) -> None:
+    def _store_run(self, run: Run, files: dict[str, bytes]) -> None:
         self._run, self._files = run, files
-        self.settings_ = flatten(run.config)
+        self.settings_ = flatten_config(run.config)
 
     @property
-    def _model(self) -> Run:
+    def _fitted_run(self) -> Run:
         """The fitted model; opened when it is asked where it is not yet: unpickled, or set to another device."""
         check_is_fitted(self)
-        with in_users_words():
-            if self._run is None or self._run.task.device.type != pick_device(self.device).type:
-                with tempfile.TemporaryDirectory(prefix="triform-") as name, undisturbed(self.device):
-                    self._write(Path(name))
+        with translate_errors():
+            if self._run is None or self._run.task.device.type != resolve_device(self.device).type:
+                with tempfile.TemporaryDirectory(prefix="triform-") as name, isolated_rng(self.device):
+                    self._write_files(Path(name))
                     self._run = load(name, device=self.device)
             return self._run
 
-    def _write(self, folder: Path) -> None:
+    def _write_files(self, folder: Path) -> None:
         """The config comes last: without one, a folder is no run."""
         for name, content in sorted(self._files.items(), key=lambda item: item[0] == "config.toml"):
             (folder / name).write_bytes(content)
@@ -196,40 +206,40 @@ class TextEstimator(BaseEstimator):
         return tags
 
 
-class Shown:
+class RenamingStream:
     """A stream on which the file of texts that were given in memory is called X."""
 
-    def __init__(self, out: TextIO, file: str) -> None:
-        self.out, self.file = out, file
+    def __init__(self, stream: TextIO, file_name: str) -> None:
+        self.stream, self.file_name = stream, file_name
 
     def write(self, text: str) -> int:
-        return self.out.write(text.replace(self.file, "X"))
+        return self.stream.write(text.replace(self.file_name, "X"))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.out, name)
+        return getattr(self.stream, name)
 
 
 @contextmanager
-def undisturbed(device: str) -> Iterator[None]:
+def isolated_rng(device: str) -> Iterator[None]:
     """One thread at a time, for all draw from torch's one stream of random numbers; it is left as it was found.
 
     To seed is to seed every device. Their states lie on the host: keeping them costs nothing, but starting CUDA
     would, so that is not done where only the CPU is used.
     """
-    far = pick_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    with ALONE, torch.random.fork_rng(range(torch.accelerator.device_count()) if far else ()):
+    uses_accelerator = resolve_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with FIT_LOCK, torch.random.fork_rng(range(torch.accelerator.device_count()) if uses_accelerator else ()):
         yield
 
 
-def _is_of_files(name: str) -> bool:
+def _is_data_setting(name: str) -> bool:
     """Whether a setting says where data lies: for an estimator that is `fit`'s affair."""
-    return name.startswith("data.") and name not in SETTINGS.values()
+    return name.startswith("data.") and name not in PARAMETER_SETTINGS.values()
 
 
-def run_files(folder: Path, hiding: Path | None = None) -> dict[str, bytes]:
+def read_run_files(folder: Path, hidden_path: Path | None = None) -> dict[str, bytes]:
     """What makes a run folder a run, as bytes; the path of what lay in memory is no one's business."""
-    found = {path.name: path.read_bytes() for pattern in KEPT for path in sorted(folder.glob(pattern))}
-    if hiding is not None and "metrics.jsonl" in found:
-        written = json.dumps(str(hiding), ensure_ascii=False)[1:-1].encode()
-        found["metrics.jsonl"] = found["metrics.jsonl"].replace(written, GIVEN.encode())
-    return found
+    files = {path.name: path.read_bytes() for pattern in PICKLED_FILES for path in sorted(folder.glob(pattern))}
+    if hidden_path is not None and "metrics.jsonl" in files:
+        hidden_json = json.dumps(str(hidden_path), ensure_ascii=False)[1:-1].encode()
+        files["metrics.jsonl"] = files["metrics.jsonl"].replace(hidden_json, INPUT_FILE.encode())
+    return files

@@ -6,13 +6,13 @@ from typing import Self, cast
 
 import numpy as np
 
-from triform.data.readers import Piece
+from triform.config.settings import coerce_setting
+from triform.data.readers import TextChunk
 from triform.errors import ConfigError
-from triform.settings import typed
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import InputError, check_texts, in_users_words, plain, seed_of
-from triform.tasks.generate import Generate, encode
-from triform.tasks.windows import Stream
+from triform.sklearn.validation import InputError, check_texts, resolve_seed, to_python_scalar, translate_errors
+from triform.tasks.generate import Generate, encode_pieces
+from triform.tasks.language_model_data import LanguageModelDataset
 
 
 class LanguageModel(TextEstimator):
@@ -30,26 +30,26 @@ class LanguageModel(TextEstimator):
 
         Comparable only between models that cut text into the same tokens.
         """
-        return -self._scores(X)["loss"]
+        return -self._evaluate(X)["loss"]
 
     def bits_per_byte(self, X: object) -> float:
         """What a byte of text costs: comparable whatever the tokens, if they keep all of the text."""
-        scores = self._scores(X)
-        if "bits_per_byte" not in scores:
+        metrics = self._evaluate(X)
+        if "bits_per_byte" not in metrics:
             raise InputError(
                 "words leave out spaces, so bits per byte cannot be told; use tokenizer='char' or 'bpe'"
             )
-        return scores["bits_per_byte"]
+        return metrics["bits_per_byte"]
 
-    def _scores(self, X: object) -> dict[str, float]:
-        task = cast(Generate, self._model.task)
-        pieces = (Piece(text, True, line) for line, text in enumerate(check_texts(X), 1))
-        stream = Stream(*encode(pieces, task.tokenizer), task.config.data.max_len)
+    def _evaluate(self, X: object) -> dict[str, float]:
+        task = cast(Generate, self._fitted_run.task)
+        pieces = (TextChunk(text, True, line_number) for line_number, text in enumerate(check_texts(X), 1))
+        stream = LanguageModelDataset(*encode_pieces(pieces, task.tokenizer), task.config.data.max_len)
         if not len(stream):
             raise InputError("X has fewer than two tokens: there is nothing to score")
         return task.evaluate(stream)
 
-    @in_users_words()
+    @translate_errors()
     def generate(
         self, prompts: object, *, random_state: int | np.random.RandomState | None = None, **decode: object
     ) -> list[str]:
@@ -59,7 +59,9 @@ class LanguageModel(TextEstimator):
         """
         if "seed" in decode:
             raise ConfigError("seed: a continuation is drawn by its random_state")
-        settings = {name: typed(f"decode.{name}", plain(value)) for name, value in decode.items()}
-        seed = None if random_state is None else seed_of(random_state)
-        found = self._model.predict(check_texts(prompts, "prompts"), seed=seed, **settings)
-        return [each.output for each in found]
+        settings = {
+            name: coerce_setting(f"decode.{name}", to_python_scalar(value)) for name, value in decode.items()
+        }
+        seed = None if random_state is None else resolve_seed(random_state)
+        predictions = self._fitted_run.predict(check_texts(prompts, "prompts"), seed=seed, **settings)
+        return [prediction.output for prediction in predictions]

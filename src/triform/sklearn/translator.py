@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from triform.metrics import translation_scores
+from triform.evaluation.metrics import compute_translation_metrics
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.given import Array, check_pairs, check_targets, check_texts, text_array
+from triform.sklearn.validation import Array, check_pairs, check_targets, check_texts, to_object_array
 
 
 class Translator(TextEstimator):
@@ -24,13 +24,16 @@ class Translator(TextEstimator):
 
     def predict(self, X: object) -> Array:
         """A translation of every sentence, decoded as the settings say (a beam of 4 unless set)."""
-        model = self._model
-        return text_array([found.output for found in model.predict(check_texts(X))])
+        run = self._fitted_run
+        return to_object_array([prediction.output for prediction in run.predict(check_texts(X))])
 
     def score(self, X: object, y: object) -> float:
         """Corpus BLEU as sacreBLEU computes it, as a share: 1.0 where every translation is the given one."""
-        written = self.predict(X)
-        return translation_scores(written.tolist(), check_targets(y, len(written), self))["bleu"] / 100
+        translations = self.predict(X)
+        return (
+            compute_translation_metrics(translations.tolist(), check_targets(y, len(translations), self))["bleu"]
+            / 100
+        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

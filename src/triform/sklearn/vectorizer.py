@@ -12,17 +12,17 @@ import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
-from triform.data.loader import in_order_of_length
-from triform.data.store import TokenStore
+from triform.data.samplers import batch_by_length
+from triform.data.token_store import TokenStore
 from triform.errors import ConfigError
-from triform.nn.rows import pack, pad, rows_of
+from triform.nn.layouts import as_layout, pack, pad
 from triform.run import Run
-from triform.sklearn.classifier import fit_to_classes
-from triform.sklearn.estimator import SETTINGS, TextEstimator
-from triform.sklearn.given import Array, check_texts
+from triform.sklearn.classifier import fit_classifier
+from triform.sklearn.estimator import PARAMETER_SETTINGS, TextEstimator
+from triform.sklearn.validation import Array, check_texts
+from triform.tasks.classification_data import encode_texts
 from triform.tasks.classify import Classify
-from triform.tasks.labelled import encoded_rows
-from triform.tasks.task import ByLength
+from triform.tasks.task import BucketedDataset
 
 
 class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEstimator):
@@ -69,27 +69,29 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
     def fit(self, X: object, y: object = None) -> Self:
         """Learn to tell the classes apart; with a `run`, which has learned already, y is not looked at."""
         if self.run is None:
-            fit_to_classes(self, X, y)
+            fit_classifier(self, X, y)
             return self
         check_texts(X)
-        usual = TextVectorizer().get_params()
-        said = [name for name in (*SETTINGS, "preset", "settings") if getattr(self, name) != usual[name]]
-        if said:
+        defaults = TextVectorizer().get_params()
+        changed = [
+            name for name in (*PARAMETER_SETTINGS, "preset", "settings") if getattr(self, name) != defaults[name]
+        ]
+        if changed:
             raise ConfigError(
-                f"run={str(self.run)!r} has learned with settings of its own; leave out {', '.join(said)}"
+                f"run={str(self.run)!r} has learned with settings of its own; leave out {', '.join(changed)}"
             )
-        opened = self.from_run(self.run, device=self.device)
-        self._keep(opened._model, opened._files)
+        estimator = self.from_run(self.run, device=self.device)
+        self._store_run(estimator._fitted_run, estimator._files)
         return self
 
     def transform(self, X: object) -> Array:
         """(n, d_model) numbers in float32."""
-        return pooled_states(self._model, check_texts(X))
+        return compute_pooled_states(self._fitted_run, check_texts(X))
 
     @property
     def _n_features_out(self) -> int:
         """For `get_feature_names_out`."""
-        return self._model.config.model.d_model
+        return self._fitted_run.config.model.d_model
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -99,16 +101,18 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
 
 
 @torch.inference_mode()
-def pooled_states(run: Run, texts: list[str]) -> Array:
+def compute_pooled_states(run: Run, texts: list[str]) -> Array:
     """What the encoder makes of each text, as the layer of labels would read it."""
     task = cast(Classify, run.task)
     model, tokenizer, max_len = task.model.eval(), task.tokenizer, task.config.data.max_len
-    store = TokenStore.build_rows(encoded_rows(texts, tokenizer), vocab_size=tokenizer.vocab_size)
-    lay = pack if task.device.type == "cpu" else partial(pad, fill=tokenizer.special.filling)
-    found: Array = np.empty((len(texts), task.config.model.d_model), dtype=np.float32)
-    for indices in in_order_of_length(np.minimum(store.lengths, max_len), batch_tokens=ByLength.EVAL_TOKENS):
-        tokens, keep = lay([tokenizer.special.cut(store[index], max_len) for index in indices.tolist()])
-        rows = rows_of(keep.to(task.device) if isinstance(keep, Tensor) else keep)
-        states = model.encoder(tokens.to(task.device), rows)
-        found[indices] = model.pool(rows, states).float().cpu().numpy()
-    return found
+    store = TokenStore.build_from_batches(encode_texts(texts, tokenizer), vocab_size=tokenizer.vocab_size)
+    collate = pack if task.device.type == "cpu" else partial(pad, fill=tokenizer.special_tokens.pad_or_zero)
+    vectors: Array = np.empty((len(texts), task.config.model.d_model), dtype=np.float32)
+    for indices in batch_by_length(np.minimum(store.lengths, max_len), batch_tokens=BucketedDataset.EVAL_TOKENS):
+        tokens, keep = collate(
+            [tokenizer.special_tokens.truncate(store[index], max_len) for index in indices.tolist()]
+        )
+        layout = as_layout(keep.to(task.device) if isinstance(keep, Tensor) else keep)
+        states = model.encoder(tokens.to(task.device), layout)
+        vectors[indices] = model.pool(layout, states).float().cpu().numpy()
+    return vectors

@@ -7,103 +7,103 @@ model, large batches and few epochs. Whatever the user sets stays.
 from __future__ import annotations
 
 from triform.config import Config, ModelConfig
-from triform.settings import Settings, build, flatten
-from triform.tasks.learned import given_tokenizer
+from triform.config.settings import Settings, build_config, flatten_config
+from triform.tasks.learned_tokenizers import load_configured_tokenizer
 
 MILLION = 1_000_000
 
 
-def with_tokenizer(config: Config, n_characters: int) -> Config:
+def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
     """Whole words for small labelled sets, characters for a very short text to imitate, else byte BPE."""
     if config.tokenizer.kind != "auto":
         return config
     if config.tokenizer.file:
-        return build({"tokenizer.kind": given_tokenizer(config.tokenizer).kind}, config)
+        return build_config({"tokenizer.kind": load_configured_tokenizer(config.tokenizer).kind}, config)
     kind = "bpe"
     if config.task == "classify" and n_characters < 3 * MILLION:
         kind = "word"
     if config.task == "generate" and n_characters < 50_000:
         kind = "char"
-    return build({"tokenizer.kind": kind}, config)
+    return build_config({"tokenizer.kind": kind}, config)
 
 
-def settle(config: Config, n_tokens: int, settings: Settings) -> Config:
+def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Config:
     """`config` with `settings` laid over it and every open setting chosen for so many training tokens."""
-    config = build(settings, config)
-    config = build(_open(config, _model(config, n_tokens)), config)
+    config = build_config(settings, config)
+    config = build_config(_only_unset(config, _model_defaults(config, n_tokens)), config)
     if not config.model.is_recurrent:
-        config = build(_open(config, {"model.d_ff": feedforward_width(config.model)}), config)
-    return build(_open(config, _pace(config, n_tokens)), config)
+        config = build_config(_only_unset(config, {"model.d_ff": default_d_ff(config.model)}), config)
+    return build_config(_only_unset(config, _train_defaults(config, n_tokens)), config)
 
 
-def settle_steps(config: Config, max_steps: int) -> Config:
+def resolve_step_defaults(config: Config, max_steps: int) -> Config:
     """The settings that depend on how long training is: warm-up, and how often to look, log and save."""
     eval_every = max(1, min(1_000, max_steps // 10))
-    steps: Settings = {
+    defaults: Settings = {
         "train.eval_every": eval_every,
         "train.checkpoint_every": config.train.eval_every or eval_every,
         "train.log_every": max(1, min(50, max_steps // 100)),
     }
-    config = build(_open(config, steps), config)
+    config = build_config(_only_unset(config, defaults), config)
     if config.train.warmup_steps < 0:
-        config = build({"train.warmup_steps": min(1_000, max_steps // 20)}, config)
+        config = build_config({"train.warmup_steps": min(1_000, max_steps // 20)}, config)
     return config
 
 
-def settle_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
+def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
     """How many validations without progress end training: a few for classifiers, which overfit soon; 0: any number.
 
     Scores on few examples vary by chance, so these get more patience; it always covers an epoch.
     """
     if config.train.patience >= 0:
         return config
-    few = 5 if n_valid < 200 else 4 if n_valid < 1_000 else 3
-    patience = max(few, validations_per_epoch) if config.task == "classify" and n_valid else 0
-    return build({"train.patience": patience}, config)
+    min_patience = 5 if n_valid < 200 else 4 if n_valid < 1_000 else 3
+    patience = max(min_patience, validations_per_epoch) if config.task == "classify" and n_valid else 0
+    return build_config({"train.patience": patience}, config)
 
 
-def _open(config: Config, proposal: Settings) -> Settings:
+def _only_unset(config: Config, defaults: Settings) -> Settings:
     """Those of the proposed settings that the config leaves open."""
-    have = flatten(config)
-    return {name: value for name, value in proposal.items() if not have[name]}
+    current = flatten_config(config)
+    return {name: value for name, value in defaults.items() if not current[name]}
 
 
-def _model(config: Config, n_tokens: int) -> Settings:
-    width, layers, heads = 128, 2, 4
+def _model_defaults(config: Config, n_tokens: int) -> Settings:
+    d_model, n_layers, n_heads = 128, 2, 4
     if n_tokens > 5 * MILLION:
-        width, layers, heads = 256, 4, 4
+        d_model, n_layers, n_heads = 256, 4, 4
     if n_tokens > 50 * MILLION:
-        width, layers, heads = 512, 6, 8
-    width = config.model.d_model or width
+        d_model, n_layers, n_heads = 512, 6, 8
+    d_model = config.model.d_model or d_model
     if config.model.is_recurrent:  # as wide again costs as much as a Transformer's feedforward layers
-        return {"model.d_model": width, "model.n_layers": min(layers, 3)}
-    if config.model.n_heads and width % config.model.n_heads:  # asked-for heads decide what the width may be
-        width = config.model.n_heads * max(1, width // config.model.n_heads)
-        width *= 1 + width % 2  # fixed positions come in pairs
-    while width % heads:
-        heads -= 1
-    return {"model.d_model": width, "model.n_layers": layers, "model.n_heads": heads}
+        return {"model.d_model": d_model, "model.n_layers": min(n_layers, 3)}
+    if config.model.n_heads and d_model % config.model.n_heads:  # asked-for heads decide what the width may be
+        d_model = config.model.n_heads * max(1, d_model // config.model.n_heads)
+        d_model *= 1 + d_model % 2  # fixed positions come in pairs
+    while d_model % n_heads:
+        n_heads -= 1
+    return {"model.d_model": d_model, "model.n_layers": n_layers, "model.n_heads": n_heads}
 
 
-def feedforward_width(model: ModelConfig) -> int:
+def default_d_ff(model: ModelConfig) -> int:
     """Four times the model's width; a gated layer has a matrix more, and two thirds of that."""
     return 8 * round(model.d_model / 3) if model.activation == "swiglu" else 4 * model.d_model
 
 
-def _pace(config: Config, n_tokens: int) -> Settings:
+def _train_defaults(config: Config, n_tokens: int) -> Settings:
     """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
-    train, width = config.train, config.model.d_model
-    rate = 2e-3 if width <= 128 else 1e-3 if width <= 256 else 5e-4
-    gently = bool(train.base) and not train.lora_rank  # weights that have learned are easily lost
-    pace: Settings = {"train.lr": rate / 10 if gently else rate, "train.lora_alpha": 2.0 * train.lora_rank}
-    tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
+    train, d_model = config.train, config.model.d_model
+    lr = 2e-3 if d_model <= 128 else 1e-3 if d_model <= 256 else 5e-4
+    is_fine_tuning = bool(train.init_from) and not train.lora_rank  # weights that have learned are easily lost
+    defaults: Settings = {"train.lr": lr / 10 if is_fine_tuning else lr, "train.lora_alpha": 2.0 * train.lora_rank}
+    batch_tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
         if config.task == "generate":  # windows are all of one length
-            pace["train.batch_size"] = max(1, tokens // config.data.max_len)
+            defaults["train.batch_size"] = max(1, batch_tokens // config.data.max_len)
         else:
-            pace["train.batch_tokens"] = tokens
+            defaults["train.batch_tokens"] = batch_tokens
     if not train.max_steps and not train.epochs:
         epochs = {"classify": 8, "generate": 15, "translate": 10}[config.task]
-        small = n_tokens < 2 * MILLION
-        pace["train.epochs"] = float(epochs if small else max(2, epochs // 3))
-    return pace
+        is_small = n_tokens < 2 * MILLION
+        defaults["train.epochs"] = float(epochs if is_small else max(2, epochs // 3))
+    return defaults

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from triform.data.audit import seen
-from triform.data.cache import TokenCache
+from triform.data.audit import find_leaked
 from triform.data.readers import fingerprint
+from triform.data.token_cache import TokenCache
 from triform.errors import DataError, WarningText
 
-MEMORY = "is memory"  # what every line on a leak says, so that it is known again
+LEAK_PHRASE = "is memory"  # what every line on a leak says, so that it is known again
 
 
-def leak_notices(
-    cache: TokenCache, valid: str, what: object, train: Iterator[str], held: Iterator[str]
+def leak_warnings(
+    cache: TokenCache, valid: str, cache_key: object, train_texts: Iterator[str], valid_texts: Iterator[str]
 ) -> list[str]:
     """A line when held-out texts are training texts too; `valid` names their file, or nothing within the same one.
 
@@ -24,31 +24,39 @@ def leak_notices(
     large file is remembered, as its tokens are.
     """
 
-    def count() -> list[int]:
-        found = seen(train, held)
-        return [sum(found), len(found)]
+    def count_repeats() -> list[int]:
+        is_repeated = find_leaked(train_texts, valid_texts)
+        return [sum(is_repeated), len(is_repeated)]
 
-    marks = [fingerprint(name) for name in _files(valid)]
-    n, total = cache.recall(["leak", what, marks], count)
-    if not n:
+    fingerprints = [fingerprint(name) for name in _split_file_names(valid)]
+    n_repeated, total = cache.get_or_compute(["leak", cache_key, fingerprints], count_repeats)
+    if not n_repeated:
         return []
     name = ",".join(cache.files)
     command = ["triform", "audit", "--train", name, *(["--valid", valid] if valid else [])]
-    where = "are in the training data too" if valid else "held out for validation are repeats of rows trained on"
-    share = f"{n} of {total} rows ({100 * n / total:.1f} %)"
-    return [WarningText(f"{valid or name}: {share} {where}: what they score {MEMORY}; see {shlex.join(command)}")]
+    description = (
+        "are in the training data too" if valid else "held out for validation are repeats of rows trained on"
+    )
+    share = f"{n_repeated} of {total} rows ({100 * n_repeated / total:.1f} %)"
+    return [
+        WarningText(
+            f"{valid or name}: {share} {description}: what they score {LEAK_PHRASE}; see {shlex.join(command)}"
+        )
+    ]
 
 
-def same_text_notices(train: str, valid: str) -> list[str]:
+def same_text_warnings(train: str, valid: str) -> list[str]:
     """Of running texts only a whole one is compared: its lines are no examples, and refrains and names recur."""
     if not valid or fingerprint(valid) != fingerprint(train):
         return []
     return [
-        WarningText(f"{valid}: is the training text itself: what it scores {MEMORY}; give --valid another file")
+        WarningText(
+            f"{valid}: is the training text itself: what it scores {LEAK_PHRASE}; give --valid another file"
+        )
     ]
 
 
-def training_file_notices(name: str, trained_on: list[str]) -> list[str]:
+def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str]:
     """Warn where a file to be scored has the content of the training data.
 
     Args:
@@ -56,12 +64,16 @@ def training_file_notices(name: str, trained_on: list[str]) -> list[str]:
         trained_on: The fingerprints of the training files, in the same order.
     """
     with suppress(DataError):  # what cannot be read is for the reader to refuse
-        if trained_on and [fingerprint(file) for file in _files(name)] == trained_on:
-            same = "has the same content as the training data: what it scores"
-            return [WarningText(f"{name}: {same} {MEMORY} and says nothing about new text; score another file")]
+        if train_fingerprints and [fingerprint(file) for file in _split_file_names(name)] == train_fingerprints:
+            description = "has the same content as the training data: what it scores"
+            return [
+                WarningText(
+                    f"{name}: {description} {LEAK_PHRASE} and says nothing about new text; score another file"
+                )
+            ]
     return []
 
 
-def _files(valid: str) -> list[str]:
+def _split_file_names(names: str) -> list[str]:
     """`source,target` is two files, unless one is called so."""
-    return valid.split(",") if "," in valid and not Path(valid).exists() else [valid] if valid else []
+    return names.split(",") if "," in names and not Path(names).exists() else [names] if names else []

@@ -1,27 +1,37 @@
 """Text in and out of the model: tokenizers of our own and of others behind one protocol. No torch here."""
 
-from triform.text.base import BOS, EOS, OWN, PAD, SPECIALS, UNK, Rows, Special, Tokenizer
-from triform.text.bpe import SAMPLE, BpeTokenizer
+from triform.text.base import (
+    BOS,
+    DEFAULT_SPECIAL_TOKENS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    SpecialTokens,
+    Tokenizer,
+    TokenRows,
+)
+from triform.text.bpe import MAX_TRAIN_CHARS, BpeTokenizer
 from triform.text.char import CharTokenizer
-from triform.text.foreign import read_tokenizer
-from triform.text.stream import encode_stream
+from triform.text.exporting import write_tokenizer
+from triform.text.importing import read_tokenizer
+from triform.text.parallel import encode_stream
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
 from triform.text.word import WordTokenizer, split_words
-from triform.text.written import write_tokenizer
 
 __all__ = [
     "BOS",
+    "DEFAULT_SPECIAL_TOKENS",
     "EOS",
-    "OWN",
+    "MAX_TRAIN_CHARS",
     "PAD",
-    "SAMPLE",
-    "SPECIALS",
+    "SPECIAL_TOKENS",
     "TOKENIZERS",
     "UNK",
     "BpeTokenizer",
     "CharTokenizer",
-    "Rows",
-    "Special",
+    "SpecialTokens",
+    "TokenRows",
     "Tokenizer",
     "WordTokenizer",
     "encode_stream",

@@ -21,39 +21,39 @@ from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import write_text
 
-SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>")  # of every vocabulary that is learned here
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")  # of every vocabulary that is learned here
 PAD, UNK, BOS, EOS = range(4)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-FORMAT = 1  # of the saved file; a higher number in a file means it is newer than this code
+FORMAT_VERSION = 1  # of the saved file; a higher number in a file means it is newer than this code
 
 # A line break before anything but whitespace ends a token in every kind that is learned here: long text may be cut
 # there.
-SAFE_CUT = re.compile(r"\n(?=\S)")
-_PART = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
-_AT_ONCE = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
+SAFE_SPLIT = re.compile(r"\n(?=\S)")
+_MIN_CHUNK_CHARS = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
+_MAX_BATCH_CHARS = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """Tokens of many texts end to end, and how many each text has."""
 
     tokens: NDArray[Any]  # unsigned integers
     lengths: NDArray[np.int64]
 
-    def followed_by(self, token: int, where: NDArray[np.bool_]) -> Rows:
+    def append_token(self, token: int, row_mask: NDArray[np.bool_]) -> TokenRows:
         """With one more token at the end of the chosen rows."""
-        ends = np.cumsum(self.lengths)[where]
-        return Rows(np.insert(self.tokens, ends, token), self.lengths + where) if len(ends) else self
+        ends = np.cumsum(self.lengths)[row_mask]
+        return TokenRows(np.insert(self.tokens, ends, token), self.lengths + row_mask) if len(ends) else self
 
-    def framed(self, before: Sequence[int], after: Sequence[int]) -> Rows:
+    def wrap(self, before: Sequence[int], after: Sequence[int]) -> TokenRows:
         """With the same tokens before and after each row."""
         ends = np.cumsum(self.lengths)[:, None]
         starts = ends - self.lengths[:, None]
-        places = np.hstack([starts.repeat(len(before), 1), ends.repeat(len(after), 1)])
-        tokens = np.tile(np.array([*before, *after], self.tokens.dtype), len(places))
-        return Rows(np.insert(self.tokens, places.ravel(), tokens), self.lengths + places.shape[1])
+        positions = np.hstack([starts.repeat(len(before), 1), ends.repeat(len(after), 1)])
+        tokens = np.tile(np.array([*before, *after], self.tokens.dtype), len(positions))
+        return TokenRows(np.insert(self.tokens, positions.ravel(), tokens), self.lengths + positions.shape[1])
 
 
-class Special(NamedTuple):
+class SpecialTokens(NamedTuple):
     """The tokens that no text gives; None for one that a vocabulary lacks."""
 
     pad: int | None = PAD
@@ -64,49 +64,49 @@ class Special(NamedTuple):
     after: tuple[int, ...] = ()
 
     @property
-    def filling(self) -> int:
+    def pad_or_zero(self) -> int:
         """Stands where there is no text; it is masked, so any token will do."""
         return 0 if self.pad is None else self.pad
 
     @property
-    def end(self) -> int | None:
+    def eos_or_bos(self) -> int | None:
         """Ends a text or, where only a beginning is known, stands between texts."""
         return self.bos if self.eos is None else self.eos
 
     @property
-    def blank(self) -> int:
+    def end_token(self) -> int:
         """Stands for a text of nothing."""
-        return next((token for token in (self.end, self.unk) if token is not None), self.filling)
+        return next((token for token in (self.eos_or_bos, self.unk) if token is not None), self.pad_or_zero)
 
     @property
-    def start(self) -> int:
+    def start_token(self) -> int:
         """What a decoder that writes from nothing begins with."""
-        return self.blank if self.bos is None else self.bos
+        return self.end_token if self.bos is None else self.bos
 
     @property
-    def nothing(self) -> int:
+    def unk_or_pad(self) -> int:
         """Says as little as a token can: the unknown one or, where everything is known, filling."""
-        return next((token for token in (self.unk, self.pad) if token is not None), self.blank)
+        return next((token for token in (self.unk, self.pad) if token is not None), self.end_token)
 
-    def framed(self, rows: Rows) -> Rows:
+    def wrap_rows(self, rows: TokenRows) -> TokenRows:
         """Texts as a model reads them; none is empty."""
         if self.before or self.after:
-            return rows.framed(self.before, self.after)
-        return rows.followed_by(self.blank, rows.lengths == 0)
+            return rows.wrap(self.before, self.after)
+        return rows.append_token(self.end_token, rows.lengths == 0)
 
-    def cut(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
+    def truncate(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
         """A row that has its frame, shortened to a length; what belongs after it stays."""
         if len(row) <= max_len or not self.after:
             return row[:max_len]
         return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
 
-    def whole(self, tokens: Sequence[int], max_len: int = 0) -> list[int]:
+    def wrap(self, tokens: Sequence[int], max_len: int = 0) -> list[int]:
         """One text in its frame; with a length it is cut to fit."""
-        text = tokens[: max(0, max_len - len(self.before) - len(self.after))] if max_len else tokens
-        return [*self.before, *text, *self.after] or [self.blank]
+        content = tokens[: max(0, max_len - len(self.before) - len(self.after))] if max_len else tokens
+        return [*self.before, *content, *self.after] or [self.end_token]
 
 
-OWN = Special()
+DEFAULT_SPECIAL_TOKENS = SpecialTokens()
 
 
 class Tokenizer(ABC):
@@ -114,11 +114,11 @@ class Tokenizer(ABC):
 
     kind: ClassVar[str]
     lossless: bool = True  # whether decoding gives back the text, spaces and all
-    one_core: ClassVar[bool] = False  # whether encoding keeps one core busy, however many there are
+    single_threaded: ClassVar[bool] = False  # whether encoding keeps one core busy, however many there are
 
-    def __init__(self, pieces: list[str], special: Special = OWN) -> None:
-        self._pieces, self.special = pieces, special
-        self.pad, self.unk, self.bos, self.eos = special[:4]
+    def __init__(self, pieces: list[str], special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS) -> None:
+        self._pieces, self.special_tokens = pieces, special_tokens
+        self.pad, self.unk, self.bos, self.eos = special_tokens[:4]
 
     @property
     def vocab_size(self) -> int:
@@ -130,7 +130,7 @@ class Tokenizer(ABC):
         return self._pieces
 
     @property
-    def never_written(self) -> tuple[int, ...]:
+    def banned_tokens(self) -> tuple[int, ...]:
         """Tokens that a model must not choose."""
         return tuple(token for token in (self.pad, self.unk, self.bos) if token not in (None, self.eos))
 
@@ -142,32 +142,32 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, the same as one by one."""
 
-    def encode_rows(self, texts: Sequence[str]) -> Rows:
+    def encode_rows(self, texts: Sequence[str]) -> TokenRows:
         """The same as arrays, for much text at a time."""
         rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
-        return Rows(tokens, lengths)
+        return TokenRows(tokens, lengths)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The smallest unsigned integers that can hold any token."""
-        return token_type(self.vocab_size)
+        return token_dtype(self.vocab_size)
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the tokens: special ones are left out, the unknown one is a replacement character."""
 
-    def piece(self, token: int) -> str:
+    def format_piece(self, token: int) -> str:
         """One token as a person would read it."""
         return self._pieces[token]
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    def format_pieces(self, tokens: Sequence[int]) -> list[str]:
         """Each token as a person would read it among the others."""
-        return [self.piece(token) for token in tokens]
+        return [self.format_piece(token) for token in tokens]
 
     @abstractmethod
-    def unknown(self, text: str) -> list[str]:
+    def find_unknown(self, text: str) -> list[str]:
         """What the vocabulary lacks of this text, each once, in order of appearance."""
 
     @abstractmethod
@@ -182,97 +182,97 @@ class Tokenizer(ABC):
             raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-class CoreTokenizer(Tokenizer):
+class BackendTokenizer(Tokenizer):
     """One whose vocabulary and rules are held by the library."""
 
-    def __init__(self, core: Core, special: Special = OWN) -> None:
-        ids = core.get_vocab()
-        super().__init__(sorted(ids, key=ids.__getitem__), special)
-        self._core = core
-        if (special is OWN and tuple(self._pieces[:4]) != SPECIALS) or sorted(ids.values()) != list(
-            range(len(ids))
-        ):
-            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIALS)}")
+    def __init__(self, backend: Core, special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS) -> None:
+        ids = backend.get_vocab()
+        super().__init__(sorted(ids, key=ids.__getitem__), special_tokens)
+        self._backend = backend
+        if (special_tokens is DEFAULT_SPECIAL_TOKENS and tuple(self._pieces[:4]) != SPECIAL_TOKENS) or sorted(
+            ids.values()
+        ) != list(range(len(ids))):
+            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIAL_TOKENS)}")
 
     def encode(self, text: str) -> list[int]:
-        parts = list(cut(text, _PART))
+        parts = list(split_long_text(text, _MIN_CHUNK_CHARS))
         if len(parts) > 1:
             return [token for part in self.encode_batch(parts) for token in part]
         check_text(text)
-        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text, the same as one by one, spread over the cores."""
-        quiet_fork()
+        disable_fork_warning()
         encoded: list[list[int]] = []
         batch: list[str] = []
-        held = 0
-        for place, text in enumerate(texts, 1):
+        batch_chars = 0
+        for count, text in enumerate(texts, 1):
             check_text(text)
             batch.append(text)
-            held += len(text)
-            if held >= _AT_ONCE or place == len(texts):
-                encoded += [row.ids for row in self._core.encode_batch_fast(batch, add_special_tokens=False)]
-                batch, held = [], 0
+            batch_chars += len(text)
+            if batch_chars >= _MAX_BATCH_CHARS or count == len(texts):
+                encoded += [row.ids for row in self._backend.encode_batch_fast(batch, add_special_tokens=False)]
+                batch, batch_chars = [], 0
         return encoded
 
     @property
-    def core(self) -> Core:
+    def backend(self) -> Core:
         """The library's own object, without what Triform adds to it."""
-        return self._core
+        return self._backend
 
     def header(self) -> dict[str, Any]:
         """What the library's format has no place for."""
-        return {"format": FORMAT, "kind": self.kind}
+        return {"format": FORMAT_VERSION, "kind": self.kind}
 
     def to_json(self) -> str:
         """Our kind, and the library's own format inside."""
-        content = {"triform": self.header(), "tokenizer": json.loads(self._core.to_str())}
+        content = {"triform": self.header(), "tokenizer": json.loads(self._backend.to_str())}
         return json.dumps(content, ensure_ascii=False)
 
-    def _normalised(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         check_text(text)
-        normaliser = self._core.normalizer
-        return text if normaliser is None else str(normaliser.normalize_str(text))
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
 
 
-class TextStream:
+class TrainingText:
     """Texts read once: checked, counted, and named for messages."""
 
-    def __init__(self, texts: Iterable[str], name: str, expected: int = 0) -> None:
-        self._texts, self.name, self.characters = texts, name, 0
-        self._expected = expected  # characters, where they were counted before
+    def __init__(self, texts: Iterable[str], name: str, expected_characters: int = 0) -> None:
+        self._texts, self.name, self.n_characters = texts, name, 0
+        self._expected_characters = expected_characters  # characters, where they were counted before
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
             check_text(text, self.name)
-            self.characters += len(text)
-            yield from cut(text, _PART)  # a whole book may be one text
-        if not self.characters:
+            self.n_characters += len(text)
+            yield from split_long_text(text, _MIN_CHUNK_CHARS)  # a whole book may be one text
+        if not self.n_characters:
             raise DataError(f"{self.name}: there is no text to make a vocabulary from")
 
-    def spread(self, most: int) -> Iterator[str]:
+    def sample(self, max_characters: int) -> Iterator[str]:
         """Everything or, of more text than `most` characters, about so many of them from all over it."""
-        share = min(1.0, most / max(1, self._expected))
-        seen = taken = 0
+        fraction = min(1.0, max_characters / max(1, self._expected_characters))
+        n_read = n_sampled = 0
         for part in self:
-            seen += len(part)
-            if taken < share * seen:
-                taken += len(part)
+            n_read += len(part)
+            if n_sampled < fraction * n_read:
+                n_sampled += len(part)
                 yield part
 
 
-def token_type(vocab_size: int) -> np.dtype[Any]:
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def cut(text: str, length: int, where: re.Pattern[str] = SAFE_CUT) -> Iterator[str]:
+def split_long_text(text: str, min_length: int, boundary: re.Pattern[str] = SAFE_SPLIT) -> Iterator[str]:
     """Parts of at least `length` characters that encode to the same tokens as the whole."""
     start = 0
-    while found := where.search(text, start + length):
-        yield text[start : found.end()]
-        start = found.end()
+    while match := boundary.search(text, start + min_length):
+        yield text[start : match.end()]
+        start = match.end()
     yield text[start:]
 
 
@@ -288,41 +288,41 @@ def check_text(text: str, name: str = "the text") -> None:
         ) from None
 
 
-def check_vocab_size(asked: int, *, least: int) -> None:
+def check_vocab_size(vocab_size: int, *, minimum: int) -> None:
     """Refuse a size too small for any data; 0 is a size left open."""
-    if asked and asked < least:
-        raise ConfigError(f"tokenizer.vocab_size={asked} is too small: it must be at least {least}")
+    if vocab_size and vocab_size < minimum:
+        raise ConfigError(f"tokenizer.vocab_size={vocab_size} is too small: it must be at least {minimum}")
 
 
-def check_allowed(asked: int, *, most: int, name: str) -> None:
+def check_vocab_size_limit(vocab_size: int, *, maximum: int, name: str) -> None:
     """Refuse a size that the data cannot fill."""
-    if asked > most:
+    if vocab_size > maximum:
         raise ConfigError(
-            f"tokenizer.vocab_size={asked} is more than {name} allows ({most} at most); "
-            f"set it to {most} or lower, or leave it out"
+            f"tokenizer.vocab_size={vocab_size} is more than {name} allows ({maximum} at most); "
+            f"set it to {maximum} or lower, or leave it out"
         )
 
 
-def lowercaser(config: TokenizerConfig) -> normalizers.Normalizer | None:
+def build_lowercaser(config: TokenizerConfig) -> normalizers.Normalizer | None:
     """The library's step that lowers case, where the config asks for it."""
     # Character by character, unlike str.lower (final sigma), so that cutting a text changes nothing.
     return normalizers.Lowercase() if config.lowercase else None
 
 
 @cache
-def quiet_fork() -> None:
+def disable_fork_warning() -> None:
     """Let forked children tokenize on one core, without the warning older `tokenizers` print at a fork."""
     if not hasattr(os, "register_at_fork"):  # Windows does not fork
         return
-    variable = "TOKENIZERS_PARALLELISM"
-    ours: list[bool] = []
+    env_name = "TOKENIZERS_PARALLELISM"
+    was_unset: list[bool] = []
 
-    def before() -> None:
-        ours.append(variable not in os.environ)
-        os.environ.setdefault(variable, "false")
+    def before_fork() -> None:
+        was_unset.append(env_name not in os.environ)
+        os.environ.setdefault(env_name, "false")
 
-    def after_in_parent() -> None:
-        if ours.pop():
-            os.environ.pop(variable, None)
+    def after_fork_in_parent() -> None:
+        if was_unset.pop():
+            os.environ.pop(env_name, None)
 
-    os.register_at_fork(before=before, after_in_parent=after_in_parent)
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork_in_parent)

@@ -12,17 +12,17 @@ from tokenizers import Tokenizer as Core
 from triform.config import TokenizerConfig
 from triform.text.base import (
     REPLACEMENT,
-    SPECIALS,
+    SPECIAL_TOKENS,
     UNK,
-    CoreTokenizer,
-    TextStream,
-    check_allowed,
+    BackendTokenizer,
+    TrainingText,
+    build_lowercaser,
     check_vocab_size,
-    lowercaser,
+    check_vocab_size_limit,
 )
 
 
-class CharTokenizer(CoreTokenizer):
+class CharTokenizer(BackendTokenizer):
     """Lossless on any text whose characters were all seen in training.
 
     A dictionary does the encoding: for single characters it is about six times faster than the library's
@@ -31,42 +31,42 @@ class CharTokenizer(CoreTokenizer):
 
     kind: ClassVar[str] = "char"
 
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        first = len(SPECIALS)
-        self._ids = {piece: token for token, piece in enumerate(self._pieces[first:], first)}
-        self._texts = ["", REPLACEMENT, "", "", *self._pieces[first:]]
+    def __init__(self, backend: Core) -> None:
+        super().__init__(backend)
+        n_special = len(SPECIAL_TOKENS)
+        self._ids = {piece: token for token, piece in enumerate(self._pieces[n_special:], n_special)}
+        self._token_texts = ["", REPLACEMENT, "", "", *self._pieces[n_special:]]
 
     @classmethod
-    def train(cls, config: TokenizerConfig, texts: TextStream) -> Self:
-        first = len(SPECIALS)
-        check_vocab_size(config.vocab_size, least=first + 1)
-        lower = lowercaser(config)
+    def train(cls, config: TokenizerConfig, texts: TrainingText) -> Self:
+        n_special = len(SPECIAL_TOKENS)
+        check_vocab_size(config.vocab_size, minimum=n_special + 1)
+        lowercaser = build_lowercaser(config)
         counts: Counter[str] = Counter()
         for text in texts:
-            counts.update(text if lower is None else lower.normalize_str(text))
-        most = first + len(counts)
-        check_allowed(config.vocab_size, most=most, name=texts.name)
+            counts.update(text if lowercaser is None else lowercaser.normalize_str(text))
+        max_size = n_special + len(counts)
+        check_vocab_size_limit(config.vocab_size, maximum=max_size, name=texts.name)
         frequent = sorted(counts, key=lambda character: (-counts[character], character))
         # By code point, so that ids do not move when the counts of the same characters do.
-        kept = sorted(frequent[: (config.vocab_size or most) - first])
-        ids = {piece: token for token, piece in enumerate([*SPECIALS, *kept])}
-        core = Core(models.WordLevel(ids, unk_token=SPECIALS[UNK]))
-        core.normalizer = lower
-        core.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")  # (?m): . is any character
-        core.decoder = decoders.Fuse()
-        return cls(core)
+        vocabulary = sorted(frequent[: (config.vocab_size or max_size) - n_special])
+        ids = {piece: token for token, piece in enumerate([*SPECIAL_TOKENS, *vocabulary])}
+        backend = Core(models.WordLevel(ids, unk_token=SPECIAL_TOKENS[UNK]))
+        backend.normalizer = lowercaser
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")  # (?m): . is any character
+        backend.decoder = decoders.Fuse()
+        return cls(backend)
 
     def encode(self, text: str) -> list[int]:
         ids = self._ids
-        return [ids.get(character, UNK) for character in self._normalised(text)]
+        return [ids.get(character, UNK) for character in self._normalize(text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return "".join([self._texts[token] for token in tokens])
+        return "".join([self._token_texts[token] for token in tokens])
 
-    def unknown(self, text: str) -> list[str]:
-        distinct = dict.fromkeys(self._normalised(text))
+    def find_unknown(self, text: str) -> list[str]:
+        distinct = dict.fromkeys(self._normalize(text))
         return [character for character in distinct if character not in self._ids]

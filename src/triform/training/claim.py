@@ -7,20 +7,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from triform.config import Config
+from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
-from triform.settings import Settings, differences
-from triform.training.folder import OWN, RunFolder, writing
-from triform.training.length import LENGTH_SETTINGS, with_length
+from triform.training.length import LENGTH_SETTINGS, apply_length
+from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder, write_errors
 
 
-def default_out(asked: Settings) -> str:
+def create_default_folder(requested: Settings) -> str:
     """Create runs/TASK-DATA, numbered when that is taken, and return its name."""
-    name = str(asked.get("data.train") or asked.get("data.source") or "builtin")
+    name = str(requested.get("data.train") or requested.get("data.source") or "builtin")
     stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
-    base = Path("runs") / f"{asked['task']}-{stem}"
+    base = Path("runs") / f"{requested['task']}-{stem}"
     path, number = base, 1
     while True:
-        with writing(path), suppress(FileExistsError):
+        with write_errors(path), suppress(FileExistsError):
             path.mkdir(parents=True)  # looking first and creating later would let two processes take one name
             return str(path)
         number += 1
@@ -28,8 +28,8 @@ def default_out(asked: Settings) -> str:
 
 
 @contextmanager
-def claimed(
-    folder: RunFolder, asked: Settings, *, resume: bool = False, overwrite: bool = False
+def claim_run_folder(
+    folder: RunFolder, requested: Settings, *, resume: bool = False, overwrite: bool = False
 ) -> Iterator[tuple[Config | None, tuple[str, ...]]]:
     """Lock a folder for this process until the run in it is closed.
 
@@ -41,42 +41,46 @@ def claimed(
     """
     if resume and not folder.path.is_dir():
         raise CheckpointError(f"{folder.path}: nothing to resume: no such run folder")
-    with folder.locked(f"training {asked['task']}" if "task" in asked else "saving a run") as notice:
-        yield _claim(folder, asked, resume=resume, overwrite=overwrite), (notice,) if notice else ()
+    with folder.lock(f"training {requested['task']}" if "task" in requested else "saving a run") as notice:
+        yield _validate_claim(folder, requested, resume=resume, overwrite=overwrite), (notice,) if notice else ()
 
 
-def _claim(folder: RunFolder, asked: Settings, *, resume: bool, overwrite: bool) -> Config | None:
+def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, overwrite: bool) -> Config | None:
     """Make sure the locked folder may be used; the stored config when an earlier run is to go on."""
-    if str(asked.get("train.base", "")) == str(folder.path.absolute()):
+    if str(requested.get("train.init_from", "")) == str(folder.path.absolute()):
         raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
     if resume and folder.config_file.exists():
         stored = folder.read_config()
-        if other := differences({name: asked[name] for name in asked if name not in LENGTH_SETTINGS}, stored):
+        if conflicts := describe_differences(
+            {name: requested[name] for name in requested if name not in LENGTH_SETTINGS}, stored
+        ):
             raise ConfigError(
-                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(other)}"
+                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(conflicts)}"
             )
-        if _only_a_model(folder):
-            what = "has lost its" if folder.ended() else "was saved without"
-            raise CheckpointError(f"{folder.path}: {what} checkpoints; its model works, but cannot be trained on")
-        return with_length(stored, asked)
+        if _has_only_model(folder):
+            reason = "has lost its" if folder.metrics_show_end() else "was saved without"
+            raise CheckpointError(f"{folder.path}: {reason} checkpoints; its model works, but cannot be trained on")
+        return apply_length(stored, requested)
     if not resume and not overwrite and folder.config_file.exists():
-        over = folder.finished() or _only_a_model(folder)
-        state = "a finished run" if over else "an unfinished run (--resume goes on with it)"
+        is_finished = folder.is_finished() or _has_only_model(folder)
+        state = "a finished run" if is_finished else "an unfinished run (--resume goes on with it)"
         raise CheckpointError(f"{folder.path}: already holds {state}; choose another --out or give --overwrite")
-    if folder.path.is_dir() and not folder.config_file.exists() and _foreign(folder.path):
+    if folder.path.is_dir() and not folder.config_file.exists() and _has_foreign_files(folder.path):
         raise CheckpointError(f"{folder.path}: exists and is not a run folder; choose another --out")
     return None
 
 
-def _only_a_model(folder: RunFolder) -> bool:
+def _has_only_model(folder: RunFolder) -> bool:
     """Whether nothing tells where training stood: its checkpoints are lost, or it was not `train` that saved it.
 
     A run killed before its first checkpoint has metrics that do not end: it may begin again.
     """
     without_metrics = folder.model_file.exists() and not folder.metrics_file.exists()
-    return folder.latest_checkpoint() is None and (folder.ended() or without_metrics)
+    return folder.latest_checkpoint() is None and (folder.metrics_show_end() or without_metrics)
 
 
-def _foreign(path: Path) -> bool:
+def _has_foreign_files(path: Path) -> bool:
     """Whether a folder holds anything that a run stopped early would not have left."""
-    return any(not any(entry.match(pattern) for pattern in (*OWN, ".*")) for entry in path.iterdir())
+    return any(
+        not any(entry.match(pattern) for pattern in (*RUN_FOLDER_PATTERNS, ".*")) for entry in path.iterdir()
+    )

@@ -17,111 +17,115 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from triform.config.settings import Settings
 from triform.errors import ConfigError, DataError
-from triform.nn.embedding import Embedding
-from triform.settings import Settings
+from triform.nn.embedding import InputEmbedding
 from triform.tasks import Task
 from triform.text import Tokenizer
-from triform.vectors.files import read, width_of
+from triform.vectors.files import read_vectors, read_width
 
-Found = TypeVar("Found")
+ResultT = TypeVar("ResultT")
 
 
-class Matched(NamedTuple):
+class MatchedVectors(NamedTuple):
     """Which pieces have a vector, and those vectors."""
 
-    places: NDArray[np.int64]
-    rows: NDArray[np.float32]
+    piece_ids: NDArray[np.int64]
+    vectors: NDArray[np.float32]
 
 
-def with_width(asked: Settings) -> Settings:
+def infer_d_model(requested: Settings) -> Settings:
     """A width left open is that of the vectors."""
-    if asked.get("model.d_model"):
-        return asked
-    return asked | {"model.d_model": _of_file(width_of, Path(str(asked["train.embeddings"])))}
+    if requested.get("model.d_model"):
+        return requested
+    return requested | {"model.d_model": _read_vectors_file(read_width, Path(str(requested["train.embeddings"])))}
 
 
-def fill(task: Task) -> str:
+def load_embeddings(task: Task) -> str:
     """Give each table of tokens the vectors that its pieces have; what came of it, for the user."""
     path = Path(task.config.train.embeddings)
-    told: dict[str, int] = {}
-    done: set[int] = set()
+    summaries: dict[str, int] = {}
+    loaded: set[int] = set()
     for name, module in task.model.named_modules():
-        if not isinstance(module, Embedding) or id(module.tokens.weight) in done:
+        if not isinstance(module, InputEmbedding) or id(module.token_embedding.weight) in loaded:
             continue
-        done.add(id(module.tokens.weight))
-        words = words_of(task.tokenizer_of(name))
-        matched = _matched(str(path), path.stat().st_mtime_ns if path.exists() else 0, words)
-        _put(matched, module.tokens, path)
-        told[f"{len(matched.places):,} of {len(words):,} pieces have a vector"] = len(matched.places)
-    if not any(told.values()):
-        raise ConfigError(f"{path}: {_nothing(path, words)}")
-    return f"{path}: {'; '.join(told)}; the others begin at random"
+        loaded.add(id(module.token_embedding.weight))
+        words = piece_words(task.tokenizer_for(name))
+        matched = _match_vectors(str(path), path.stat().st_mtime_ns if path.exists() else 0, words)
+        _copy_vectors(matched, module.token_embedding, path)
+        summaries[f"{len(matched.piece_ids):,} of {len(words):,} pieces have a vector"] = len(matched.piece_ids)
+    if not any(summaries.values()):
+        raise ConfigError(f"{path}: {_describe_no_match(path, words)}")
+    return f"{path}: {'; '.join(summaries)}; the others begin at random"
 
 
-def words_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+def piece_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     """For each piece the word whose vector it may have; empty for one that only goes on with a word.
 
     Where pieces that begin a word are told by a space, the others have no word of their own, but for marks.
     """
-    pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-    spaced = any(piece[0] == " " and piece.strip() for piece in pieces if piece)
+    pieces = [tokenizer.format_piece(token) for token in range(tokenizer.vocab_size)]
+    has_word_starts = any(piece[0] == " " and piece.strip() for piece in pieces if piece)
     return tuple(
-        piece.strip() if not spaced or piece[:1] == " " or not piece[:1].isalnum() else "" for piece in pieces
+        piece.strip() if not has_word_starts or piece[:1] == " " or not piece[:1].isalnum() else ""
+        for piece in pieces
     )
 
 
 @lru_cache(maxsize=2)  # several seeds have the same pieces
-def _matched(path: str, changed: int, words: tuple[str, ...]) -> Matched:
+def _match_vectors(path: str, mtime_ns: int, words: tuple[str, ...]) -> MatchedVectors:
     """By the very word; where no piece has a capital, also by the most frequent word that differs in case only."""
-    content = _of_file(read, Path(path))
-    places = {word: place for place, word in enumerate(content.words)}
-    if folds_case(words):
-        for place, word in enumerate(content.words):
-            places.setdefault(word.lower(), place)
-    found = [(piece, places[word]) for piece, word in enumerate(words) if word in places]
-    pieces, rows = np.array(found, np.int64).reshape(-1, 2).T
-    return Matched(pieces, content.matrix[rows])
+    vectors_file = _read_vectors_file(read_vectors, Path(path))
+    row_by_word = {word: row for row, word in enumerate(vectors_file.words)}
+    if is_lowercase(words):
+        for row, word in enumerate(vectors_file.words):
+            row_by_word.setdefault(word.lower(), row)
+    matches = [(piece_id, row_by_word[word]) for piece_id, word in enumerate(words) if word in row_by_word]
+    piece_ids, vector_rows = np.array(matches, np.int64).reshape(-1, 2).T
+    return MatchedVectors(piece_ids, vectors_file.matrix[vector_rows])
 
 
-def folds_case(words: Sequence[str]) -> bool:
+def is_lowercase(words: Sequence[str]) -> bool:
     """Whether a vocabulary knows no capitals, those in names of special tokens ([CLS], <S>) aside."""
     return all(word == word.lower() for word in words if word[:1].isalnum())
 
 
-def _put(matched: Matched, table: nn.Embedding, path: Path) -> None:
-    width = matched.rows.shape[1]
+def _copy_vectors(matched: MatchedVectors, table: nn.Embedding, path: Path) -> None:
+    width = matched.vectors.shape[1]
     if width != table.embedding_dim:
         raise ConfigError(
             f"{path}: its vectors have {width} numbers and model.d_model={table.embedding_dim}: set model.d_model="
             f"{width}, or learn vectors with --size {table.embedding_dim}"
         )
-    if not len(matched.places):
+    if not len(matched.piece_ids):
         return
     with torch.no_grad():
-        rows = torch.from_numpy(matched.rows)
-        size = rows.double().pow(2).mean().sqrt()
-        if size:
-            rows = rows * (table.weight.double().pow(2).mean().sqrt().cpu() / size)
-        table.weight[torch.from_numpy(matched.places)] = rows.to(table.weight)
+        vectors = torch.from_numpy(matched.vectors)
+        rms = vectors.double().pow(2).mean().sqrt()
+        if rms:
+            vectors = vectors * (table.weight.double().pow(2).mean().sqrt().cpu() / rms)
+        table.weight[torch.from_numpy(matched.piece_ids)] = vectors.to(table.weight)
 
 
-def _nothing(path: Path, words: Sequence[str]) -> str:
+def _describe_no_match(path: Path, words: Sequence[str]) -> str:
     """Why no piece has a vector, as far as that can be told."""
-    known = {word.lower() for word in _of_file(read, path).words}
+    known = {word.lower() for word in _read_vectors_file(read_vectors, path).words}
     if n := sum(word.lower() in known for word in words):
         return f"no piece of the vocabulary has a vector; {n:,} would if both were learned in lower case"
-    ours, theirs = (", ".join(repr(word) for word in some) for some in (_some(words), _some(sorted(known))))
-    return f"no piece of the vocabulary has a vector: its pieces are such as {ours}, the vectors' words {theirs}"
+    piece_examples, word_examples = (
+        ", ".join(repr(word) for word in examples)
+        for examples in (_example_words(words), _example_words(sorted(known)))
+    )
+    return f"no piece of the vocabulary has a vector: its pieces are such as {piece_examples}, the vectors' words {word_examples}"
 
 
-def _some(words: Sequence[str]) -> list[str]:
+def _example_words(words: Sequence[str]) -> list[str]:
     return [word for word in words if word[:1].isalnum()][-3:]
 
 
-def _of_file(ask: Callable[[Path], Found], path: Path) -> Found:
+def _read_vectors_file(reader: Callable[[Path], ResultT], path: Path) -> ResultT:
     """What is wrong with the file is wrong with the setting."""
     try:
-        return ask(path)
+        return reader(path)
     except DataError as error:
         raise ConfigError(f"train.embeddings={error}") from None

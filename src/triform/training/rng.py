@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def rng_state(device: torch.device) -> dict[str, Tensor]:
+def get_rng_state(device: torch.device) -> dict[str, Tensor]:
     """The state of torch's own random generators, of the CPU and of the device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from triform.errors import InterruptedRun
-from triform.training.folder import RunFolder, checkpoint_step
+from triform.errors import RunInterruptedError
+from triform.training.run_folder import RunFolder, checkpoint_step
 
 
 class ValidationInterrupted(KeyboardInterrupt):
@@ -17,14 +17,14 @@ class ValidationInterrupted(KeyboardInterrupt):
 
 
 class Interruptible(Protocol):
-    stopping: bool
+    stop_requested: bool
     interruptible: bool
 
 
 @contextmanager
 def interruptible(trainer: Interruptible) -> Iterator[None]:
     """Around what `stop` may break off at any point."""
-    if trainer.stopping:
+    if trainer.stop_requested:
         raise ValidationInterrupted
     trainer.interruptible = True
     try:
@@ -33,25 +33,27 @@ def interruptible(trainer: Interruptible) -> Iterator[None]:
         trainer.interruptible = False
 
 
-def resume_command(task: object, path: Path, device: str, more: str = "") -> str:
+def format_resume_command(task: object, path: Path, device: str, extra_options: str = "") -> str:
     """The command that goes on with a run; `more` are further options."""
-    where = "" if device == "auto" else f" --device {device}"
-    return f"triform train {task} --out {shlex.quote(str(path))}{more} --resume{where}"
+    device_option = "" if device == "auto" else f" --device {device}"
+    return f"triform train {task} --out {shlex.quote(str(path))}{extra_options} --resume{device_option}"
 
 
-def interrupted(step: int, again: str) -> InterruptedRun:
+def interrupted_error(step: int, command: str) -> RunInterruptedError:
     """The run was asked to stop, and has saved where it stood; `again` is the command that goes on."""
-    return InterruptedRun(f"stopped at step {step}, everything is saved; go on with: {again}")
+    return RunInterruptedError(f"stopped at step {step}, everything is saved; go on with: {command}")
 
 
-def stopped_at_once(folders: Sequence[RunFolder], again: str) -> InterruptedRun:
+def stopped_without_saving_error(folders: Sequence[RunFolder], command: str) -> RunInterruptedError:
     """The run was ended without saving: what there is to go on with."""
-    latest = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
-    if latest and all(folder.finished() for folder in folders):
-        return InterruptedRun(f"stopped after training, before the report was written; finish with: {again}")
-    if latest:
-        step = min(checkpoint_step(checkpoint) for checkpoint in latest)
-        return InterruptedRun(f"stopped without saving; go on from the checkpoint of step {step} with: {again}")
+    checkpoints = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
+    if checkpoints and all(folder.is_finished() for folder in folders):
+        return RunInterruptedError(f"stopped after training, before the report was written; finish with: {command}")
+    if checkpoints:
+        step = min(checkpoint_step(checkpoint) for checkpoint in checkpoints)
+        return RunInterruptedError(
+            f"stopped without saving; go on from the checkpoint of step {step} with: {command}"
+        )
     if any(folder.config_file.exists() for folder in folders):
-        return InterruptedRun(f"stopped before the first checkpoint; begin again with: {again}")
-    return InterruptedRun("stopped before training began; nothing was saved")
+        return RunInterruptedError(f"stopped before the first checkpoint; begin again with: {command}")
+    return RunInterruptedError("stopped before training began; nothing was saved")

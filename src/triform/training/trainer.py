@@ -13,34 +13,34 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from triform.data.loader import Indices
+from triform.data.samplers import Indices
 from triform.errors import DivergedError, notice_level
-from triform.metrics import Scores
-from triform.nn.lora import merge, merged_weights
-from triform.progress import reporting_to
-from triform.tasks.resident import Resident
-from triform.tasks.task import Dataset, Prepared, Task
+from triform.evaluation.metrics import Metrics
+from triform.nn.lora import merge_lora, merged_weights
+from triform.progress import report_progress_to
+from triform.tasks.device_data import DeviceDataset
+from triform.tasks.task import Dataset, PreparedTask, Task
 from triform.training.adapter import AdapterFile
-from triform.training.folder import RunFolder, damaged, load_weights, weights_of
-from triform.training.learner import Counts, Learner
-from triform.training.optim import make_schedule
-from triform.training.recorded import Recorded
-from triform.training.rng import rng_state, set_rng_state
-from triform.training.speed import Meter
-from triform.training.state import check_moments
+from triform.training.checkpoint_schema import validate_optimizer_state
+from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.optim import build_schedule
+from triform.training.rng import get_rng_state, set_rng_state
+from triform.training.run_folder import RunFolder, damaged_error, load_weights, named_weights
 from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.throughput import ThroughputMeter
+from triform.training.train_step import StepStats, TrainStep
 
 Event = dict[str, Any]
 
 
-class Listener(Protocol):
+class Callback(Protocol):
     """Hears of every event and may keep a state of its own across a resume."""
 
-    def hear(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Progress:
     """Where a run stands; all of it is in every checkpoint."""
 
     step: int = 0
-    best: Scores | None = None
+    best: Metrics | None = None
     best_step: int = 0
     stale: int = 0  # validations since the last one that showed progress
     lowest_loss: float = sys.float_info.max  # of all validations; JSON has no infinity
@@ -60,7 +60,7 @@ class Progress:
 class Display(Protocol):
     """Shows how far training has come."""
 
-    def tick(self, what: str, done: int, total: int) -> None: ...
+    def update(self, label: str, done: int, total: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -68,11 +68,11 @@ class Display(Protocol):
 class Trainer:
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedTask,
         folder: RunFolder,
-        listeners: Sequence[Listener],
-        marks: dict[str, Any],
-        operations: float = 0.0,
+        callbacks: Sequence[Callback],
+        metadata: dict[str, Any],
+        flops_per_token: float = 0.0,
     ) -> None:
         """`marks` are facts that every checkpoint carries, such as the fingerprints of the data.
 
@@ -80,38 +80,42 @@ class Trainer:
         """
         self.task, self.train_data, self.valid_data = prepared.task, prepared.train, prepared.valid
         self.config = prepared.task.config.train
-        self.folder, self.listeners, self.marks = folder, listeners, marks
+        self.folder, self.callbacks, self.metadata = folder, callbacks, metadata
         self.sampler = self.train_data.sampler(self.config, prepared.task.config.seed)
-        self.max_steps = self.config.max_steps or steps_in(
-            self.config.epochs, self.sampler.steps_per_epoch, self.config.accumulate
+        self.max_steps = self.config.max_steps or steps_for_epochs(
+            self.config.epochs, self.sampler.steps_per_epoch, self.config.grad_accumulation
         )
-        self.learner = self.make_learner(prepared)
-        lora = self.config.lora_rank > 0
-        self.adapter = AdapterFile(folder.adapter_file, self.task.model, self.task.config) if lora else None
-        self.schedule = make_schedule(self.config, self.max_steps)
+        self.train_step = self.build_train_step(prepared)
+        uses_lora = self.config.lora_rank > 0
+        self.adapter = AdapterFile(folder.adapter_file, self.task.model, self.task.config) if uses_lora else None
+        self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
-        self.meter = Meter(self.task.device, operations)
+        self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = self.config.eval_every if self.valid_data is not None else 0
         self.display: Display | None = None
-        self.stopping = self.interruptible = False
-        self.seen = 0  # steps since the last look
+        self.stop_requested = self.interruptible = False
+        self.steps_since_log = 0  # steps since the last look
 
-    def make_learner(self, prepared: Prepared) -> Learner:
+    def build_train_step(self, prepared: PreparedTask) -> TrainStep:
         """Recorded where that pays: on CUDA, with data that fits there."""
         task, data = prepared.task, prepared.train
-        resident = resident_of(task, data) if task.device.type == "cuda" else None
-        return Learner(task, data) if resident is None else Recorded(task, data, resident, self.max_steps)
+        device_dataset = load_device_dataset(task, data) if task.device.type == "cuda" else None
+        return (
+            TrainStep(task, data)
+            if device_dataset is None
+            else CudaGraphTrainStep(task, data, device_dataset, self.max_steps)
+        )
 
     def fit(self) -> None:
         """Train to the end, to early stopping, or until `stop` is called."""
         if self.progress.finished:
             return
         try:
-            with self.learner.running():
-                self.begin()
+            with self.train_step.training_context():
+                self.start()
                 if self.progress.validation_due:
-                    self.conclude_step()
-                while not self.progress.finished and not self.stopping:
+                    self.finish_step()
+                while not self.progress.finished and not self.stop_requested:
                     self.step()
                     self.after_step()
                 self.end()
@@ -119,26 +123,26 @@ class Trainer:
             if self.display is not None:
                 self.display.close()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.task.model.train()
-        self._began = time.monotonic() - self.progress.seconds
+        self._started_at = time.monotonic() - self.progress.seconds
         self.meter.start()
 
     def after_step(self) -> None:
         """Log, validate, save and end where it is time to."""
         step = self.progress.step
-        for text in self.learner.notices:
-            self._tell("notice", level=notice_level(text), text=text)
-        self.learner.notices.clear()
+        for text in self.train_step.notices:
+            self._emit("notice", level=notice_level(text), text=text)
+        self.train_step.notices.clear()
         if step % self.config.log_every == 0:
             self._log()
-        self.progress.validation_due = self._validates_at(step)
-        self.conclude_step()
+        self.progress.validation_due = self._is_validation_step(step)
+        self.finish_step()
 
-    def _validates_at(self, step: int) -> bool:
+    def _is_validation_step(self, step: int) -> bool:
         return step % self.config.eval_every == 0 or step == self.max_steps
 
-    def conclude_step(self) -> None:
+    def finish_step(self) -> None:
         """Validate if that is due, then save or end; an interrupted validation leaves all of it to a resume."""
         step = self.progress.step
         if self.progress.validation_due:
@@ -148,175 +152,179 @@ class Trainer:
         if step == self.max_steps:
             self.progress.finished = self.progress.finished or "max_steps"
         elif not self.progress.finished and step % self.config.checkpoint_every == 0:
-            self.save()
+            self.save_checkpoint()
 
     def end(self) -> None:
         """Write down what the run came to, or where it was stopped."""
         if self.progress.finished:
             self._finish()
         else:
-            self.save()
-            self._tell("end", reason="interrupted")
+            self.save_checkpoint()
+            self._emit("end", reason="interrupted")
 
     def stop(self) -> None:
         """Ask for a stop after the current step, or inside a validation at once; the state is saved first."""
-        self.stopping = True
+        self.stop_requested = True
         if self.interruptible:
             raise ValidationInterrupted
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Give the memory of the device back; this trainer is of no more use."""
         self.task.model.cpu()
-        del self.learner
+        del self.train_step
         gc.collect()
         torch.cuda.empty_cache()
 
     # -- one step
 
-    def draw(self) -> tuple[list[Indices], float]:
+    def draw_batches(self) -> tuple[list[Indices], float]:
         """The batches of the next step, and its rate."""
         step = self.progress.step + 1
-        rate = self.config.lr * self.schedule.share(step)
-        return [self.sampler.next() for _ in range(self.config.accumulate)], rate
+        lr = self.config.lr * self.schedule.lr_factor(step)
+        return [self.sampler.next_batch() for _ in range(self.config.grad_accumulation)], lr
 
-    def took(self, rate: float, counts: Counts) -> None:
+    def record_step(self, lr: float, stats: StepStats) -> None:
         """A step has been taken: at this rate, from so much."""
-        self.progress.step, self._rate = self.progress.step + 1, rate
-        self.seen += 1
-        self.meter.count(counts)
+        self.progress.step, self._lr = self.progress.step + 1, lr
+        self.steps_since_log += 1
+        self.meter.add(stats)
         if self.display is not None:
-            self.display.tick("step", self.progress.step, self.max_steps)
+            self.display.update("step", self.progress.step, self.max_steps)
 
     def step(self) -> None:
-        drawn, rate = self.draw()
-        self.took(rate, self.learner.step(drawn, rate))
+        batch_indices, lr = self.draw_batches()
+        self.record_step(lr, self.train_step.step(batch_indices, lr))
 
     # -- what happens between steps
 
-    def _check_finite(self) -> list[float]:
+    def _check_losses(self) -> list[float]:
         """The losses since the last look; reading them waits for the device, so it is done only now and then."""
-        losses: list[float] = self.learner.losses[: self.seen].tolist()
+        losses: list[float] = self.train_step.losses[: self.steps_since_log].tolist()
         if not math.isfinite(sum(losses)):
-            raise self._diverged("loss")
+            raise self._diverged_error("loss")
         return losses
 
-    def _diverged(self, what: str) -> DivergedError:
-        latest = self.folder.latest_checkpoint()
-        kept = f"the last good checkpoint is {latest}" if latest else "no checkpoint was written yet"
+    def _diverged_error(self, quantity: str) -> DivergedError:
+        checkpoint = self.folder.latest_checkpoint()
+        checkpoint_message = (
+            f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was written yet"
+        )
         return DivergedError(
-            f"the {what} is not finite at step {self.progress.step}; {kept}. "
+            f"the {quantity} is not finite at step {self.progress.step}; {checkpoint_message}. "
             f"Try a lower train.lr than {self.config.lr:g}, a longer train.warmup_steps, or train.clip_norm=1"
         )
 
     def _log(self) -> None:
-        losses = self._check_finite()
-        norm = {"grad_norm": self.learner.norm.item()} if self.config.clip_norm else {}
-        self._tell(
+        losses = self._check_losses()
+        grad_norm = {"grad_norm": self.train_step.grad_norm.item()} if self.config.clip_norm else {}
+        self._emit(
             "train",
-            epoch=self.progress.step * self.config.accumulate / self.sampler.steps_per_epoch,
+            epoch=self.progress.step * self.config.grad_accumulation / self.sampler.steps_per_epoch,
             loss=sum(losses) / max(1, len(losses)),
-            lr=self._rate,
+            lr=self._lr,
             **self.meter.read(),
-            **norm,
+            **grad_norm,
         )
-        self.learner.recall([])
-        self.seen = 0
+        self.train_step.restore_losses([])
+        self.steps_since_log = 0
 
     def _validate(self) -> None:
-        self._check_finite()
+        self._check_losses()
         if self.valid_data is None:
             self.progress.validation_due = False
             return
-        began, random_state = time.monotonic(), rng_state(self.task.device)
+        started_at, random_state = time.monotonic(), get_rng_state(self.task.device)
         try:
-            with self.learner.averaged(self.progress.step):
-                scores = self.judge(self.valid_data)
+            with self.train_step.use_ema_weights(self.progress.step):
+                metrics = self.evaluate(self.valid_data)
                 self.task.model.train()
-                self._keep_best(scores)
+                self._update_best(metrics)
             self.progress.validation_due = False
         except ValidationInterrupted:
             self.task.model.train()
             set_rng_state(random_state, self.task.device)
-        self.meter.leave_out(time.monotonic() - began)  # the rate of training is not slowed by looking
+        self.meter.exclude(time.monotonic() - started_at)  # the rate of training is not slowed by looking
 
-    def _keep_best(self, scores: Scores) -> None:
-        if not math.isfinite(scores["loss"]):  # nothing was decoded with such weights, so the metric may be missing
-            raise self._diverged("validation loss")
-        self._tell("valid", **scores)
-        self.schedule.observe(scores["loss"])
-        if self.task.better(scores, self.progress.best):
-            self.progress.best, self.progress.best_step, self.progress.stale = scores, self.progress.step, 0
-            self._keep_weights()
-            self._tell("best", metric=self.task.metric, value=scores[self.task.metric])
-        elif not (self.task.lower_loss_is_progress and scores["loss"] < self.progress.lowest_loss):
+    def _update_best(self, metrics: Metrics) -> None:
+        if not math.isfinite(
+            metrics["loss"]
+        ):  # nothing was decoded with such weights, so the metric may be missing
+            raise self._diverged_error("validation loss")
+        self._emit("valid", **metrics)
+        self.schedule.on_validation_loss(metrics["loss"])
+        if self.task.is_better(metrics, self.progress.best):
+            self.progress.best, self.progress.best_step, self.progress.stale = metrics, self.progress.step, 0
+            self._save_model()
+            self._emit("best", metric=self.task.metric, value=metrics[self.task.metric])
+        elif not (self.task.lower_loss_is_progress and metrics["loss"] < self.progress.lowest_loss):
             self.progress.stale += 1
         else:
             self.progress.stale = 0
-        self.progress.lowest_loss = min(scores["loss"], self.progress.lowest_loss)
+        self.progress.lowest_loss = min(metrics["loss"], self.progress.lowest_loss)
         if self._out_of_patience():
             self.progress.finished = "patience"
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
-    def _keep_weights(self) -> None:
+    def _save_model(self) -> None:
         """As a model like any other; adapters also by themselves."""
         self.folder.write_weights(merged_weights(self.task.model))
         if self.adapter:
             self.adapter.write()
 
-    def take_best(self) -> None:
+    def load_best_weights(self) -> None:
         """The weights that were kept, in a model like any other: training is over."""
-        merge(self.task.model)
+        merge_lora(self.task.model)
         load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
-    def judge(self, data: Dataset) -> Scores:
-        with interruptible(self), reporting_to(self.on_progress), self.learner.precision():
+    def evaluate(self, data: Dataset) -> Metrics:
+        with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
             return self.task.evaluate(data, quick=True)
 
-    def on_progress(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, label: str, done: int, total: int) -> None:
         """So much of a validation is done; a stop that was asked for breaks it off here at the latest."""
-        if self.stopping:
+        if self.stop_requested:
             raise ValidationInterrupted
         if self.display is not None:
-            self.display.tick(what, done, total)
+            self.display.update(label, done, total)
 
     def _finish(self) -> None:
         if self.valid_data is None:
-            with self.learner.averaged(self.progress.step):
-                self._keep_weights()
+            with self.train_step.use_ema_weights(self.progress.step):
+                self._save_model()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
-        self._tell("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
-        self.save()
+        self._emit("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
+        self.save_checkpoint()
 
-    def _tell(self, name: str, **facts: object) -> None:
-        self.progress.seconds = time.monotonic() - self._began
-        event: Event = {"event": name, "step": self.progress.step, **facts, "seconds": self.progress.seconds}
-        for listener in self.listeners:
-            listener.hear(event)
+    def _emit(self, name: str, **fields: object) -> None:
+        self.progress.seconds = time.monotonic() - self._started_at
+        event: Event = {"event": name, "step": self.progress.step, **fields, "seconds": self.progress.seconds}
+        for callback in self.callbacks:
+            callback.on_event(event)
 
     # -- saving and going on
 
-    def save(self) -> None:
-        self._check_finite()
+    def save_checkpoint(self) -> None:
+        self._check_losses()
         if not torch.stack([p.isfinite().all() for p in self.task.model.parameters()]).all():
-            raise self._diverged("model")
-        self.progress.seconds = time.monotonic() - self._began
-        tensors = {f"model.{name}": tensor for name, tensor in weights_of(self.task.model).items()}
-        optimizer = self.learner.optimizer.state_dict()["state"]
-        for index, values in optimizer.items():
+            raise self._diverged_error("model")
+        self.progress.seconds = time.monotonic() - self._started_at
+        tensors = {f"model.{name}": tensor for name, tensor in named_weights(self.task.model).items()}
+        optimizer_state = self.train_step.optimizer.state_dict()["state"]
+        for index, values in optimizer_state.items():
             tensors |= {
                 f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
             }
-        tensors |= {f"average.{index}": tensor for index, tensor in enumerate(self.learner.sums)}
-        tensors |= {f"rng.{name}": tensor for name, tensor in rng_state(self.task.device).items()}
+        tensors |= {f"average.{index}": tensor for index, tensor in enumerate(self.train_step.ema)}
+        tensors |= {f"rng.{name}": tensor for name, tensor in get_rng_state(self.task.device).items()}
         state = {
             "progress": vars(self.progress),
-            "sampler": self.sampler.state(),
-            "schedule": self.schedule.state(),
-            "listeners": {type(listener).__name__: listener.state() for listener in self.listeners},
-            "window": {"losses": self._check_finite()},
-            "marks": self.marks,
+            "sampler": self.sampler.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "listeners": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},
+            "window": {"losses": self._check_losses()},
+            "marks": self.metadata,
             "finished": self.progress.finished,
         }
         due = self.progress.validation_due
@@ -324,23 +332,25 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the latest checkpoint; with none, from the beginning."""
-        latest = self.folder.latest_checkpoint()
-        if latest is None:
+        checkpoint = self.folder.latest_checkpoint()
+        if checkpoint is None:
             return
-        tensors, state = self.folder.read_checkpoint(latest)
+        tensors, state = self.folder.read_checkpoint(checkpoint)
         try:
             self._restore(tensors, state)
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise damaged(latest, error) from None
-        self.progress.validation_due &= self._validates_at(self.progress.step)  # not where it ended, if now longer
-        if self._may_go_on():
+            raise damaged_error(checkpoint, error) from None
+        self.progress.validation_due &= self._is_validation_step(
+            self.progress.step
+        )  # not where it ended, if now longer
+        if self._should_continue():
             self.progress.finished = ""
-            for listener in self.listeners:
-                listener.hear({"event": "longer", "step": self.progress.step, "max_steps": self.max_steps})
-        for listener in self.listeners:
-            listener.hear({"event": "resume", "step": self.progress.step})
+            for callback in self.callbacks:
+                callback.on_event({"event": "longer", "step": self.progress.step, "max_steps": self.max_steps})
+        for callback in self.callbacks:
+            callback.on_event({"event": "resume", "step": self.progress.step})
 
-    def _may_go_on(self) -> bool:
+    def _should_continue(self) -> bool:
         """Whether a run that has ended is to be trained longer: its settings now allow more."""
         if self.progress.finished == "patience":
             return not self._out_of_patience() and self.progress.step < self.max_steps
@@ -349,39 +359,39 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
         for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
+            part, _, suffix = name.partition(".")
             if part not in parts:
                 raise ValueError(f"{name} is no tensor of a checkpoint")
-            parts[part][rest] = tensor
-        load_weights(self.task.model, parts["model"], self.folder.checkpoints)
+            parts[part][suffix] = tensor
+        load_weights(self.task.model, parts["model"], self.folder.checkpoints_folder)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             index, _, key = name.partition(".")
             moments.setdefault(int(index), {})[key] = tensor
-        check_moments(moments, self.learner.optimizer)
-        self.learner.optimizer.load_state_dict(self.learner.optimizer.state_dict() | {"state": moments})
-        for number, total in enumerate(self.learner.sums):
-            total.copy_(parts["average"][str(number)])
+        validate_optimizer_state(moments, self.train_step.optimizer)
+        self.train_step.optimizer.load_state_dict(self.train_step.optimizer.state_dict() | {"state": moments})
+        for number, average in enumerate(self.train_step.ema):
+            average.copy_(parts["average"][str(number)])
         self.progress = Progress(**state["progress"])
         if self.progress.best is not None and self.task.metric not in self.progress.best:
             raise ValueError(f"progress.best has no {self.task.metric}")
-        self.sampler.restore(state["sampler"])
-        self.schedule.restore(state["schedule"])
-        for listener in self.listeners:
-            listener.restore(state["listeners"].get(type(listener).__name__, {}))
+        self.sampler.load_state_dict(state["sampler"])
+        self.schedule.load_state_dict(state["schedule"])
+        for callback in self.callbacks:
+            callback.load_state_dict(state["listeners"].get(type(callback).__name__, {}))
         losses = state["window"]["losses"]
-        self.seen = len(losses)
-        self.learner.recall(losses)
+        self.steps_since_log = len(losses)
+        self.train_step.restore_losses(losses)
         set_rng_state(parts["rng"], self.task.device)
 
 
-def resident_of(task: Task, data: Dataset) -> Resident | None:
+def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
     """The data on the task's device; None where there is no room for it beside the model."""
     try:
-        return data.on(task.device, task.config.train)
+        return data.to_device(task.device, task.config.train)
     except torch.OutOfMemoryError:
         return None
 
 
-def steps_in(epochs: float, steps_per_epoch: int, accumulate: int) -> int:
-    return max(1, math.ceil(epochs * steps_per_epoch / accumulate))
+def steps_for_epochs(epochs: float, steps_per_epoch: int, grad_accumulation: int) -> int:
+    return max(1, math.ceil(epochs * steps_per_epoch / grad_accumulation))

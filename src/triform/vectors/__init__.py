@@ -1,7 +1,15 @@
 """Word vectors: learned from plain text, looked up, judged, drawn, kept; docs/vectors.md shows them at work."""
 
-from triform.vectors.judge import Judged, judge_analogies, judge_pairs
-from triform.vectors.table import WordVectors
-from triform.vectors.word2vec import Learned, Recipe, learn
+from triform.vectors.evaluation import VectorEvaluation, evaluate_analogies, evaluate_similarity
+from triform.vectors.word2vec import Word2VecConfig, Word2VecResult, train_word2vec
+from triform.vectors.word_vectors import WordVectors
 
-__all__ = ["Judged", "Learned", "Recipe", "WordVectors", "judge_analogies", "judge_pairs", "learn"]
+__all__ = [
+    "VectorEvaluation",
+    "Word2VecConfig",
+    "Word2VecResult",
+    "WordVectors",
+    "evaluate_analogies",
+    "evaluate_similarity",
+    "train_word2vec",
+]

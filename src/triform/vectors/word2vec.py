@@ -18,24 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.config import DataConfig
-from triform.data import sets
-from triform.data.files import BLOCK, BUILTIN, KINDS, decoded_blocks
+from triform.data import builtin_sets
+from triform.data.files import BLOCK_SIZE, BUILTIN_PREFIX, KIND_BY_SUFFIX, iter_text_blocks
 from triform.data.readers import fingerprint, read_rows
 from triform.errors import ConfigError, DataError, TriformError, install_command
 from triform.text import split_words
 
-Kind = Literal["skipgram", "cbow"]
-LONGEST = 10_000  # words that gensim reads at once; what is longer is cut
-LONGEST_WAIT = 1.0  # seconds for a thread to end, or to wait for others
-BETWEEN = 5.0  # seconds at least between two words of how far it is
-MARK = "_"  # between the words of a phrase
-JOINT = "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
-MOST_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
-Say = Callable[[str], None]
+Word2VecKind = Literal["skipgram", "cbow"]
+MAX_SENTENCE_WORDS = 10_000  # words that gensim reads at once; what is longer is cut
+JOIN_TIMEOUT = 1.0  # seconds for a thread to end, or to wait for others
+LOG_INTERVAL = 5.0  # seconds at least between two words of how far it is
+PHRASE_SEPARATOR = "_"  # between the words of a phrase
+PHRASE_PLACEHOLDER = (
+    "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
+)
+MAX_PHRASE_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
+LogFn = Callable[[str], None]
 # From, to. gensim reads some of them as C's int, and a number that cannot be meant would take for ever.
-RANGES: dict[str, tuple[float, float]] = {
+SETTING_RANGES: dict[str, tuple[float, float]] = {
     "size": (1, 10_000),
-    "window": (1, LONGEST),
+    "window": (1, MAX_SENTENCE_WORDS),
     "min_count": (1, math.inf),
     "negative": (1, 10_000),
     "epochs": (1, math.inf),
@@ -45,15 +47,15 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def silent(line: str) -> None:
+def discard_message(message: str) -> None:
     """Say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Word2VecConfig:
     """How vectors are learned."""
 
-    kind: Kind = "skipgram"  # a word predicts its neighbours; or cbow, they predict it
+    kind: Word2VecKind = "skipgram"  # a word predicts its neighbours; or cbow, they predict it
     size: int = 100  # numbers a vector
     window: int = 5  # neighbours on either side
     min_count: int = 5  # rarer words have no vector
@@ -69,7 +71,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.kind not in ("skipgram", "cbow"):
             raise ConfigError(f"--kind {self.kind} is not known; choose from skipgram, cbow")
-        for name, (low, high) in RANGES.items():
+        for name, (low, high) in SETTING_RANGES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value < low:
                 raise ConfigError(f"--{option} {value} is too small: it must be at least {low}")
@@ -81,219 +83,227 @@ class Recipe:
             raise ConfigError(f"--lr {self.lr} must be above 0 and at most 1")
 
 
-class Learned(NamedTuple):
+class Word2VecResult(NamedTuple):
     """Words, most frequent first, their vectors, and what learning them took."""
 
     words: list[str]
     matrix: NDArray[np.float32]
     n_tokens: int  # of the text, once through
     seconds: float
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
-    def speed(self) -> float:
+    def words_per_second(self) -> float:
         """Words a second, over all epochs."""
-        return self.n_tokens * int(self.about["epochs"]) / self.seconds
+        return self.n_tokens * int(self.metadata["epochs"]) / self.seconds
 
     def __str__(self) -> str:
         return (
             f"{len(self.words):,} words have a vector of {self.matrix.shape[1]} numbers; {self.n_tokens:,} words "
-            f"of text, {self.about['epochs']} times, in {self.seconds:.1f} s: {self.speed:,.0f} words/s"
+            f"of text, {self.metadata['epochs']} times, in {self.seconds:.1f} s: {self.words_per_second:,.0f} words/s"
         )
 
 
-class Texts:
+class Corpus:
     """The words of files, a text at a time: a line of plain text, a row of a table. They are read anew each time.
 
     gensim waits for ever when one of its threads fails, so reading just ends, and `check` tells why.
     """
 
-    def __init__(self, files: Sequence[str], layout: DataConfig, *, lowercase: bool) -> None:
-        self.files, self.layout, self.lowercase = files, layout, lowercase
+    def __init__(self, files: Sequence[str], data_config: DataConfig, *, lowercase: bool) -> None:
+        self.files, self.data_config, self.lowercase = files, data_config, lowercase
         self.problem: Exception | None = None
-        self.join: Callable[[list[str]], list[str]] = list  # makes phrases, once they are known
+        self.join_phrases: Callable[[list[str]], list[str]] = list  # makes phrases, once they are known
 
     def __iter__(self) -> Iterator[list[str]]:
         try:
-            for text in (text for file in self.files for text in texts_of(file, self.layout)):
+            for text in (text for file in self.files for text in read_texts(file, self.data_config)):
                 if self.problem:
                     return
-                words = self.join(split_words(text, lowercase=self.lowercase))
-                yield from (words[at : at + LONGEST] for at in range(0, len(words), LONGEST))
+                words = self.join_phrases(split_words(text, lowercase=self.lowercase))
+                yield from (
+                    words[start : start + MAX_SENTENCE_WORDS] for start in range(0, len(words), MAX_SENTENCE_WORDS)
+                )
         except Exception as problem:
             self.problem = problem
 
-    def check(self) -> None:
+    def raise_problem(self) -> None:
         if isinstance(self.problem, TriformError):
             raise self.problem
         if self.problem:
             raise TriformError(f"learning failed: {self.problem!r}") from self.problem
 
 
-def texts_of(path: str, layout: DataConfig) -> Iterator[str]:
+def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
     """The rows of a table, the lines of anything else, whatever its ending."""
     blocks: Iterable[str] | None
-    if path.startswith(BUILTIN):
-        blocks = [sets.text(path)] if sets.is_text(path) else None
+    if path.startswith(BUILTIN_PREFIX):
+        blocks = [builtin_sets.load_text(path)] if builtin_sets.is_running_text(path) else None
     else:
-        ending = Path(path.lower().removesuffix(".gz")).suffix
-        blocks = decoded_blocks(path) if KINDS.get(ending, "txt") == "txt" else None
-    return _rows(path, layout) if blocks is None else _lines(blocks)
+        suffix = Path(path.lower().removesuffix(".gz")).suffix
+        blocks = iter_text_blocks(path) if KIND_BY_SUFFIX.get(suffix, "txt") == "txt" else None
+    return _read_table_texts(path, data_config) if blocks is None else _split_lines(blocks)
 
 
-def _rows(path: str, layout: DataConfig) -> Iterator[str]:
+def _read_table_texts(path: str, data_config: DataConfig) -> Iterator[str]:
     """The texts of a table; where its column is not found, the option is named as it is called here."""
     try:
-        yield from (row.text for row in read_rows(path, layout, labelled=False))
+        yield from (row.text for row in read_rows(path, data_config, labelled=False))
     except DataError as problem:
         problem.args = (str(problem).replace("data.text_column", "--text-column"),)
         raise
 
 
-def _lines(blocks: Iterable[str]) -> Iterator[str]:
+def _split_lines(blocks: Iterable[str]) -> Iterator[str]:
     """Lines of any length; one that is longer than a block comes in parts, cut between words."""
     pending = ""
     for block in blocks:
         *lines, pending = (pending + block).split("\n")
         yield from lines
-        if len(pending) >= BLOCK and (cut := pending.rfind(" ")) > 0:
-            yield pending[:cut]
-            pending = pending[cut:]
+        if len(pending) >= BLOCK_SIZE and (split_at := pending.rfind(" ")) > 0:
+            yield pending[:split_at]
+            pending = pending[split_at:]
     yield pending
 
 
-def learn(files: Sequence[str], recipe: Recipe, *, text_column: str = "", say: Say = silent) -> Learned:
+def train_word2vec(
+    files: Sequence[str], config: Word2VecConfig, *, text_column: str = "", log: LogFn = discard_message
+) -> Word2VecResult:
     """Vectors of the words of these files; `say` hears how far it is."""
     if not files:
         raise ConfigError("give at least one file of text")
-    texts = Texts(files, DataConfig(text_column=text_column), lowercase=recipe.lowercase)
-    start = time.perf_counter()
-    with quiet():
-        model = _model(recipe, texts)
-        for _ in range(recipe.phrases):
-            texts.join = phrase_joiner(texts, recipe.min_count)
-            texts.check()
+    corpus = Corpus(files, DataConfig(text_column=text_column), lowercase=config.lowercase)
+    start_time = time.perf_counter()
+    with quiet_gensim():
+        model = _build_model(config, corpus)
+        for _ in range(config.phrases):
+            corpus.join_phrases = build_phrase_joiner(corpus, config.min_count)
+            corpus.raise_problem()
         counts: Counter[str] = Counter()
         n_texts = 0
-        for words in texts:
+        for words in corpus:
             counts.update(words)
             n_texts += 1
-        texts.check()
-        _check_counts(counts, recipe, files)
-        say(f"{counts.total():,} words in {n_texts:,} texts, {len(counts):,} of them distinct")
+        corpus.raise_problem()
+        _check_counts(counts, config, files)
+        log(f"{counts.total():,} words in {n_texts:,} texts, {len(counts):,} of them distinct")
         try:
             model.build_vocab_from_freq(counts, corpus_count=n_texts)
         except MemoryError:
             raise ConfigError(
-                f"--size {recipe.size}: vectors of so many words do not fit memory; give less, or more --min-count"
+                f"--size {config.size}: vectors of so many words do not fit memory; give less, or more --min-count"
             ) from None
-        with _leaving_none_at_work():
+        with _join_threads_on_error():
             model.train(
-                texts, total_examples=n_texts, total_words=counts.total(), epochs=recipe.epochs,
-                callbacks=[_teller(texts, say, recipe.epochs, start)],
+                corpus, total_examples=n_texts, total_words=counts.total(), epochs=config.epochs,
+                callbacks=[_build_progress_callback(corpus, log, config.epochs, start_time)],
             )  # fmt: skip
-    about = asdict(recipe) | {"texts": {name: fingerprint(name) for name in files}}
-    seconds = time.perf_counter() - start
-    return Learned(list(model.wv.index_to_key), model.wv.vectors, counts.total(), seconds, about)
+    metadata = asdict(config) | {"texts": {name: fingerprint(name) for name in files}}
+    seconds = time.perf_counter() - start_time
+    return Word2VecResult(list(model.wv.index_to_key), model.wv.vectors, counts.total(), seconds, metadata)
 
 
-def _check_counts(counts: Counter[str], recipe: Recipe, files: Sequence[str]) -> None:
+def _check_counts(counts: Counter[str], config: Word2VecConfig, files: Sequence[str]) -> None:
     if not counts:
         raise DataError("there is no word in it", path=", ".join(files))
-    word, most = counts.most_common(1)[0]
-    if most < recipe.min_count:
+    word, max_count = counts.most_common(1)[0]
+    if max_count < config.min_count:
         raise ConfigError(
-            f"--min-count {recipe.min_count} leaves no word: the most frequent, {word!r}, is seen {most} times; "
-            f"give {most} or less"
+            f"--min-count {config.min_count} leaves no word: the most frequent, {word!r}, is seen {max_count} times; "
+            f"give {max_count} or less"
         )
 
 
-def phrase_joiner(texts: Texts, min_count: int) -> Callable[[list[str]], list[str]]:
+def build_phrase_joiner(corpus: Corpus, min_count: int) -> Callable[[list[str]], list[str]]:
     """What joins pairs of words that stand together more often than chance has it; never across a mark."""
     from gensim.models.phrases import Phrases
 
-    before = texts.join
-    runs = (run for words in texts for is_word, run in _runs(words) if is_word)
-    pairs = Phrases(runs, min_count=min_count, delimiter=JOINT, max_vocab_size=MOST_PAIRS).freeze()
+    previous_join = corpus.join_phrases
+    runs = (run for words in corpus for is_word, run in _group_runs(words) if is_word)
+    pairs = Phrases(
+        runs, min_count=min_count, delimiter=PHRASE_PLACEHOLDER, max_vocab_size=MAX_PHRASE_PAIRS
+    ).freeze()
 
-    def join(words: list[str]) -> list[str]:
+    def join_phrases(words: list[str]) -> list[str]:
         joined: list[str] = []
-        for is_word, run in _runs(before(words)):
-            joined += [word.replace(JOINT, MARK) for word in pairs[run]] if is_word else run
+        for is_word, run in _group_runs(previous_join(words)):
+            joined += (
+                [word.replace(PHRASE_PLACEHOLDER, PHRASE_SEPARATOR) for word in pairs[run]] if is_word else run
+            )
         return joined
 
-    return join
+    return join_phrases
 
 
-def _runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
+def _group_runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
     """Words that follow one another, and the marks between them."""
     return ((is_word, list(run)) for is_word, run in groupby(words, lambda word: word[0].isalnum()))
 
 
-def _model(recipe: Recipe, texts: Texts) -> Any:
+def _build_model(config: Word2VecConfig, corpus: Corpus) -> Any:
     """gensim's model, before it has seen a word."""
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
-        needed = f"learning word vectors needs gensim ({error})"
-        raise ConfigError(f"{needed}; install it with {install_command('vectors')}") from None
+        reason = f"learning word vectors needs gensim ({error})"
+        raise ConfigError(f"{reason}; install it with {install_command('vectors')}") from None
 
-    class Watched(Word2Vec):
+    class MonitoredWord2Vec(Word2Vec):
         """Reading ends when a worker fails; else all would wait for it."""
 
         def _worker_loop(self, jobs: Any, progress: Any) -> None:
             try:
                 super()._worker_loop(jobs, progress)
             except Exception as problem:
-                texts.problem = problem
+                corpus.problem = problem
                 while jobs.get() is not None:  # None: there are no more
                     pass
                 progress.put(None)
 
-    return Watched(
-        vector_size=recipe.size, window=recipe.window, min_count=recipe.min_count, negative=recipe.negative,
-        sample=recipe.sample, sg=int(recipe.kind == "skipgram"), alpha=recipe.lr, seed=recipe.seed,
-        workers=recipe.workers, epochs=recipe.epochs,
+    return MonitoredWord2Vec(
+        vector_size=config.size, window=config.window, min_count=config.min_count, negative=config.negative,
+        sample=config.sample, sg=int(config.kind == "skipgram"), alpha=config.lr, seed=config.seed,
+        workers=config.workers, epochs=config.epochs,
     )  # fmt: skip
 
 
-def _teller(texts: Texts, say: Say, epochs: int, start: float) -> Any:
+def _build_progress_callback(corpus: Corpus, log: LogFn, epochs: int, start_time: float) -> Any:
     """What gensim calls after every epoch."""
     from gensim.models.callbacks import CallbackAny2Vec
 
-    class Teller(CallbackAny2Vec):
-        done, told = 0, start
+    class ProgressCallback(CallbackAny2Vec):
+        epochs_done, last_logged = 0, start_time
 
         def on_epoch_end(self, model: Any) -> None:
-            texts.check()
-            self.done += 1
+            corpus.raise_problem()
+            self.epochs_done += 1
             now = time.perf_counter()
-            if now - self.told > BETWEEN:
-                self.told = now
-                say(f"epoch {self.done} of {epochs}, {now - start:.0f} s")
+            if now - self.last_logged > LOG_INTERVAL:
+                self.last_logged = now
+                log(f"epoch {self.epochs_done} of {epochs}, {now - start_time:.0f} s")
 
-    return Teller()
+    return ProgressCallback()
 
 
 @contextmanager
-def _leaving_none_at_work() -> Iterator[None]:
+def _join_threads_on_error() -> Iterator[None]:
     """After Ctrl-C gensim's threads go on until their queues are full, and crash a Python that ends before."""
     before = set(threading.enumerate())
     try:
         yield
     except BaseException:
         for thread in set(threading.enumerate()) - before:
-            thread.join(LONGEST_WAIT)
+            thread.join(JOIN_TIMEOUT)
         raise
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_gensim() -> Iterator[None]:
     """gensim warns of little text and of much; what matters is checked here."""
-    log = logging.getLogger("gensim")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    logger = logging.getLogger("gensim")
+    previous_level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(before)
+        logger.setLevel(previous_level)

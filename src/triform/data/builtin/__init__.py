@@ -10,9 +10,9 @@ from triform.data.builtin.numbers import numbers
 from triform.data.builtin.reviews import reviews
 from triform.data.builtin.topics import topics
 
-__all__ = ["NAMES", "SPLITS", "numbers", "reviews", "topics"]
+__all__ = ["DEFAULT_SETS", "SPLITS", "numbers", "reviews", "topics"]
 
-NAMES: dict[str, str] = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
+DEFAULT_SETS: dict[str, str] = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
 """The set each task learns from when the user names no data."""
 
 SPLITS = ("train", "valid", "test")

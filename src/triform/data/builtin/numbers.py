@@ -12,9 +12,9 @@ from random import Random
 
 from triform.errors import DataError
 
-SIZES = {"train": 15000, "valid": 500, "test": 1000}
+SPLIT_SIZES = {"train": 15000, "valid": 500, "test": 1000}
 
-Pair = tuple[str, str]  # English, French
+EnglishFrench = tuple[str, str]  # English, French
 
 # ------------------------------------------------------------------------------------------------ words
 
@@ -80,13 +80,13 @@ def english_number(n: int) -> str:
         return ENGLISH_TENS[tens] + (f"-{ENGLISH_UNITS[unit]}" if unit else "")
     size, name = (100, "hundred") if n < 1000 else (1000, "thousand")
     count, rest = divmod(n, size)
-    head = f"{english_number(count)} {name}"
+    prefix = f"{english_number(count)} {name}"
     if not rest:
-        return head
-    return f"{head} and {english_number(rest)}" if rest < 100 else f"{head} {english_number(rest)}"
+        return prefix
+    return f"{prefix} and {english_number(rest)}" if rest < 100 else f"{prefix} {english_number(rest)}"
 
 
-def french_number(n: int, *, counts: bool = True, feminine: bool = False) -> str:
+def french_number(n: int, *, is_cardinal: bool = True, feminine: bool = False) -> str:
     """0 to 999,999 in French.
 
     `counts` is false where a number only ranks (a year) or stands before "mille": there "vingt" and "cent"
@@ -94,31 +94,33 @@ def french_number(n: int, *, counts: bool = True, feminine: bool = False) -> str
     """
     assert 0 <= n < 1_000_000
     if n < 100:
-        return french_below_100(n, counts=counts, feminine=feminine)
+        return french_below_100(n, is_cardinal=is_cardinal, feminine=feminine)
     size, name = (100, "cent") if n < 1000 else (1000, "mille")
     count, rest = divmod(n, size)
-    head = name if count == 1 else f"{french_number(count, counts=False)} {name}"  # never "un cent", "un mille"
+    prefix = (
+        name if count == 1 else f"{french_number(count, is_cardinal=False)} {name}"
+    )  # never "un cent", "un mille"
     if rest:
-        return f"{head} {french_number(rest, counts=counts, feminine=feminine)}"
-    return f"{head}s" if name == "cent" and count > 1 and counts else head  # deux cents, but deux mille
+        return f"{prefix} {french_number(rest, is_cardinal=is_cardinal, feminine=feminine)}"
+    return f"{prefix}s" if name == "cent" and count > 1 and is_cardinal else prefix  # deux cents, but deux mille
 
 
-def french_below_100(n: int, *, counts: bool, feminine: bool) -> str:
+def french_below_100(n: int, *, is_cardinal: bool, feminine: bool) -> str:
     if n == 1 and feminine:
         return "une"
     if n < 20:
         return FRENCH_UNITS[n]
     if n == 80:
-        return "quatre-vingts" if counts else "quatre-vingt"
+        return "quatre-vingts" if is_cardinal else "quatre-vingt"
     tens = FRENCH_TENS[n // 10]
     rest = n % 20 if n >= 60 else n % 10  # from sixty on the French count by twenties
     if rest == 0:
         return tens
-    joint = " et " if rest in (1, 11) and n < 80 else "-"  # vingt et un, soixante et onze, but quatre-vingt-un
-    return f"{tens}{joint}{french_below_100(rest, counts=counts, feminine=feminine)}"
+    joiner = " et " if rest in (1, 11) and n < 80 else "-"  # vingt et un, soixante et onze, but quatre-vingt-un
+    return f"{tens}{joiner}{french_below_100(rest, is_cardinal=is_cardinal, feminine=feminine)}"
 
 
-def number(n: int) -> Pair:
+def number_pair(n: int) -> EnglishFrench:
     return english_number(n), french_number(n)
 
 
@@ -138,7 +140,7 @@ def english_year(year: int) -> str:
     return f"{english_number(century)} {'oh ' if rest < 10 else ''}{english_number(rest)}"
 
 
-def calendar_date(day: date, *, weekday: bool = False) -> Pair:
+def date_pair(day: date, *, weekday: bool = False) -> EnglishFrench:
     """A day in words: "the third of march nineteen ninety-four", "le trois mars mille neuf cent ...".
 
     In French only the first of a month is an ordinal, "le premier mai".
@@ -146,7 +148,7 @@ def calendar_date(day: date, *, weekday: bool = False) -> Pair:
     english_month, french_month = MONTHS[day.month - 1]
     english = f"the {ENGLISH_ORDINALS[day.day]} of {english_month} {english_year(day.year)}"
     french_day = "premier" if day.day == 1 else french_number(day.day)
-    french = f"{french_day} {french_month} {french_number(day.year, counts=False)}"
+    french = f"{french_day} {french_month} {french_number(day.year, is_cardinal=False)}"
     if not weekday:
         return english, f"le {french}"
     english_weekday, french_weekday = WEEKDAYS[day.weekday()]
@@ -156,19 +158,19 @@ def calendar_date(day: date, *, weekday: bool = False) -> Pair:
 # ------------------------------------------------------------------------------------------------ times
 
 
-def clock_time(hour: int, minute: int, *, weekday: int | None = None) -> Pair:
+def time_pair(hour: int, minute: int, *, weekday: int | None = None) -> EnglishFrench:
     """A time of day: past the hour up to the half, to the next hour after it, in both languages.
 
     Quarters and fives are said bare ("ten past two"), other minutes by name ("eleven minutes past two").
     """
-    late = minute > 30
-    english_hour, french_hour, english_part, french_part = named_hour((hour + late) % 24)
-    count = 60 - minute if late else minute
+    past_half = minute > 30
+    english_hour, french_hour, english_part, french_part = name_hour((hour + past_half) % 24)
+    count = 60 - minute if past_half else minute
     if count == 0:
         english = english_hour if not english_part else f"{english_hour} o'clock"
     else:
-        english = f"{english_minutes(count)} {'to' if late else 'past'} {english_hour}"
-    french = french_hour + french_minutes(count, late=late, masculine=not french_part)
+        english = f"{english_minutes(count)} {'to' if past_half else 'past'} {english_hour}"
+    french = french_hour + french_minutes(count, past_half=past_half, masculine=not french_part)
     english, french = english + english_part, french + french_part
     if weekday is None:
         return english, french
@@ -176,7 +178,7 @@ def clock_time(hour: int, minute: int, *, weekday: int | None = None) -> Pair:
     return f"{english_weekday} at {english}", f"{french_weekday} à {french}"
 
 
-def named_hour(hour: int) -> tuple[str, str, str, str]:
+def name_hour(hour: int) -> tuple[str, str, str, str]:
     """An hour of 24 as English hour, French hour, English part of day, French part of day."""
     if hour in (0, 12):  # these two name their part of the day themselves
         return ("midnight", "minuit", "", "") if hour == 0 else ("noon", "midi", "", "")
@@ -197,47 +199,47 @@ def english_minutes(count: int) -> str:
     return f"{english_number(count)} minute{'s' if count > 1 else ''}"
 
 
-def french_minutes(count: int, *, late: bool, masculine: bool) -> str:
+def french_minutes(count: int, *, past_half: bool, masculine: bool) -> str:
     """What follows the hour: minutes are feminine ("vingt et une"), and so is the half but after noon."""
     if count == 0:
         return ""
     if count == 15:
-        return " moins le quart" if late else " et quart"
+        return " moins le quart" if past_half else " et quart"
     if count == 30:
         return " et demi" if masculine else " et demie"
-    return f"{' moins' if late else ''} {french_number(count, feminine=True)}"
+    return f"{' moins' if past_half else ''} {french_number(count, feminine=True)}"
 
 
 # ----------------------------------------------------------------------------------------------- splits
 
-BASICS_AGAIN = 5
-BASICS = 101  # numbers from zero to a hundred are always in train: words such as "zero" occur nowhere else
+BASICS_REPEATS = 5
+N_BASICS = 101  # numbers from zero to a hundred are always in train: words such as "zero" occur nowhere else
 
 
-def mixture() -> list[Pair]:
+def build_mixture() -> list[EnglishFrench]:
     """As many numbers as dates as times, each English source once, shuffled; the basics first."""
     rng = Random("numbers")
-    share = sum(SIZES.values()) // 3
-    small, large = range(BASICS, 10_000), range(10_000, 1_000_000)
-    chosen = rng.sample(small, share * 3 // 4)
-    chosen += rng.sample(large, share - BASICS - len(chosen))
-    first = date(1800, 1, 1)
-    days = [first + timedelta(days=n) for n in rng.sample(range((date(2100, 1, 1) - first).days), share)]
-    times = [(h, m, day) for h in range(24) for m in range(60) for day in (None, *range(7))]
-    pairs = [number(n) for n in chosen]
-    pairs += [calendar_date(day, weekday=rng.random() < 0.5) for day in days]
-    pairs += [clock_time(h, m, weekday=day) for h, m, day in rng.sample(times, share)]
+    share = sum(SPLIT_SIZES.values()) // 3
+    small, large = range(N_BASICS, 10_000), range(10_000, 1_000_000)
+    sampled_numbers = rng.sample(small, share * 3 // 4)
+    sampled_numbers += rng.sample(large, share - N_BASICS - len(sampled_numbers))
+    first_day = date(1800, 1, 1)
+    days = [first_day + timedelta(days=n) for n in rng.sample(range((date(2100, 1, 1) - first_day).days), share)]
+    clock_times = [(h, m, day) for h in range(24) for m in range(60) for day in (None, *range(7))]
+    pairs = [number_pair(n) for n in sampled_numbers]
+    pairs += [date_pair(day, weekday=rng.random() < 0.5) for day in days]
+    pairs += [time_pair(h, m, weekday=day) for h, m, day in rng.sample(clock_times, share)]
     rng.shuffle(pairs)
-    return [number(n) for n in range(BASICS)] + pairs
+    return [number_pair(n) for n in range(N_BASICS)] + pairs
 
 
-def numbers(split: str) -> list[Pair]:
+def numbers(split: str) -> list[EnglishFrench]:
     """The pairs of a split as (English, French), each English source in one split only."""
-    if split not in SIZES:
-        raise DataError(f"the numbers have no split {split!r}; choose one of {', '.join(SIZES)}")
-    start = sum(SIZES[name] for name in list(SIZES)[: list(SIZES).index(split)])
-    rows = mixture()[start : start + SIZES[split]]
+    if split not in SPLIT_SIZES:
+        raise DataError(f"the numbers have no split {split!r}; choose one of {', '.join(SPLIT_SIZES)}")
+    start = sum(SPLIT_SIZES[name] for name in list(SPLIT_SIZES)[: list(SPLIT_SIZES).index(split)])
+    pairs = build_mixture()[start : start + SPLIT_SIZES[split]]
     if split == "train":  # small numbers are what people try first, and a random draw has too few of them
-        rows += [number(n) for n in range(BASICS)] * BASICS_AGAIN
-        Random(split).shuffle(rows)
-    return rows
+        pairs += [number_pair(n) for n in range(N_BASICS)] * BASICS_REPEATS
+        Random(split).shuffle(pairs)
+    return pairs

@@ -21,12 +21,12 @@ from random import Random
 
 from triform.errors import DataError
 
-SIZES = {"train": 10000, "valid": 1000, "test": 1000}
-FLIPS = 0.3  # the chance that a pattern flips: at one half, words alone would say nothing at all
+SPLIT_SIZES = {"train": 10000, "valid": 1000, "test": 1000}
+FLIP_PROBABILITY = 0.3  # the chance that a pattern flips: at one half, words alone would say nothing at all
 LABELS = {1: "positive", -1: "negative"}
 
 # A pattern, and +1 if it keeps the sign of what it holds, -1 if it flips it.
-Options = tuple[tuple[str, int], ...]
+Patterns = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Domain:
 
 # ---------------------------------------------------------------------------------------------- words
 
-PRAISE = (
+POSITIVE_ADJECTIVES = (
     "good",
     "great",
     "excellent",
@@ -60,7 +60,7 @@ PRAISE = (
     "fine",
     "delightful",
 )
-BLAME = (
+NEGATIVE_ADJECTIVES = (
     "bad",
     "awful",
     "terrible",
@@ -85,7 +85,10 @@ DOMAINS = (
             "the coffee",
             "the bread",
         ),
-        adjectives={1: (*PRAISE, "memorable", "charming"), -1: (*BLAME, "overpriced", "careless")},
+        adjectives={
+            1: (*POSITIVE_ADJECTIVES, "memorable", "charming"),
+            -1: (*NEGATIVE_ADJECTIVES, "overpriced", "careless"),
+        },
         fillers=(
             "We had dinner there on Friday.",
             "We booked a table by the window.",
@@ -106,7 +109,7 @@ DOMAINS = (
             "the opening",
             "the cast",
         ),
-        adjectives={1: (*PRAISE, "moving", "clever"), -1: (*BLAME, "boring", "silly")},
+        adjectives={1: (*POSITIVE_ADJECTIVES, "moving", "clever"), -1: (*NEGATIVE_ADJECTIVES, "boring", "silly")},
         fillers=(
             "I watched it with my sister on Friday.",
             "It is a film about two brothers.",
@@ -127,7 +130,7 @@ DOMAINS = (
             "the charger",
             "the handle",
         ),
-        adjectives={1: (*PRAISE, "reliable", "solid"), -1: (*BLAME, "faulty", "shoddy")},
+        adjectives={1: (*POSITIVE_ADJECTIVES, "reliable", "solid"), -1: (*NEGATIVE_ADJECTIVES, "faulty", "shoddy")},
         fillers=(
             "I bought it for my brother in the spring.",
             "It came in a box on Friday.",
@@ -143,7 +146,7 @@ DOMAINS = (
 # Each table lists ways to keep the sign and ways to flip it. A side is chosen first, then a pattern of that
 # side, so how often signs flip does not depend on the length of the lists.
 
-DEGREES: Options = (
+DEGREE_PATTERNS: Patterns = (
     ("{}", 1),
     ("really {}", 1),
     ("very {}", 1),
@@ -159,7 +162,7 @@ DEGREES: Options = (
     ("anything but {}", -1),
 )
 
-FRAMES: Options = (
+FRAME_PATTERNS: Patterns = (
     ("in short, {}", 1),
     ("I would say that {}", 1),
     ("anybody could claim that {}", 1),
@@ -169,7 +172,7 @@ FRAMES: Options = (
     ("it is not true that {}", -1),
 )
 
-TONES: Options = (
+IRONY_PATTERNS: Patterns = (
     ("yes, indeed, {}.", 1),
     ("the critics told us that {}, and they are right.", 1),
     ("thanks to the critics: they told us that {}, and it is true.", 1),
@@ -178,14 +181,14 @@ TONES: Options = (
     ("thanks for nothing, critics: you told us that {}.", -1),
 )
 
-EXPECTATIONS = (
+EXPECTATION_PATTERNS = (
     "I expected {subject} to be {adjective}",
     "I was sure that {subject} would be {adjective}",
     "I had heard that {subject} would be {adjective}",
     "my brother told me that {subject} would be {adjective}",
 )
 
-OUTCOMES: Options = (
+OUTCOME_PATTERNS: Patterns = (
     ("{}, and it was.", 1),
     ("{}, and so it was.", 1),
     ("{}, and that was right.", 1),
@@ -195,9 +198,9 @@ OUTCOMES: Options = (
     ("{}, but that was wrong.", -1),
 )
 
-AGREEMENTS = ("{first}, and {second}.", "{first}. What is more, {second}.", "{first}, and {second} too.")
+AGREEMENT_PATTERNS = ("{first}, and {second}.", "{first}. What is more, {second}.", "{first}, and {second} too.")
 
-CONTRASTS = (
+CONTRAST_PATTERNS = (
     "although {aside}, {main}.",
     "even though {aside}, {main}.",
     "{main}, although {aside}.",
@@ -210,29 +213,29 @@ CONTRASTS = (
 # ---------------------------------------------------------------------------------- rules of composition
 
 
-def apply(option: tuple[str, int], phrase: Phrase) -> Phrase:
+def apply_pattern(signed_pattern: tuple[str, int], phrase: Phrase) -> Phrase:
     """Put a phrase into a pattern that keeps or flips its sign."""
-    pattern, sign = option
+    pattern, sign = signed_pattern
     return Phrase(text=pattern.format(phrase.text), sign=sign * phrase.sign)
 
 
-def claim(subject: str, quality: Phrase) -> Phrase:
+def build_claim(subject: str, quality: Phrase) -> Phrase:
     """Say that a subject has a quality: the claim means what the quality means."""
     return Phrase(text=f"{subject} was {quality.text}", sign=quality.sign)
 
 
-def expect(pattern: str, subject: str, adjective: Phrase) -> Phrase:
+def build_expectation(pattern: str, subject: str, adjective: Phrase) -> Phrase:
     """Say what was expected; the outcome, which decides, is put on afterwards."""
     return Phrase(text=pattern.format(subject=subject, adjective=adjective.text), sign=adjective.sign)
 
 
-def agree(pattern: str, first: Phrase, second: Phrase) -> Phrase:
+def build_agreement(pattern: str, first: Phrase, second: Phrase) -> Phrase:
     """Join two claims of one opinion."""
     assert first.sign == second.sign
     return Phrase(text=pattern.format(first=first.text, second=second.text), sign=first.sign)
 
 
-def contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
+def build_contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
     """Set a main clause against an aside of the other opinion: the main clause decides."""
     assert main.sign == -aside.sign
     return Phrase(text=pattern.format(main=main.text, aside=aside.text), sign=main.sign)
@@ -241,58 +244,65 @@ def contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
 # ------------------------------------------------------------------------------------------- sampling
 
 
-def choose(rng: Random, options: Options) -> tuple[str, int]:
+def choose_pattern(rng: Random, patterns: Patterns) -> tuple[str, int]:
     """Keep or flip, then one pattern that does so."""
-    side = -1 if rng.random() < FLIPS else 1
-    return rng.choice([option for option in options if option[1] == side])
+    wanted_sign = -1 if rng.random() < FLIP_PROBABILITY else 1
+    return rng.choice([option for option in patterns if option[1] == wanted_sign])
 
 
-def adjective(rng: Random, domain: Domain, sign: int) -> Phrase:
+def sample_adjective(rng: Random, domain: Domain, sign: int) -> Phrase:
     return Phrase(text=rng.choice(domain.adjectives[sign]), sign=sign)
 
 
-def degree_claim(rng: Random, domain: Domain, subject: str, sign: int) -> Phrase:
+def sample_claim(rng: Random, domain: Domain, subject: str, sign: int) -> Phrase:
     """A claim that means `sign`: the adjective is the one that, kept or flipped, comes out so."""
-    degree = choose(rng, DEGREES)
-    return claim(subject, apply(degree, adjective(rng, domain, sign * degree[1])))
+    degree = choose_pattern(rng, DEGREE_PATTERNS)
+    return build_claim(subject, apply_pattern(degree, sample_adjective(rng, domain, sign * degree[1])))
 
 
-def statement(rng: Random, domain: Domain) -> Phrase:
+def sample_statement(rng: Random, domain: Domain) -> Phrase:
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
-    framed = apply(choose(rng, FRAMES), degree_claim(rng, domain, subject, sign))
+    framed = apply_pattern(choose_pattern(rng, FRAME_PATTERNS), sample_claim(rng, domain, subject, sign))
     return Phrase(text=f"{framed.text}.", sign=framed.sign)
 
 
-def agreement(rng: Random, domain: Domain) -> Phrase:
-    (one, two), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
-    first, second = (degree_claim(rng, domain, subject, sign) for subject in (one, two))
-    return agree(rng.choice(AGREEMENTS), first, second)
+def sample_agreement(rng: Random, domain: Domain) -> Phrase:
+    (first_subject, second_subject), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
+    first, second = (sample_claim(rng, domain, subject, sign) for subject in (first_subject, second_subject))
+    return build_agreement(rng.choice(AGREEMENT_PATTERNS), first, second)
 
 
-def contrasted(rng: Random, domain: Domain) -> Phrase:
-    (one, two), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
-    main, aside = degree_claim(rng, domain, one, sign), degree_claim(rng, domain, two, -sign)
-    return contrast(rng.choice(CONTRASTS), main, aside)
+def sample_contrast(rng: Random, domain: Domain) -> Phrase:
+    (main_subject, aside_subject), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
+    main, aside = sample_claim(rng, domain, main_subject, sign), sample_claim(rng, domain, aside_subject, -sign)
+    return build_contrast(rng.choice(CONTRAST_PATTERNS), main, aside)
 
 
-def irony(rng: Random, domain: Domain) -> Phrase:
+def sample_irony(rng: Random, domain: Domain) -> Phrase:
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
-    return apply(choose(rng, TONES), degree_claim(rng, domain, subject, sign))
+    return apply_pattern(choose_pattern(rng, IRONY_PATTERNS), sample_claim(rng, domain, subject, sign))
 
 
-def expectation(rng: Random, domain: Domain) -> Phrase:
+def sample_expectation(rng: Random, domain: Domain) -> Phrase:
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
-    expected = expect(rng.choice(EXPECTATIONS), subject, adjective(rng, domain, sign))
-    return apply(choose(rng, OUTCOMES), expected)
+    expected = build_expectation(rng.choice(EXPECTATION_PATTERNS), subject, sample_adjective(rng, domain, sign))
+    return apply_pattern(choose_pattern(rng, OUTCOME_PATTERNS), expected)
 
 
-CONSTRUCTS = (statement, agreement, contrasted, contrasted, irony, expectation)  # contrast counts twice
+SENTENCE_SAMPLERS = (
+    sample_statement,
+    sample_agreement,
+    sample_contrast,
+    sample_contrast,
+    sample_irony,
+    sample_expectation,
+)  # contrast counts twice
 
 
-def review(rng: Random) -> Phrase:
+def sample_review(rng: Random) -> Phrase:
     """One review: a judgement, and as often as not a sentence after it that judges nothing."""
     domain = rng.choice(DOMAINS)
-    core = rng.choice(CONSTRUCTS)(rng, domain)
+    core = rng.choice(SENTENCE_SAMPLERS)(rng, domain)
     sentence = core.text[0].upper() + core.text[1:]
     filler = rng.choice(domain.fillers)
     text = rng.choice((sentence, f"{sentence} {filler}"))
@@ -301,16 +311,16 @@ def review(rng: Random) -> Phrase:
 
 def reviews(split: str) -> list[tuple[str, str]]:
     """The reviews of a split as (text, label), as many positive as negative, each text in one split only."""
-    if split not in SIZES:
-        raise DataError(f"the reviews have no split {split!r}; choose one of {', '.join(SIZES)}")
+    if split not in SPLIT_SIZES:
+        raise DataError(f"the reviews have no split {split!r}; choose one of {', '.join(SPLIT_SIZES)}")
     rng = Random("reviews")
-    half = sum(SIZES.values()) // 2
-    found: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep the order in which they were filled
-    while min(map(len, found.values())) < half:
-        made = review(rng)
-        found[made.sign].setdefault(made.text)
-    start = sum(SIZES[name] for name in list(SIZES)[: list(SIZES).index(split)]) // 2
-    stop = start + SIZES[split] // 2
-    rows = [(text, LABELS[sign]) for sign, texts in found.items() for text in list(texts)[start:stop]]
+    half = sum(SPLIT_SIZES.values()) // 2
+    texts_by_sign: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep the order in which they were filled
+    while min(map(len, texts_by_sign.values())) < half:
+        sampled = sample_review(rng)
+        texts_by_sign[sampled.sign].setdefault(sampled.text)
+    start = sum(SPLIT_SIZES[name] for name in list(SPLIT_SIZES)[: list(SPLIT_SIZES).index(split)]) // 2
+    stop = start + SPLIT_SIZES[split] // 2
+    rows = [(text, LABELS[sign]) for sign, texts in texts_by_sign.items() for text in list(texts)[start:stop]]
     rng.shuffle(rows)
     return rows

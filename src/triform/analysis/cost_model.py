@@ -1,0 +1,204 @@
+"""The pages of an account: numbers kept, operations done, each with its formula in the letters of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from triform.analysis.parameters import GATES, ParameterBudget, evaluate_formula, format_formula
+from triform.config import Config, DataSizes, ModelConfig, OptimizerKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """How a model is run: on how much at once, and in what numbers."""
+
+    batch_size: int
+    length: int  # tokens of a text; of an encoder-decoder, on each side
+    optimizer: OptimizerKind = "adamw"
+    momentum: float = 0.9  # sgd
+    precision: Literal["fp32", "bf16"] = "fp32"
+    gpu: bool = True  # dropout keeps a byte a number there; on a CPU it keeps a whole one
+    learns: int | None = None  # parameters that learn; None: all
+    adapters: int = 0  # of those, how many are not the model's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryItem:
+    """So many numbers of so many bytes."""
+
+    name: str
+    formula: str
+    numbers: str
+    count: int
+    bytes_each: int
+    note: str = ""
+
+    @property
+    def total(self) -> int:
+        return self.count * self.bytes_each
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopItem:
+    """Operations of the forward pass for one text, and what is left of them where masks hide."""
+
+    name: str
+    per: str  # whose cost it is: a token, a source token, a target token, a text
+    formula: str  # for one of them
+    numbers: str
+    each: int
+    times: int  # how many of them a text has
+    needed: int  # for the whole text, without what masks hide
+
+    @property
+    def total(self) -> int:
+        return self.each * self.times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    workload: Workload
+    training: tuple[MemoryItem, ...]
+    activations: tuple[MemoryItem, ...]  # the detail of what training keeps for the backward pass
+    inference: tuple[MemoryItem, ...]
+    cache_per_token: tuple[tuple[str, int], ...]  # bytes: a token read or written, a token of the source
+    flop_items: tuple[FlopItem, ...]
+
+    @property
+    def training_bytes(self) -> int:
+        return sum(item.total for item in (*self.training, *self.activations))
+
+    @property
+    def activation_bytes(self) -> int:
+        return sum(item.total for item in self.activations)
+
+    @property
+    def inference_bytes(self) -> int:
+        return sum(item.total for item in self.inference)
+
+    @property
+    def forward_flops(self) -> int:
+        """Operations for one text, attention counted in full."""
+        return sum(item.total for item in self.flop_items)
+
+    @property
+    def needed_forward_flops(self) -> int:
+        return sum(item.needed for item in self.flop_items)
+
+    @property
+    def flops_per_token(self) -> dict[str, int]:
+        """Operations forward for each kind of token, attention counted in full."""
+        kinds = [item.per for item in self.flop_items if item.per != "text"]
+        return {kind: sum(item.each for item in self.flop_items if item.per == kind) for kind in kinds}
+
+    @property
+    def step_flops(self) -> int:
+        """Operations of one training step: forward and backward for the whole batch."""
+        return 3 * self.workload.batch_size * self.forward_flops
+
+
+def simplify(formula: str) -> str:
+    """Like terms added up: `3·L·d + 2·L·d` is `5·L·d`."""
+    coefficients: dict[str, int] = {}
+    for term in formula.split(" + "):
+        factor, _, rest = term.partition("·")
+        coefficient, symbols = (int(factor), rest) if factor.isdigit() else (1, term)
+        coefficients[symbols] = coefficients.get(symbols, 0) + coefficient
+    return " + ".join(
+        symbols if coefficient == 1 else f"{coefficient}·{symbols}" for symbols, coefficient in coefficients.items()
+    )
+
+
+class CostModel:
+    """What the accounts of all kinds of models share; T tokens a text, S of the source, B texts. Abstract."""
+
+    def __init__(self, config: Config, sizes: DataSizes, workload: Workload) -> None:
+        self.task, self.workload = config.task, workload
+        self.model = config.model.as_single_head if config.model.is_recurrent else config.model
+        self.symbols = {
+            **symbol_values(self.model, sizes),
+            "B": workload.batch_size,
+            "T": workload.length,
+            "S": workload.length,
+        }
+        self.kv_width_symbol = "d" if self.model.kv_heads == self.model.n_heads else "G·Dh"
+        self.target_vocab_symbol = "V′" if sizes.target_vocab_size else "V"
+        self.is_bf16 = workload.precision == "bf16"
+        self.element_bytes = 2 if self.is_bf16 else 4  # bytes of what matrix products read
+        self.dropout_mask_bytes = 1 if workload.gpu else self.element_bytes
+        self.norm_saved_tensors = (
+            1 if self.model.norm == "layer" or workload.gpu else 2
+        )  # on a CPU rms keeps input and result
+
+    def training_state(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
+        workload, total = self.workload, param_budget.total
+        n_trainable = total if workload.learns is None else workload.learns
+        yield self._constant_item("weights", total, 4)
+        if workload.adapters:
+            yield self._constant_item("adapters", workload.adapters, 4)
+        if self.is_bf16:
+            yield self._constant_item(
+                "weights in bf16", _count_matmul_parameters(param_budget), 2, note="copies that products read"
+            )
+        yield self._constant_item("gradients", n_trainable, 4)
+        n_states = (1 if workload.momentum else 0) if workload.optimizer == "sgd" else 2
+        note = {0: "keeps nothing", 1: "momentum", 2: "two running means"}[n_states]
+        yield self._constant_item(f"state of {workload.optimizer}", n_states * n_trainable, 4, note=note)
+
+    def _embedding_activations(self, name: str, length_symbol: str) -> Iterator[MemoryItem]:
+        yield self._memory_item(f"{name}: token numbers", f"B·{length_symbol}", 8)
+        if self.model.dropout:
+            yield self._memory_item(f"{name}: dropout", f"B·{length_symbol}·d", 1 if self.workload.gpu else 4)
+        if self.model.embedding_norm:
+            yield self._memory_item(
+                f"{name}: norm", f"{self.norm_saved_tensors}·B·{length_symbol}·d + 2·B·{length_symbol}", 4
+            )
+
+    def _flop_item(self, name: str, per: str, formula: str, needed: int | None = None) -> FlopItem:
+        formula = simplify(formula)
+        each = evaluate_formula(formula, self.symbols)
+        times = 1 if per == "text" else self.workload.length
+        total_needed = each * times if needed is None else needed
+        numbers = format_formula(formula, self.symbols)
+        return FlopItem(
+            name=name, per=per, formula=formula, numbers=numbers, each=each, times=times, needed=total_needed
+        )
+
+    def _memory_item(self, name: str, formula: str, bytes_each: int, note: str = "") -> MemoryItem:
+        formula = simplify(formula)
+        numbers, count = format_formula(formula, self.symbols), evaluate_formula(formula, self.symbols)
+        return MemoryItem(
+            name=name, formula=formula, numbers=numbers, count=count, bytes_each=bytes_each, note=note
+        )
+
+    def _constant_item(self, name: str, count: int, bytes_each: int, note: str = "") -> MemoryItem:
+        return MemoryItem(
+            name=name, formula="", numbers=f"{count:,}", count=count, bytes_each=bytes_each, note=note
+        )
+
+
+def symbol_values(model: ModelConfig, sizes: DataSizes) -> dict[str, int]:
+    return {
+        "d": model.d_model,
+        "f": model.d_ff,
+        "H": model.n_heads,
+        "G": model.kv_heads,
+        "Dh": model.head_dim,
+        "L": model.n_layers,
+        "V": sizes.vocab_size,
+        "V′": sizes.target_vocab_size,
+        "h": model.head_hidden,
+        "C": sizes.n_labels,
+        "g": GATES.get(model.kind, 0),
+        "p": 2 if model.kind == "lstm" else 1,
+        "(2k+1)": 2 * model.resolved_max_distance + 1,
+    }
+
+
+def _count_matmul_parameters(param_budget: ParameterBudget) -> int:
+    """Parameters of matrix products; embeddings, norms and positions are read as they are."""
+    roles = ("attention", "cross", "feedforward", "recurrent", "output")
+    rows = [(group, row) for group, row in param_budget.iter_rows() if row.role in roles]
+    return sum(group.layers * row.times * row.per_instance for group, row in rows)

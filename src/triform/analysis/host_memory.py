@@ -1,0 +1,120 @@
+"""Whether the memory of this computer can hold a model, told before any of it is built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from triform.analysis.parameters import count_parameters
+from triform.config import Config, DataSizes
+from triform.errors import ConfigError
+
+GIB = 2**30
+BYTES_PER_NUMBER = 4  # bytes of a number
+MEMINFO, PROC_STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+CGROUP_FILES = (  # limit and use of a container: of control groups 2, then of 1
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+# What makes each role of a parameter large, in the order in which to lower it.
+SETTINGS_BY_ROLE = {
+    "tokens": "the vocabulary (tokenizer.vocab_size), model.bigram_buckets or model.d_model",
+    "output": "the vocabulary (tokenizer.vocab_size), model.head_hidden or model.d_model",
+    "positions": "data.max_len, model.max_distance or model.d_model",
+    "feedforward": "model.d_ff, model.d_model or model.n_layers",
+}
+
+
+def require_memory(config: Config, sizes: DataSizes) -> None:
+    """Refuse a model whose weights alone do not fit into memory; counted by formulas, so that it takes no time."""
+    _validate_sizes(config, sizes)
+    parameters = count_parameters(config, sizes)
+    needed_bytes = BYTES_PER_NUMBER * (parameters.total + _count_table_elements(config, sizes))
+    available_bytes = available_memory()
+    if needed_bytes <= available_bytes:
+        return
+    count_by_role: dict[str, int] = {}
+    for group, row in parameters.iter_rows():
+        count_by_role[row.role] = count_by_role.get(row.role, 0) + group.layers * row.total
+    largest_role = max(count_by_role, key=count_by_role.__getitem__)
+    largest_role = (
+        "positions" if _count_table_elements(config, sizes) > count_by_role[largest_role] else largest_role
+    )
+    raise ConfigError(
+        f"the model has {parameters.total:,} parameters, which need {needed_bytes / GIB:,.1f} GiB of memory; "
+        f"{available_bytes / GIB:,.1f} GiB are free: lower {SETTINGS_BY_ROLE.get(largest_role, 'model.d_model or model.n_layers')}"
+    )
+
+
+def _validate_sizes(config: Config, sizes: DataSizes) -> None:
+    """Nothing is left open of what a stored config must say."""
+    model = config.model
+    required = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
+    values = {f"model.{name}": getattr(model, name) for name in required} | {"data.max_len": sizes.max_len}
+    for name, value in values.items():
+        if not value:
+            raise ConfigError(f"{name}=0 does not say how large the model is: it must be above 0")
+    if config.task == "classify" and not sizes.n_labels:
+        raise ConfigError("data.labels names no labels, so nothing says what a text may be")
+
+
+def _count_table_elements(config: Config, sizes: DataSizes) -> int:
+    """Numbers that are computed rather than trained, and kept all the same."""
+    model = config.model
+    if model.positions in ("sinusoidal", "sinusoidal_halves"):
+        return sizes.max_len * model.d_model
+    return 4 * sizes.max_len * model.head_dim if model.positions == "rotary" and not model.is_recurrent else 0
+
+
+def available_memory() -> int:
+    """Bytes that this process can still have: of the computer, its container, and the limit of the process."""
+    return max(0, min(_machine_memory(), *map(_container_memory, CGROUP_FILES), _process_memory()))
+
+
+def _machine_memory() -> int:
+    available_bytes = _read_field(MEMINFO, "MemAvailable:")
+    if available_bytes is not None:
+        return available_bytes
+    try:  # elsewhere all that there is: better than no limit
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return sys.maxsize
+
+
+def _container_memory(files: tuple[Path, Path]) -> int:
+    try:
+        limit, used = (int(file.read_text()) for file in files)
+    except (OSError, ValueError):  # no container, or "max"
+        return sys.maxsize
+    return limit - used + _reclaimable_memory(files[1].with_name("memory.stat"))
+
+
+def _reclaimable_memory(stat: Path) -> int:
+    """Of what counts as used, the cache of files, which the system gives up when memory is short."""
+    for prefix in ("total_", ""):  # control groups 1 count the groups inside with the first
+        if (inactive := _read_field(stat, f"{prefix}inactive_file", unit=1)) is not None:
+            return inactive + (_read_field(stat, f"{prefix}active_file", unit=1) or 0)
+    return 0
+
+
+def _process_memory() -> int:
+    """What a limit such as `ulimit -v` leaves."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - (_read_field(PROC_STATUS, "VmSize:") or 0)
+
+
+def _read_field(file: Path, name: str, *, unit: int = 1024) -> int | None:
+    """A number of a file that has lines of names and numbers."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((unit * int(line.split()[1]) for line in lines if line.split()[:1] == [name]), None)

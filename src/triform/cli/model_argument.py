@@ -1,0 +1,129 @@
+"""What a command is asked about: a run folder, a preset or a file of settings, as settings and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triform.errors import ConfigError
+from triform.formatting import echo
+
+if TYPE_CHECKING:
+    from triform.config import Config, DataSizes
+    from triform.config.settings import Settings
+
+OptionalRunArgument = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run folder; or give --preset or --config.")
+]
+PresetOption = Annotated[str, typer.Option(help="Named settings, e.g. transformer-base or small.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
+TaskOption = Annotated[str, typer.Option(help="classify, generate or translate, where it is not said.")]
+VocabSizeOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens in the vocabulary.")]
+MaxLenOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens read at once.")]
+LabelsOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="classify: how many labels.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """What the command line says, put together."""
+
+    run: Path | None
+    preset: str
+    config: Path | None
+    task: str
+    settings: Settings
+    labels: int
+    no_verify: bool = False
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.run, self.preset, self.config))) != 1:
+            raise ConfigError("say which model with exactly one of RUN, --preset NAME and --config FILE")
+
+    @property
+    def name(self) -> str:
+        return str(self.run or self.preset or self.config)
+
+
+def resolve_model(arguments: ModelArguments) -> tuple[Config, DataSizes]:
+    """All settings and sizes; what only data could tell must be given."""
+    from triform.analysis.parameters import validate_sizes
+    from triform.config import DataSizes
+    from triform.config.settings import build_config
+
+    config = _resolve_config(arguments)
+    known_sizes = _resolve_known_sizes(arguments, config)
+    sizes = DataSizes(
+        vocab_size=known_sizes.vocab_size,
+        max_len=config.data.max_len or known_sizes.max_len,
+        n_labels=arguments.labels or len(config.data.labels) or known_sizes.n_labels,
+        target_vocab_size=known_sizes.target_vocab_size,
+    )
+    model = config.model
+    if not model.d_ff and model.d_model and model.n_layers and model.n_heads and sizes.max_len:
+        from triform.tasks.defaults import resolve_defaults
+
+        d_ff = resolve_defaults(config, 0, {"data.max_len": sizes.max_len}).model.d_ff
+        config = build_config({"model.d_ff": d_ff}, config)
+    validate_sizes(config, sizes)
+    if config.task == "classify" and sizes.n_labels < 2:
+        raise ConfigError(f"--labels {sizes.n_labels}: a classifier needs at least two labels")
+    for note in config.model.window_notices(sizes.max_len):
+        echo(f"note: {note}", err=True)
+    return config, sizes
+
+
+def _resolve_config(arguments: ModelArguments) -> Config:
+    from triform.config.presets import SIZE_PRESETS
+    from triform.config.presets import preset as named
+    from triform.config.settings import build_config, coerce_setting, flatten_config, merge_settings, read_settings
+
+    task: Any = coerce_setting("task", arguments.task) if arguments.task else None
+    if arguments.preset:
+        if arguments.preset in SIZE_PRESETS and not task:
+            raise ConfigError(
+                f"preset {arguments.preset!r} fits any task: say which with --task classify, generate or translate"
+            )
+        kind: Any = arguments.settings.get("model.kind", "transformer")
+        base = flatten_config(named(arguments.preset, task, kind))
+    elif arguments.config:
+        base = read_settings(arguments.config)
+        if "task" not in base and not task:
+            raise ConfigError(f"{arguments.config}: names no task: say --task classify, generate or translate")
+        base.setdefault("task", task)
+    else:
+        from triform.training.run_folder import RunFolder
+
+        assert arguments.run
+        folder = RunFolder(arguments.run, verify=not arguments.no_verify)
+        folder.verify_files()
+        base = flatten_config(folder.read_config())
+    if task and base["task"] != task:
+        raise ConfigError(f"{arguments.name} is for {base['task']}, not {task}: leave --task out")
+    return build_config(merge_settings(base, arguments.settings))
+
+
+def _resolve_known_sizes(arguments: ModelArguments, config: Config) -> DataSizes:
+    """Vocabularies: as asked, else of the run's tokenizers, else of the settings, else as reported for a preset."""
+    from triform.config import DataSizes
+    from triform.config.presets import REPORTED_SIZES
+
+    unknown_sizes = DataSizes(vocab_size=0, max_len=0)
+    reported = REPORTED_SIZES.get(arguments.preset, unknown_sizes)
+    has_two_vocabularies = config.task == "translate" and not config.tokenizer.joint_vocab
+    if arguments.run and "tokenizer.vocab_size" not in arguments.settings:
+        from triform.text import read_tokenizer
+
+        # where one vocabulary numbers the pieces of both languages, either side's file says how large it is
+        source = read_tokenizer(arguments.run, side="source").vocab_size
+        target = read_tokenizer(arguments.run, side="target").vocab_size if has_two_vocabularies else 0
+        return DataSizes(vocab_size=source, max_len=0, target_vocab_size=target)
+    size = config.tokenizer.vocab_size or reported.vocab_size
+    return DataSizes(
+        vocab_size=size,
+        max_len=reported.max_len,
+        n_labels=reported.n_labels,
+        target_vocab_size=size if has_two_vocabularies else 0,
+    )

@@ -1,0 +1,268 @@
+"""Settings in and out: dotted names, TOML, and the nearest name when one is unknown."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from triform.config import Config
+from triform.config.bounds import format_value, shorten
+from triform.errors import ConfigError
+
+SettingValue = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
+Settings = dict[str, SettingValue]  # dotted name -> value, e.g. {"model.d_model": 64}
+
+
+def _setting_types(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """The type of every setting under its dotted name."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(config_class).items():
+        if is_dataclass(hint) and isinstance(hint, type):
+            types |= _setting_types(hint, f"{prefix}{name}.")
+        else:
+            types[prefix + name] = hint
+    return types
+
+
+SETTING_TYPES = _setting_types(Config)
+
+
+def suggest_name(name: str, known_names: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or all of them when few."""
+    known_names = list(known_names)
+    last_part = name.rpartition(".")[2]
+    matches = [
+        other for other in known_names if other.rpartition(".")[2] == last_part
+    ]  # the right word, another section
+    matches = matches or difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
+    section = name.partition(".")[0]
+    known_names = [other for other in known_names if other.startswith(section + ".")] or known_names
+    return f"did you mean {matches[0]!r}?" if matches else f"known are {', '.join(known_names)}"
+
+
+def coerce_setting(name: str, value: object) -> SettingValue:
+    """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
+    if name not in SETTING_TYPES:
+        raise ConfigError(f"unknown setting {format_value(name)}; {suggest_name(name, SETTING_TYPES)}")
+    hint = SETTING_TYPES[name]
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            options = ", ".join(map(str, get_args(hint)))
+            raise ConfigError(f"{name}={shorten(str(value))} is not known; choose from {options}")
+        return str(value)
+    if get_origin(hint) is tuple:
+        if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
+            inner = value.strip()
+            inner = inner[1:-1] if inner.startswith("[") and inner.endswith("]") else inner
+            value = [part for part in inner.split(",") if part.strip()]
+        parts = value
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"{name}={format_value(value)} must be a list")
+        item_type = get_args(hint)[0]
+        return tuple(
+            _coerce_scalar(name, part.strip() if isinstance(part, str) else part, item_type) for part in parts
+        )
+    return _coerce_scalar(name, value, hint)
+
+
+_TYPE_DESCRIPTIONS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _coerce_scalar(name: str, value: object, scalar_type: type) -> Any:
+    if scalar_type is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if scalar_type in (int, float) and isinstance(value, str):
+        try:
+            value = scalar_type(value.replace("_", ""))
+        except ValueError:  # also of more digits than Python reads
+            raise ConfigError(f"{name}={format_value(value)} must be {_TYPE_DESCRIPTIONS[scalar_type]}") from None
+    if scalar_type is float and type(value) is int:
+        value = float(value) if abs(value) < 2**1023 else math.inf
+    if type(value) is not scalar_type or (isinstance(value, float) and not math.isfinite(value)):
+        raise ConfigError(f"{name}={format_value(value)} must be {_TYPE_DESCRIPTIONS[scalar_type]}")
+    if (
+        isinstance(value, str)
+        and not value.isascii()
+        and any("\ud800" <= character <= "\udfff" for character in value)
+    ):
+        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or mend the text")
+    return value
+
+
+def parse_assignments(assignments: Iterable[str]) -> Settings:
+    """`--set a.b=value` arguments as settings."""
+    settings: Settings = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r} has no '='; write --set name=value")
+        settings[name.strip()] = coerce_setting(name.strip(), value.strip())
+    return settings
+
+
+def flatten_config(config: Any, prefix: str = "") -> Settings:
+    """A config as dotted settings, in the order of its fields."""
+    flat: Settings = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            flat |= flatten_config(value, f"{prefix}{item.name}.")
+        else:
+            flat[prefix + item.name] = value
+    return flat
+
+
+def build_config(settings: Mapping[str, SettingValue], base: Config | None = None) -> Config:
+    """A config from dotted settings laid over `base` (the defaults when none is given)."""
+    flat = flatten_config(base or Config()) | {
+        name: coerce_setting(name, value) for name, value in settings.items()
+    }
+    sections: dict[str, dict[str, SettingValue]] = {}
+    top_level: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[key] = value
+        else:
+            top_level[name] = value
+    section_classes = get_type_hints(Config)
+    return Config(**top_level, **{name: section_classes[name](**values) for name, values in sections.items()})
+
+
+DEFAULTS = flatten_config(Config())
+
+
+def non_default_settings(settings: Settings) -> Settings:
+    """The settings that say something: those whose value is not just the default."""
+    return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+
+
+# Settings whose default leaves them open, to be chosen from the data.
+_AUTO_SETTINGS_BY_SECTION = {
+    "data": ("train", "valid", "labels", "max_len"),
+    "tokenizer": ("kind", "vocab_size"),
+    "model": ("d_model", "d_ff", "n_layers", "n_heads"),
+    "train": (
+        "lr",
+        "warmup_steps",
+        "batch_size",
+        "batch_tokens",
+        "max_steps",
+        "epochs",
+        "eval_every",
+        "checkpoint_every",
+        "log_every",
+        "patience",
+    ),
+}
+AUTO_SETTINGS = frozenset(
+    f"{section}.{name}" for section, names in _AUTO_SETTINGS_BY_SECTION.items() for name in names
+)
+# Two ways to say one thing: saying it one way takes back the other.
+EXCLUSIVE_SETTINGS = (
+    ("train.batch_size", "train.batch_tokens"),
+    ("train.max_steps", "train.epochs"),
+    ("model.window", "model.layer_windows"),
+)
+
+
+def merge_settings(*layers: Settings) -> Settings:
+    """Settings laid over one another, the last one on top."""
+    merged: Settings = {}
+    for layer in layers:
+        for pair in EXCLUSIVE_SETTINGS:
+            if any(layer.get(name, DEFAULTS[name]) != DEFAULTS[name] for name in pair):
+                merged = {name: value for name, value in merged.items() if name not in pair}
+        merged |= layer
+    return merged
+
+
+def describe_differences(requested: Mapping[str, SettingValue], stored: Config) -> list[str]:
+    """Where `asked` and a stored config disagree, as `name: asked (stored)`; what is left open agrees."""
+    stored_settings = flatten_config(stored)
+    explicit = {
+        name: value for name, value in requested.items() if not (name in AUTO_SETTINGS and value == DEFAULTS[name])
+    }
+    return [
+        f"{name}: {value} (the run has {stored_settings[name]})"
+        for name, value in explicit.items()
+        if value != stored_settings[name]
+    ]
+
+
+METADATA_KEYS = ("format", "triform")  # keys of a file that describe the file itself
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings of a TOML file."""
+    return parse_settings(load_toml(path), path)
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: cannot be read: it is a folder, a pipe or a device, not a file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """A TOML text as a tree; `path` is for messages."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: brackets nested too deeply") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except ValueError:  # Python converts no more digits than `sys.get_int_max_str_digits`
+        raise ConfigError(f"{path}: not valid TOML: a number has thousands of digits") from None
+
+
+def parse_settings(tree: Mapping[str, Any], path: Path) -> Settings:
+    """The settings in a file's tree, each under its dotted name and of its own type."""
+    settings: Settings = {}
+    for name, value in tree.items():
+        if name in METADATA_KEYS:
+            continue
+        entries = (
+            {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+        )
+        for key, item in entries.items():
+            try:
+                settings[key] = coerce_setting(key, item)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
+    return settings
+
+
+def to_toml(config: Config, metadata: Mapping[str, object]) -> str:
+    """A config as TOML text that `read_toml` gives back unchanged."""
+    lines = [f"{name} = {_format_toml_value(value)}" for name, value in metadata.items()]
+    section = ""
+    for name, value in flatten_config(config).items():
+        head, dot, key = name.rpartition(".")
+        if dot and head != section:
+            section = head
+            lines += ["", f"[{section}]"]
+        lines.append(f"{key} = {_format_toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _format_toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_format_toml_value, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,77 @@
+"""`builtin:NAME[/SPLIT]`: the sets that come with Triform, as pairs of texts or as one text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from triform.data import builtin
+from triform.data.files import BUILTIN_PREFIX
+from triform.errors import DataError
+
+PAIR_BUILDERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
+    "numbers": builtin.numbers,
+    "reviews": builtin.reviews,
+}
+TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"topics": builtin.topics}
+
+
+def _parse_path(path: str) -> tuple[str, str]:
+    """The name and the split; train when none is given."""
+    name, _, split = path.removeprefix(BUILTIN_PREFIX).partition("/")
+    split = split or "train"
+    if name not in PAIR_BUILDERS and name not in TEXT_BUILDERS:
+        known = ", ".join(BUILTIN_PREFIX + other for other in sorted((*PAIR_BUILDERS, *TEXT_BUILDERS)))
+        raise DataError(f"no such builtin set; there are {known}", path=path)
+    if split not in builtin.SPLITS:
+        known = ", ".join(f"{BUILTIN_PREFIX}{name}/{other}" for other in builtin.SPLITS)
+        raise DataError(f"no such split; there are {known}", path=path)
+    return name, split
+
+
+def resolve_path(path: str, task: str) -> str:
+    """What was asked for or, when that is nothing, the set that comes with the task."""
+    return path or BUILTIN_PREFIX + builtin.DEFAULT_SETS[task]
+
+
+def validation_path(path: str) -> str:
+    """The validation part of a builtin set given whole; for anything else there is none."""
+    return f"{path}/valid" if path.startswith(BUILTIN_PREFIX) and "/" not in path else ""
+
+
+def is_running_text(path: str) -> bool:
+    """Whether the set is one running text."""
+    return _parse_path(path)[0] in TEXT_BUILDERS
+
+
+def matches_task(path: str, task: str) -> bool:
+    """Whether the set was made for this task."""
+    return _parse_path(path)[0] == builtin.DEFAULT_SETS[task]
+
+
+def require_task(path: str, task: str) -> None:
+    """A DataError when the set was made for another task."""
+    if not matches_task(path, task):
+        raise DataError(
+            f"is no set to {task} with; that is {BUILTIN_PREFIX}{builtin.DEFAULT_SETS[task]}", path=path
+        )
+
+
+def load_text(path: str) -> str:
+    """The content of a running text."""
+    return _build_text(*_parse_path(path))
+
+
+def load_pairs(path: str) -> tuple[tuple[str, str], ...]:
+    """The content of a set of pairs: a text and its label, or a source and its target."""
+    return _build_pairs(*_parse_path(path))
+
+
+@cache  # a run reads its data several times, and these are made anew each time
+def _build_text(name: str, split: str) -> str:
+    return TEXT_BUILDERS[name](split)
+
+
+@cache
+def _build_pairs(name: str, split: str) -> tuple[tuple[str, str], ...]:
+    return tuple(PAIR_BUILDERS[name](split))

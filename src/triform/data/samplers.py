@@ -1,0 +1,135 @@
+"""Which examples come next. A sampler's position is two numbers, so a checkpoint can hold it.
+
+Orders are computed from (seed, epoch or draw) alone: nothing random is carried along, and a resumed run sees
+the same batches as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+class Sampler(Protocol):
+    steps_per_epoch: int
+
+    def next_batch(self) -> Indices:
+        """The examples of the next batch."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it stands."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Stand there again."""
+
+
+def round_up_length(length: int, max_length: int = sys.maxsize) -> int:
+    """The length rounded up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few of them, and little to fill up."""
+    multiple = max(8, 1 << max(0, (length - 1).bit_length() - 3))
+    return min(max_length, -(-length // multiple) * multiple)
+
+
+class BucketSampler:
+    """Every example once an epoch, in batches of like length, cut by rows or by a token budget.
+
+    A budget is of tokens with their padding, and lengths are rounded up to a rung: a device that records its steps
+    then meets one shape a rung.
+    """
+
+    POOL_BATCHES = 50  # batches sorted together: large enough for little padding, small enough to stay random
+
+    def __init__(
+        self,
+        lengths: Indices,
+        *,
+        batch_size: int = 0,
+        batch_tokens: int = 0,
+        seed: int,
+        n_versions: int = 1,
+        max_length: int = sys.maxsize,
+    ) -> None:
+        """No example is wider than `longest`. With several versions of all of them, epochs take these in turn."""
+        self.lengths, self.batch_size, self.batch_tokens, self.seed = lengths, batch_size, batch_tokens, seed
+        self.n_versions = n_versions
+        self.padded_lengths = np.array(
+            [round_up_length(length, max_length) for length in range(int(lengths.max(initial=0)) + 1)]
+        )[lengths]
+        self.epoch, self.position = 0, 0
+        self._batches = self._plan_epoch(0)
+        self.steps_per_epoch = len(self._batches)
+
+    def _plan_epoch(self, epoch: int) -> list[Indices]:
+        rng = np.random.default_rng([self.seed, epoch])
+        n_examples = len(self.lengths) // self.n_versions
+        order = rng.permutation(n_examples) + n_examples * (epoch % self.n_versions)
+        rows_per_batch = self.batch_size or max(1, int(self.batch_tokens / max(1.0, float(self.lengths.mean()))))
+        batches: list[Indices] = []
+        for start in range(0, len(order), rows_per_batch * self.POOL_BATCHES):
+            pool = order[start : start + rows_per_batch * self.POOL_BATCHES]
+            pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+            batches += batch_by_budget(
+                pool, self.padded_lengths[pool], batch_size=self.batch_size, batch_tokens=self.batch_tokens
+            )
+        return [batches[index] for index in rng.permutation(len(batches))]
+
+    def next_batch(self) -> Indices:
+        if self.position == len(self._batches):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._batches = self._plan_epoch(self.epoch)
+        self.position += 1
+        return self._batches[self.position - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._batches = self._plan_epoch(self.epoch)
+        if self.position > len(self._batches):
+            raise ValueError(f"sampler.position is {self.position}, and an epoch has {len(self._batches)} batches")
+
+
+def batch_by_budget(
+    order: Indices, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0
+) -> list[Indices]:
+    """Cut an order into batches of `batch_size` rows, or of at most `batch_tokens` with their padding."""
+    if batch_size:
+        return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches, start, max_length = [], 0, 0
+    for index, length in enumerate(lengths.tolist()):
+        max_length = max(max_length, length)
+        if index > start and max_length * (index - start + 1) > batch_tokens:
+            batches.append(order[start:index])
+            start, max_length = index, length
+    return [*batches, order[start:]] if start < len(order) else batches
+
+
+def batch_by_length(lengths: Indices, *, batch_tokens: int) -> list[Indices]:
+    """Batches for evaluation: shortest first, so that almost nothing is padded."""
+    order = np.argsort(lengths, kind="stable")
+    return batch_by_budget(order, lengths[order], batch_tokens=batch_tokens)
+
+
+class RandomWindowSampler:
+    """Starting places of windows in one long stream of tokens, drawn with replacement."""
+
+    def __init__(self, n_starts: int, *, width: int, batch_size: int, seed: int) -> None:
+        self.n_starts, self.batch_size, self.seed = n_starts, batch_size, seed
+        self.steps_per_epoch = max(1, round((n_starts + width) / (width * batch_size)))
+        self.n_drawn = 0
+
+    def next_batch(self) -> Indices:
+        rng = np.random.default_rng([self.seed, self.n_drawn])
+        self.n_drawn += 1
+        return rng.integers(0, self.n_starts, size=self.batch_size)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.n_drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.n_drawn = state["drawn"]

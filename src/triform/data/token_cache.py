@@ -1,0 +1,210 @@
+"""What was made of large text files, kept between runs: a text is tokenized once.
+
+An entry is a folder named by a hash of everything that decides its content: the sha256 of the files, and what was
+done with them. It is made aside and appears by rename, with a seal that knows the size and a checksum of each file,
+so that damage is noticed and mended. Entries longest unused go when they exceed `LIMIT` together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import triform
+from triform.data.files import BLOCK_SIZE, MIN_CACHED_BYTES, content_sha256, file_size
+from triform.errors import CheckpointError
+
+CACHE_FORMAT = 1  # part of every name: a new one leaves old entries unused
+MAX_CACHE_BYTES = 10 << 30  # bytes of all entries
+STALE_SECONDS = 24 * 3600  # seconds after which something half made will not be finished
+MANIFEST_FILE, VALUE_FILE = "seal.json", "fact.json"
+ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
+PARTIAL_ENTRY_NAME = re.compile(rf"{ENTRY_NAME.pattern}\..*\.part")
+
+Builder = Callable[[Path], None]
+T = TypeVar("T")
+
+
+def cache_folder() -> Path:
+    """For tokens: TRIFORM_CACHE, or where the system keeps such things."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return Path(configured) if configured else _system_cache_folder() / "tokens"
+
+
+def datasets_folder() -> Path:
+    """For known sets that were downloaded: beside the tokens."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return (Path(configured) if configured else _system_cache_folder()) / "sets"
+
+
+def _system_cache_folder() -> Path:
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "triform"
+
+
+class TokenCache:
+    """What is made of these files: in the cache where they are large, else in the run's own folder.
+
+    A file that lies in the run's own folder is gone with it, and what is made of it too. What the user should
+    know is added to `notices`.
+    """
+
+    def __init__(self, files: Sequence[str], fallback_folder: Path, notices: list[str]) -> None:
+        self.files, self.fallback_folder, self.notices = files, fallback_folder, notices
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there is so much text that work on it is worth keeping."""
+        external_files = [name for name in self.files if Path(name).parent != self.fallback_folder.parent]
+        return sum(map(file_size, external_files)) >= MIN_CACHED_BYTES
+
+    def get_or_compute(self, key: object, compute: Callable[[], T]) -> T:
+        """What `find` finds in the files, of plain values (no tuples); looked for once where they are large."""
+        if not self.is_large:
+            return compute()
+
+        def build(folder: Path) -> None:
+            (folder / VALUE_FILE).write_text(json.dumps(compute()), encoding="utf-8")
+
+        def read(folder: Path) -> T:
+            value: T = json.loads((folder / VALUE_FILE).read_text(encoding="utf-8"))
+            return value
+
+        return self.open_entry(key, build, read)
+
+    def open_entry(self, key: object, build: Builder, read: Callable[[Path], T]) -> T:
+        """What `read` finds in the folder; an entry that it cannot read is damaged, and built again."""
+        folder = self.get_or_build(key, build)
+        try:
+            return read(folder)
+        except (CheckpointError, OSError, ValueError, TypeError, EOFError, RecursionError) as error:
+            if folder == self.fallback_folder:
+                raise
+            self._discard(folder, str(error).partition("\n")[0])
+        return read(self.get_or_build(key, build))
+
+    def get_or_build(self, key: object, build: Builder) -> Path:
+        """A folder with what `make` writes into it; `what` (plain values) decides its content with the files."""
+        entry = self._entry_path(key) if self.is_large else None
+        if entry is not None:
+            try:
+                return self._get_or_build_entry(entry, build)
+            except (OSError, CheckpointError) as error:  # no room, or no right to write: the run's own does as well
+                message = f"the token cache {entry.parent} cannot be written, so tokens are made again next time"
+                reason = getattr(error, "strerror", None) or str(error)
+                if not any(notice.startswith(message) for notice in self.notices):
+                    self.notices.append(f"{message}: {reason}")
+        try:
+            self.fallback_folder.mkdir(parents=True, exist_ok=True)
+            build(self.fallback_folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.fallback_folder}: tokens cannot be written: {error.strerror or error}"
+            ) from None
+        return self.fallback_folder
+
+    def _entry_path(self, key: object) -> Path | None:
+        try:
+            base = cache_folder()
+        except RuntimeError:  # a user without a home
+            return None
+        files = [(content_sha256(name), Path(name.removesuffix(".gz")).suffix) for name in self.files]
+        description = json.dumps([CACHE_FORMAT, triform.__version__, files, key], sort_keys=True)
+        return base / hashlib.sha256(description.encode()).hexdigest()[:32]
+
+    def _get_or_build_entry(self, entry: Path, build: Builder) -> Path:
+        if entry.is_dir() and not self._discard_if_corrupt(entry):
+            if os.access(entry / MANIFEST_FILE, os.W_OK):  # a cache that can only be read serves as well
+                os.utime(entry / MANIFEST_FILE)  # its last use
+            return entry
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{entry.name}.{os.getpid()}.", suffix=".part", dir=entry.parent))
+        try:
+            build(partial)
+            _write_manifest(partial)
+            self._publish(partial, entry)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        prune(entry.parent, keep=entry)
+        return entry
+
+    def _publish(self, partial: Path, entry: Path) -> None:
+        """Under its name; another process may have been faster, and what it made is as good."""
+        try:
+            partial.rename(entry)
+        except OSError:
+            if not entry.is_dir() or self._discard_if_corrupt(entry):
+                partial.rename(entry)
+
+    def _discard_if_corrupt(self, entry: Path) -> bool:
+        """Whether an entry is not as it was sealed; it is then removed."""
+        problem = find_corruption(entry)
+        if problem:
+            self._discard(entry, problem)
+        return bool(problem)
+
+    def _discard(self, entry: Path, problem: str) -> None:
+        self.notices.append(f"{entry}: this token cache is damaged ({problem}); it is built again")
+        shutil.rmtree(entry)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {file.name: [file.stat().st_size, _checksum(file)] for file in sorted(folder.iterdir())}
+    (folder / MANIFEST_FILE).write_text(json.dumps({"files": files}), encoding="utf-8")
+
+
+def find_corruption(folder: Path) -> str:
+    """What is wrong with an entry; empty when nothing is."""
+    try:
+        files: dict[str, list[int]] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+        for name, (size, checksum) in files.items():
+            if (folder / name).stat().st_size != size:
+                return f"{name} has {(folder / name).stat().st_size} bytes where {size} were written"
+            if _checksum(folder / name) != checksum:
+                return f"{name} has changed"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name}: {error.strerror or error}"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{MANIFEST_FILE} cannot be read"
+    return ""
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while raw := file.read(BLOCK_SIZE):
+            checksum = zlib.crc32(raw, checksum)
+    return checksum
+
+
+def prune(base: Path, *, keep: Path) -> None:
+    """Remove what was left half made, and the entries longest unused where all together exceed the limit."""
+    entries: list[tuple[float, int, Path]] = []
+    for entry in base.iterdir():
+        with suppress(OSError):  # another process may just have removed it
+            if PARTIAL_ENTRY_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(entry)
+            elif ENTRY_NAME.fullmatch(entry.name):
+                size = sum(file.stat().st_size for file in entry.iterdir())
+                entries.append(((entry / MANIFEST_FILE).stat().st_mtime, size, entry))
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
+        if total > MAX_CACHE_BYTES and entry != keep:
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= size

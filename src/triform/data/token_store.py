@@ -1,0 +1,177 @@
+"""Sequences of tokens as one flat array, in memory or mapped from disk, so that a set may exceed memory.
+
+On disk a store named `train` is two files: `train.bin` holds the tokens, little-endian uint16 or uint32, and
+`train.idx` a 16-byte head (magic, version, bytes per token) and the int64 places where sequences begin, the
+last one being the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triform.errors import CheckpointError
+from triform.io.files import temporary_path
+from triform.text.base import TokenRows, token_dtype
+
+Tokens = NDArray[Any]  # uint16 or uint32
+HEADER = struct.Struct("<8sII")
+MAGIC, VERSION = b"TRITOKEN", 1
+FLUSH_TOKENS = 1 << 18  # tokens (or sequences) gathered before they are written
+
+
+def _store_paths(path: Path) -> tuple[Path, Path]:
+    return path.with_name(path.name + ".bin"), path.with_name(path.name + ".idx")
+
+
+class TokenStore:
+    """Sequences of tokens: `store[i]` is one of them, `store.tokens` all of them end to end."""
+
+    def __init__(self, tokens: Tokens, offsets: NDArray[np.int64]) -> None:
+        self._tokens, self._offsets = tokens, offsets
+
+    @classmethod
+    def build(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None) -> TokenStore:
+        """Gather sequences; with a path, straight to disk, a little at a time."""
+        return cls.build_from_batches(
+            _batch_sequences(sequences, token_dtype(vocab_size)), vocab_size=vocab_size, path=path
+        )
+
+    @classmethod
+    def build_from_batches(
+        cls, batches: Iterable[TokenRows], *, vocab_size: int, path: Path | None = None
+    ) -> TokenStore:
+        """The same from sequences that come many at a time."""
+        dtype = token_dtype(vocab_size)
+        if path is None:
+            tokens, lengths = [np.zeros(0, dtype)], [np.zeros(1, np.int64)]
+            for batch in batches:
+                tokens.append(_cast_tokens(batch.tokens, dtype))
+                lengths.append(batch.lengths)
+            return cls(np.concatenate(tokens), np.cumsum(np.concatenate(lengths)))
+        try:
+            _write_store(path, batches, dtype)
+        except OSError as error:
+            raise CheckpointError(f"{path}: tokens cannot be written: {error.strerror or error}") from None
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> TokenStore:
+        """Map what `build` wrote; a CheckpointError when it is missing or its parts do not fit."""
+        bin_path, idx_path = _store_paths(path)
+        try:
+            with idx_path.open("rb") as file:
+                magic, version, token_bytes = HEADER.unpack(file.read(HEADER.size))
+            file_sizes = bin_path.stat().st_size, idx_path.stat().st_size - HEADER.size
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{error.filename}: no such token store") from None
+        except (OSError, struct.error) as error:
+            raise CheckpointError(f"{idx_path}: is damaged ({error}); remove it to build it again") from None
+        if (
+            (magic, version) != (MAGIC, VERSION)
+            or token_bytes not in (2, 4)
+            or file_sizes[1] < 8
+            or file_sizes[1] % 8
+        ):
+            raise CheckpointError(f"{idx_path}: is damaged or foreign; remove it to build it again")
+        offsets: NDArray[np.int64] = np.memmap(idx_path, "<i8", "r", offset=HEADER.size)
+        if offsets[0] != 0 or int(offsets[-1]) * token_bytes != file_sizes[0]:
+            raise CheckpointError(
+                f"{bin_path}: has {file_sizes[0]} bytes where {int(offsets[-1]) * token_bytes} were written; "
+                "remove it to build it again"
+            )
+        empty_tokens = np.zeros(0, f"<u{token_bytes}")  # an empty file cannot be mapped
+        tokens: Tokens = np.memmap(bin_path, f"<u{token_bytes}", "r") if file_sizes[0] else empty_tokens
+        return cls(np.asarray(tokens), np.asarray(offsets))  # plain views of the maps are quicker to slice
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Tokens:
+        """The tokens of one sequence, as a view."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        index %= len(self)
+        return self.tokens[self._offsets[index] : self._offsets[index + 1]]
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens end to end, as a view."""
+        return self._tokens
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many tokens each sequence has."""
+        return np.diff(self._offsets)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are."""
+        return len(self._tokens)
+
+    def count(self, token: int) -> int:
+        """How often a token occurs, looking at a little of a mapped store at a time."""
+        starts = range(0, self.n_tokens, FLUSH_TOKENS)
+        return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH_TOKENS] == token)) for start in starts)
+
+    def slice(self, start: int, stop: int) -> TokenStore:
+        """The tokens from `start` up to `stop`, as a view; a sequence across an edge is cut there."""
+        start, stop, _ = slice(start, stop).indices(self.n_tokens)
+        stop = max(start, stop)
+        low, high = np.searchsorted(self._offsets, [start, stop], side="right")
+        inner_offsets = self._offsets[low:high]
+        inner_offsets = inner_offsets[inner_offsets < stop]
+        offsets = (
+            np.concatenate(([start], inner_offsets, [stop])) - start if stop > start else np.zeros(1, np.int64)
+        )
+        return TokenStore(self._tokens[start:stop], offsets)
+
+
+def _batch_sequences(sequences: Iterable[Sequence[int]], dtype: np.dtype[Any]) -> Iterator[TokenRows]:
+    tokens, lengths = array(dtype.char), array("q")
+    for sequence in sequences:
+        tokens.extend(sequence)
+        lengths.append(len(sequence))
+        if len(tokens) >= FLUSH_TOKENS or len(lengths) >= FLUSH_TOKENS:
+            yield TokenRows(np.frombuffer(tokens, dtype), np.frombuffer(lengths, np.int64))
+            tokens, lengths = array(dtype.char), array("q")
+    yield TokenRows(np.frombuffer(tokens, dtype), np.frombuffer(lengths, np.int64))
+
+
+def _cast_tokens(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
+    """The tokens in the type of the store; one that does not fit is never stored as another."""
+    if tokens.dtype.itemsize > dtype.itemsize and len(tokens) and tokens.max() > np.iinfo(dtype).max:
+        raise OverflowError(f"token {tokens.max()} does not fit in {dtype}")
+    return tokens.astype(dtype.newbyteorder("<"), copy=False)
+
+
+def _write_store(path: Path, batches: Iterable[TokenRows], dtype: np.dtype[Any]) -> None:
+    """Stream to files beside the final ones, then rename; the index comes last and makes the store whole."""
+    final_paths = _store_paths(path)
+    partial_paths = [temporary_path(file) for file in final_paths]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial_paths[0].open("wb") as tokens, partial_paths[1].open("wb") as offsets:
+            offsets.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize))
+            _write_batches(batches, dtype, tokens, offsets)
+        final_paths[1].unlink(missing_ok=True)  # an old index must never stand beside new tokens
+        for partial_path, final_path in zip(partial_paths, final_paths, strict=True):
+            partial_path.replace(final_path)
+    finally:
+        for partial_path in partial_paths:
+            partial_path.unlink(missing_ok=True)
+
+
+def _write_batches(batches: Iterable[TokenRows], dtype: np.dtype[Any], tokens: BinaryIO, offsets: BinaryIO) -> None:
+    n_tokens = 0
+    offsets.write(struct.pack("<q", n_tokens))
+    for batch in batches:
+        tokens.write(_cast_tokens(batch.tokens, dtype).tobytes())
+        offsets.write((n_tokens + np.cumsum(batch.lengths)).astype("<i8").tobytes())
+        n_tokens += len(batch.tokens)

@@ -1,0 +1,136 @@
+"""All baselines of a task, fitted on the training data of a model and judged by the same scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Protocol, TypeVar
+
+from triform.config import TaskName, TokenizerConfig
+from triform.data.readers import TextChunk, TextPair
+from triform.errors import TriformError
+from triform.evaluation.baselines.errors import BaselineError
+from triform.evaluation.baselines.labels import MajorityBaseline
+from triform.evaluation.baselines.ngram import NGramBaseline, Tokenize
+from triform.evaluation.baselines.tfidf import TfidfBaseline
+from triform.evaluation.baselines.translation import CopyBaseline, WordByWordBaseline
+from triform.evaluation.metrics import Metrics
+from triform.text import EOS, train_tokenizer
+
+Result = TypeVar("Result")
+MAX_CHARACTERS = 200_000_000  # all rows are held in memory
+
+
+class Baseline(Protocol):
+    """Something fitted that can be judged."""
+
+    def evaluate(self, test: Any) -> Metrics: ...
+
+
+class BaselineMetrics(dict[str, Metrics]):
+    """The scores of each baseline; one that could not be fitted or judged has none, and `reasons` says why."""
+
+    def __init__(self, metrics: dict[str, Metrics], reasons: dict[str, str]) -> None:
+        super().__init__({**dict.fromkeys(reasons, Metrics()), **metrics})
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class FittedBaselines:
+    """The baselines of a task that could be fitted, and the reasons of those that could not."""
+
+    fitted: dict[str, Baseline]
+    reasons: dict[str, str]
+
+    def evaluate(self, test: Iterable[Any]) -> BaselineMetrics:
+        read_rows = read_lazily(test)
+        metrics, reasons = call_all(
+            {name: partial(evaluate_baseline, baseline, read_rows) for name, baseline in self.fitted.items()}
+        )
+        return BaselineMetrics(metrics, {**self.reasons, **reasons})
+
+
+def fit_baselines(
+    task: TaskName,
+    train: Iterable[Any],
+    *,
+    tokenize: Tokenize | None = None,
+    vocab_size: int = 0,
+    lossless: bool = False,
+    eos_id: int | None = EOS,
+) -> FittedBaselines:
+    """Fit every baseline of a task on its rows: Row for classify, Piece for generate, Pair for translate.
+
+    `generate` counts over the tokens that `tokenize` gives, of a vocabulary of so many (`lossless`: no character is
+    lost on the way, so bits per byte can be told; `end` closes a document); without it, over characters.
+    """
+    read_rows = read_lazily(train)
+
+    def fit_ngram() -> Baseline:
+        if tokenize:
+            return NGramBaseline.fit(read_rows(), tokenize, vocab_size, lossless=lossless, eos_id=eos_id)
+        return fit_character_ngram(read_rows())
+
+    fitters: dict[TaskName, dict[str, Callable[[], Baseline]]] = {
+        "classify": {
+            "majority": lambda: MajorityBaseline.fit(read_rows()),
+            "tfidf": lambda: TfidfBaseline.fit(read_rows()),
+        },
+        "generate": {"ngram": fit_ngram},
+        "translate": {"copy": CopyBaseline, "wordwise": lambda: WordByWordBaseline.fit(read_rows())},
+    }
+    return FittedBaselines(*call_all(fitters[task]))
+
+
+def evaluate_baselines(
+    task: TaskName, train: Iterable[Any], test: Iterable[Any], **tokenizer_options: Any
+) -> BaselineMetrics:
+    """The baselines of a task, fitted on training rows and judged by test rows; `tokens` are as `fit` has them."""
+    return fit_baselines(task, train, **tokenizer_options).evaluate(test)
+
+
+def evaluate_baseline(baseline: Baseline, read_rows: Callable[[], list[Any]]) -> Metrics:
+    return baseline.evaluate(read_rows())
+
+
+def fit_character_ngram(train: Sequence[TextChunk]) -> NGramBaseline:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), (piece.text for piece in train))
+    return NGramBaseline.fit(train, tokenizer.encode, tokenizer.vocab_size, lossless=True)
+
+
+def read_lazily(rows: Iterable[Any]) -> Callable[[], list[Any]]:
+    """Rows that are read when first asked for, so that a file that cannot be read is a reason, not an end."""
+
+    @cache
+    def read_or_error() -> list[Any] | TriformError:
+        loaded, n_characters = [], 0
+        try:
+            for row in rows:
+                loaded.append(row)
+                n_characters += len(row.source) + len(row.target) if isinstance(row, TextPair) else len(row.text)
+                if n_characters > MAX_CHARACTERS:
+                    raise BaselineError(f"more than {MAX_CHARACTERS:,} characters are too much for it")
+        except TriformError as error:
+            return error
+        return loaded
+
+    def read_rows() -> list[Any]:
+        loaded = read_or_error()
+        if isinstance(loaded, TriformError):
+            raise loaded
+        return loaded
+
+    return read_rows
+
+
+def call_all(calls: dict[str, Callable[[], Result]]) -> tuple[dict[str, Result], dict[str, str]]:
+    """What each gives, and the reasons of those that give nothing."""
+    results: dict[str, Result] = {}
+    reasons: dict[str, str] = {}
+    for name, call in calls.items():
+        try:
+            results[name] = call()
+        except TriformError as error:
+            reasons[name] = str(error)
+    return results, reasons

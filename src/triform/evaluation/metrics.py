@@ -1,0 +1,74 @@
+"""Scores. Fractions lie between 0 and 1; BLEU and chrF between 0 and 100, as sacreBLEU gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = npt.NDArray[np.int64]
+Metrics = dict[str, float]
+
+
+def accuracy(confusion: npt.NDArray[np.int64]) -> float:
+    """The share on the diagonal of a confusion table, where entry (i, j) counts label i taken for label j."""
+    return float(np.trace(confusion) / max(1, confusion.sum()))
+
+
+def macro_f1(confusion: npt.NDArray[np.int64]) -> float:
+    """The mean of 2 · hits / (true ones + guessed ones) over the labels that occur as either."""
+    n_true_and_predicted = confusion.sum(axis=0) + confusion.sum(axis=1)
+    present = n_true_and_predicted > 0
+    return float(np.mean(2 * np.diag(confusion)[present] / n_true_and_predicted[present])) if present.any() else 0.0
+
+
+def perplexity(nats_per_token: float) -> float:
+    return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
+
+
+def bits_per_byte(nats: float, n_bytes: float) -> float:
+    """Independent of the tokenizer, so models with different vocabularies can be compared."""
+    return nats / math.log(2) / max(1, n_bytes)
+
+
+def compute_translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> Metrics:
+    """Corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the share of exact matches."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    sentence_bleu = BLEU(effective_order=True)
+    rows = list(zip(hypotheses, references, strict=True))
+    return {
+        "bleu": BLEU().corpus_score(hypotheses, [references]).score,
+        "chrf": CHRF().corpus_score(hypotheses, [references]).score,
+        "sentence_bleu": sum(sentence_bleu.sentence_score(h, [r]).score for h, r in rows) / max(1, len(rows)),
+        "exact_match": sum(h == r for h, r in rows) / max(1, len(rows)),
+    }
+
+
+def lowercase_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU with case folded, as figures on tokenised and lower-cased text are."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    return float(BLEU(lowercase=True).corpus_score(hypotheses, [references]).score)
+
+
+def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.float64]:
+    """What each sentence adds to corpus BLEU, (sentences, 10), as `stats.corpus_bleu` reads it."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    bleu = BLEU(effective_order=True)
+    sentence_scores = [bleu.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    rows = [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in sentence_scores]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), 10)
+
+
+def bleu_signature() -> str:
+    """What sacreBLEU says of how `bleu` is computed, to be quoted with a result."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    metric.corpus_score(["a"], [["a"]])
+    return str(metric.get_signature())

@@ -1,0 +1,274 @@
+"""Is a difference real? Means with intervals, paired tests, corrections for many comparisons, verdicts in words.
+
+Runs are paired by their seeds. The test flips the signs of the differences: if the two are alike, each pair might
+as well have come out the other way round, and p is the share of sign patterns that look at least as extreme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from triform.errors import ConfigError
+from triform.formatting import metric_label, metric_scale
+
+Numbers = npt.NDArray[np.float64]
+
+ALPHA = 0.05  # a corrected p at or below it counts as evidence
+MAX_EXACT_PAIRS = 20  # pairs of which all sign patterns are looked at, a million at most
+N_SIGN_FLIPS = 99_999  # random sign patterns beyond that; the observed one is the hundred-thousandth
+N_BOOTSTRAP_SAMPLES = 10_000  # of the bootstrap
+BOOTSTRAP_SEED = 12_345  # sacreBLEU's, so that its draws are ours
+MAX_CHUNK_NUMBERS = 1 << 22  # numbers of a bootstrap held at once
+
+
+class SampleSummary(NamedTuple):
+    """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be.
+
+    Wherever a mean is shown with ±, what follows is `half_width`, never the standard deviation.
+    """
+
+    mean: float
+    deviation: float  # 0 for a single run, of which nothing more is known
+    low: float  # the 95 % interval, from Student's t
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval of the mean; infinite for a single run."""
+        return (self.high - self.low) / 2
+
+
+def summarise(values: Sequence[float]) -> SampleSummary:
+    n, mean = len(values), sum(values) / len(values)
+    if n == 1 or not math.isfinite(mean):
+        return SampleSummary(mean, 0.0 if n == 1 else math.nan, -math.inf, math.inf)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    half_width = student_t_quantile(n - 1) * deviation / math.sqrt(n)
+    return SampleSummary(mean, deviation, mean - half_width, mean + half_width)
+
+
+def student_t_quantile(degrees_of_freedom: int, confidence: float = 0.95) -> float:
+    """How many standard errors from the mean the truth lies within, so often; by halving."""
+    low, high = 0.0, math.pi / 2  # atan(t / sqrt(freedom))
+    while high - low > 1e-15:
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if _student_t_probability(middle, degrees_of_freedom) < confidence else (low, middle)
+        )
+    return math.tan(low) * math.sqrt(degrees_of_freedom)
+
+
+def _student_t_probability(angle: float, degrees_of_freedom: int) -> float:
+    """P(|t| < sqrt(freedom) · tan(angle)), the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (1.0 if degrees_of_freedom % 2 == 0 else cosine), 0.0
+    for k in range(2 + degrees_of_freedom % 2, degrees_of_freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (k - 1) / k
+    return sine * total if degrees_of_freedom % 2 == 0 else 2 / math.pi * (angle + sine * total)
+
+
+# -- pairs
+
+
+class PairedDifference(NamedTuple):
+    """How much more the second of two gave than the first, over what they were paired by."""
+
+    pairs: int
+    mean: float
+    low: float  # the 95 % interval
+    high: float
+    p: float  # of a difference at least this large where there is none, either way
+    floor: float  # the smallest p that so many pairs could have given
+    test: str
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2
+
+
+def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    """The second minus the first, seed by seed: Student's interval and the sign-flip test."""
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    summary, n = summarise(differences), len(differences)
+    exact = n <= MAX_EXACT_PAIRS
+    min_p = 2.0 ** (1 - n) if exact else 1 / (N_SIGN_FLIPS + 1)
+    test_name = f"sign flips over {n} seeds, {'exact' if exact else f'{N_SIGN_FLIPS + 1:,} at random'}"
+    return PairedDifference(n, summary.mean, summary.low, summary.high, sign_flip(differences), min_p, test_name)
+
+
+def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
+    """The two-sided p of the mean of paired differences: exact up to 20 pairs, then from random sign patterns."""
+    values = np.asarray(differences, dtype=np.float64)
+    if not len(values) or not np.isfinite(values).all():
+        raise ConfigError("a paired test needs finite differences, one at least")
+    observed = abs(values.sum())
+    threshold = observed - 1e-9 * np.abs(values).sum()  # sums in another order differ in their last bits
+    if len(values) <= MAX_EXACT_PAIRS:
+        sums = values[:1]  # the other sign of the first gives the same sums with the other sign
+        for value in values[1:]:
+            sums = np.concatenate([sums + value, sums - value])
+        return float(np.mean(np.abs(sums) >= threshold))
+    rng, n_extreme, remaining = np.random.default_rng(seed), 1, N_SIGN_FLIPS  # the observed pattern is one of them
+    while remaining:
+        chunk_size = min(remaining, max(1, MAX_CHUNK_NUMBERS // len(values)))
+        signs = rng.integers(0, 2, size=(chunk_size, len(values)), dtype=np.int8) * 2.0 - 1
+        n_extreme += int(np.sum(np.abs(signs @ values) >= threshold))
+        remaining -= chunk_size
+    return n_extreme / (N_SIGN_FLIPS + 1)
+
+
+def min_pairs_needed(comparisons: int = 1) -> int:
+    """The fewest pairs whose sign flips can give evidence, when so many comparisons are corrected for."""
+    return math.ceil(1 + math.log2(comparisons / ALPHA))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p corrected for their number, after Holm: at most so often is any one of all finds false."""
+    corrected, running_max = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        running_max = max(running_max, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = running_max
+    return corrected
+
+
+# -- BLEU over sentences
+
+
+def corpus_bleu(counts: Numbers) -> Numbers:  # (..., 10) -> (...)
+    """BLEU of summed sentence statistics, as sacreBLEU computes it.
+
+    They are: length, reference length, then matching n-grams and all n-grams for n = 1 to 4.
+    """
+    length, reference_length, matches, totals = counts[..., 0], counts[..., 1], counts[..., 2:6], counts[..., 6:10]
+    n_unmatched_orders = np.cumsum(
+        (matches == 0) & (totals > 0), axis=-1
+    )  # each n without a match counts half as much as the last
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precisions = np.where(matches > 0, matches, 0.5**n_unmatched_orders) / totals
+        brevity_penalty = np.where(length < reference_length, np.exp(1 - reference_length / length), 1.0)
+        bleu = 100 * brevity_penalty * np.exp(np.log(precisions).mean(axis=-1))
+    usable = (matches.sum(axis=-1) > 0) & (totals > 0).all(axis=-1)
+    return np.where(usable, bleu, 0.0)
+
+
+def bootstrap_bleu(
+    first: Numbers, second: Numbers, *, n_samples: int = N_BOOTSTRAP_SAMPLES, seed: int = BOOTSTRAP_SEED
+) -> PairedDifference:
+    """The second minus the first in corpus BLEU, were the test made of other sentences.
+
+    Both are sentence statistics, (seeds, sentences, 10), of the same sentences. Each draw takes as many sentences
+    with replacement, the same for all, and averages BLEU over the seeds; with one seed it is sacreBLEU's own paired
+    bootstrap. p counts both directions, where sacreBLEU's counts one.
+    """
+    if first.shape[1:] != second.shape[1:] or first.ndim != 3:
+        raise ConfigError("a paired bootstrap needs the same sentences on both sides")
+    n = first.shape[1]
+    observed = float(corpus_bleu(second.sum(axis=1)).mean() - corpus_bleu(first.sum(axis=1)).mean())
+    rng, chunks = np.random.default_rng(seed), []
+    for start in range(0, n_samples, max(1, MAX_CHUNK_NUMBERS // n)):
+        chunk_size = min(n_samples - start, max(1, MAX_CHUNK_NUMBERS // n))
+        sample_indices = rng.choice(n, size=(chunk_size, n), replace=True)
+        sample_counts = np.stack([np.bincount(row, minlength=n) for row in sample_indices]).astype(
+            np.float64
+        )  # (some, n)
+        first_bleu, second_bleu = (corpus_bleu(sample_counts @ counts).mean(axis=0) for counts in (first, second))
+        chunks.append(second_bleu - first_bleu)
+    differences = np.concatenate(chunks)
+    low, high = np.quantile(differences, [0.025, 0.975]).tolist()
+    extreme = np.abs(differences - differences.mean()) >= abs(observed) - 1e-9
+    p = (1 + int(extreme.sum())) / (1 + n_samples)
+    test_name = f"paired bootstrap over {n:,} sentences"
+    return PairedDifference(first.shape[0], observed, low, high, p, 1 / (1 + n_samples), test_name)
+
+
+# -- in words
+
+
+class MetricInfo(NamedTuple):
+    """How a score is read: its name, the unit of a difference, which way is better, and what it is shown times."""
+
+    name: str
+    unit: str
+    higher_is_better: bool
+    scale: float
+    percent_sign: str
+
+
+def _build_metric_info(metric: str, unit: str = "", *, higher_is_better: bool) -> MetricInfo:
+    label, (scale, percent_sign) = metric_label(metric), metric_scale(metric)
+    return MetricInfo(
+        label, unit or f"{label} points" if percent_sign else unit or label, higher_is_better, scale, percent_sign
+    )
+
+
+METRIC_INFO = {
+    "accuracy": _build_metric_info("accuracy", higher_is_better=True),
+    "f1": _build_metric_info("f1", higher_is_better=True),
+    "macro_f1": _build_metric_info("macro_f1", higher_is_better=True),
+    "exact_match": _build_metric_info("exact_match", "exact-match points", higher_is_better=True),
+    "token_accuracy": _build_metric_info("token_accuracy", higher_is_better=True),
+    "loss": _build_metric_info("loss", "nats", higher_is_better=False),
+    "training loss": _build_metric_info("training loss", "nats", higher_is_better=False),
+    "perplexity": _build_metric_info("perplexity", higher_is_better=False),
+    "bits_per_byte": _build_metric_info("bits_per_byte", higher_is_better=False),
+    "bleu": _build_metric_info("bleu", higher_is_better=True),
+    "chrf": _build_metric_info("chrf", higher_is_better=True),
+    "sentence_bleu": _build_metric_info("sentence_bleu", higher_is_better=True),
+}
+
+
+def metric_info(metric: str) -> MetricInfo:
+    if metric not in METRIC_INFO:
+        raise ConfigError(f"it is not known whether more {metric!r} is better; known are {', '.join(METRIC_INFO)}")
+    return METRIC_INFO[metric]
+
+
+def verdict(
+    first: str, second: str, difference: PairedDifference, metric: str, *, corrected: float, comparisons: int = 1
+) -> str:
+    """What may be said of two, in words; `corrected` is p after correction for so many comparisons."""
+    info, size = metric_info(metric), format_difference(difference, metric)
+    if difference.low == difference.mean == difference.high == 0:
+        return "no difference at all"
+    leader = second if (difference.mean > 0) == info.higher_is_better else first
+    if difference.pairs == 1 and difference.floor > ALPHA:
+        return f"one seed: no interval and no test ({leader} ahead by {size})"
+    p_text = f"{'corrected ' if comparisons > 1 else ''}{describe_p_value(corrected)}"
+    if corrected <= ALPHA:
+        return f"{leader} better by {size}, {p_text}"
+    if difference.floor * comparisons > ALPHA:
+        limit_text = f"{difference.pairs} seeds cannot give p below {difference.floor:.3g}"
+        correction_text = f", corrected for {comparisons} comparisons {min(1, difference.floor * comparisons):.3g}"
+        advice = f"{limit_text}{correction_text if comparisons > 1 else ''}: take {min_pairs_needed(comparisons)} or more"
+        return f"too few seeds to tell ({leader} ahead by {size}, {p_text}; {advice})"
+    return f"no evidence of a difference ({size}, {p_text})"
+
+
+def format_difference(difference: PairedDifference, metric: str) -> str:
+    """The size of a difference and how far it may be off, such as 1.9 ± 0.6 accuracy points."""
+    info = metric_info(metric)
+    size, half_width = abs(difference.mean) * info.scale, difference.half_width * info.scale
+    if not math.isfinite(half_width):
+        return f"{size:.3g} {info.unit}"
+    n_decimals = decimals_for_uncertainty(half_width or size)
+    return f"{size:.{n_decimals}f} ± {half_width:.{n_decimals}f} {info.unit}"
+
+
+def decimals_for_uncertainty(uncertainty: float) -> int:
+    """As many as an uncertainty of this size leaves a meaning: 12, 3, 1.2, 0.6, 0.12."""
+    if not uncertainty:
+        return 2
+    power = math.floor(math.log10(uncertainty))
+    two_digits = uncertainty < 2.95 * 10**power  # of 0.12 two digits are told, of 0.6 one
+    return min(6, max(0, two_digits - power))
+
+
+def describe_p_value(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

@@ -1,0 +1,234 @@
+"""What a study asks for: its TOML file, read and checked before anything is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triform.config import TASK_NAMES as TASK_NAMES
+from triform.config import TaskName
+from triform.config.bounds import BOUNDS, MAX_SEEDS, format_value
+from triform.config.settings import Settings, flatten_config, load_toml, parse_settings, suggest_name
+from triform.config.settings import build_config as build_config
+from triform.data.files import BUILTIN_PREFIX
+from triform.errors import ConfigError, DataError
+from triform.launch import DATA_FILE_SETTINGS, resolve_settings
+
+STUDY_KEYS = ("name", "task", "preset", "seeds", "seed", "metric", "common", "variants", "tests")
+STUDY_ONLY_KEYS = ("name", "task", "seeds", "seed", "metric", "tests")  # what no variant has for itself
+# The scores of each task, the one it is judged by unless another is named first.
+TASK_METRICS: dict[TaskName, tuple[str, ...]] = {
+    "classify": ("accuracy", "f1", "loss"),
+    "generate": ("perplexity", "loss", "bits_per_byte", "token_accuracy"),
+    "translate": ("bleu", "chrf", "sentence_bleu", "exact_match", "token_accuracy", "loss"),
+}
+PER_TOKEN_METRICS = ("perplexity", "loss", "token_accuracy")  # means over tokens: another vocabulary, another score
+DEFAULT_N_SEEDS = 8  # enough for a verdict on up to six comparisons
+VALIDATION_SET, TRAINING_SET = "validation", "training"  # sets that a study has of itself
+NAME_PATTERN = re.compile(r"\w[\w.+-]*")  # it becomes a folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyVariant:
+    """One of the things that are compared: a name, and all that was asked for."""
+
+    name: str
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Variants of one task, the seeds each is trained with, and what they are judged on and by."""
+
+    name: str
+    task: TaskName
+    metric: str
+    seeds: tuple[int, ...]
+    variants: tuple[StudyVariant, ...]
+    test_files: Mapping[str, str]
+
+
+def read_study(source: str | Path | Mapping[str, Any], seeds: int = 0) -> Study:
+    """A study from its file, or from a mapping of the same form; `seeds`, if given, counts instead of the file's.
+
+    File names are relative to the study's file; in a mapping, to the working folder.
+    """
+    if isinstance(source, Mapping):
+        return _parse_study(source, "the study", Path.cwd(), seeds)
+    path = Path(source)
+    return _parse_study({"name": path.stem} | load_toml(path), str(path), path.absolute().parent, seeds)
+
+
+def _parse_study(spec: Mapping[str, Any], origin: str, base_folder: Path, n_seeds: int) -> Study:
+    for key in spec:
+        if key not in STUDY_KEYS:
+            raise ConfigError(f"{origin}: unknown key {key!r} in a study; {suggest_name(key, STUDY_KEYS)}")
+    task = spec.get("task")
+    if task not in TASK_NAMES:
+        problem = "no task is named" if task is None else f"task={task!r} is not known"
+        raise ConfigError(f"{origin}: {problem}; choose from {', '.join(TASK_NAMES)}")
+    name = _validate_name(spec.get("name", "study"), f"{origin}: name")
+    study = Study(
+        name=name,
+        task=task,
+        metric=_validate_metric(spec.get("metric", TASK_METRICS[task][0]), task, origin),
+        seeds=_resolve_seeds(n_seeds or spec.get("seeds", DEFAULT_N_SEEDS), spec.get("seed", 0), origin),
+        variants=_parse_variants(spec, task, origin, base_folder),
+        test_files=_parse_test_files(spec.get("tests", {}), task, origin, base_folder),
+    )
+    _validate_comparable(study, origin)
+    return study
+
+
+def _require_table(value: object, location: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{location} must be a table, not {value!r}")
+    return value
+
+
+def _validate_name(value: object, location: str) -> str:
+    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
+        raise ConfigError(f"{location}={value!r}: it becomes a folder; use letters, digits and . _ + - only")
+    return value
+
+
+def _validate_metric(metric: object, task: TaskName, origin: str) -> str:
+    if metric not in TASK_METRICS[task]:
+        raise ConfigError(
+            f"{origin}: metric={metric!r}: {task} has no such score; {suggest_name(str(metric), TASK_METRICS[task])}"
+        )
+    return str(metric)
+
+
+def _resolve_seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
+    if type(count) is not int or not 1 <= count <= MAX_SEEDS:
+        raise ConfigError(
+            f"{origin}: seeds={format_value(count)}: give how many models to train of each variant, "
+            f"from 1 to {MAX_SEEDS}"
+        )
+    max_first = BOUNDS["seed"][1] - count + 1
+    if type(first) is not int or not 0 <= first <= max_first:
+        raise ConfigError(
+            f"{origin}: seed={format_value(first)}: the first seed must be a whole number from 0 to {max_first:.0f}"
+        )
+    return tuple(range(first, first + count))
+
+
+def _parse_variants(
+    spec: Mapping[str, Any], task: TaskName, origin: str, base_folder: Path
+) -> tuple[StudyVariant, ...]:
+    variant_tables = _require_table(spec.get("variants", {}), f"{origin}: variants")
+    if len(variant_tables) < 2:
+        found_text = f"one variant, {next(iter(variant_tables))}" if variant_tables else "no variants"
+        raise ConfigError(f"{origin}: has {found_text}; a comparison needs two [variants.NAME] tables or more")
+    preset, common_settings = _parse_settings(spec.get("common", {}), f"{origin}: common", task, base_folder)
+    variants = []
+    for name, table in variant_tables.items():
+        location = f"{origin}: variants.{_validate_name(name, f'{origin}: variants')}"
+        own_preset, own_settings = _parse_settings(table, location, task, base_folder)
+        try:
+            settings = resolve_settings(
+                task, own_preset or preset or spec.get("preset", ""), None, common_settings | own_settings
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{location}: {error}") from None
+        for key in DATA_FILE_SETTINGS:
+            _validate_exists(str(settings.get(key, "")), f"{location}: {key}")
+        variants.append(StudyVariant(name=name, settings=settings))
+    return tuple(variants)
+
+
+def _parse_settings(table: object, location: str, task: TaskName, base_folder: Path) -> tuple[str, Settings]:
+    """The preset that a table names, and its settings, with files found from the study's folder."""
+    entries = dict(_require_table(table, location))
+    for key in STUDY_ONLY_KEYS:
+        if key in entries:
+            raise ConfigError(f"{location}: {key} is the same for all variants; set it at the top of the study")
+    preset = entries.pop("preset", "")
+    if not isinstance(preset, str):
+        raise ConfigError(f"{location}: preset={preset!r} must be text")
+    settings = parse_settings(entries, Path(location))
+    return preset, settings | {
+        key: _resolve_files(str(settings[key]), task, base_folder)
+        for key in DATA_FILE_SETTINGS
+        if settings.get(key)
+    }
+
+
+def _resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
+    """A file name as seen from the study's folder; for translate two may be joined by a comma."""
+    if files.startswith(BUILTIN_PREFIX):
+        return files
+    paths = files.split(",") if task == "translate" and not (base_folder / files).exists() else [files]
+    return ",".join(str(base_folder / path) for path in paths)
+
+
+def _parse_test_files(table: object, task: TaskName, origin: str, base_folder: Path) -> dict[str, str]:
+    test_files = {}
+    for name, value in _require_table(table, f"{origin}: tests").items():
+        location = f"{origin}: tests.{name}"
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{location}={value!r} must name a file")
+        if name in (VALIDATION_SET, TRAINING_SET):
+            raise ConfigError(f"{location}: a study has a set of this name already; choose another")
+        test_files[name] = _resolve_files(value, task, base_folder)
+        for path in test_files[name].split(",") if task == "translate" else [test_files[name]]:
+            _validate_exists(path, location)
+    return test_files
+
+
+def _validate_exists(path: str, location: str) -> None:
+    if path and not path.startswith(BUILTIN_PREFIX) and not Path(path).exists():
+        raise DataError("no such file", path=f"{location}: {path}")
+
+
+def _has_validation(settings: Settings) -> bool:
+    """Whether runs with these settings are validated."""
+    data_config = build_config(settings).data
+    return bool(data_config.valid or data_config.valid_source or data_config.valid_fraction)
+
+
+def _validation_source(settings: Settings) -> tuple[object, ...]:
+    """What decides which rows validate a run."""
+    resolved = flatten_config(build_config(settings))
+    validation_files = tuple(resolved[f"data.{key}"] for key in ("valid", "valid_source", "valid_target"))
+    split_settings = tuple(resolved[f"data.{key}"] for key in ("train", "source", "target", "valid_fraction"))
+    return validation_files if any(validation_files) else split_settings
+
+
+def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
+    """What decides how text is cut into tokens; merges are left out of training text alone."""
+    resolved = flatten_config(build_config(settings))
+    tokenizer_settings = [
+        value for key, value in resolved.items() if key.startswith("tokenizer.") and key != "tokenizer.bpe_dropout"
+    ]
+    return (*tokenizer_settings, *(resolved[f"data.{key}"] for key in ("train", "source", "target")))
+
+
+def _validate_comparable(study: Study, origin: str) -> None:
+    """Scores of different tokens or different rows are no comparison, however alike they are called."""
+    for variant in study.variants:
+        if study.metric == "bits_per_byte" and variant.settings.get("tokenizer.kind") == "word":
+            raise ConfigError(
+                f"{origin}: {variant.name}: words leave out the spaces between them, so bytes cannot be counted; "
+                "compare by another metric, or with tokenizer.kind char or bpe"
+            )
+    first, *others = study.variants
+    for other in others:
+        pair_location = f"{origin}: {first.name} and {other.name}"
+        per_token = study.task != "classify" and study.metric in PER_TOKEN_METRICS
+        if per_token and _vocabulary_settings(first.settings) != _vocabulary_settings(other.settings):
+            suggested = "bits_per_byte" if study.task == "generate" else "bleu"
+            raise ConfigError(
+                f"{pair_location} differ in their vocabulary, so their {study.metric} is not the same measure: "
+                f'compare by metric = "{suggested}"'
+            )
+        is_validated = _has_validation(first.settings)
+        same_rows = _validation_source(first.settings) == _validation_source(other.settings) or (
+            study.test_files and not is_validated
+        )
+        if is_validated != _has_validation(other.settings) or not same_rows:
+            raise ConfigError(f"{pair_location} are not judged on the same rows; give all variants one data.valid")

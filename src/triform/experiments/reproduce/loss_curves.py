@@ -1,0 +1,94 @@
+"""The losses of a system's variants over their steps, as one SVG that stands by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from triform.experiments.reproduce.outcome import ExperimentResult
+from triform.reporting.charts import Point, Scale, format_number, linear_scale, log_scale
+
+WIDTH, HEIGHT = 800, 320
+LEFT, RIGHT, TOP, BOTTOM = 56, 260, 18, 36  # the legend stands on the right
+COLOURS = ("#2f5fd0", "#c2500f", "#17703f", "#8f4a00", "#7a3fb0", "#0f7c86")
+STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#5b606b}.line{fill:none;stroke-width:1.8}"
+    ".dashed{stroke-dasharray:4 3}.grid{stroke:#d9d6cf}.paper{fill:#fff}"
+)
+
+
+def render_loss_curves(result: ExperimentResult) -> str:
+    """Training loss dashed, loss on held-out data whole; of the first seed of each variant."""
+    lines = [
+        (
+            variant["name"],
+            kind,
+            [(float(step), float(loss)) for step, loss in points],
+            COLOURS[index % len(COLOURS)],
+        )
+        for index, variant in enumerate(result["variants"])
+        for kind, points in variant["curves"].items()
+        if points
+    ]
+    if not lines:
+        return ""
+    all_points = [point for _, _, points, _ in lines for point in points]
+    x = linear_scale(0.0, max(step for step, _ in all_points), count=5, exact_ends=True)
+    y = _loss_scale(all_points)
+    polylines = "".join(_render_polyline(points, kind, colour, x, y) for _, kind, points, colour in lines)
+    title = escape(f"Loss over steps: {result['system']}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
+        f"<title>{title}</title>\n"
+        f'<style>{STYLE}</style>\n<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n'
+        f"{_render_axes(x, y)}{polylines}{_render_legend(lines)}</svg>\n"
+    )
+
+
+def _loss_scale(points: Sequence[Point]) -> Scale:
+    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
+    return log_scale(low, high) if low > 0 and high > 20 * low else linear_scale(min(low, high * 0.999), high)
+
+
+def _x_position(x: Scale, step: float) -> float:
+    return LEFT + x.position(step) * (WIDTH - LEFT - RIGHT)
+
+
+def _y_position(y: Scale, loss: float) -> float:
+    return TOP + (1 - y.position(loss)) * (HEIGHT - TOP - BOTTOM)
+
+
+def _render_polyline(points: Sequence[Point], kind: str, colour: str, x: Scale, y: Scale) -> str:
+    coordinates = " ".join(f"{_x_position(x, step):.1f},{_y_position(y, loss):.1f}" for step, loss in points)
+    dashed = " dashed" if kind == "train" else ""
+    return f'<polyline class="line{dashed}" stroke="{colour}" points="{coordinates}"/>\n'
+
+
+def _render_axes(x: Scale, y: Scale) -> str:
+    elements = []
+    for value, label in y.ticks:
+        y_position = _y_position(y, value)
+        elements.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y_position:.1f}" y2="{y_position:.1f}"/>'
+        )
+        elements.append(f'<text x="{LEFT - 8}" y="{y_position + 4:.1f}" text-anchor="end">{label}</text>')
+    for value, label in x.ticks:
+        elements.append(
+            f'<text x="{_x_position(x, value):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{label}</text>'
+        )
+    elements.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>')
+    return "\n".join(elements) + "\n"
+
+
+def _render_legend(lines: Sequence[tuple[str, str, list[Point], str]]) -> str:
+    elements = []
+    for index, (name, kind, points, colour) in enumerate(lines):
+        y_position = TOP + 8 + 18 * index
+        dashed = " dashed" if kind == "train" else ""
+        left = WIDTH - RIGHT + 14
+        elements.append(
+            f'<line class="line{dashed}" stroke="{colour}" x1="{left}" x2="{left + 22}" y1="{y_position}" y2="{y_position}"/>'
+        )
+        label = escape(f"{name}, {kind}: {format_number(points[-1][1])}")
+        elements.append(f'<text x="{left + 28}" y="{y_position + 4}">{label}</text>')
+    return "\n".join(elements) + "\n"

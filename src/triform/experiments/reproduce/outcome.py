@@ -1,0 +1,108 @@
+"""What came out, as results/NAME.json: written after every variant, read for the tables."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import triform
+from triform.errors import CheckpointError, DataError
+from triform.io.files import write_text
+from triform.reporting.charts import Point, downsample
+
+FORMAT = 1
+MAX_CURVE_POINTS = 60  # of a curve that is kept
+ExperimentResult = dict[str, Any]
+
+
+def read_result(folder: Path, name: str) -> ExperimentResult | None:
+    """The outcome of a system; None where it was not run."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    try:
+        result: ExperimentResult = json.loads(path.read_text(encoding="utf-8"))
+        if result["format"] != FORMAT or result["system"] != name:
+            raise KeyError
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"is not an outcome of {name} that this Triform reads; run it again", path=path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
+    return result
+
+
+def write_result(folder: Path, result: ExperimentResult) -> Path:
+    path = folder / f"{result['system']}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written: {error.strerror or error}; choose another --results"
+        ) from None
+    return path
+
+
+def empty_result(name: str, *, smoke: bool) -> ExperimentResult:
+    return {
+        "format": FORMAT,
+        "system": name,
+        "quick": smoke,
+        "data": {},
+        "leaks": {},
+        "baselines": {},
+        "unfit": {},
+        "failures": {},
+        "variants": [],
+    }
+
+
+def upsert_variant(result: ExperimentResult, variant_result: Mapping[str, Any], order: Sequence[str]) -> None:
+    """A variant in its place, instead of an earlier run of it."""
+    result["failures"].pop(variant_result["name"], None)
+    others = [entry for entry in result["variants"] if entry["name"] != variant_result["name"]]
+    result["variants"] = sorted([*others, dict(variant_result)], key=lambda entry: order.index(entry["name"]))
+
+
+def environment_info(device: Any, command: str) -> dict[str, str]:
+    """Where and with what a run was made."""
+    import torch
+
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {_cpu_name()}"
+    return {
+        "device": device_name,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "triform": triform.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def read_events(metrics_file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in metrics_file.read_text(encoding="utf-8").splitlines()]
+
+
+def loss_curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """The losses of a run over its steps, thinned: in training, and on held-out data where there is any."""
+    points_by_kind: dict[str, list[Point]] = {"train": [], "valid": []}
+    for event in events:
+        if event["event"] in points_by_kind and event.get("loss") is not None:
+            points_by_kind[event["event"]].append((event["step"], float(f"{event['loss']:.5g}")))
+    return {name: downsample(points, MAX_CURVE_POINTS) for name, points in points_by_kind.items() if points}

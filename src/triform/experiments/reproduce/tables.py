@@ -1,0 +1,340 @@
+"""Outcomes as Markdown: reported figures, ours with intervals, baselines, verdicts, and how to repeat them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from triform.evaluation.statistics import holm, paired_test, summarise, verdict
+from triform.experiments.reproduce.outcome import ExperimentResult
+from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
+from triform.reporting.pages import format_duration
+
+NOT_RUN_TEXT = "not run"
+MEAN_TOLERANCE = 1e-9  # of a mean: what is just the target on paper may lie a hair beside it
+
+MIN_PAIRS = 2  # seeds that both of two variants have
+
+
+def format_section(system: ReferenceSystem, result: ExperimentResult | None) -> str:
+    """One system: what was reported, what came out, and what may be said of it."""
+    parts = [f"## {system.title}", f"`{system.name}` ({system.report})"]
+    if result is None or not (result["variants"] or result["failures"]):
+        return "\n\n".join(
+            [
+                *parts,
+                f"Not run yet: `triform reproduce {system.name}`.",
+                *system.notes,
+                *_variant_descriptions(system),
+            ]
+        )
+    if result["quick"]:
+        parts.append("A quick run: it shows that everything runs, and no figure means anything.")
+    parts += [_results_table(system, result), *_variant_descriptions(system), *_remarks(system, result)]
+    if not result["quick"] and (verdicts := [*target_verdicts(system, result), *pairing_verdicts(system, result)]):
+        parts.append("\n".join(f"- {line}" for line in verdicts))
+    parts += [*system.notes, *_format_samples(result), _environment_table(result)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _variant_descriptions(system: ReferenceSystem) -> list[str]:
+    return ["\n".join(f"- {variant.name}: {variant.description}" for variant in system.variants)]
+
+
+def find_variant_result(result: ExperimentResult, name: str) -> dict[str, Any] | None:
+    """What came out of a variant."""
+    return next((entry for entry in result["variants"] if entry["name"] == name), None)
+
+
+def seed_values(variant_result: Mapping[str, Any], column: str, seeds: Container[int] | None = None) -> list[float]:
+    """The figure of each seed, or of these; empty where it was not measured."""
+    eval_set, _, metric = column.rpartition(".")
+    runs = [run for run in variant_result["runs"] if seeds is None or run["seed"] in seeds]
+    return [run["scores"][eval_set][metric] for run in runs if metric in run["scores"].get(eval_set, {})]
+
+
+def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -> str:
+    """The mean, with half of its 95 % interval where there are several."""
+    if not column_values:
+        return "–"
+    scale, unit = (100.0, " %") if column.unit == "percent" else (1.0, " s" if column.unit == "seconds" else "")
+    stats = summarise(column_values)
+    mean_text = f"{scale * stats.mean:,.{column.decimals}f}"
+    interval_text = f" ± {scale * (stats.high - stats.mean):,.{column.decimals}f}" if len(column_values) > 1 else ""
+    return f"{mean_text}{interval_text}{unit}"
+
+
+def _results_table(system: ReferenceSystem, result: ExperimentResult) -> str:
+    head = ["", *(column.title for column in system.columns), "parameters", "seeds", "training"]
+    rows = []
+    for variant in system.variants:
+        if variant.reported_metrics:
+            figures = [_format_single(column, variant.reported_metrics) for column in system.columns]
+            rows.append([f"*reported, {variant.name}*", *figures, "", "", ""])
+        rows.append(
+            _variant_row(
+                system, variant, find_variant_result(result, variant.name), result["failures"].get(variant.name, "")
+            )
+        )
+    rows += _baseline_rows(system, result)
+    return markdown_table(head, rows)
+
+
+def _format_single(column: MetricColumn, values_by_key: Mapping[str, float]) -> str:
+    return format_mean_interval(column, [values_by_key[column.key]]) if column.key in values_by_key else ""
+
+
+def _variant_row(
+    system: ReferenceSystem, variant: SystemVariant, variant_result: Mapping[str, Any] | None, failure: str
+) -> list[str]:
+    if variant_result is None:
+        return [
+            f"**{variant.name}**",
+            f"failed: {failure}" if failure else NOT_RUN_TEXT,
+            *[""] * (len(system.columns) + 2),
+        ]
+    figures = [format_mean_interval(column, seed_values(variant_result, column.key)) for column in system.columns]
+    return [
+        f"**{variant.name}**",
+        *figures,
+        f"{variant_result['parameters']:,}",
+        str(len(variant_result["runs"])),
+        format_duration(variant_result["seconds"]),
+    ]
+
+
+def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[list[str]]:
+    """`baselines` holds, for each, its scores by set; those that could not be fitted hold a reason."""
+    rows = []
+    for name, metrics_by_set in result["baselines"].items():
+        values_by_key = {
+            f"{eval_set}.{metric}": value
+            for eval_set, metrics in metrics_by_set.items()
+            for metric, value in metrics.items()
+        }
+        # a baseline writes one translation, whatever the decoding
+        values_by_key |= {
+            f"test {decoding}.{key[5:]}": metric_value
+            for decoding in ("greedy", "beam 5")
+            for key, metric_value in values_by_key.items()
+            if key[:5] == "test."
+        }
+        rows.append(
+            [f"baseline: {name}", *(_format_single(column, values_by_key) for column in system.columns), "", "", ""]
+        )
+    for name, reason in result["unfit"].items():
+        rows.append([f"baseline: {name}", f"not fitted: {reason}", *[""] * (len(system.columns) + 2)])
+    return rows
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _remarks(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+    remarks = []
+    if any(len(variant_result["runs"]) > 1 for variant_result in result["variants"]):
+        remarks.append("Figures of several seeds are their mean, ± half of its 95 % interval.")
+    if single_seed := [
+        variant_result["name"] for variant_result in result["variants"] if len(variant_result["runs"]) == 1
+    ]:
+        remarks.append(f"One seed, so no interval: {', '.join(single_seed)}.")
+    for eval_set, leak in result["leaks"].items():
+        if leak["seen"]:
+            verb = "is" if leak["seen"] == 1 else "are"
+            remarks.append(
+                f"{leak['seen']:,} of the {leak['rows']:,} texts of {eval_set} {verb} also in the training file."
+            )
+    for variant_result in result["variants"]:
+        if matched := variant_result.get("vectors", {}).get("matched"):
+            remarks.append(f"{variant_result['name']}: {matched}.")
+    if result.get("signature"):
+        remarks.append(f"sacreBLEU: `{result['signature']}`.")
+    return [" ".join(remarks)]
+
+
+def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+    """Each target with whether it was reached."""
+    verdicts = []
+    for target in system.targets:
+        variant_result = find_variant_result(result, target.variant)
+        if variant_result is None:
+            continue
+        column = next(candidate for candidate in system.columns if candidate.key == target.column)
+        column_values = seed_values(variant_result, target.column)
+        low, high, requirement = _target_bounds(system, result, target, column)
+        is_reached = (
+            bool(column_values) and low - MEAN_TOLERANCE <= summarise(column_values).mean <= high + MEAN_TOLERANCE
+        )
+        note = f" ({target.note})" if target.note else ""
+        status = "reached" if is_reached else "**not reached**"
+        if missing := _missing_variants(system, result, target):
+            status = f"open, since {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
+        verdicts.append(
+            f"{target.variant}, {column.title}: {format_mean_interval(column, column_values)}; wanted {requirement}{note}: {status}"
+        )
+    return verdicts
+
+
+def _missing_variants(system: ReferenceSystem, result: ExperimentResult, target: Target) -> list[str]:
+    """Variants that a target is measured by, and that have no figures yet."""
+    compared = [variant.name for variant in system.variants if variant.group == target.above_group]
+    return [name for name in compared if find_variant_result(result, name) is None]
+
+
+def _target_bounds(
+    system: ReferenceSystem, result: ExperimentResult, target: Target, column: MetricColumn
+) -> tuple[float, float, str]:
+    if target.above_group:
+        names = [variant.name for variant in system.variants if variant.group == target.above_group]
+        means = [
+            summarise(column_values).mean
+            for name in names
+            if (variant_result := find_variant_result(result, name))
+            and (column_values := seed_values(variant_result, target.column))
+        ]
+        low = max(means, default=math.nan) + target.margin
+        low_text = f", {_format_bound(column, low)}" if means else ""
+        return low, math.inf, f"{target.margin:g} above the best of {', '.join(names)}{low_text}"
+    bound_texts = [_format_bound(column, bound) for bound in (target.low, target.high)]
+    if math.isinf(target.high):
+        return target.low, target.high, f"{bound_texts[0]} or more"
+    if math.isinf(target.low):
+        return target.low, target.high, f"{bound_texts[1]} or less"
+    return target.low, target.high, f"{bound_texts[0]} to {bound_texts[1]}"
+
+
+def _format_bound(column: MetricColumn, value: float) -> str:
+    return format_mean_interval(column, [value]) if math.isfinite(value) else ""
+
+
+def pairing_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+    """Whether paired variants differ, in words, over the seeds that both have, corrected for all looks together."""
+    tested = []
+    for pairing in system.pairings:
+        first, second = (find_variant_result(result, name) for name in (pairing.first, pairing.second))
+        if first is None or second is None:
+            continue
+        shared_seeds = {run["seed"] for run in first["runs"]} & {run["seed"] for run in second["runs"]}
+        if len(shared_seeds) < MIN_PAIRS:
+            continue
+        tested += [
+            (
+                pairing,
+                column,
+                paired_test(seed_values(first, column, shared_seeds), seed_values(second, column, shared_seeds)),
+            )
+            for column in pairing.columns
+        ]
+    corrected = holm([difference.p for _, _, difference in tested])
+    verdicts = []
+    for (pairing, column, difference), p in zip(tested, corrected, strict=True):
+        title = next(candidate.title for candidate in system.columns if candidate.key == column)
+        metric, n_comparisons = column.rpartition(".")[2], len(tested)
+        verdict_text = verdict(
+            pairing.first, pairing.second, difference, metric, corrected=p, comparisons=n_comparisons
+        )
+        verdicts.append(f"{pairing.question} {title}: {verdict_text}")
+    return verdicts
+
+
+def _format_samples(result: ExperimentResult) -> list[str]:
+    """What the last variant wrote, prompts included."""
+    parts = []
+    variant_result = result["variants"][-1] if result["variants"] else {}
+    for sample in variant_result.get("samples", ()):
+        prompt_text = f"after `{sample['input']}`" if sample["input"] else "from nothing"
+        parts.append(
+            f"{variant_result['name']} goes on {prompt_text}:\n\n```\n{sample['input']}{sample['output'].strip()}\n```"
+        )
+    return parts
+
+
+def _environment_table(result: ExperimentResult) -> str:
+    """Where each variant was run, and the command that repeats it."""
+    head = ["", "command", "where", "with", "trained in", "vocabulary", "date"]
+    rows = []
+    for variant_result in result["variants"]:
+        environment = variant_result["made"]
+        versions = f"torch {environment['torch']}, Triform {environment['triform']}, Python {environment['python']}"
+        rows.append(
+            [
+                variant_result["name"],
+                f"`{environment['command']}`",
+                environment["device"],
+                versions,
+                variant_result["trained_in"],
+                f"{variant_result['vocabulary']:,}",
+                environment["date"],
+            ]
+        )
+    return markdown_table(head, rows)
+
+
+def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
+    """One line a system."""
+    head = ["system", "figure", "reported", "as reported, ours", "best, ours", "targets reached"]
+    rows = []
+    for name, system in systems.items():
+        result = results[name]
+        columns = system.columns[: system.n_headline_columns]
+        column_titles = " / ".join(column.title for column in columns)
+        rows.append(
+            [
+                f"[{name}](#{github_anchor(system.title)})",
+                column_titles,
+                _reported_cell(system),
+                *(_summary_cell(system, result, columns, group) for group in ("as-reported", "best")),
+                _targets_reached(system, result),
+            ]
+        )
+    return markdown_table(head, rows)
+
+
+def _reported_cell(system: ReferenceSystem) -> str:
+    """The reported figures of the columns shown, or what was reported instead."""
+    columns = [candidate for candidate in system.columns if candidate.key == system.reported_column]
+    lines = [
+        f"{variant.name}: {' / '.join(figures)}"
+        for variant in system.variants
+        if (
+            figures := [
+                _format_single(column, variant.reported_metrics)
+                for column in columns or system.columns[: system.n_headline_columns]
+            ]
+        )
+        and any(figures)
+    ]
+    reported_note = f"<br>({columns[0].title}, or what resembles it)" if columns else ""
+    return "<br>".join(lines).removesuffix(" / ") + reported_note if lines else "–"
+
+
+def _summary_cell(
+    system: ReferenceSystem, result: ExperimentResult | None, columns: Sequence[MetricColumn], group: str
+) -> str:
+    lines = []
+    if not system.select_variants(group):
+        return "–"
+    for variant in system.select_variants(group):
+        variant_result = find_variant_result(result, variant.name) if result and not result["quick"] else None
+        if variant_result:
+            lines.append(
+                f"{variant.name}: "
+                + " / ".join(
+                    format_mean_interval(column, seed_values(variant_result, column.key)) for column in columns
+                )
+            )
+    return "<br>".join(lines) or NOT_RUN_TEXT
+
+
+def _targets_reached(system: ReferenceSystem, result: ExperimentResult | None) -> str:
+    verdicts = target_verdicts(system, result) if result and not result["quick"] else []
+    return f"{sum(line.endswith(': reached') for line in verdicts)} of {len(system.targets)}" if verdicts else "–"
+
+
+def github_anchor(title: str) -> str:
+    """What GitHub makes of a heading."""
+    letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
+    return letters.replace(" ", "-")

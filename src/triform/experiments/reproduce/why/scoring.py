@@ -1,0 +1,107 @@
+"""How good a run is, as a whole and by length: each score under the name of the rows it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from triform.config import DataConfig
+from triform.data.readers import read_aligned, read_rows
+from triform.evaluation.metrics import Metrics, compute_translation_metrics
+from triform.experiments.reproduce.data import ExperimentData
+from triform.experiments.reproduce.why.parts import ComparisonTask
+from triform.run import Run
+from triform.tasks.generate import Generate
+
+MetricsBySet = dict[str, Metrics]
+
+
+def evaluate_by_length(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
+    return EVALUATORS[comparison.system.task](run, comparison, data)
+
+
+def _classification_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
+    """Test rows that are also in the training file tell what was remembered: lengths are those of the others."""
+    rows = list(read_rows(data.resolve_path(comparison.system.eval_files["test"]), DataConfig()))
+    predictions = run.predict([row.text for row in rows])
+    is_correct = [prediction.output == row.label for prediction, row in zip(predictions, rows, strict=True)]
+    unseen = [index for index, is_leaked in enumerate(data.leaked_mask("test")) if not is_leaked]
+    lengths = [len(rows[index].text.split()) for index in unseen]
+
+    def accuracy_at(indices: Sequence[int]) -> Metrics:
+        return {"accuracy": sum(is_correct[index] for index in indices) / len(indices), "rows": len(indices)}
+
+    indices_by_bin = _group_by_bin(comparison, lengths)
+    return {
+        "test": accuracy_at(range(len(rows))),
+        **({"unseen": accuracy_at(unseen)} if unseen else {}),
+        **{name: accuracy_at([unseen[index] for index in indices]) for name, indices in indices_by_bin.items()},
+    }
+
+
+def _translation_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
+    pairs = list(read_aligned(*data.resolve_path(comparison.system.eval_files["test"]).split(",")))
+    hypotheses = [
+        prediction.output for prediction in run.predict([pair.source for pair in pairs], strategy="greedy")
+    ]
+
+    def bleu_at(indices: Sequence[int]) -> Metrics:
+        metrics = compute_translation_metrics(
+            [hypotheses[index] for index in indices], [pairs[index].target for index in indices]
+        )
+        return {"bleu": metrics["bleu"], "chrf": metrics["chrf"], "pairs": len(indices)}
+
+    indices_by_bin = _group_by_bin(comparison, [len(pair.source.split()) for pair in pairs])
+    return {
+        "test": bleu_at(range(len(pairs))),
+        **{name: bleu_at(indices) for name, indices in indices_by_bin.items()},
+    }
+
+
+def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[str, list[int]]:
+    """The places of each bin that has any."""
+    indices_by_bin: dict[str, list[int]] = {name: [] for name in comparison.bin_names}
+    for index, length in enumerate(lengths):
+        indices_by_bin[comparison.bin_name(length)].append(index)
+    return {name: indices for name, indices in indices_by_bin.items() if indices}
+
+
+@torch.inference_mode()
+def _language_model_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
+    """The loss as `evaluate` gives it, and by how many characters of a window were read before, from nothing on."""
+    task = run.task
+    assert isinstance(task, Generate)
+    held_out = task.load_validation_dataset([])
+    assert held_out is not None
+    task.model.eval()
+    width = task.config.data.max_len
+    totals = torch.zeros(width, dtype=torch.float64, device=task.device)
+    n_windows = 0
+    for batch in held_out.batches():
+        if batch.tokens.shape[1] < width:
+            continue  # the last one, cut short
+        logits = task.model(batch.tokens.to(task.device)).float()  # (B, T, V)
+        losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.to(task.device).flatten(), reduction="none")
+        totals += losses.view(-1, width).sum(dim=0)
+        n_windows += len(batch.tokens)
+    mean_losses = (totals / max(1, n_windows)).tolist()
+    metrics: MetricsBySet = {"valid": {"loss": float(run.evaluate()["loss"])}}
+    if n_windows:
+        metrics["windows"] = {"loss": sum(mean_losses) / width}
+        for name, positions in _group_by_bin(comparison, range(1, width + 1)).items():
+            metrics[name] = {"loss": sum(mean_losses[position] for position in positions) / len(positions)}
+    return metrics
+
+
+EVALUATORS: Mapping[str, Callable[[Run, ComparisonTask, ExperimentData], MetricsBySet]] = {
+    "classify": _classification_metrics,
+    "generate": _language_model_metrics,
+    "translate": _translation_metrics,
+}
+
+
+def to_floats(metrics: MetricsBySet) -> dict[str, dict[str, Any]]:
+    return {name: {key: float(value) for key, value in values.items()} for name, values in metrics.items()}

@@ -1,0 +1,276 @@
+"""What a study came to: the score of every run, means with intervals, and what may be said of each pair."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from triform.errors import DivergedError, WarningText
+from triform.evaluation.statistics import (
+    ALPHA,
+    Numbers,
+    PairedDifference,
+    SampleSummary,
+    bootstrap_bleu,
+    describe_p_value,
+    holm,
+    metric_info,
+    min_pairs_needed,
+    paired_test,
+    summarise,
+    verdict,
+)
+from triform.experiments.plan import TRAINING_SET, VALIDATION_SET, Study
+from triform.experiments.seeds import TRAINING_LOSS
+from triform.experiments.study_folder import MetricsCache, StudyFolder
+from triform.reporting.run_report import RunHistory, read_history
+from triform.tasks.leaks import LEAK_PHRASE
+from triform.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run: what it scored on each set, or why it failed."""
+
+    variant: str
+    seed: int
+    folder: Path
+    failure: str = ""
+    metric_values: Mapping[str, float] = field(default_factory=dict)
+    sentence_stats: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
+    notices: tuple[str, ...] = ()  # validation rows that leak, and what was cut or skipped of the test files
+    parameters: int = 0
+    steps: int = 0
+    best_step: int = 0
+    seconds: float = 0.0
+
+
+class VariantSummary(NamedTuple):
+    """The runs of a variant on a set."""
+
+    eval_set: str
+    variant: str
+    n_runs: int
+    stats: SampleSummary | None  # None: no run came to an end
+    parameters: int
+    seconds: float  # of all its seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two variants on a set: the second minus the first, over the seeds that both have."""
+
+    eval_set: str
+    first: str
+    second: str
+    difference: PairedDifference
+    corrected_p: float
+    verdict: str
+    over_seeds: PairedDifference | None = None  # beside a bootstrap over sentences
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """A finished study."""
+
+    study: Study
+    path: Path
+    metric: str  # the training loss, where nothing was held out and there are no test files
+    eval_sets: tuple[str, ...]
+    runs: tuple[RunResult, ...]
+    summaries: tuple[VariantSummary, ...]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+    def runs_of(self, variant: str) -> list[RunResult]:
+        return [run for run in self.runs if run.variant == variant]
+
+
+def collect_results(study: Study, study_folder: StudyFolder) -> StudyResult:
+    """Read every run and compare."""
+    runs = [
+        _read_run(study, variant.name, seed, RunFolder(study_folder.path / variant.name / f"seed-{seed}"))
+        for variant in study.variants
+        for seed in study.seeds
+    ]
+    if all(run.failure for run in runs):
+        raise DivergedError(f"every run of the study failed; the first: {runs[0].failure}")
+    scored_sets = {eval_set for run in runs for eval_set in run.metric_values}
+    order = [VALIDATION_SET, *study.test_files]
+    eval_sets = tuple(eval_set for eval_set in order if eval_set in scored_sets) or (TRAINING_SET,)
+    metric = TRAINING_LOSS if eval_sets == (TRAINING_SET,) else study.metric
+    summaries = [
+        _summarise_variant(eval_set, variant.name, runs, study_folder.training_seconds(variant.name))
+        for eval_set in eval_sets
+        for variant in study.variants
+    ]
+    compared_sets = [eval_set for eval_set in eval_sets if eval_set in study.test_files] or eval_sets
+    comparisons = tuple(_compare_pairs(study, compared_sets, runs, metric))
+    return StudyResult(
+        study=study,
+        path=study_folder.path,
+        metric=metric,
+        eval_sets=eval_sets,
+        runs=tuple(runs),
+        summaries=tuple(summaries),
+        comparisons=comparisons,
+        notes=tuple(_collect_notes(study, runs, metric, len(comparisons))),
+    )
+
+
+# -- one run
+
+
+def failure_reason(folder: RunFolder) -> str:
+    """Why a run failed, if it did."""
+    if not folder.metrics_file.exists():
+        return ""
+    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    diverged_events = [json.loads(line) for line in lines if '"event": "diverged"' in line]
+    return str(diverged_events[-1].get("text", "diverged")) if diverged_events else ""
+
+
+def _read_run(study: Study, variant: str, seed: int, folder: RunFolder) -> RunResult:
+    history = read_history(folder.path)
+    run = RunResult(
+        variant=variant,
+        seed=seed,
+        folder=folder.path,
+        parameters=int(history.start.get("parameters", 0)),
+        steps=history.last_step,
+    )
+    if failure := failure_reason(folder):
+        return replace(run, failure=failure)
+    latest = folder.latest_checkpoint()
+    progress = folder.read_state(latest)["progress"] if latest else {}
+    metric_values, sentence_stats, notices = _read_metrics(study, folder, history, progress.get("best"))
+    leak_notices = [
+        text for event in history.events["notice"] if LEAK_PHRASE in (text := str(event.get("text", "")))
+    ]
+    not_finite = [name for name, value in metric_values.items() if not math.isfinite(value)]
+    return replace(
+        run,
+        failure=f"its {study.metric} on {', '.join(not_finite)} is not finite" if not_finite else "",
+        metric_values={name: value for name, value in metric_values.items() if name not in not_finite},
+        sentence_stats=sentence_stats,
+        notices=(*leak_notices, *notices),
+        best_step=int(progress.get("best_step", 0)),
+        seconds=float(progress.get("seconds", 0.0)),
+    )
+
+
+def _read_metrics(
+    study: Study, folder: RunFolder, history: RunHistory, best: Mapping[str, float] | None
+) -> tuple[dict[str, float], dict[str, Numbers], list[str]]:
+    """What the best weights scored, on the validation rows and on each test."""
+    metric_values = {VALIDATION_SET: float(best[study.metric])} if best else {}
+    sentence_stats: dict[str, Numbers] = {}
+    notices: list[str] = []
+    cache = MetricsCache(folder)
+    for eval_set, test_file in {**study.test_files, VALIDATION_SET: ""}.items():
+        if entry := cache.get(eval_set, test_file, study.metric, study.task):
+            metric_values[eval_set] = float(entry["scores"][study.metric])
+            notices += entry["notices"]
+            if "bleu" in entry and study.metric == "bleu":
+                sentence_stats[eval_set] = np.array(entry["bleu"], dtype=np.float64)
+    if not metric_values and (losses := history.curve("train", "loss")):
+        metric_values[TRAINING_SET] = losses[-1][1]
+    return metric_values, sentence_stats, notices
+
+
+# -- all of them
+
+
+def _runs_by_seed(runs: Sequence[RunResult], variant: str, eval_set: str) -> dict[int, RunResult]:
+    return {run.seed: run for run in runs if run.variant == variant and eval_set in run.metric_values}
+
+
+def _summarise_variant(eval_set: str, variant: str, runs: Sequence[RunResult], seconds: float) -> VariantSummary:
+    scored_runs = _runs_by_seed(runs, variant, eval_set)
+    stats = summarise([run.metric_values[eval_set] for run in scored_runs.values()]) if scored_runs else None
+    variant_runs = [run for run in runs if run.variant == variant]
+    seconds = max(seconds, *(run.seconds for run in variant_runs))  # a killed command has not told how long it took
+    return VariantSummary(
+        eval_set, variant, len(scored_runs), stats, max(run.parameters for run in variant_runs), seconds
+    )
+
+
+def _compare_pairs(
+    study: Study, eval_sets: Sequence[str], runs: Sequence[RunResult], metric: str
+) -> list[Comparison]:
+    """Every pair on every test, or on validation where there is none; all together are what is corrected for."""
+    tested: list[tuple[str, str, str, PairedDifference, PairedDifference | None]] = []
+    for eval_set in eval_sets:
+        for first, second in combinations((variant.name for variant in study.variants), 2):
+            first_runs, second_runs = (_runs_by_seed(runs, variant, eval_set) for variant in (first, second))
+            if seeds := [seed for seed in study.seeds if seed in first_runs and seed in second_runs]:
+                pairs = [(first_runs[seed], second_runs[seed]) for seed in seeds]
+                tested.append((eval_set, first, second, *_paired_difference(eval_set, pairs)))
+    corrected_ps = holm([entry[3].p for entry in tested])
+    return [
+        Comparison(
+            eval_set=eval_set,
+            first=first,
+            second=second,
+            difference=difference,
+            corrected_p=p,
+            over_seeds=over_seeds,
+            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(tested))
+            + _seed_caveat(difference, over_seeds, p),
+        )
+        for (eval_set, first, second, difference, over_seeds), p in zip(tested, corrected_ps, strict=True)
+    ]
+
+
+def _paired_difference(
+    eval_set: str, pairs: Sequence[tuple[RunResult, RunResult]]
+) -> tuple[PairedDifference, PairedDifference | None]:
+    """Over the seeds; for BLEU over the sentences, and over the seeds beside it."""
+    first, second = zip(*pairs, strict=True)
+    over_seeds = paired_test([run.scores[eval_set] for run in first], [run.scores[eval_set] for run in second])
+    if any(eval_set not in run.sentences for run in (*first, *second)):
+        return over_seeds, None
+    sentence_stats = [np.stack([run.sentences[eval_set] for run in side]) for side in (first, second)]
+    return bootstrap_bleu(*sentence_stats), over_seeds if len(pairs) > 1 else None
+
+
+def _seed_caveat(difference: PairedDifference, over_seeds: PairedDifference | None, corrected_p: float) -> str:
+    """What the seeds say of a difference that was found over sentences: would other models show it too?"""
+    is_significant = corrected_p <= ALPHA
+    if over_seeds is None:
+        return ", of these two trained models" if is_significant and "bootstrap" in difference.test else ""
+    seed_text = f"; over seeds {describe_p_value(over_seeds.p)}"
+    return f"{seed_text}: other seeds may turn it round" if is_significant and over_seeds.p > ALPHA else seed_text
+
+
+def _collect_notes(study: Study, runs: Sequence[RunResult], metric: str, n_comparisons: int) -> list[str]:
+    failures: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if run.failure:
+            failures.setdefault((run.variant, run.failure), []).append(str(run.seed))
+    notes = [
+        f"{variant}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: failed: {failure}"
+        for (variant, failure), seeds in failures.items()
+    ]
+    if notes:
+        notes.append("a pair is compared over the seeds that both have; where there is none, not at all")
+    if len(study.seeds) == 1:
+        notes.append(
+            "one seed each: there is no interval over seeds, and a difference may be chance; "
+            f"give seeds = {min_pairs_needed(max(n_comparisons, 1))} or more"
+        )
+    if metric == TRAINING_LOSS:
+        notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
+    notices = dict.fromkeys(notice for run in runs for notice in run.notices)
+    return [*map(WarningText, notes), *(WarningText(text) if LEAK_PHRASE in text else text for text in notices)]
+
+
+def direction_label(metric: str) -> str:
+    return "more is better" if metric_info(metric).higher_is_better else "less is better"

@@ -1,0 +1,347 @@
+"""Several seeds of one thing: a folder each, trained together where that is faster, and what they came to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triform.config import Config, TaskName
+from triform.config.bounds import MAX_SEEDS, format_value
+from triform.config.settings import Settings, build_config
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, format_notice
+from triform.evaluation.statistics import SampleSummary, summarise
+from triform.formatting import print_message
+from triform.interrupts import handle_signals
+from triform.launch import (
+    RunOptions,
+    finish_run,
+    fit_with_oom_retry,
+    flatten_settings,
+    initialise_trainer,
+    log_start,
+    prepare_data_and_model,
+    resolve_out_folder,
+    resolve_settings,
+)
+from triform.run import Run, load, resolve_device
+from triform.tasks import TASKS, PreparedTask
+from triform.training.aggregate_progress import AggregateProgress
+from triform.training.callbacks import MetricsFile
+from triform.training.claim import claim_run_folder
+from triform.training.display import ProgressDisplay
+from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
+from triform.training.init_from import apply_base, load_initial_weights
+from triform.training.length import format_early_stopping_notice
+from triform.training.run_folder import RunFolder
+from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
+from triform.training.trainer import Trainer
+
+TRAINING_LOSS = "training loss"  # what is compared where nothing was held out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResults:
+    """Runs that differ in nothing but their seeds, and how far apart they ended."""
+
+    path: Path
+    folders: tuple[Path, ...]
+    metric: str
+    values: tuple[float, ...]  # of the best weights of each; of the last ones, where nothing was held out
+
+    @property
+    def summary(self) -> SampleSummary:
+        return summarise(self.values)
+
+    def runs(self, *, device: str = "auto", verify: bool = True) -> list[Run]:
+        return [load(folder, device=device, verify=verify) for folder in self.folders]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """A seed, its folder, and the settings that are stored there if its run is to go on."""
+
+    seed: int
+    folder: RunFolder
+    stored_config: Config | None
+
+
+def train_seeds(
+    task: TaskName,
+    seeds: int,
+    *,
+    preset: str = "",
+    config: str | Path | Config | None = None,
+    options: RunOptions | None = None,
+    **settings: Any,
+) -> SeedResults:
+    """Train `seeds` models that differ only in their seeds, counted from `seed`, each in OUT/seed-NUMBER.
+
+    Everything else is said as to `train`. Small models are trained all at once, which costs little more than one.
+    """
+    option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
+    options = replace(options or RunOptions(), **option_values)
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"--seeds {format_value(seeds)}: give how many models to train, from 1 to {MAX_SEEDS}")
+    requested = resolve_settings(task, preset, config, flatten_settings(settings))
+    out = resolve_out_folder(requested, options)
+    first_seed = build_config(requested).seed
+    seed_options = f" --seeds {seeds}" + (f" --seed {first_seed}" if first_seed else "")
+    return _collect_results(
+        out, train_seed_list(out, requested, range(first_seed, first_seed + seeds), options, seed_options)
+    )
+
+
+def train_seed_list(
+    out: Path, requested: Settings, seeds: Sequence[int], options: RunOptions, seed_options: str = ""
+) -> list[SeedRun]:
+    """Train these seeds, each in OUT/seed-NUMBER, but for those that are done; one that diverges stops no other.
+
+    `again` is what the user must say of seeds to go on with an interrupted command.
+    """
+    if options.resume and not out.is_dir():
+        raise CheckpointError(f"{out}: nothing to resume: no such folder")
+    with ExitStack() as exit_stack:
+        notice = exit_stack.enter_context(RunFolder(out).lock(f"training {requested['task']} with several seeds"))
+        if notice and not options.quiet:
+            print_message(notice, options.progress)
+        seed_runs = _claim_folders(out, requested, seeds, options, exit_stack)
+        _train_unfinished(seed_runs, requested, options, out, seed_options)
+        for seed_run in seed_runs:
+            seed_run.folder.delete_tokens()
+    return seed_runs
+
+
+def _train_unfinished(
+    seed_runs: Sequence[SeedRun], requested: Settings, options: RunOptions, out: Path, seed_options: str
+) -> None:
+    """Train those of the claimed folders that are not done."""
+    unfinished = [
+        seed_run
+        for seed_run in seed_runs
+        if seed_run.stored_config is None or not seed_run.folder.is_complete(seed_run.stored_config)
+    ]
+    if not unfinished:
+        return
+    stored = next((seed_run.stored_config for seed_run in seed_runs if seed_run.stored_config), None)
+    folders, command = (
+        [seed_run.folder for seed_run in seed_runs],
+        format_resume_command(requested["task"], out, options.device, seed_options),
+    )
+    try:
+        with handle_signals(
+            stream=options.progress, exit_message=lambda: stopped_without_saving_error(folders, command)
+        ):
+            _train_group(
+                unfinished,
+                stored or build_config(apply_base(requested, verify=options.verify)),
+                options,
+                seed_options,
+            )
+    except KeyboardInterrupt:
+        for folder in folders:
+            folder.discard_if_unused()
+        raise stopped_without_saving_error(folders, command) from None
+
+
+def _claim_folders(
+    out: Path, requested: Settings, seeds: Sequence[int], options: RunOptions, exit_stack: ExitStack
+) -> list[SeedRun]:
+    """Lock the folder of every seed, until `held` is closed."""
+    if (out / "config.toml").exists():
+        raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
+    if options.resume and not any((out / f"seed-{seed}" / "config.toml").exists() for seed in seeds):
+        raise CheckpointError(f"{out}: nothing to resume: it holds none of the seeds {seeds[0]} to {seeds[-1]}")
+    seed_runs = []
+    for seed in seeds:
+        folder = RunFolder(out / f"seed-{seed}", verify=options.verify)
+        resume = options.resume and folder.config_file.exists()
+        claim = claim_run_folder(folder, requested | {"seed": seed}, resume=resume, overwrite=options.overwrite)
+        seed_runs.append(SeedRun(seed=seed, folder=folder, stored_config=exit_stack.enter_context(claim)[0]))
+    return seed_runs
+
+
+def _train_group(
+    seed_runs: Sequence[SeedRun], common_config: Config, options: RunOptions, seed_options: str
+) -> None:
+    """`common` is what all of them train with, their seeds aside; who joins later takes it from the others."""
+    device = resolve_device(options.device)
+    lead_run = next(
+        (seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0]
+    )  # it reads the data, for all
+    config = lead_run.stored_config or replace(common_config, seed=lead_run.seed)
+    notices = [
+        notice
+        for seed_run in seed_runs
+        if seed_run.stored_config
+        for notice in seed_run.folder.verify_before_resume()
+    ]
+    try:
+        prepared = prepare_data_and_model(
+            config, lead_run.folder, device, resume=lead_run.stored_config is not None
+        )
+        prepared = replace(prepared, notices=(*notices, *prepared.notices))
+    except (ConfigError, DataError):
+        for seed_run in seed_runs:
+            seed_run.folder.discard_if_unused()
+        raise
+    group = SeedGroup(
+        prepared,
+        lead_run,
+        [lead_run, *(seed_run for seed_run in seed_runs if seed_run is not lead_run)],
+        options,
+        seed_options,
+    )
+    device_dataset = load_if_stackable(prepared.task, prepared.train, [seed_run.seed for seed_run in seed_runs])
+    if device_dataset is None:
+        group.train_sequentially()
+    else:
+        group.train_stacked(device_dataset)
+
+
+class SeedGroup:
+    """The seeds of one command: prepared once, trained together or one after another."""
+
+    def __init__(
+        self,
+        prepared: PreparedTask,
+        lead_run: SeedRun,
+        seed_runs: Sequence[SeedRun],
+        options: RunOptions,
+        seed_options: str,
+    ) -> None:
+        """`again` is what must be said of seeds to go on with this command: those that are done count too."""
+        self.prepared, self.lead_run, self.seed_runs, self.options, self.seed_options = (
+            prepared,
+            lead_run,
+            seed_runs,
+            options,
+            seed_options,
+        )
+        self.config = prepared.task.config  # settled as far as it is the same for all
+
+    def train_sequentially(self) -> None:
+        failures: dict[str, DivergedError] = {}
+        for index, seed_run in enumerate(self.seed_runs):
+            if not self.options.quiet:
+                print_message(f"seed {seed_run.seed}:", self.options.progress)
+            trainer = initialise_trainer(
+                self._prepare_seed(seed_run),
+                seed_run.folder,
+                self.options,
+                resume=bool(seed_run.stored_config),
+                trainer_class=Trainer,
+            )
+            log_start(trainer, self.prepared.notices if index == 0 else (), self.options)
+            try:
+                trainer = fit_with_oom_retry(trainer, self.options)
+            except DivergedError as failure:
+                failures[seed_run.folder.path.name] = failure
+                event = {"event": "diverged", "step": trainer.progress.step, "text": str(failure)}
+                MetricsFile(seed_run.folder.metrics_file).on_event(event)
+                continue
+            finish_run(trainer, samples=seed_run is self.lead_run)
+            self._check_finished([trainer])
+        self._check_failures(failures)
+
+    def train_stacked(self, device_dataset: Any) -> None:
+        quiet_options = replace(self.options, quiet=True)
+        members = [
+            initialise_trainer(
+                self._prepare_seed(seed_run),
+                seed_run.folder,
+                quiet_options,
+                resume=bool(seed_run.stored_config),
+                trainer_class=EnsembleMember,
+            )
+            for seed_run in self.seed_runs
+        ]
+        self._print_start(members)
+        for member in members:
+            log_start(member, self.prepared.notices, quiet_options)
+        if not self.options.quiet:
+            max_steps = max(member.max_steps for member in members)
+            eval_every, metric = members[0].eval_every, self.prepared.task.metric
+            display = ProgressDisplay(max_steps, metric, self.options.progress, eval_every=eval_every)
+            aggregate = AggregateProgress(display)
+            for member in members:
+                if member.is_training:
+                    member.callbacks, member.display = [*member.callbacks, aggregate.add_run()], display
+        ensemble = Ensemble(members, device_dataset)
+        with handle_signals(ensemble, self.options.progress):
+            ensemble.fit()
+        for member in members:
+            if member.failure is None:
+                finish_run(member, samples=member is members[0])
+        self._check_finished([member for member in members if not member.failure])
+        self._check_failures({member.folder.path.name: member.failure for member in members if member.failure})
+
+    def _prepare_seed(self, seed_run: SeedRun) -> PreparedTask:
+        """What a seed trains: the common data, and a model with the weights it would have drawn alone."""
+        if seed_run is self.lead_run:
+            return self.prepared
+        torch.manual_seed(seed_run.seed)
+        config = seed_run.stored_config or replace(self.config, seed=seed_run.seed)
+        task = TASKS[config.task].load(config, self.lead_run.folder.path)
+        load_initial_weights(task, seed_run.folder, resume=bool(seed_run.stored_config))
+        task.model.to(self.prepared.task.device)
+        return replace(self.prepared, task=task)
+
+    def _print_start(self, members: Sequence[EnsembleMember]) -> None:
+        if self.options.quiet:
+            return
+        task, out = self.prepared.task, self.options.progress
+        n_parameters, max_steps = (
+            sum(p.numel() for p in task.model.parameters()),
+            max(trainer.max_steps for trainer in members),
+        )
+        summary = f"{len(members)} seeds of {n_parameters:,} parameters together on {task.device}"
+        notices = (*self.prepared.notices, *format_early_stopping_notice(members[0]))
+        for line in (*map(format_notice, notices), f"{task.name}: {summary}, {max_steps} steps"):
+            print_message(line, out)
+        if start_step := min(member.progress.step for member in members):
+            print_message(f"going on from step {start_step}", out)
+
+    def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
+        if failures:
+            first = next(iter(failures.values()))
+            names = ", ".join(failures)
+            others = ", the others went on" if len(failures) < len(self.seed_runs) else ""
+            raise DivergedError(f"{names} of {len(self.seed_runs)} diverged{others}: {first}")
+
+    def _check_finished(self, trainers: Sequence[Trainer]) -> None:
+        stopped_steps = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]
+        if stopped_steps:
+            out = self.lead_run.folder.path.parent
+            command = format_resume_command(self.config.task, out, self.options.device, self.seed_options)
+            raise interrupted_error(min(stopped_steps), command)
+
+
+def _collect_results(out: Path, seed_runs: Sequence[SeedRun]) -> SeedResults:
+    metric = TASKS[seed_runs[0].folder.read_config().task].metric
+    values = [_read_best_metric(seed_run.folder, metric) for seed_run in seed_runs]
+    if None in values:
+        metric, values = TRAINING_LOSS, [_read_last_loss(seed_run.folder) for seed_run in seed_runs]
+    present_values = tuple(value for value in values if value is not None)
+    return SeedResults(
+        path=out,
+        folders=tuple(seed_run.folder.path for seed_run in seed_runs),
+        metric=metric,
+        values=present_values,
+    )
+
+
+def _read_best_metric(folder: RunFolder, metric: str) -> float | None:
+    checkpoint = folder.latest_checkpoint()
+    best = folder.read_state(checkpoint)["progress"]["best"] if checkpoint else None
+    return None if best is None else float(best[metric])
+
+
+def _read_last_loss(folder: RunFolder) -> float:
+    events = (json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines())
+    return [float(event["loss"]) for event in events if event["event"] == "train"][-1]

@@ -1,0 +1,300 @@
+"""A study's outcome as text: a table for the terminal, Markdown, CSV with a row a run, JSON with everything."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+
+from triform.config.settings import non_default_settings
+from triform.errors import format_notice
+from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value, metric_info
+from triform.experiments.plan import VALIDATION_SET
+from triform.experiments.results import Comparison, StudyResult, VariantSummary, direction_label
+from triform.formatting import has_percent_scale
+from triform.reporting.pages import format_duration
+from triform.training.run_folder import write_run_text
+
+TableRow = Sequence[str]
+
+VARIANT_HEADER = ("set", "variant", "n", "mean", "sd", "95 % interval", "parameters", "time")
+PAIR_HEADER = ("set", "pair", "n", "difference", "95 % interval", "p", "corrected p")
+ZERO_TOLERANCE = 1e-9  # equal values deviate from their mean by less
+N_TEXT_COLUMNS = 2  # the first ones of both; the rest are numbers
+
+
+def write_tables(result: StudyResult) -> None:
+    for name, text in (("md", to_markdown(result)), ("csv", to_csv(result)), ("json", to_json(result))):
+        write_run_text(result.path / f"study.{name}", text)
+
+
+def study_title(result: StudyResult) -> str:
+    study, info = result.study, metric_info(result.metric)
+    seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
+    return f"{study.task}, {info.name} ({direction_label(result.metric)}), {len(study.variants)} variants × {seeds}"
+
+
+# -- rows that all forms share
+
+
+def format_metric_value(value: float, metric: str, n_decimals: int) -> str:
+    info = metric_info(metric)
+    return f"{value * info.scale:.{n_decimals}f}{info.percent_sign}"
+
+
+def format_interval(low: float, high: float, metric: str, n_decimals: int, unit: str = "") -> str:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "–"
+    low, high = (end * metric_info(metric).scale for end in (low, high))
+    return f"{_format_signed(low, n_decimals)} to {_format_signed(high, n_decimals)}{unit}"
+
+
+def _format_signed(value: float, n_decimals: int, plus: str = "") -> str:
+    return f"{round(value, n_decimals) + 0.0:{plus}.{n_decimals}f}".replace(
+        "-", "−"
+    )  # + 0.0: no minus before a zero
+
+
+def _column_decimals(uncertainties: Sequence[float], metric: str) -> int:
+    """Digits after the point, the same in a whole column: two where a metric is out of a hundred.
+
+    Elsewhere they suit the widest of several uncertainties; what is below rounding is none.
+    """
+    positive = [
+        uncertainty for uncertainty in uncertainties if math.isfinite(uncertainty) and uncertainty > ZERO_TOLERANCE
+    ]
+    return 2 if has_percent_scale(metric) or not positive else decimals_for_uncertainty(max(positive)) + 1
+
+
+def variant_rows(result: StudyResult) -> list[TableRow]:
+    n_decimals = _column_decimals(
+        [summary.stats.deviation for summary in result.summaries if summary.stats], result.metric
+    )
+    return [_variant_row(summary, result.metric, n_decimals) for summary in result.summaries]
+
+
+def _variant_row(summary: VariantSummary, metric: str, n_decimals: int) -> TableRow:
+    cost = (f"{summary.parameters:,}", format_duration(summary.seconds))
+    if summary.stats is None:
+        return (summary.eval_set, summary.variant, "0", "–", "–", "–", *cost)
+    mean, deviation, low, high = summary.stats
+    sd = format_metric_value(deviation, metric, n_decimals) if summary.n_runs > 1 else "–"
+    unit = metric_info(metric).percent_sign
+    figures = (
+        format_metric_value(mean, metric, n_decimals),
+        sd,
+        format_interval(low, high, metric, n_decimals, unit),
+    )
+    return (summary.eval_set, summary.variant, str(summary.n_runs), *figures, *cost)
+
+
+def pair_rows(result: StudyResult) -> list[TableRow]:
+    n_decimals = _column_decimals(
+        [comparison.difference.half_width for comparison in result.comparisons], result.metric
+    )
+    return [_pair_row(comparison, result.metric, n_decimals) for comparison in result.comparisons]
+
+
+def _pair_row(comparison: Comparison, metric: str, n_decimals: int) -> TableRow:
+    difference = comparison.difference
+    mean_text = _format_signed(difference.mean * metric_info(metric).scale, n_decimals, "+")
+    is_untested = difference.pairs == 1 and not math.isfinite(difference.low)
+    p_texts = ("–", "–") if is_untested else (format_p_value(difference.p), format_p_value(comparison.corrected_p))
+    interval_text = format_interval(difference.low, difference.high, metric, n_decimals)
+    return (
+        comparison.eval_set,
+        f"{comparison.second} − {comparison.first}",
+        str(difference.pairs),
+        mean_text,
+        interval_text,
+        *p_texts,
+    )
+
+
+def format_p_value(p: float) -> str:
+    return describe_p_value(p).removeprefix("p ").removeprefix("= ")
+
+
+def verdict_lines(result: StudyResult) -> list[str]:
+    """A line a pair; the set is named where there are several."""
+    lines = []
+    for comparison in result.comparisons:
+        set_text = f" on {comparison.eval_set}" if len(result.eval_sets) > 1 else ""
+        lines.append(f"{comparison.first} and {comparison.second}{set_text}: {comparison.verdict}")
+    return lines
+
+
+def method_notes(result: StudyResult) -> list[str]:
+    """How the figures were made, to be quoted with them."""
+    lines = ["± is half of a 95 % interval; intervals are 95 %, Student's t over seeds, each by itself."]
+    if metric_info(result.metric).percent_sign:
+        lines.append("Differences are in percentage points.")
+    if result.study.test_files and VALIDATION_SET in result.eval_sets:
+        lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
+    tests = list(dict.fromkeys(comparison.difference.test for comparison in result.comparisons))
+    if tests:
+        correction_text = (
+            f", corrected after Holm for {len(result.comparisons)} comparisons"
+            if len(result.comparisons) > 1
+            else ""
+        )
+        lines.append(f"p: {'; '.join(tests)}; two-sided{correction_text}.")
+    if any(comparison.over_seeds for comparison in result.comparisons) or any(
+        "bootstrap" in test for test in tests
+    ):
+        lines.append(
+            "A bootstrap draws other sentences for these trained models, averages BLEU over their seeds, and gives "
+            "the interval of the difference; it says nothing of other seeds."
+        )
+    lines.append("A pair shares its seed: the same batches in the same order and, where all shapes are equal, "
+                 "the same initial weights.")  # fmt: skip
+    return lines
+
+
+# -- each form
+
+
+def to_text(result: StudyResult) -> str:
+    parts = [
+        f"{result.study.name}: {study_title(result)}",
+        "",
+        *_align_columns([VARIANT_HEADER, *variant_rows(result)]),
+    ]
+    if result.comparisons:
+        parts += ["", *_align_columns([PAIR_HEADER, *pair_rows(result)]), "", *verdict_lines(result)]
+        parts.append("± is half of a 95 % interval.")
+    parts += [format_notice(note, info_prefix="note: ") for note in result.notes]
+    return "\n".join(parts) + "\n"
+
+
+def _align_columns(rows: Sequence[TableRow]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def format_row(row: TableRow) -> str:
+        cells = zip(row, widths, strict=True)
+        return "  ".join(
+            cell.ljust(width) if column < N_TEXT_COLUMNS else cell.rjust(width)
+            for column, (cell, width) in enumerate(cells)
+        )
+
+    return [format_row(row) for row in rows]
+
+
+def to_markdown(result: StudyResult) -> str:
+    parts = [
+        f"# {result.study.name}",
+        "",
+        study_title(result) + ".",
+        "",
+        *_markdown_rows(VARIANT_HEADER, variant_rows(result)),
+    ]
+    if result.comparisons:
+        parts += [
+            "",
+            *_markdown_rows(PAIR_HEADER, pair_rows(result)),
+            "",
+            *(f"- {line}" for line in verdict_lines(result)),
+        ]
+    if result.notes:
+        parts += ["", *(f"- {format_notice(note, info_prefix='note: ')}" for note in result.notes)]
+    return "\n".join([*parts, "", " ".join(method_notes(result)), ""])
+
+
+def _markdown_rows(head: TableRow, rows: Sequence[TableRow]) -> list[str]:
+    alignment = ["---"] * N_TEXT_COLUMNS + ["---:"] * (len(head) - N_TEXT_COLUMNS)
+    return [f"| {' | '.join(_escape_cell(cell) for cell in row)} |" for row in (head, alignment, *rows)]
+
+
+def _escape_cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def to_csv(result: StudyResult) -> str:
+    """A row a run, scores as they are: shares between 0 and 1."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    facts = ["variant", "seed", "status", "parameters", "steps", "best_step", "seconds"]
+    writer.writerow([*facts, *(f"{result.metric} {name}" for name in result.eval_sets), "folder", "failure"])
+    for run in result.runs:
+        status = "failed" if run.failure else "ok"
+        row = [run.variant, run.seed, status, run.parameters, run.steps, run.best_step, f"{run.seconds:.2f}"]
+        writer.writerow(
+            [*row, *(run.metric_values.get(name, "") for name in result.eval_sets), run.folder, run.failure]
+        )
+    return file.getvalue()
+
+
+def to_json(result: StudyResult) -> str:
+    return json.dumps(to_dict(result), ensure_ascii=False, indent=2) + "\n"
+
+
+def to_dict(result: StudyResult) -> dict[str, object]:
+    """Everything, for programs; JSON has no infinity, so an unknown end of an interval is null."""
+    study = result.study
+    return {
+        "name": study.name,
+        "task": study.task,
+        "metric": result.metric,
+        "higher_is_better": metric_info(result.metric).higher_is_better,
+        "seeds": list(study.seeds),
+        "tests": dict(study.test_files),
+        "settings": {variant.name: dict(non_default_settings(variant.settings)) for variant in study.variants},
+        "variants": [
+            {
+                "set": entry.eval_set,
+                "variant": entry.variant,
+                "n": entry.n_runs,
+                "parameters": entry.parameters,
+                "seconds": entry.seconds,
+                **(
+                    {name: _finite_or_none(value) for name, value in entry.stats._asdict().items()}
+                    if entry.stats
+                    else {}
+                ),
+            }
+            for entry in result.summaries
+        ],
+        "pairs": [
+            {
+                "set": entry.eval_set,
+                "first": entry.first,
+                "second": entry.second,
+                **_difference_to_dict(entry.difference),
+                "corrected_p": entry.corrected_p,
+                "verdict": entry.verdict,
+                **({"over_seeds": _difference_to_dict(entry.over_seeds)} if entry.over_seeds else {}),
+            }
+            for entry in result.comparisons
+        ],
+        "runs": [
+            {
+                "variant": entry.variant,
+                "seed": entry.seed,
+                "folder": str(entry.folder),
+                "failure": entry.failure or None,
+                "scores": dict(entry.metric_values),
+                "parameters": entry.parameters,
+                "steps": entry.steps,
+                "best_step": entry.best_step,
+                "seconds": entry.seconds,
+            }
+            for entry in result.runs
+        ],
+        "notes": list(result.notes),
+        "method": method_notes(result),
+    }
+
+
+def _difference_to_dict(difference: PairedDifference) -> dict[str, object]:
+    fields: dict[str, object] = {
+        name: _finite_or_none(value) if isinstance(value, float) else value
+        for name, value in difference._asdict().items()
+    }
+    fields["difference"] = fields.pop("mean")
+    return fields
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

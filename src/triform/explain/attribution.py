@@ -1,0 +1,91 @@
+"""Which tokens moved a classifier's score: gradients by the token embeddings, at one point or on a way.
+
+Integrated gradients go from a text of unknown tokens to the text itself, in a straight line between embeddings;
+the values add up to what the score gained on that way, and the number of steps grows until they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from triform.explain.attention_maps import Attribution
+from triform.models.factory import AnyClassifier
+from triform.nn.embedding import InputEmbedding
+
+MIN_STEPS, MAX_STEPS = 32, 1024
+COMPLETENESS_TOLERANCE = 0.01  # of the score's gain, or of 0.1 where that is less
+MAX_TOKENS_PER_CHUNK = 4_096
+
+
+@torch.inference_mode(False)
+def compute_attributions(
+    model: AnyClassifier, tokens: Tensor, label: int, *, unknown_token: int, pieces: list[str], label_name: str
+) -> tuple[Attribution, ...]:  # (1, T)
+    """Both kinds for the score (before the softmax) of one label."""
+    embedding, tokens = model.encoder.embedding, tokens.clone()  # made in inference mode, they take no gradients
+    with torch.no_grad():
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embeddings = embedding.token_vectors(tokens, positions)  # (1, T, D)
+        baseline = embedding.token_vectors(torch.full_like(tokens, unknown_token), positions)
+
+    def compute_gradient(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
+        points = points.detach().requires_grad_()
+        # cuDNN differentiates a recurrent layer only where it trains; torch's own layers do it here too
+        cudnn_disabled = torch.backends.cudnn.flags(enabled=False) if points.is_cuda else nullcontext()
+        with torch.enable_grad(), _override_embeddings(embedding, points), cudnn_disabled:
+            logits = model(tokens.expand(len(points), -1))[:, label]
+            return logits.detach(), torch.autograd.grad(logits.sum(), points)[0]
+
+    logit, gradient = compute_gradient(embeddings)
+    logit_gain = (logit - compute_gradient(baseline)[0]).item()
+    gradient_times_input = (gradient * embeddings).sum(-1)[0].tolist()
+    integrated_gradients = _integrate_gradients(compute_gradient, baseline, embeddings, logit_gain)
+    labels = tuple(pieces)
+    return (
+        Attribution(
+            method="integrated gradients",
+            label=label_name,
+            pieces=labels,
+            values=integrated_gradients,
+            total=logit_gain,
+        ),
+        Attribution(method="gradient × input", label=label_name, pieces=labels, values=tuple(gradient_times_input)),
+    )
+
+
+def _integrate_gradients(
+    compute_gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
+    baseline: Tensor,
+    embeddings: Tensor,
+    logit_gain: float,
+) -> tuple[float, ...]:
+    """Mean slope on the way times the way, by the midpoint rule."""
+    n_steps = MIN_STEPS
+    while True:
+        fractions = (torch.arange(n_steps, device=embeddings.device, dtype=embeddings.dtype) + 0.5) / n_steps
+        gradient_sum = torch.zeros_like(embeddings)
+        for chunk in torch.split(fractions, max(1, MAX_TOKENS_PER_CHUNK // embeddings.shape[1])):
+            gradient_sum += compute_gradient(baseline + chunk[:, None, None] * (embeddings - baseline))[1].sum(
+                0, keepdim=True
+            )
+        values = (gradient_sum / n_steps * (embeddings - baseline)).sum(-1)[0]  # (T)
+        if (
+            abs(values.sum().item() - logit_gain) <= COMPLETENESS_TOLERANCE * max(0.1, abs(logit_gain))
+            or n_steps >= MAX_STEPS
+        ):
+            return tuple(values.tolist())
+        n_steps *= 2
+
+
+@contextmanager
+def _override_embeddings(embedding: InputEmbedding, vectors: Tensor) -> Iterator[None]:
+    """Within this, the embedding answers with `vectors`, whatever it is asked for."""
+    object.__setattr__(embedding, "vectors", lambda tokens, positions: vectors)
+    try:
+        yield
+    finally:
+        object.__delattr__(embedding, "vectors")

@@ -1,0 +1,25 @@
+"""Which class a form is, by `model.kind`: a Transformer or its recurrent twin."""
+
+from __future__ import annotations
+
+from triform.config import DataSizes, ModelConfig
+from triform.models.decoder import Decoder
+from triform.models.encoder import Classifier
+from triform.models.recurrent import RecurrentClassifier, RecurrentDecoder, RecurrentSeq2Seq
+from triform.models.seq2seq import Seq2Seq
+
+AnyClassifier = Classifier | RecurrentClassifier
+AnyDecoder = Decoder | RecurrentDecoder
+AnySeq2Seq = Seq2Seq | RecurrentSeq2Seq
+
+
+def build_classifier(config: ModelConfig, sizes: DataSizes) -> AnyClassifier:
+    return (RecurrentClassifier if config.is_recurrent else Classifier)(config, sizes)
+
+
+def build_decoder(config: ModelConfig, sizes: DataSizes) -> AnyDecoder:
+    return (RecurrentDecoder if config.is_recurrent else Decoder)(config, sizes)
+
+
+def build_seq2seq(config: ModelConfig, sizes: DataSizes) -> AnySeq2Seq:
+    return (RecurrentSeq2Seq if config.is_recurrent else Seq2Seq)(config, sizes)

@@ -1,0 +1,32 @@
+"""Work recorded as a CUDA graph, so that a GPU can be told to do it all again at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+
+def capture_cuda_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """The work, recorded and not done. Graphs that share a pool must never run at once."""
+    graph, device = torch.cuda.CUDAGraph(), torch.cuda.current_device()
+    generator = torch.cuda.default_generators[device]
+    rng_state = generator.get_state()
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    current_stream = torch.cuda.current_stream()
+    stream = (
+        None if current_stream == torch.cuda.default_stream() else current_stream
+    )  # on the default one nothing can be recorded
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            work()
+    except RuntimeError:  # torch leaves its generator and its allocator as if they were still being recorded
+        fresh_generator = torch.Generator(generator.device)
+        fresh_generator.set_state(rng_state)
+        generator.graphsafe_set_state(fresh_generator)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
+        raise
+    return graph

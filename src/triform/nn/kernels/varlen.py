@@ -1,0 +1,85 @@
+"""Packed rows on CUDA in half precision: flash attention for rows of unequal length.
+
+It takes a span and the ends of the rows instead of a mask, so nothing out of reach is computed, and nothing is
+compiled, however the rows of the next batch may lie.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache, lru_cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from triform.nn.kernels.sdpa import ScoreFunction, repeat_kv
+from triform.nn.masks import UNBOUNDED, AttentionMask
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def is_supported(q: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float) -> bool:
+    """Whether it can take this: half precision, nothing added to the scores, no dropout, all said by the span."""
+    is_plain = mask.span_is_exact and not score_fn.relative_position.has_distance_bias and not dropout
+    return is_plain and q.dtype in HALF_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and _is_available()
+
+
+@cache
+def _is_available() -> bool:
+    """Whether this torch has it, with windows."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
+) -> Tensor:
+    """Attention within each row, no farther than the rule's span."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    score = score_fn.score
+    b, _, t, _ = q.shape
+    cu_seqlens_q, cu_seqlens_k = compute_cu_seqlens(mask, b, t, k.shape[-2])
+    y = varlen_attn(
+        _flatten_batch(score.prepare_queries(q)),
+        _flatten_batch(repeat_kv(score.prepare_keys(k), q)),
+        _flatten_batch(repeat_kv(v, q)),
+        cu_seq_q=_to_device(cu_seqlens_q, q.device),
+        cu_seq_k=_to_device(cu_seqlens_k, q.device),
+        max_q=_max_seqlen(cu_seqlens_q),
+        max_k=_max_seqlen(cu_seqlens_k),
+        scale=score.scale,
+        window_size=_window_size(mask),
+    )  # (B * T, H, Dh)
+    assert isinstance(y, Tensor)
+    return y.view(b, t, *y.shape[1:]).transpose(1, 2)  # (B, H, T, Dh)
+
+
+def compute_cu_seqlens(mask: AttentionMask, b: int, t: int, s: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where rows end when the whole batch lies end to end, of queries and of keys."""
+    tiles = mask.regions(t, s) * b
+    query_lengths, key_lengths = (tile.q_len for tile in tiles), (tile.k_len for tile in tiles)
+    return tuple(accumulate(query_lengths, initial=0)), tuple(accumulate(key_lengths, initial=0))
+
+
+def _window_size(mask: AttentionMask) -> tuple[int, int]:
+    before, after = (-1 if limit == UNBOUNDED else limit for limit in mask.span)
+    return before, after
+
+
+def _flatten_batch(x: Tensor) -> Tensor:  # (B, H, T, Dh) -> (B * T, H, Dh)
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _max_seqlen(cu_seqlens: tuple[int, ...]) -> int:
+    return max(end - start for start, end in pairwise(cu_seqlens))
+
+
+@lru_cache(maxsize=64)
+def _to_device(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(cu_seqlens, dtype=torch.int32, device=device)

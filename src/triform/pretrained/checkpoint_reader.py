@@ -1,0 +1,179 @@
+"""A published model's folder as it is found: config.json, and its tensors from safetensors or plain torch files.
+
+Nothing in a file is ever run: torch files are read as weights only, and what holds more than that is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from triform.errors import CheckpointError
+from triform.io.files import refuse_special_files
+from triform.text.special_tokens import read_json
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there
+NANOGPT_FILE = "ckpt.pt"
+LFS_POINTER_HEADER = b"version https://git-lfs"  # how a file begins that `git clone` left for Git LFS to fetch
+PART_SUFFIXES = (".json", ".safetensors", ".bin")  # files that say nothing without the others of their folder
+OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that came from TensorFlow
+
+
+@dataclass(frozen=True)
+class PretrainedCheckpoint:
+    """What a folder says of a model, and the model's tensors by their names there."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor] = field(repr=False)
+    config_file: str = "config.json"  # the file that says what model it is
+
+    @property
+    def config_path(self) -> Path:
+        return self.folder / self.config_file
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    @property
+    def architecture(self) -> str:
+        """The class that wrote the weights, where that is said."""
+        architectures = self.config.get("architectures")
+        return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+
+    def read_optional_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder that need not be there."""
+        path = self.folder / name
+        return read_json_object(path) if path.is_file() else {}
+
+
+def read_checkpoint(path: Path) -> PretrainedCheckpoint:
+    """A Hugging Face folder, or nanoGPT's ckpt.pt (the file, or a folder that holds it)."""
+    if path.is_file() and path.suffix in PART_SUFFIXES:
+        raise CheckpointError(f"{path}: is one file of a model; give the folder that holds them all")
+    if path.is_file() or (not (path / "config.json").exists() and (path / NANOGPT_FILE).exists()):
+        return _read_nanogpt(path if path.is_file() else path / NANOGPT_FILE)
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: no such folder; give one with config.json and weights, or hub:OWNER/NAME to download it"
+        )
+    if not (path / "config.json").exists():
+        if (path / "config.toml").exists():
+            raise CheckpointError(f"{path}: is a run folder already, and needs no import")
+        raise CheckpointError(f"{path}: has no config.json, so nothing says what model this is")
+    refuse_special_files(path)
+    return PretrainedCheckpoint(
+        path, read_json_object(path / "config.json"), _rename_old_suffixes(_read_weights(path))
+    )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds {type(value).__name__} where an object was expected")
+    return value
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """One file, or those that an index names."""
+    for name in WEIGHT_FILES:
+        if (folder / name).exists():
+            return _read_file(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return _read_shards(index)
+    raise CheckpointError(f"{folder}: has no weights: neither {' nor '.join(WEIGHT_FILES)}, whole or in parts")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    weight_map = read_json_object(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(file, str) for file in weight_map.values())
+    ):
+        raise CheckpointError(f"{index}: has no weight_map that says which file holds which tensor")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(weight_map.values())):
+        shard = index.parent / Path(name).name
+        if not shard.is_file():
+            raise CheckpointError(f"{index}: names {name}, which is not there: the folder is not complete")
+        tensors |= _read_file(shard)
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise CheckpointError(f"{index}: {weight_map[missing[0]]} should hold {missing[0]} and does not")
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if _read_head(path, len(LFS_POINTER_HEADER)) == LFS_POINTER_HEADER:
+        raise CheckpointError(f"{path}: only points to the weights, which Git LFS keeps: fetch them, git lfs pull")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: is cut off or no safetensors file ({error}); fetch it again") from None
+    state_dict = _read_torch(path)
+    if not _is_state_dict(state_dict):
+        raise CheckpointError(f"{path}: holds more than named tensors, which is not how published weights are kept")
+    return state_dict
+
+
+def _read_head(path: Path, length: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _is_state_dict(content: Any) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    )
+
+
+def _read_torch(path: Path) -> Any:
+    if not _read_head(path, 2).startswith((b"PK", b"\x80")):  # a zip file, or of old a pickle
+        raise CheckpointError(f"{path}: is cut off or no file of torch; fetch it again")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: is a pickle that holds more than plain weights; reading it could run code, so it is refused"
+        ) from None
+    except Exception as error:  # whatever a damaged file can come up with
+        reason = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path}: is cut off or no file of torch ({reason}); fetch it again") from None
+
+
+def _read_nanogpt(path: Path) -> PretrainedCheckpoint:
+    """nanoGPT keeps its sizes and its weights in one file; a compiled model's names have a prefix."""
+    content = _read_torch(path)
+    if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
+        raise CheckpointError(f"{path}: is no checkpoint of nanoGPT: it lacks model or model_args")
+    if not _is_state_dict(content["model"]) or not isinstance(content["model_args"], dict):
+        raise CheckpointError(
+            f"{path}: is no checkpoint of nanoGPT: there model holds tensors and model_args their sizes"
+        )
+    tensors = {name.removeprefix("_orig_mod."): tensor for name, tensor in content["model"].items()}
+    return PretrainedCheckpoint(path.parent, {**content["model_args"], "model_type": "nanogpt"}, tensors, path.name)
+
+
+def _rename_old_suffixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def rename(name: str) -> str:
+        old_suffix = next((suffix for suffix in OLD_SUFFIXES if name.endswith(suffix)), "")
+        return name.removesuffix(old_suffix) + OLD_SUFFIXES[old_suffix] if old_suffix else name
+
+    return {rename(name): tensor for name, tensor in tensors.items()}

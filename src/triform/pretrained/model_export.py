@@ -1,0 +1,66 @@
+"""One of Triform's models as others keep it: config.json and named tensors of the family that its settings fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from triform.config import Config, DataSizes
+from triform.errors import ConfigError
+from triform.models.encoder import Classifier
+from triform.models.seq2seq import Seq2Seq
+from triform.pretrained.families import FAMILIES
+from triform.pretrained.family import Family
+from triform.pretrained.name_mapping import expand_patterns, export_state_dict
+
+DEFAULT_TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+
+
+def to_hf(
+    model: nn.Module, config: Config, special_tokens: Mapping[str, int] | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and tensors of the family that fits; `special` are the numbers of special tokens."""
+    sizes = infer_sizes(model, config)
+    family = find_matching_family(config, sizes)
+    model, config = family.adapt_model(model, config)
+    hf_config = family.build_config(config, sizes)
+    token_ids = DEFAULT_TOKEN_IDS if special_tokens is None else special_tokens
+    if config.task != "translate":
+        token_ids = {name: token_id for name, token_id in token_ids.items() if name != "decoder_start_token_id"}
+    tensors = export_state_dict(
+        model, expand_patterns(family.patterns, config.model.n_layers), write_zero_biases=family.write_zero_biases
+    )
+    return {**hf_config, **token_ids}, {**tensors, **family.constant_tensors(config)}
+
+
+def find_matching_family(config: Config, sizes: DataSizes) -> Family:
+    """The family whose models have these settings; where none has, the settings that stand in the way."""
+    candidates = [family for family in FAMILIES if family.write_config and family.task == config.task]
+    mismatches = {family.name: family.find_mismatches(config, sizes) for family in candidates}
+    for family in candidates:
+        if not mismatches[family.name]:
+            return family
+    closest, *others = sorted(mismatches, key=lambda name: len(mismatches[name]))
+    others_summary = "".join(f"; {name} differs in {len(mismatches[name])} settings" for name in others)
+    raise ConfigError(
+        f"no family of published models has these settings: {'; '.join(mismatches[closest])}{others_summary}"
+    )
+
+
+def infer_sizes(model: nn.Module, config: Config) -> DataSizes:
+    """What the model was built for, as its tables have it."""
+    if isinstance(model, Classifier):
+        output_layer = [module for module in model.classification_head.modules() if isinstance(module, nn.Linear)][
+            -1
+        ]
+        vocab_size = model.encoder.embedding.token_embedding.num_embeddings
+        return DataSizes(vocab_size=vocab_size, max_len=config.data.max_len, n_labels=output_layer.out_features)
+    if isinstance(model, Seq2Seq):
+        source, target = model.encoder.embedding.token_embedding, model.embedding.token_embedding
+        target_vocab_size = target.num_embeddings if target is not source else 0
+        vocab_size = source.num_embeddings
+        return DataSizes(vocab_size=vocab_size, max_len=config.data.max_len, target_vocab_size=target_vocab_size)
+    tokens: nn.Embedding = model.embedding.tokens  # type: ignore[union-attr,assignment]
+    return DataSizes(vocab_size=tokens.num_embeddings, max_len=config.data.max_len)

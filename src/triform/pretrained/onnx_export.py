@@ -1,0 +1,91 @@
+"""A classifier as an ONNX graph: its own forward pass, written down with attention by the plain formula."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from triform.errors import CheckpointError, ConfigError, install_command
+from triform.models.encoder import Classifier
+from triform.nn.attention import Attention
+from triform.nn.kernels.sdpa import ScoreFunction, repeat_kv
+from triform.nn.layouts import PaddedLayout
+from triform.nn.masks import AttentionMask
+
+MODEL_FILE = "model.onnx"
+INPUT_NAMES, OUTPUT_NAME = ("input_ids", "attention_mask"), "logits"
+
+
+class OnnxClassifier(nn.Module):
+    """A classifier with the inputs that programs know it by; the mask is 1 where a token is real."""
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)  # sizes are symbols in here: what the model remembers stays clean
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                module.kernel = reference_attention
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # (B, T) each -> (B, labels)
+        return self.model(input_ids, PaddedLayout(attention_mask != 0))
+
+
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
+) -> Tensor:
+    """Self-attention written out, as `kernels.explicit` is, with nothing remembered from one size to another."""
+    positions = torch.arange(q.shape[-2], device=q.device)
+    batch_index = torch.arange(q.shape[0], device=q.device)[:, None, None]
+    keep = mask.allows(batch_index, positions[:, None], positions)[:, None]  # (B or 1, 1, T, T)
+    distances = positions - positions[:, None]  # (T, T)
+    weights = score_fn(q, k, distances).masked_fill(~keep, float("-inf")).softmax(dim=-1)
+    weights = weights.masked_fill(~keep, 0.0)
+    return weights @ repeat_kv(v, q) + score_fn.relative_position.value_bias(weights, distances)  # (B, H, T, Dh)
+
+
+def write_onnx(model: nn.Module, max_len: int, path: Path) -> None:
+    """Write the graph for batches of any number of texts, up to `max_len` tokens each."""
+    if not isinstance(model, Classifier):
+        raise ConfigError("onnx is written for classifiers; export what writes text to hf or ctranslate2")
+    _require_onnxscript()
+    graph = OnnxClassifier(model).eval()
+    batch_dim, length_dim = torch.export.Dim("batch"), torch.export.Dim("tokens", max=max_len)
+    dynamic_shapes = {name: {0: batch_dim, 1: length_dim} for name in INPUT_NAMES}
+    example = torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
+    with suppress_export_logs():
+        program = torch.onnx.export(
+            graph, example, input_names=INPUT_NAMES, output_names=[OUTPUT_NAME], dynamic_shapes=dynamic_shapes, dynamo=True,
+            verbose=False,
+        )  # fmt: skip
+        assert program is not None
+        program.save(path)
+
+
+def _require_onnxscript() -> None:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise CheckpointError(
+            f"writing ONNX needs packages that are not installed; install them with {install_command('export')}"
+        ) from None
+
+
+@contextmanager
+def suppress_export_logs() -> Iterator[None]:
+    """Without what torch says of its own workings while a graph is written."""
+    logger = logging.getLogger("torch.onnx")
+    old_level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(old_level)

@@ -1,0 +1,136 @@
+"""A run as a folder that others read: for Hugging Face's libraries, CTranslate2 or ONNX, with its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from triform.config import Config
+from triform.config.settings import suggest_name
+from triform.errors import CheckpointError, ConfigError
+from triform.io.files import temporary_path
+from triform.nn.kernels.int8 import Int8Linear
+from triform.pretrained.ctranslate2_export import write_ctranslate2
+from triform.pretrained.hf_export import exported_family_name, write_hf
+from triform.pretrained.model_card import build_model_card
+from triform.pretrained.onnx_export import MODEL_FILE, write_onnx
+from triform.tasks import Task
+from triform.tasks.translate import Translate
+from triform.text import DEFAULT_SPECIAL_TOKENS, Tokenizer, write_tokenizer
+from triform.text.spm import SentencePieceTokenizer
+
+ExportFormat = Literal["hf", "ctranslate2", "onnx"]
+EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+TARGET_FOLDER = "target"  # folder of a second vocabulary
+
+
+def export(task: Task, to: str, out: Path) -> str:
+    """Write the folder, which must not be there yet, and say what the model is called where it goes."""
+    if to not in EXPORT_FORMATS:
+        raise ConfigError(f"--to {to}: {suggest_name(to, EXPORT_FORMATS)}")
+    if task.config.model.is_recurrent:
+        raise ConfigError(
+            f"--to {to} is for Transformers; model.kind={task.config.model.kind} stays a run of Triform"
+        )
+    if is_reduced_precision(task.model):
+        raise ConfigError("the model was opened in bf16 or int8; export the stored weights: Run.export does")
+    if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
+        raise CheckpointError(f"{out}: is there already; choose another --out")
+    family = exported_family_name(task.model, task.config) if to == "hf" else to
+    partial = temporary_path(out)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_export(task, to, partial, out)
+        if out.is_dir():
+            out.rmdir()
+        partial.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return family
+
+
+def is_reduced_precision(model: nn.Module) -> bool:
+    """Whether a model was cast to less than the fp32 that is stored."""
+    has_low_precision = any(parameter.dtype != torch.float32 for parameter in model.parameters())
+    return has_low_precision or any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+def _write_export(task: Task, to: str, folder: Path, out: Path) -> None:
+    model, config, tokenizers = task.model.eval(), task.config, export_tokenizers(task)
+    files: dict[str, Any] = {}
+    if to == "hf":
+        files = write_hf(model, config, tokenizers, folder)
+    elif to == "ctranslate2":
+        write_ctranslate2(model, config, tokenizers, folder)
+    else:
+        write_onnx(model, config.data.max_len, folder / MODEL_FILE)
+        files = {"config.json": {"id2label": dict(enumerate(config.data.labels)), "max_len": config.data.max_len}}
+    if config.task == "generate":
+        tokenizers = [_without_end_tokens(tokenizers[0])]
+    _write_tokenizers(tokenizers, folder)
+    if (folder / "tokenizer_config.json").exists():
+        files["tokenizer_config.json"] = _build_tokenizer_config(folder, config, tokenizers[0])
+    for name, content in files.items():
+        text = json.dumps(content, ensure_ascii=False, indent=2)
+        (folder / name).write_text(text + "\n", encoding="utf-8", newline="\n")
+    (folder / "README.md").write_text(build_model_card(to, config, tokenizers, out), encoding="utf-8", newline="\n")
+
+
+def export_tokenizers(task: Task) -> list[Tokenizer]:
+    """One, or where a translator has two, the source's and the target's."""
+    if not isinstance(task, Translate):
+        return [task.tokenizer]
+    return (
+        [task.source_tokenizer]
+        if task.source_tokenizer is task.target_tokenizer
+        else [task.source_tokenizer, task.target_tokenizer]
+    )
+
+
+def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as a generator reads a prompt: with what stands before a text, but not with what ends it."""
+    if not tokenizer.special_tokens.after:
+        return tokenizer
+    prompt_tokenizer = copy(tokenizer)
+    prompt_tokenizer.special_tokens = tokenizer.special_tokens._replace(after=())
+    return prompt_tokenizer
+
+
+def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
+    """The source's beside the model; a target's too where the files have names for both, else in a folder."""
+    write_tokenizer(tokenizers[0], folder)
+    if len(tokenizers) == 1 and isinstance(tokenizers[0], SentencePieceTokenizer) and tokenizers[0].ids:
+        write_tokenizer(tokenizers[0], folder, side="target")  # Marian's reader wants a file for each language
+    if len(tokenizers) == 2:
+        all_marian = all(
+            isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids for tokenizer in tokenizers
+        )
+        same_vocabulary = tokenizers[0].vocabulary == tokenizers[1].vocabulary
+        write_tokenizer(
+            tokenizers[1], folder if all_marian and same_vocabulary else folder / TARGET_FOLDER, side="target"
+        )
+
+
+def _build_tokenizer_config(folder: Path, config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What `transformers` must know beside the vocabulary: lengths, inputs, and that names in a text are text."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    overrides: dict[str, Any] = {
+        "model_max_length": config.data.max_len,
+        "padding_side": "left" if config.task == "generate" else "right",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    return {
+        **settings,
+        **overrides,
+        **({"split_special_tokens": True} if tokenizer.special_tokens == DEFAULT_SPECIAL_TOKENS else {}),
+    }

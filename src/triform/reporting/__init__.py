@@ -1,0 +1,1 @@
+"""Charts, HTML pages and the report of a run."""

@@ -1,0 +1,365 @@
+"""The three forms with text around them: `fit`, `predict`, `generate`, `translate`, `save`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from triform.config import Config, DataConfig, DataSizes, DecodeConfig, TaskName
+from triform.config.settings import build_config
+from triform.errors import ConfigError, DataError
+from triform.scratch import generation, run_folder, weights
+from triform.scratch.attention import padding_mask, softmax
+from triform.scratch.batches import batches_by_length, pad
+from triform.scratch.loss import IGNORE_INDEX
+from triform.scratch.models import Classifier, Decoder, Seq2Seq
+from triform.scratch.module import Array, FlatParameters, SharedInput
+from triform.scratch.supported import check_model, check_tokenizer, check_training, resolve_defaults
+from triform.scratch.training import TrainingBatch, TrainingData, epoch_sampler, train_model, window_sampler
+from triform.scratch.validation import check_pairs, check_texts, derive_row_seeds, resolve_label_names
+from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
+
+MAX_PREDICT_TOKENS = 8_192  # tokens read together when nothing is learned
+
+
+class NumpyEstimator:
+    """A model with its text handling. Abstract: one class a task."""
+
+    task: ClassVar[TaskName]
+    model_class: ClassVar[Any]
+    model: Any
+    weights: FlatParameters
+
+    def __init__(self, config: Config | None = None) -> None:
+        config = replace(config or Config(), task=self.task)
+        self.initial_config = self.config = resolve_defaults(
+            build_config({"seed": config.seed}, config)
+        )  # a seed is a whole number
+        check_model(self.config.model)
+        self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
+        self.losses: list[float] = []  # of each step
+
+    def sizes(self) -> DataSizes:
+        """What the model must know of vocabularies and labels."""
+        return DataSizes(vocab_size=self.tokenizer.vocab_size, max_len=self.config.data.max_len)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return next(iter(self.tokenizers.values()))
+
+    def check_fitted(self) -> None:
+        if "weights" not in vars(self):
+            raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
+
+    def build_model(self) -> None:
+        """The model for these settings and vocabularies, with random weights."""
+        self.model = self.model_class(self.config.model, self.sizes())
+        self.weights = FlatParameters(self.model)
+        weights.initialise_weights(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
+
+    def reset_config(self) -> None:
+        """Forget what earlier data decided, here or in the run that was opened."""
+        check_training(self.initial_config)
+        self.config = self.initial_config
+
+    def fit_copy(self, *data: Any) -> Self:
+        """A copy learns, and only one that ends well is taken over: what fails leaves this one as it was."""
+        estimator = copy(self)
+        vars(self).update(vars(estimator.run_training(estimator.prepare_data(*data))))
+        return self
+
+    def prepare_data(self, *data: Any) -> TrainingData:
+        """What these data teach. Settings, vocabularies and a model are made for them."""
+        raise NotImplementedError
+
+    def run_training(self, data: TrainingData) -> Self:
+        self.losses = train_model(self.model, self.weights, data, self.config)
+        return self
+
+    def resolve_max_len(self, longest: int, limit: int) -> None:
+        """Room for every text, up to a limit, unless the settings say how much."""
+        max_len = self.config.data.max_len or max(2, min(limit, longest))
+        self.config = replace(self.config, data=replace(self.config.data, max_len=max_len))
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """A run folder, which `triform.load` and the commands open as well."""
+        self.check_fitted()
+        vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
+        config = replace(
+            self.config,
+            tokenizer=replace(self.config.tokenizer, vocab_size=vocab_size),
+            data=replace(self.config.data, valid_fraction=0.0),  # nothing was held out
+        )
+        run_folder.write_run(Path(path), config, self.tokenizers, self.weights, overwrite=overwrite)
+
+
+class TextClassifier(NumpyEstimator):
+    task = "classify"
+    model_class = Classifier
+
+    def sizes(self) -> DataSizes:
+        return replace(super().sizes(), n_labels=len(self.labels))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.config.data.labels
+
+    def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
+        """Learn which label belongs to which text."""
+        return self.fit_copy(texts, labels)
+
+    def prepare_data(self, texts: Iterable[str], labels: Iterable[str]) -> TrainingData:
+        self.reset_config()
+        texts, labels = check_pairs(texts, labels, "texts", "labels")
+        labels = [label.strip() for label in labels]  # as torch reads them
+        names = resolve_label_names(labels, self.initial_config.data.labels)
+        self.config = replace(self.config, data=replace(self.config.data, labels=names))
+        self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
+        label_ids = np.array([names.index(label) for label in labels])
+        rows = self.encode_texts(texts)
+        self.resolve_max_len(max(map(len, rows)), 512)
+        rows = [row[: self.config.data.max_len] for row in rows]
+        self.build_model()
+
+        def make_batch(indices: Array) -> TrainingBatch:
+            tokens, keep = pad([rows[row] for row in indices.tolist()])
+            return TrainingBatch({"tokens": tokens, "labels": label_ids[indices], "keep": keep}, len(indices))
+
+        return TrainingData(*epoch_sampler(np.array([len(row) for row in rows]), self.config), make_batch)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row or [EOS] for row in self.tokenizer.encode_batch(texts)]
+
+    def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
+        """How likely each label is, in the order of `labels`."""
+        self.check_fitted()
+        rows = [row[: self.config.data.max_len] for row in self.encode_texts(check_texts(texts))]
+        probabilities = np.zeros((len(rows), len(self.labels)))
+        for indices in batches_by_length([len(row) for row in rows], MAX_PREDICT_TOKENS):
+            logits, _ = self.model(*pad([rows[row] for row in indices.tolist()]))
+            probabilities[indices] = softmax(logits)
+        return probabilities
+
+    def predict(self, texts: Iterable[str]) -> list[str]:
+        """A label for each text."""
+        return [self.labels[index] for index in self.predict_proba(texts).argmax(axis=-1).tolist()]
+
+
+class LanguageModel(NumpyEstimator):
+    task = "generate"
+    model_class = Decoder
+
+    def fit(self, texts: str | Iterable[str]) -> Self:
+        """Learn to go on with a text, or with any of several documents."""
+        return self.fit_copy(texts)
+
+    def prepare_data(self, texts: str | Iterable[str]) -> TrainingData:
+        self.reset_config()
+        documents = [texts] if isinstance(texts, str) else check_texts(texts)
+        self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
+        encoded = self.tokenizer.encode_batch(documents)
+        end_tokens = [] if isinstance(texts, str) else [EOS]
+        stream = np.array([token for row in encoded for token in chain(row, end_tokens)], np.int64)
+        self.resolve_max_len(len(stream) // 4, 128)
+        width = self.config.data.max_len
+        if len(stream) <= width:
+            raise DataError(f"only {len(stream)} tokens to learn from; data.max_len={width} needs more")
+        self.config = resolve_batch_rows(self.config, width)
+        self.build_model()
+
+        def make_batch(starts: Array) -> TrainingBatch:
+            windows_tokens = stream[starts[:, None] + np.arange(width + 1)]  # (B, T + 1)
+            return TrainingBatch(
+                {"tokens": windows_tokens[:, :-1], "expected": windows_tokens[:, 1:]}, len(starts) * width
+            )
+
+        return TrainingData(*window_sampler(len(stream) - width, width, self.config), make_batch)
+
+    def generate(
+        self, prompts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[str]:
+        """What follows each prompt."""
+        self.check_fitted()
+        decode_config, tokenizer, max_len = (
+            decode_config or self.config.decode,
+            self.tokenizer,
+            self.config.data.max_len,
+        )
+        prompt_tokens = [self.encode_prompt(text) for text in check_texts(prompts)]
+
+        def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
+            contexts = [slide_context(text, max_len) for text in texts]
+            states, _ = self.model.states(pad(contexts)[0])
+            return self.model.head(states[np.arange(len(contexts)), [len(text) - 1 for text in contexts]])[0]
+
+        limits = [decode_config.max_new_tokens or 200] * len(prompt_tokens)
+        request = generation.DecodeRequest(
+            compute_logits,
+            [text[-max_len:] for text in prompt_tokens],
+            limits,
+            derive_row_seeds(self.config, seed, len(prompt_tokens)),
+        )
+        new_tokens = generation.generate_tokens(request, decode_config, default="sample")
+        return [decode_continuation(tokenizer, *pair) for pair in zip(prompt_tokens, new_tokens, strict=True)]
+
+    predict = generate
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A prompt as tokens; an empty one starts a new line or, failing that, a new document."""
+        if unknown := self.tokenizer.find_unknown(text):
+            examples = ", ".join(map(repr, unknown[:5]))
+            raise DataError(f"the prompt has what the model never saw in training: {examples}; leave it out")
+        tokens = self.tokenizer.encode(text)
+        return tokens or ([EOS] if self.tokenizer.find_unknown("\n") else self.tokenizer.encode("\n")) or [EOS]
+
+
+class Translator(NumpyEstimator):
+    task = "translate"
+    model_class = Seq2Seq
+
+    def sizes(self) -> DataSizes:
+        return replace(
+            super().sizes(), target_vocab_size=self.target_tokenizer.vocab_size if len(self.tokenizers) > 1 else 0
+        )
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        return list(self.tokenizers.values())[-1]
+
+    def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
+        """Learn to write the target of each source."""
+        return self.fit_copy(sources, targets)
+
+    def prepare_data(self, sources: Iterable[str], targets: Iterable[str]) -> TrainingData:
+        self.reset_config()
+        sources, targets = check_pairs(sources, targets, "sources", "targets")
+        if self.config.tokenizer.joint_vocab:
+            self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}
+        else:
+            sides = {"source": sources, "target": targets}
+            self.tokenizers = {
+                f"tokenizer.{side}.json": train_tokenizer(self.config.tokenizer, texts)
+                for side, texts in sides.items()
+            }
+        source_rows = [row or [EOS] for row in self.tokenizer.encode_batch(sources)]
+        target_rows = [[BOS, *row, EOS] for row in self.target_tokenizer.encode_batch(targets)]
+        longest = max(len(row) for row in chain(source_rows, target_rows))
+        self.resolve_max_len(longest + 7, 256)
+        max_len = self.config.data.max_len
+        source_rows, target_rows = (
+            [row[:max_len] for row in source_rows],
+            [row[: max_len + 1] for row in target_rows],
+        )
+        self.build_model()
+
+        def make_batch(indices: Array) -> TrainingBatch:
+            source, keep = pad([source_rows[row] for row in indices.tolist()])
+            target, _ = pad([target_rows[row][:-1] for row in indices.tolist()])
+            expected, _ = pad([target_rows[row][1:] for row in indices.tolist()], fill=IGNORE_INDEX)
+            inputs = {"source": source, "target": target, "expected": expected, "source_keep": keep}
+            return TrainingBatch(inputs, int((expected != IGNORE_INDEX).sum()))
+
+        lengths = np.array(
+            [
+                max(len(source_row), len(target_row) - 1)
+                for source_row, target_row in zip(source_rows, target_rows, strict=True)
+            ]
+        )
+        return TrainingData(*epoch_sampler(lengths, self.config), make_batch)
+
+    def translate(
+        self, texts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
+    ) -> list[str]:
+        """A translation of each text."""
+        self.check_fitted()
+        decode_config, max_len = decode_config or self.config.decode, self.config.data.max_len
+        rows = [row[:max_len] or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
+        seeds = derive_row_seeds(self.config, seed, len(rows))
+        translations = [""] * len(rows)
+        for batch in batches_by_length([len(row) for row in rows], MAX_PREDICT_TOKENS // decode_config.beam_size):
+            indices = batch.tolist()
+            limits = [min(max_len - 1, decode_config.max_new_tokens or 2 * len(rows[row]) + 16) for row in indices]
+            request = generation.DecodeRequest(
+                self.build_logits_fn([rows[row] for row in indices]),
+                [[BOS]] * len(indices),
+                limits,
+                [seeds[row] for row in indices],
+            )
+            for row, tokens in zip(
+                indices, generation.generate_tokens(request, decode_config, default="beam"), strict=True
+            ):
+                translations[row] = self.target_tokenizer.decode(tokens)
+        return translations
+
+    predict = translate
+
+    def build_logits_fn(self, sources: list[list[int]]) -> generation.LogitsFn:
+        """The sources are read once."""
+        source, keep = pad(sources)
+        encoded, _ = self.model.encoder(source, keep, None)
+
+        def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
+            masks = () if keep is None else (padding_mask(keep[rows], encoded.dtype),)
+            states, _ = self.model.decoded(np.array(texts), SharedInput(encoded[rows]), masks)
+            return self.model.head(states[:, -1])[0]
+
+        return compute_logits
+
+
+ESTIMATORS: dict[str, type[NumpyEstimator]] = {
+    each.task: each for each in (TextClassifier, LanguageModel, Translator)
+}
+
+
+def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageModel | Translator:
+    """The model of a run folder, in NumPy. With `verify`, its files are compared with their digests."""
+    run_path = Path(path)
+    config = run_folder.read_config(run_path, verify=verify)
+    try:
+        estimator = ESTIMATORS[config.task](config)
+        has_two_tokenizers = config.task == "translate" and not config.tokenizer.joint_vocab
+        file_names = (
+            ["tokenizer.source.json", "tokenizer.target.json"] if has_two_tokenizers else ["tokenizer.json"]
+        )
+        estimator.tokenizers = {file_name: load_tokenizer(run_path / file_name) for file_name in file_names}
+        for tokenizer in estimator.tokenizers.values():
+            check_tokenizer(tokenizer)
+        estimator.build_model()
+        estimator.initial_config = clear_data_settings(config)
+    except ConfigError as error:
+        raise ConfigError(f"{run_path}: {error}") from None
+    model_path = run_path / run_folder.MODEL_FILE
+    weights.load_state_dict(estimator.weights, weights.load_tensors(model_path), str(model_path))
+    assert isinstance(estimator, TextClassifier | LanguageModel | Translator)
+    return estimator
+
+
+def clear_data_settings(config: Config) -> Config:
+    """A run's settings without what came from its data: for others, that is decided anew."""
+    return resolve_defaults(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
+
+
+def slide_context(tokens: list[int], max_len: int) -> list[int]:
+    """What is read of a text: one that grew beyond the model's length goes on from its newer half, and so on."""
+    half = max_len // 2
+    overflow = len(tokens) - max_len - 1
+    return tokens if overflow < 0 else tokens[-(half + 1 + overflow % (max_len - half)) :]
+
+
+def decode_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
+    """What decoding adds to the prompt, so that spaces between words are right."""
+    prompt_text, full_text = tokenizer.decode(prompt), tokenizer.decode(prompt + tokens)
+    return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else tokenizer.decode(tokens)
+
+
+def resolve_batch_rows(config: Config, width: int) -> Config:
+    """Windows are all of one width: a budget of tokens is so many rows."""
+    train = config.train
+    batch_rows = train.batch_size or max(1, train.batch_tokens // width)
+    return replace(config, train=replace(train, batch_size=batch_rows, batch_tokens=0))

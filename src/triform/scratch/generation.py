@@ -1,0 +1,185 @@
+"""From scores to tokens: the best, one drawn at random, or the best of a few hypotheses.
+
+A text that is being written is read again at every step: slower than keeping keys and values, and the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from triform.config import DecodeConfig
+from triform.scratch.attention import softmax
+from triform.scratch.module import Array
+from triform.text import BOS, EOS, PAD, UNK
+
+BANNED_TOKENS = (PAD, UNK, BOS)
+NEG_INF = -np.inf
+# Scores (N, V) for what follows these texts; each is written for the row (of the batch) with that number.
+LogitsFn = Callable[[Array, list[list[int]]], Array]
+
+
+class DecodeRequest(NamedTuple):
+    """How to score, what each text begins with, how much may be written, and the seed of its luck."""
+
+    logits_fn: LogitsFn
+    prompts: Sequence[Sequence[int]]
+    limits: Sequence[int]
+    seeds: Sequence[int]
+
+
+def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: str) -> list[list[int]]:
+    """New tokens for each row, the end token left out; `default` is what "auto" means."""
+    strategy = default if config.strategy == "auto" else config.strategy
+    if not request.prompts:
+        return []
+    return (
+        beam_search(request, config)
+        if strategy == "beam"
+        else decode_stepwise(request, STRATEGIES[strategy](config, request.seeds))
+    )
+
+
+def mask_banned(logits: Array) -> Array:
+    logits = logits.copy()
+    logits[:, list(BANNED_TOKENS)] = NEG_INF
+    return logits
+
+
+TokenChooser = Callable[[Array, Array], Array]  # scores (N, V) of these rows -> tokens (N)
+
+
+def greedy(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
+    return lambda logits, rows: logits.argmax(axis=-1)
+
+
+def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
+    """Draws by softmax(scores / temperature) among the top_k and top_p best, each row from a generator of its own.
+
+    They are the numbers that torch's generators give, so that a run answers alike in both.
+    """
+    generators = [np.random.RandomState(seed % (1 << 32)) for seed in seeds]
+
+    def choose(logits: Array, rows: Array) -> Array:
+        filtered = top_p(top_k(logits, config.top_k).astype(np.float64) / config.temperature, config.top_p)
+        cumulative = softmax(filtered).cumsum(axis=-1)  # (N, V)
+        thresholds = np.array([draw_uniform(generators[row]) for row in rows])[:, None] * cumulative[:, -1:]
+        return np.minimum((cumulative <= thresholds).sum(axis=-1), logits.shape[-1] - 1)
+
+    return choose
+
+
+def draw_uniform(generator: np.random.RandomState) -> float:
+    """A number from 0 to 1 out of 53 of 64 random bits."""
+    high, low = (int(word) for word in generator.randint(0, 1 << 32, size=2, dtype=np.uint32))
+    return ((high << 32 | low) & ((1 << 53) - 1)) / (1 << 53)
+
+
+STRATEGIES: dict[str, Callable[[DecodeConfig, Sequence[int]], TokenChooser]] = {"greedy": greedy, "sample": sample}
+
+
+def top_k(logits: Array, k: int) -> Array:
+    """Scores below the k-th best become minus infinity; 0 keeps all."""
+    if not 0 < k < logits.shape[-1]:
+        return logits
+    return np.where(logits < np.partition(logits, -k, axis=-1)[:, -k, None], NEG_INF, logits)
+
+
+def top_p(logits: Array, p: float) -> Array:
+    """Keep the fewest tokens whose probabilities reach p; the best one always stays."""
+    if p >= 1:
+        return logits
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    sorted_probs = softmax(np.take_along_axis(logits, order, axis=-1))
+    excluded = np.empty(logits.shape, bool)
+    np.put_along_axis(excluded, order, sorted_probs.cumsum(axis=-1) - sorted_probs >= p, axis=-1)
+    return np.where(excluded, NEG_INF, logits)
+
+
+def decode_stepwise(request: DecodeRequest, choose: TokenChooser) -> list[list[int]]:
+    texts = [list(text) for text in request.prompts]
+    new_tokens: list[list[int]] = [[] for _ in texts]
+    rows = np.arange(len(texts))
+    while len(rows):
+        tokens = choose(mask_banned(request.logits_fn(rows, [texts[row] for row in rows])), rows).tolist()
+        active_rows = []
+        for row, token in zip(rows.tolist(), tokens, strict=True):
+            if token == EOS:
+                continue
+            texts[row].append(token)
+            new_tokens[row].append(token)
+            if len(new_tokens[row]) < request.limits[row]:
+                active_rows.append(row)
+        rows = np.array(active_rows, np.int64)
+    return new_tokens
+
+
+def log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def beam_search(request: DecodeRequest, config: DecodeConfig) -> list[list[int]]:
+    """The best of `beam_size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
+
+    An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends
+    unless what goes on is worth more than any of them, or at its limit, where what is unfinished competes only when
+    nothing has ended.
+    """
+    size = config.beam_size
+    results: list[list[int]] = [[] for _ in request.prompts]
+    active = [BeamHypotheses(row, list(prompt), size) for row, prompt in enumerate(request.prompts)]
+    length = 0
+    while active:
+        length += 1
+        rows = np.array([beam.row for beam in active for _ in beam.texts], np.int64)
+        texts = [beam.prompt + text for beam in active for text in beam.texts]
+        log_probs = log_softmax(request.logits_fn(rows, texts).astype(np.float64))
+        log_probs[:, list(BANNED_TOKENS)] = NEG_INF
+        beam_log_probs = np.split(log_probs, np.cumsum([len(beam.texts) for beam in active])[:-1])
+        penalty = ((5 + length) / 6) ** config.length_penalty
+        for beam, step_log_probs in zip(active, beam_log_probs, strict=True):
+            beam.advance(step_log_probs, penalty)
+            beam.done |= length >= request.limits[beam.row]
+            if beam.done:
+                results[beam.row] = beam.best(penalty)
+        active = [beam for beam in active if not beam.done]
+    return results
+
+
+class BeamHypotheses:
+    """The ways in which one row may go on, best first, and those that have ended."""
+
+    def __init__(self, row: int, prompt: list[int], size: int) -> None:
+        self.row, self.prompt, self.size, self.done = row, prompt, size, False
+        self.texts: list[list[int]] = [[]]
+        self.log_probs = np.zeros(1)
+        self.finished: list[tuple[float, list[int]]] = []
+
+    def advance(self, step_log_probs: Array, penalty: float) -> None:  # (hypotheses, V)
+        candidates = (self.log_probs[:, None] + step_log_probs).ravel()
+        top_indices = np.argsort(-candidates, kind="stable")[: 2 * self.size]
+        texts: list[list[int]] = []
+        kept_log_probs: list[float] = []
+        for rank, index in enumerate(top_indices.tolist()):
+            parent, token = divmod(index, step_log_probs.shape[-1])
+            if candidates[index] == NEG_INF:
+                break
+            if token == EOS and rank < self.size:
+                self.finished.append((float(candidates[index]) / penalty, self.texts[parent]))
+            elif token != EOS and len(texts) < self.size:
+                texts.append([*self.texts[parent], token])
+                kept_log_probs.append(float(candidates[index]))
+        self.texts, self.log_probs = texts, np.array(kept_log_probs)
+        can_improve = bool(texts) and kept_log_probs[0] / penalty > max(
+            (value for value, _ in self.finished), default=NEG_INF
+        )
+        self.done = (len(self.finished) >= self.size and not can_improve) or not texts
+
+    def best(self, penalty: float) -> list[int]:
+        unfinished = [
+            (log_prob / penalty, text) for log_prob, text in zip(self.log_probs.tolist(), self.texts, strict=True)
+        ]
+        return max(self.finished or unfinished or [(NEG_INF, [])], key=lambda hypothesis: hypothesis[0])[1]

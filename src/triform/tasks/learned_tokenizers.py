@@ -1,0 +1,91 @@
+"""Vocabularies learned from training files, once where these are large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cache as once
+from pathlib import Path
+
+from triform.config import DataConfig, TokenizerConfig
+from triform.data.token_cache import TokenCache
+from triform.errors import CheckpointError, ConfigError
+from triform.text import (
+    MAX_TRAIN_CHARS,
+    BpeTokenizer,
+    Tokenizer,
+    bpe_dropout,
+    load_tokenizer,
+    read_tokenizer,
+    train_tokenizer,
+)
+from triform.text.exporting import Side
+
+
+def reader_options(data: DataConfig) -> dict[str, object]:
+    """The settings that decide how a file is read."""
+    names = ("text_column", "label_column", "source_column", "target_column", "header")
+    return {name: value for name, value in asdict(data).items() if name in names}
+
+
+def tokenizer_versions(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
+    """The tokenizers by which training text is split, each all of it: one, or several that differ at random."""
+    if not config.bpe_dropout:
+        return [tokenizer]
+    if not isinstance(tokenizer, BpeTokenizer) or tokenizer.kind != "bpe":
+        raise ConfigError(f"tokenizer.bpe_dropout leaves out merges of bpe; this is {tokenizer.kind}")
+    return bpe_dropout.build_dropout_versions(tokenizer, config.bpe_dropout)
+
+
+def has_two_tokenizers(file: str) -> bool:
+    """Whether a folder holds a tokenizer for each language, as Marian's do, and runs that began with one."""
+    pairs = (("tokenizer.source.json", "tokenizer.target.json"), ("source.spm", "target.spm"))
+    return bool(file) and any(all((Path(file) / name).is_file() for name in pair) for pair in pairs)
+
+
+def load_configured_tokenizer(config: TokenizerConfig, side: Side = "source") -> Tokenizer:
+    """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for.
+
+    Where there are two, it is a folder that holds them, as runs do.
+    """
+    path = Path(config.file)
+    if not config.joint_vocab and not path.is_dir():
+        raise ConfigError(
+            "tokenizer.file is one vocabulary and tokenizer.joint_vocab=false asks for two: drop one of them"
+        )
+    try:
+        tokenizer = read_tokenizer(path, side=side)
+    except CheckpointError as error:
+        raise ConfigError(f"tokenizer.file={error}") from None
+    if config.kind not in ("auto", tokenizer.kind):
+        raise ConfigError(f"tokenizer.kind={config.kind}, but {config.file} is of the kind {tokenizer.kind}")
+    if config.vocab_size not in (0, tokenizer.vocab_size):
+        raise ConfigError(f"tokenizer.vocab_size={config.vocab_size}, but {config.file} has {tokenizer.vocab_size}")
+    return tokenizer
+
+
+def train_or_load_tokenizer(
+    cache: TokenCache, config: TokenizerConfig, cache_key: object, texts: Iterable[str], n_characters: int,
+    side: Side = "source",
+) -> Tokenizer:  # fmt: skip
+    """A tokenizer learned from texts, which `what` tells apart from others of the same files; or one given."""
+    if config.file:
+        return load_configured_tokenizer(config, side)
+    name = ",".join(cache.files)
+    if config.kind == "bpe" and n_characters > MAX_TRAIN_CHARS:
+        amount = f"{MAX_TRAIN_CHARS // 1_000_000} of {n_characters // 1_000_000} million characters"
+        cache.notices.append(f"{name}: the vocabulary was learned from {amount}, spread over the text")
+
+    @once  # a cache that cannot be written asks again
+    def train() -> Tokenizer:
+        return train_tokenizer(config, texts, name=name, n_characters=n_characters)
+
+    if not cache.is_large:
+        return train()
+    cache_key = ["tokenizer", asdict(config), cache_key]
+    file_name = "learned.json"
+    return cache.open_entry(
+        cache_key,
+        lambda folder: train().save(folder / file_name),
+        lambda folder: load_tokenizer(folder / file_name),
+    )

@@ -1,0 +1,164 @@
+"""Our vocabularies, and those that came from elsewhere, out: as the files that other libraries read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Core
+from tokenizers import models, processors
+
+from triform.errors import CheckpointError
+from triform.text.base import BackendTokenizer, Tokenizer
+from triform.text.bpe import BpeTokenizer
+from triform.text.imported_tokenizers import special_token_names
+from triform.text.special_tokens import find_template_tokens
+from triform.text.spm import SentencePieceTokenizer
+from triform.text.tiktoken_files import derive_merges, write_ranks
+from triform.text.vocabulary_files import build_added_tokens
+
+Side = Literal["source", "target"]
+BERT_SPECIAL_TOKENS = {
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}  # names that programs ask for
+SPECIAL_TOKEN_ROLES = ("pad_token", "unk_token", "bos_token", "eos_token")
+TokenizerFormat = Literal["huggingface", "tiktoken"]
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer, folder: Path | str, *, file_format: TokenizerFormat = "huggingface", side: Side = "source"
+) -> list[Path]:
+    """Write the files by which another library gives the same ids, and say which.
+
+    huggingface: tokenizer.json and tokenizer_config.json, and what older programs read: vocab.json with merges.txt
+    for byte BPE, vocab.txt for WordPiece. A SentencePiece model is written as the file that it is; `side` names
+    Marian's. tiktoken: a rank file, for byte BPE whose ids are in the order of its merges.
+    """
+    folder = Path(folder)
+    try:
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            return _write_sentencepiece(tokenizer, folder, file_format, side)
+        assert isinstance(tokenizer, BackendTokenizer)
+        return (
+            _write_tiktoken(tokenizer, folder)
+            if file_format == "tiktoken"
+            else _write_huggingface(tokenizer, folder)
+        )
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def _write_huggingface(tokenizer: BackendTokenizer, folder: Path) -> list[Path]:
+    backend = Core.from_str(tokenizer.backend.to_str())
+    content = json.loads(backend.to_str())
+    names = [tokenizer.format_piece(token) for token in tokenizer.special_tokens[:4] if token is not None]
+    backend.add_special_tokens(
+        build_added_tokens(name for name in names if name not in special_token_names(backend).values())
+    )
+    if find_template_tokens(backend) != (tokenizer.special_tokens.before, tokenizer.special_tokens.after):
+        backend.post_processor = _build_template(tokenizer)
+    files = {
+        "tokenizer.json": backend.to_str(pretty=True),
+        "tokenizer_config.json": _format_json(_build_tokenizer_config(tokenizer)),
+    }
+    model = content["model"]
+    if isinstance(tokenizer, BpeTokenizer) and tokenizer.backend.normalizer is None:
+        files["vocab.json"] = _format_json(backend.get_vocab(), sort_by_id=True)
+        merges = (f"{left} {right}\n" for left, right in model["merges"])
+        files["merges.txt"] = "".join(["#version: 0.2\n", *merges])
+    if isinstance(backend.model, models.WordPiece):
+        ids = backend.get_vocab()
+        files["vocab.txt"] = "".join(f"{piece}\n" for piece in sorted(ids, key=ids.__getitem__))
+    return _write_files(folder, files)
+
+
+def _build_template(tokenizer: BackendTokenizer) -> processors.PostProcessor | None:
+    """The step that puts the special tokens around a text that this tokenizer puts there."""
+    before, after = ([tokenizer.vocabulary[token] for token in tokens] for tokens in tokenizer.special_tokens[4:])
+    if not before and not after:
+        return None
+    template_ids = [
+        (tokenizer.vocabulary[token], token) for tokens in tokenizer.special_tokens[4:] for token in tokens
+    ]
+    return processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{part}:1" for part in ("$B", *after))],
+        special_tokens=list(dict.fromkeys(template_ids)),
+    )
+
+
+def _build_tokenizer_config(tokenizer: BackendTokenizer) -> dict[str, Any]:
+    named = {role: tokenizer.format_piece(token) for role, token in _special_token_ids(tokenizer).items()}
+    bert_tokens = {
+        role: name for role, name in BERT_SPECIAL_TOKENS.items() if tokenizer.backend.token_to_id(name) is not None
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{role: name for role, name in named.items() if name not in bert_tokens.values()},
+        **bert_tokens,
+    }
+
+
+def _write_tiktoken(tokenizer: BackendTokenizer, folder: Path) -> list[Path]:
+    if not isinstance(tokenizer, BpeTokenizer):
+        raise CheckpointError(f"tiktoken reads byte BPE alone; this tokenizer is {tokenizer.kind}")
+    if tokenizer.backend.normalizer is not None:
+        raise CheckpointError("tiktoken changes no text before it cuts it; this tokenizer does (lowercase)")
+    if not tokenizer.pattern:
+        raise CheckpointError("tiktoken has no place for the rule by which this tokenizer cuts text")
+    ranks, special_tokens = tokenizer.ranks()
+    if tokenizer.merges() != derive_merges(ranks):
+        raise CheckpointError("tiktoken's ids are the order of merges; those of this vocabulary are not")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.tiktoken"
+    write_ranks(path, ranks, tokenizer.pattern, special_tokens)
+    return [path, path.with_name(f"{path.name}.json")]
+
+
+def _write_sentencepiece(
+    tokenizer: SentencePieceTokenizer, folder: Path, file_format: TokenizerFormat, side: Side
+) -> list[Path]:
+    if file_format != "huggingface":
+        raise CheckpointError("tiktoken reads byte BPE alone; this is a SentencePiece model")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
+    path.write_bytes(tokenizer.model)
+    if tokenizer.ids is None:
+        bos_eos_settings = {
+            "add_bos_token": bool(tokenizer.special_tokens.before),
+            "add_eos_token": bool(tokenizer.special_tokens.after),
+        }
+        return [path, *_write_files(folder, {"tokenizer_config.json": _format_json(bos_eos_settings)})]
+    named = {
+        name: tokenizer.vocabulary[token]
+        for name, token in _special_token_ids(tokenizer).items()
+        if name != "bos_token"
+    }
+    settings = {"tokenizer_class": "MarianTokenizer", **named}
+    vocabulary = _format_json(tokenizer.ids, sort_by_id=True)
+    return [
+        path,
+        *_write_files(folder, {"vocab.json": vocabulary, "tokenizer_config.json": _format_json(settings)}),
+    ]
+
+
+def _special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    pairs = zip(SPECIAL_TOKEN_ROLES, tokenizer.special_tokens[:4], strict=True)
+    return {role: token for role, token in pairs if token is not None}
+
+
+def _format_json(content: Mapping[str, Any], *, sort_by_id: bool = False) -> str:
+    ordered = sorted(content.items(), key=lambda item: item[1]) if sort_by_id else content.items()
+    return json.dumps(dict(ordered), ensure_ascii=False, indent=2) + "\n"
+
+
+def _write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    return [folder / name for name in files]

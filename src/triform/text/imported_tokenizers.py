@@ -1,0 +1,225 @@
+"""Tokenizers that were made elsewhere, behind our protocol: the same ids as where they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from tokenizers import Tokenizer as Core
+from tokenizers import models
+
+from triform.text.base import (
+    FORMAT_VERSION,
+    REPLACEMENT,
+    BackendTokenizer,
+    SpecialTokens,
+    Tokenizer,
+    check_text,
+    token_dtype,
+)
+from triform.text.bpe import BpeTokenizer, byte_characters
+from triform.text.split_patterns import GPT2_PATTERN, GPT4_PATTERN, SPLIT_PATTERNS
+
+IMPORTED_KIND = "imported"
+# What GPT-4's pattern is called in Llama 3 and others; it cuts alike.
+_EQUIVALENT_PATTERNS = {
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": GPT4_PATTERN
+}
+# Text that comes back unchanged only from a vocabulary that loses nothing.
+_LOSSLESS_PROBE = " Two  spaces,\ta tab,\r\n\n a ﬁne É, e\u0301, 猫 🙂\u200d\x07 "
+
+
+def build_imported_header(model: str, special_tokens: SpecialTokens) -> dict[str, Any]:
+    return {"format": FORMAT_VERSION, "kind": IMPORTED_KIND, "model": model, "special": special_tokens._asdict()}
+
+
+def parse_special_tokens(saved: Mapping[str, Any], vocab_size: int) -> SpecialTokens:
+    """Special tokens as a header holds them; a ValueError where they lie beyond the vocabulary."""
+    before, after = tuple(saved["before"]), tuple(saved["after"])
+    special_tokens = SpecialTokens(saved["pad"], saved["unk"], saved["bos"], saved["eos"], before, after)
+    tokens = (
+        *(token for token in special_tokens[:4] if token is not None),
+        *special_tokens.before,
+        *special_tokens.after,
+    )
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
+        raise ValueError(f"special tokens beyond the {vocab_size} of the vocabulary")
+    return special_tokens
+
+
+def parse_backend(content: Any) -> Core:
+    """The library's tokenizer from its JSON content; whatever Exception the library raises where it cannot be read.
+
+    The library cuts the second piece of a merge behind `continuing_subword_prefix` without looking, and ends the
+    process where that falls inside a character: such merges are refused before it sees them.
+    """
+    model = content.get("model") if isinstance(content, dict) else None
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if isinstance(prefix, str) and prefix and isinstance(merges, list):
+        for merge in merges:
+            parts = merge.split(" ") if isinstance(merge, str) else merge
+            if not (isinstance(parts, list) and parts and str(parts[-1]).startswith(prefix)):
+                raise ValueError(f"the merge {merge!r} does not go on with continuing_subword_prefix {prefix!r}")
+    return Core.from_str(json.dumps(content))
+
+
+def wrap_backend(backend: Core, special_tokens: SpecialTokens) -> ImportedBpe | ImportedSubword:
+    """The kind that fits: byte-level BPE has a quick way of its own."""
+    return (ImportedBpe if is_byte_level(backend) else ImportedSubword)(backend, special_tokens)
+
+
+def disable_special_handling(backend: Core) -> Core:
+    """A core that encodes text as it is: nothing cut or filled up, no special token found in it."""
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def special_token_names(backend: Core) -> dict[int, str]:
+    return {
+        token: added_token.content
+        for token, added_token in backend.get_added_tokens_decoder().items()
+        if added_token.special
+    }
+
+
+class ImportedTokenizer(BackendTokenizer):
+    """What all have in common that the library reads."""
+
+    kind: ClassVar[str] = IMPORTED_KIND
+
+    @property
+    def banned_tokens(self) -> tuple[int, ...]:
+        return padding_tokens(self.special_tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._backend, self.special_tokens)
+
+    def header(self) -> dict[str, Any]:
+        return build_imported_header("core", self.special_tokens)
+
+
+class ImportedBpe(ImportedTokenizer, BpeTokenizer):
+    """Byte-level BPE of GPT-2, GPT-4, Llama 3 and their like."""
+
+    def __init__(self, backend: Core, special_tokens: SpecialTokens) -> None:
+        super().__init__(disable_special_handling(backend), special_tokens, fast_split_pattern(backend))
+        if not self._pattern:
+            self._lowercaser = None  # the library does it all
+        self.lossless = is_lossless(self)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return token_dtype(self.vocab_size + (not self._special_names))  # something must stand between texts
+
+    def _find_special_names(self) -> dict[int, str]:
+        self._added_tokens = frozenset(self._backend.get_added_tokens_decoder())
+        return special_token_names(self._backend)
+
+    def _spell_bytes(self, token: int) -> bytes:
+        return self._pieces[token].encode() if token in self._added_tokens else super()._spell_bytes(token)
+
+
+class ImportedSubword(ImportedTokenizer):
+    """Any other model of the library: WordPiece, unigram, BPE over characters, whole words."""
+
+    def __init__(self, backend: Core, special_tokens: SpecialTokens) -> None:
+        super().__init__(disable_special_handling(backend), special_tokens)
+        self._special_names = special_token_names(backend)
+        self.lossless = is_lossless(self)
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        pieces = visible_pieces(tokens, self, self._special_names)
+        decoder = self._backend.decoder
+        return " ".join(pieces) if decoder is None else str(decoder.decode(pieces))
+
+    def format_piece(self, token: int) -> str:
+        return self._pieces[token].replace("▁", " ")
+
+    def find_unknown(self, text: str) -> list[str]:
+        check_text(text)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        unknown = (
+            text[slice(*span)]
+            for token, span in zip(encoding.ids, encoding.offsets, strict=True)
+            if token == self.unk
+        )
+        return list(dict.fromkeys(unknown)) if self.unk is not None else []
+
+
+def is_lossless(tokenizer: Tokenizer) -> bool:
+    return tokenizer.decode(tokenizer.encode(_LOSSLESS_PROBE)) == _LOSSLESS_PROBE
+
+
+def visible_pieces(tokens: Sequence[int], tokenizer: Tokenizer, special_tokens: Container[int | None]) -> list[str]:
+    """The pieces of a text, without special ones; what was unknown is seen to be missing."""
+    return [
+        REPLACEMENT if token == tokenizer.unk else tokenizer.vocabulary[token]
+        for token in tokens
+        if token == tokenizer.unk or token not in special_tokens
+    ]
+
+
+def padding_tokens(special_tokens: SpecialTokens) -> tuple[int, ...]:
+    """A model from elsewhere may write what it likes, as it may there, but no padding."""
+    return () if special_tokens.pad in (None, special_tokens.eos) else (special_tokens.pad,)
+
+
+def is_byte_level(backend: Core) -> bool:
+    """Whether pieces are spelled in the characters that stand for bytes, all 256 of them."""
+    if not isinstance(backend.model, models.BPE) or _component_state(backend.decoder).get("type") != "ByteLevel":
+        return False
+    steps = _pre_tokenizer_steps(backend)
+    alphabet = set(byte_characters())
+    pieces = backend.get_vocab(with_added_tokens=False)
+    special_names = set(special_token_names(backend).values())
+    return (
+        bool(steps)
+        and steps[-1]["type"] == "ByteLevel"
+        and alphabet <= pieces.keys()
+        and all(alphabet.issuperset(piece) for piece in pieces if piece not in special_names)
+    )
+
+
+def fast_split_pattern(backend: Core) -> str:
+    """The pattern by which words can be found without the library; empty where they cannot."""
+    added_tokens = backend.get_added_tokens_decoder().values()
+    if _component_state(backend.normalizer).get("type") not in (None, "Lowercase") or not all(
+        added_token.special for added_token in added_tokens
+    ):
+        return ""
+    match _pre_tokenizer_steps(backend):
+        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
+            return GPT2_PATTERN
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            equivalent = _EQUIVALENT_PATTERNS.get(pattern, pattern)
+            return equivalent if equivalent in SPLIT_PATTERNS else ""
+    return ""
+
+
+def _pre_tokenizer_steps(backend: Core) -> list[dict[str, Any]]:
+    """How text is cut before the model sees it."""
+    state = _component_state(backend.pre_tokenizer)
+    if not state:
+        return []
+    steps: list[dict[str, Any]] = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    return steps
+
+
+def _component_state(component: Any) -> dict[str, Any]:
+    """A part of the library's tokenizer as its format has it."""
+    state: dict[str, Any] = {} if component is None else json.loads(component.__getstate__())
+    return state

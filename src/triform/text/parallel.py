@@ -1,0 +1,140 @@
+"""Much text to tokens, a part at a time and in order, on all cores.
+
+Finding words holds Python's lock, so threads would not help: the other cores are reached by processes. These are
+plain children that are told what to encode through a pipe: unlike a fork they share no state with whatever the
+program does besides, and unlike `multiprocessing` they never run the program's main module again. They start only
+when there is enough text to pay for it; if they cannot, or die, the text is encoded here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from typing import IO
+
+from triform.errors import TriformError
+from triform.text.base import Tokenizer, TokenRows
+
+MIN_PARALLEL_CHARS = 1 << 24  # characters that are encoded before other processes are worth starting
+MAX_WORKERS = 8  # processes; the one that reads and writes could not keep more of them busy
+WORKER_ERRORS = (OSError, EOFError, pickle.UnpicklingError)  # what talking to a child that died raises
+
+_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel import serve; serve()"
+
+
+def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]]) -> Iterator[TokenRows]:
+    """The rows of each part in turn; memory holds a few parts at most."""
+    parts, n_characters = iter(parts), 0
+    for part in parts:
+        yield tokenizer.encode_rows(part)
+        n_characters += sum(map(len, part))
+        if n_characters >= MIN_PARALLEL_CHARS and tokenizer.single_threaded and available_cpus() > 1:
+            break
+    yield from _encode_parallel(tokenizer, parts)
+
+
+def available_cpus() -> int:
+    """The cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux can be asked
+        return os.cpu_count() or 1
+
+
+def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]]) -> Iterator[TokenRows]:
+    first = next(parts, None)
+    if first is None:
+        return
+    workers = [EncodeWorker(tokenizer) for _ in range(min(available_cpus(), MAX_WORKERS))]
+    pending: deque[tuple[EncodeWorker, Sequence[str]]] = (
+        deque()
+    )  # a child has one part at a time, so no pipe can fill up
+    round_robin = cycle(workers)
+    try:
+        worker = next(round_robin)
+        worker.send(first)
+        pending.append((worker, first))
+        for part in parts:  # read while the children are at work
+            if len(pending) == len(workers):
+                yield _receive_rows(tokenizer, *pending.popleft())
+            worker = next(round_robin)
+            worker.send(part)
+            pending.append((worker, part))
+        while pending:
+            yield _receive_rows(tokenizer, *pending.popleft())
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class EncodeWorker:
+    """A process that encodes what it is sent; one that died answers None."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        code = _WORKER_CODE.format(path=[str(Path(entry).absolute()) for entry in sys.path])
+        pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            self._process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=devnull)
+        except OSError:
+            self._input = self._output = None
+            return
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self.send(tokenizer)
+
+    def send(self, message: object) -> None:
+        try:
+            if self._input is not None:
+                _write_message(self._input, message)
+        except WORKER_ERRORS:
+            self.close()
+
+    def receive(self) -> object:
+        try:
+            return pickle.load(self._output) if self._output is not None else None
+        except WORKER_ERRORS:
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """It ends when nothing more can come."""
+        if self._input is None or self._output is None:
+            return
+        for pipe in (self._input, self._output):
+            with suppress(OSError):  # it died with something unread
+                pipe.close()
+        self._input = self._output = None
+        self._process.wait()
+
+
+def _write_message(pipe: IO[bytes], message: object) -> None:
+    pickle.dump(message, pipe, protocol=5)
+    pipe.flush()
+
+
+def _receive_rows(tokenizer: Tokenizer, worker: EncodeWorker, part: Sequence[str]) -> TokenRows:
+    rows = worker.receive()
+    return rows if isinstance(rows, TokenRows) else tokenizer.encode_rows(part)  # bad text is an error here
+
+
+def worker_main() -> None:
+    """The life of a child: a tokenizer, then part after part, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    requests, responses = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        tokenizer: Tokenizer = pickle.load(requests)
+        while True:
+            part = pickle.load(requests)
+            try:
+                _write_message(responses, tokenizer.encode_rows(part))
+            except TriformError:
+                _write_message(responses, None)
+    except WORKER_ERRORS:
+        return

@@ -1,0 +1,115 @@
+"""Which tokens of a foreign vocabulary pad, begin and end texts: told by files beside it, or by their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Core
+
+from triform.errors import CheckpointError
+from triform.text.base import SpecialTokens
+
+# In order of preference; where a vocabulary has only a [CLS] and a [SEP], these begin and end its texts.
+CONFIG_KEYS = {
+    "pad": ("pad_token",),
+    "unk": ("unk_token",),
+    "bos": ("bos_token", "cls_token"),
+    "eos": ("eos_token", "sep_token"),
+}
+COMMON_NAMES = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<PAD>"),
+    "unk": ("<unk>", "[UNK]", "<|unk|>", "<UNK>"),
+    "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """What the files beside a vocabulary say: names of tokens first, then the model's ids for them."""
+    settings: dict[str, Any] = {}
+    for name in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            content = read_json(path)
+            if not isinstance(content, dict):
+                raise CheckpointError(f"{path}: not a JSON object")
+            settings |= {key: value for key, value in content.items() if value is not None}
+    return settings
+
+
+def find_special_tokens(
+    ids: Mapping[str, int], settings: Mapping[str, Any], *, guess_names: bool = True
+) -> SpecialTokens:
+    """The special tokens of a vocabulary; what is neither told nor known by name is absent."""
+    token_ids: dict[str, int | None] = {}
+    for role, keys in CONFIG_KEYS.items():
+        names = [_token_name(settings[key]) for key in keys if key in settings]
+        names += COMMON_NAMES[role] if guess_names and not names else ()
+        configured_id = _token_id(settings.get(f"{role}_token_id"), len(ids))
+        token_ids[role] = next((ids[name] for name in names if name in ids), configured_id)
+    if settings.get("is_encoder_decoder"):
+        start_id = _token_id(settings.get("decoder_start_token_id"), len(ids))
+        token_ids["bos"] = token_ids["bos"] if start_id is None else start_id
+    if token_ids["unk"] in (token_ids["bos"], token_ids["eos"]):  # as GPT-2 says it: there is none
+        token_ids["unk"] = None
+    return SpecialTokens(**token_ids)  # type: ignore[arg-type]
+
+
+def adds_bos(settings: Mapping[str, Any]) -> bool:
+    """Whether texts begin with the BOS token. Llama's do, unless a file says otherwise or names another class."""
+    family = str(settings.get("tokenizer_class") or settings.get("model_type", ""))
+    return bool(settings.get("add_bos_token", "llama" in family.lower()))
+
+
+def find_template_tokens(backend: Core) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a tokenizer.json puts before and after a text, found by letting it."""
+    for text in ("a", "1", ".", "\n"):
+        plain_ids = backend.encode(text, add_special_tokens=False).ids
+        wrapped_ids = backend.encode(text).ids
+        if not plain_ids:
+            continue
+        for start in range(len(wrapped_ids) - len(plain_ids) + 1):
+            if wrapped_ids[start : start + len(plain_ids)] == plain_ids:
+                return tuple(wrapped_ids[:start]), tuple(wrapped_ids[start + len(plain_ids) :])
+    return (), ()
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, in which no name may stand twice."""
+
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            seen: set[str] = set()
+            duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise CheckpointError(f"{path}: {duplicate!r} stands in it twice")
+        return result
+
+    try:
+        return json.loads(read_text(path), object_pairs_hook=reject_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON, or a damaged file ({error})") from None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CheckpointError(f"{path}, line {line}: not UTF-8") from None
+
+
+def _token_name(value: Any) -> str:
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
+
+
+def _token_id(value: Any, vocab_size: int) -> int | None:
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, int) and 0 <= first < vocab_size else None

@@ -1,0 +1,167 @@
+"""GPT-2's pair of files, BERT's list of pieces and the library's own file, each as a core of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Core
+
+from triform.errors import CheckpointError
+from triform.text.bpe import byte_characters
+from triform.text.imported_tokenizers import ImportedBpe, ImportedSubword, parse_backend, wrap_backend
+from triform.text.special_tokens import (
+    adds_bos,
+    find_special_tokens,
+    find_template_tokens,
+    read_json,
+    read_text,
+    read_tokenizer_settings,
+)
+
+MAX_WORD_CHARS = 100  # characters; BERT takes a longer word for unknown
+
+
+def read_gpt2(vocab: Path, merges: Path) -> ImportedBpe:
+    """vocab.json and merges.txt, also as encoder.json and vocab.bpe."""
+    ids = read_vocab_json(vocab)
+    pairs = _read_merges(merges, ids)
+    reachable = {*byte_characters(), *("".join(pair) for pair in pairs)}
+    if missing := set(byte_characters()) - ids.keys():
+        raise CheckpointError(f"{vocab}: lacks {len(missing)} of the 256 bytes that byte-level BPE starts from")
+    backend = build_byte_level_backend(
+        models.BPE(dict(ids), pairs), [name for name in ids if name not in reachable]
+    )
+    return ImportedBpe(backend, find_special_tokens(ids, read_tokenizer_settings(vocab.parent)))
+
+
+def build_byte_level_backend(model: models.BPE, special_tokens: Iterable[str], pattern: str = "") -> Core:
+    """Byte-level BPE; without a pattern, GPT-2's. What no merge makes is special: no text gives it."""
+    backend = Core(model)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    try:
+        split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"the pattern {pattern!r} cannot be read ({error})") from None
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level]) if split else byte_level
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(build_added_tokens(special_tokens))
+    return backend
+
+
+def build_added_tokens(names: Iterable[str]) -> list[AddedToken]:
+    return [AddedToken(name, normalized=False, special=True) for name in names]
+
+
+def read_wordpiece(path: Path) -> ImportedSubword:
+    """BERT's vocab.txt, one piece a line; cased or not is told beside it, or seen in its pieces."""
+    ids: dict[str, int] = {}
+    for line_number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
+        piece = line.rstrip("\r")
+        if not piece:
+            raise CheckpointError(f"{path}, line {line_number}: an empty line, where a piece belongs")
+        if piece in ids:
+            raise CheckpointError(f"{path}, line {line_number}: {piece!r} already stands in line {ids[piece] + 1}")
+        ids[piece] = line_number - 1
+    settings, pieces = read_tokenizer_settings(path.parent), list(ids)
+    special_tokens = find_special_tokens(ids, settings)
+    if special_tokens.unk is None:
+        raise CheckpointError(f"{path}: no piece is for unknown words; BERT's files have [UNK]")
+    unk_piece = pieces[special_tokens.unk]
+    special_names = {piece for piece, token in ids.items() if token in special_tokens[:4] or piece == "[MASK]"}
+    is_cased = any(
+        piece != piece.lower() for piece in ids.keys() - special_names if not piece.startswith("[unused")
+    )
+    backend = Core(models.WordPiece(dict(ids), unk_token=unk_piece, max_input_chars_per_word=MAX_WORD_CHARS))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=settings.get("do_lower_case", not is_cased),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(build_added_tokens(sorted(special_names, key=ids.__getitem__)))
+    if special_tokens.bos is not None and special_tokens.eos is not None:
+        first_id, last_id = special_tokens.bos, special_tokens.eos
+        special_tokens = special_tokens._replace(before=(first_id,), after=(last_id,))
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{pieces[first_id]} $A {pieces[last_id]}",
+            pair=f"{pieces[first_id]} $A {pieces[last_id]} $B:1 {pieces[last_id]}:1",
+            special_tokens=[(pieces[first_id], first_id), (pieces[last_id], last_id)],
+        )
+    return ImportedSubword(backend, special_tokens)
+
+
+def read_tokenizer_json(path: Path) -> ImportedBpe | ImportedSubword:
+    """A tokenizer.json of Hugging Face, of any model that the library reads."""
+    content = read_json(path)
+    if not isinstance(content, dict) or "model" not in content:
+        raise CheckpointError(f"{path}: not a tokenizer.json: it has no model")
+    try:
+        backend = parse_backend(content)
+    except Exception as error:  # the library raises bare Exception
+        kind = content["model"].get("type") if isinstance(content["model"], dict) else None
+        raise CheckpointError(f"{path}: the library cannot read this tokenizer (model {kind}; {error})") from None
+    backend.no_truncation()
+    backend.no_padding()
+    ids = backend.get_vocab()
+    check_token_ids(path, ids)
+    settings = {**_unknown_token_setting(content["model"], ids), **read_tokenizer_settings(path.parent)}
+    before, after = find_template_tokens(backend)
+    special_tokens = find_special_tokens(ids, settings)._replace(before=before, after=after)
+    # A SentencePiece model as tokenizer.json, with no word on what stands around a text: as for the model itself.
+    has_no_template = content.get("post_processor") is None and content["model"].get("byte_fallback")
+    if has_no_template and special_tokens.bos is not None and adds_bos(settings):
+        special_tokens = special_tokens._replace(before=(special_tokens.bos,))
+    try:
+        return wrap_backend(backend, special_tokens)
+    except Exception as error:  # as above: a vocabulary of words without one for the unknown
+        raise CheckpointError(f"{path}: the library cannot encode a text with this tokenizer ({error})") from None
+
+
+def read_vocab_json(path: Path) -> dict[str, int]:
+    """A JSON file of pieces with their numbers."""
+    ids = read_json(path)
+    if not isinstance(ids, dict) or not ids or not all(type(token) is int for token in ids.values()):
+        raise CheckpointError(f"{path}: not a vocabulary: a number for each piece is expected")
+    check_token_ids(path, ids)
+    return ids
+
+
+def check_token_ids(path: Path, ids: Mapping[str, int]) -> None:
+    """Refuse a vocabulary that does not number its pieces 0, 1, 2 ..."""
+    piece_by_id: dict[int, str] = {}
+    for piece, token in ids.items():
+        if token in piece_by_id:
+            raise CheckpointError(f"{path}: {piece_by_id[token]!r} and {piece!r} have the same number, {token}")
+        piece_by_id[token] = piece
+    if missing := sorted(set(range(len(ids))) - piece_by_id.keys()):
+        raise CheckpointError(
+            f"{path}: {len(ids)} pieces are not numbered 0 to {len(ids) - 1}: no piece has number {missing[0]}"
+        )
+
+
+def _read_merges(path: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for line_number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip() or (line_number == 1 and line.startswith("#version")):
+            continue
+        parts = line.rstrip("\r").split(" ")
+        if len(parts) != 2 or not all(parts):
+            raise CheckpointError(f"{path}, line {line_number}: two pieces with a space between them are expected")
+        for piece in (*parts, "".join(parts)):
+            if piece not in ids:
+                raise CheckpointError(f"{path}, line {line_number}: {piece!r} is not in the vocabulary")
+        pairs.append((parts[0], parts[1]))
+    return pairs
+
+
+def _unknown_token_setting(model: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """What a model of the library itself says of unknown pieces."""
+    name, unk_id = model.get("unk_token"), model.get("unk_id")
+    if isinstance(name, str) and name in ids:
+        return {"unk_token": name}
+    return {"unk_token_id": unk_id} if isinstance(unk_id, int) else {}

@@ -1,0 +1,83 @@
+"""One progress line for many runs: what all of them have said of the same moment is told once, as a mean."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from triform.evaluation.statistics import summarise
+from triform.formatting import format_mean
+from triform.training.display import ProgressDisplay
+from triform.training.trainer import Event
+
+
+class RunProgress:
+    """What one run says, passed on."""
+
+    def __init__(self, aggregate: AggregateProgress) -> None:
+        self.aggregate = aggregate
+        self.event_counts: dict[str, int] = {}  # how often each kind of event was heard
+
+    def on_event(self, event: Event) -> None:
+        event_name = event["event"]
+        self.event_counts[event_name] = self.event_counts.get(event_name, 0) + 1
+        self.aggregate.on_run_event(self, self.event_counts[event_name], event)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing on a terminal outlives its process."""
+
+
+class AggregateProgress:
+    """Waits until all who still train have logged, or validated, for the nth time; then tells the line."""
+
+    AVERAGED_FIELDS = ("loss", "lr", "step_ms", "real_share", "grad_norm")
+    SUMMED_FIELDS = ("tokens_per_s", "utilisation")  # all of them share one device
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.display, self.metric = display, display.metric
+        self.runs: list[RunProgress] = []
+        self.pending: dict[tuple[str, int], list[Event]] = {}
+        self.end_events: list[Event] = []
+        self.lock = Lock()  # files are written by threads, and events told by them
+
+    def add_run(self) -> RunProgress:
+        self.runs.append(RunProgress(self))
+        return self.runs[-1]
+
+    def on_run_event(self, run: RunProgress, occurrence: int, event: Event) -> None:
+        event_name = event["event"]
+        with self.lock:
+            if event_name in ("train", "valid"):
+                self.pending.setdefault((event_name, occurrence), []).append(event)
+            if run_ended := event_name in ("end", "diverged"):
+                self.runs.remove(run)
+                self.end_events += [event] if event_name == "end" else []
+            for key in [key for key, events in self.pending.items() if len(events) >= len(self.runs)]:
+                self._emit(key[0], self.pending.pop(key))
+            if run_ended and self.end_events and not self.runs:
+                self._emit_end()
+
+    def _emit(self, event_name: str, events: list[Event]) -> None:
+        last = max(events, key=lambda event: event["step"])
+        summary = last | {
+            name: _mean(events, name) for name in (*self.AVERAGED_FIELDS, self.metric) if name in last
+        }
+        if event_name == "train":
+            summary |= {name: sum(event[name] for event in events) for name in self.SUMMED_FIELDS if name in last}
+            self.display.on_event(summary)
+            return
+        metric_summary = summarise([event[self.metric] for event in events])
+        text = format_mean(self.metric, metric_summary.mean, metric_summary.half_width)
+        self.display.on_event(summary | {"event": "seeds", "n": len(events), "spread": text})
+
+    def _emit_end(self) -> None:
+        """The slowest tells when it was over; what came out is told by who asked for it."""
+        last = max(self.end_events, key=lambda event: event["step"])
+        self.display.on_event({name: value for name, value in last.items() if not name.startswith("best")})
+
+
+def _mean(events: list[Event], name: str) -> float:
+    return sum(float(event[name]) for event in events) / len(events)

@@ -1,0 +1,59 @@
+"""The file that keeps every event of training."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from triform.training.run_folder import write_errors, write_run_text
+from triform.training.trainer import Event
+
+
+class MetricsFile:
+    """Appends each event to metrics.jsonl. A resume cuts the file back to where the checkpoint was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_event(self, event: Event) -> None:
+        if event["event"] == "longer":
+            self._reopen(event["step"], event["max_steps"])
+            return
+        with write_errors(self.path, self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            file.write(_format_event(event) + "\n")
+
+    def _reopen(self, step: int, max_steps: int) -> None:
+        """Take back that the run had ended at `step`, and what a longer one wrote after it without saving."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        retained = []
+        for event in filter(None, map(_parse_event, lines)):
+            if event["event"] not in ("end", "sample") and event.get("step", 0) <= step:
+                retained.append(event | ({"max_steps": max_steps} if event["event"] == "start" else {}))
+        write_run_text(self.path, "".join(_format_event(event) + "\n" for event in retained))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"bytes": self.path.stat().st_size if self.path.exists() else 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.path.exists():
+            with write_errors(self.path, self.path.parent), self.path.open("r+b") as file:
+                file.truncate(min(state["bytes"], self.path.stat().st_size))
+
+
+def _format_event(event: Event) -> str:
+    return json.dumps({name: _replace_non_finite(value) for name, value in event.items()}, ensure_ascii=False)
+
+
+def _parse_event(line: str) -> Event | None:
+    """The event on a line; None where the line was cut."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
+
+
+def _replace_non_finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

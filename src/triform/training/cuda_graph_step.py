@@ -1,0 +1,76 @@
+"""A step of learning as one CUDA graph: recorded once for each shape of batch, then replayed.
+
+A small model spends its time on starting kernels; a replay starts all of them at once. The host sends row numbers
+and a rate and says go. The rows are gathered by the device, dropout moves on with every replay, and what is
+computed is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triform.data.samplers import Indices
+from triform.nn.kernels.bf16_weights import Bf16Weights
+from triform.tasks.device_data import DeviceDataset
+from triform.tasks.task import Dataset, Task
+from triform.training.compilation import compiled_blocks, is_worth_compiling
+from triform.training.graph_cache import GraphCache, Shapes, side_stream
+from triform.training.train_step import StepStats, TrainStep, collect_step_stats
+
+
+class CudaGraphTrainStep(TrainStep):
+    def __init__(self, task: Task, data: Dataset, device_dataset: DeviceDataset, max_steps: int) -> None:
+        super().__init__(task, data)
+        self.device_dataset, self.max_steps = device_dataset, max_steps
+        self.use_compile: bool | None = None  # decided at the first step, which shows whether it can be done
+        self.compile_succeeded = False
+        self.bf16_weights = Bf16Weights(task.model) if self.compute_dtype == "bf16" else None
+        self.graph_cache = GraphCache(task.model, self.device, self.notices)
+
+    def step(self, batch_indices: Sequence[Indices], lr: float) -> StepStats:
+        plans = [self.device_dataset.plan(indices) for indices in batch_indices]
+        stats = collect_step_stats(plans)
+        if self.use_compile is None:
+            n_parameters = sum(p.numel() for p in self.task.model.parameters())
+            self.use_compile = is_worth_compiling(n_parameters, stats.n_positions, self.max_steps)
+        inputs = np.concatenate([[lr, stats.n_predictions], *(plan.rows for plan in plans)])
+        self.graph_cache(self._run_step, torch.from_numpy(inputs), tuple(plan.shape for plan in plans))
+        return stats
+
+    def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
+        """Gather the batches that the message names, and learn from them."""
+        batches, start = [], 2
+        for shape in shapes:
+            row_indices = inputs[start : start + shape[0]].long()
+            batches.append(self.device_dataset.gather(row_indices, shape))
+            start += shape[0]
+        try:
+            with self._forward_context():
+                self.optimize(batches, inputs[1].float(), inputs[0].float())
+        except RuntimeError as error:
+            if not self.use_compile or self.compile_succeeded or isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.use_compile = False
+            self.task.model.zero_grad(set_to_none=True)
+            reason = str(error).strip().split("\n")[0]
+            self.notices.append(f"the blocks cannot be compiled here and run as they are ({reason})")
+            self._run_step(inputs, shapes)
+        self.compile_succeeded = True
+
+    def _forward_context(self) -> AbstractContextManager[Any]:
+        """What makes the forward and backward pass faster here."""
+        if self.use_compile:
+            return compiled_blocks(self.task.model)
+        return nullcontext() if self.bf16_weights is None else self.bf16_weights.swapped_in()
+
+    @contextmanager
+    def training_context(self) -> Iterator[None]:
+        """On a stream of its own, where graphs can be recorded."""
+        with side_stream(self.device), super().training_context():
+            yield

@@ -1,0 +1,278 @@
+"""Many runs of one small model trained together: a stack takes their steps, and each keeps a folder of its own.
+
+A member is a trainer like any other. It draws its own batches, has its own rate, looks, stops early and keeps its
+best weights; only the step itself, and the computing part of a validation, are done for all at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from triform.config import Config, TrainConfig
+from triform.errors import ConfigError, DivergedError
+from triform.evaluation.metrics import Metrics
+from triform.progress import report_progress_to
+from triform.tasks.device_data import BatchPlan, DeviceDataset
+from triform.tasks.task import Dataset, PreparedTask, Task
+from triform.training.graph_cache import side_stream
+from triform.training.stacked_models import StackedModels, common_shape
+from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.throughput import peak_memory
+from triform.training.train_step import TrainStep, collect_step_stats
+from triform.training.trainer import Trainer, load_device_dataset
+
+PROBE_STEPS = 8  # steps whose batches are looked at before deciding
+MAX_MEMBERS = 128  # members of a stack; more gain nothing
+MAX_CHECKPOINT_SHARE = 0.1  # the share of the time that checkpoints may take
+DISK_BYTES_PER_SECOND = 1 << 29  # bytes a second, until the first checkpoint shows how fast the disk is
+PER_MEMBER_SETTINGS = ("lr", "weight_decay", "schedule", "warmup_steps", "min_lr_ratio", "plateau_factor", "plateau_patience",
+        "clip_norm", "patience", "max_steps", "epochs", "eval_every", "checkpoint_every", "log_every")  # fmt: skip
+
+
+class StackLimit(NamedTuple):
+    """Up to where a stack is faster than one run after another."""
+
+    max_step_flops: float  # operations of a member's step; beyond, a single model keeps the device busy
+    max_padding_ratio: (
+        float  # places computed for one that is needed, when batches of unequal shape become one shape
+    )
+
+
+STACK_LIMITS = {"cpu": StackLimit(3e7, 1.5), "cuda": StackLimit(3e10, 4.0)}
+
+
+def stack_key(config: Config) -> Config:
+    """What the members of a stack must have in common: all but the seed, the rates and when to look and stop."""
+    defaults = TrainConfig()
+    reset_values = {name: getattr(defaults, name) for name in PER_MEMBER_SETTINGS}
+    return replace(config, seed=0, train=replace(config.train, **reset_values))
+
+
+def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> DeviceDataset | None:
+    """The data on the device, if these seeds are trained faster together; None: better one after another.
+
+    That is so where the model is small, and where little is wasted when their batches are brought to one shape.
+    """
+    separate = (
+        must_train_alone(task.config.train) or task.config.model.is_recurrent
+    )  # whose layers are torch's: a model each
+    limit = None if separate else STACK_LIMITS.get(task.device.type)
+    device_dataset = load_device_dataset(task, data) if limit and len(seeds) > 1 else None
+    if limit is None or device_dataset is None:
+        return None
+    samplers = [data.sampler(task.config.train, seed) for seed in seeds]
+    separate_positions, stacked_positions = 0, 0
+    for _ in range(PROBE_STEPS):
+        plans = [device_dataset.plan(sampler.next_batch()) for sampler in samplers]
+        shape = common_shape(plans)
+        separate_positions += sum(plan.n_positions for plan in plans)
+        stacked_positions += len(plans) * shape[0] * sum(shape[1:])
+    n_parameters = sum(p.numel() for p in task.model.parameters())
+    step_flops = 6 * n_parameters * stacked_positions / (PROBE_STEPS * len(seeds))
+    return (
+        device_dataset
+        if step_flops <= limit.max_step_flops and stacked_positions <= limit.max_padding_ratio * separate_positions
+        else None
+    )
+
+
+def must_train_alone(config: TrainConfig) -> bool:
+    """Whether a run asks for what a stack does not do."""
+    partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
+    return bool(config.ema_decay or config.r_drop or partly_frozen)
+
+
+class EnsembleMember(Trainer):
+    """A trainer that leaves its steps to a population."""
+
+    ensemble: Ensemble
+    defer_checkpoint = checkpoint_requested = False  # whether a checkpoint can wait, and whether one is due
+    failure: DivergedError | None = None
+
+    def build_train_step(self, prepared: PreparedTask) -> TrainStep:
+        return TrainStep(prepared.task, prepared.train)
+
+    def finish_step(self) -> None:
+        """As alone, but a checkpoint is only asked for: the population writes those of all together, or none."""
+        self.defer_checkpoint, self.checkpoint_requested = True, False
+        super().finish_step()
+        self.defer_checkpoint = False
+
+    def save_checkpoint(self) -> None:
+        if self.defer_checkpoint:
+            self.checkpoint_requested = True
+        else:
+            super().save_checkpoint()
+
+    def run_guarded(self, action: Callable[[EnsembleMember], None]) -> None:
+        """One that diverges leaves the others to go on, and says so: who waits for all to be heard must know."""
+        try:
+            action(self)
+        except DivergedError as failure:
+            self.failure = failure
+            self._emit("diverged", text=str(failure))
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        return self.ensemble.evaluate_member(self, data)
+
+    def _check_losses(self) -> list[float]:
+        self.ensemble.sync_losses()
+        return super()._check_losses()
+
+    @property
+    def is_training(self) -> bool:
+        return not self.progress.finished and self.failure is None
+
+
+class Ensemble:
+    """Members that share their data and differ in their seeds, and perhaps in what `alike` leaves free."""
+
+    def __init__(self, members: Sequence[EnsembleMember], device_dataset: DeviceDataset) -> None:
+        assert len({repr(stack_key(member.task.config)) for member in members}) == 1, "members of a stack are alike"
+        self.members, self.device_dataset = members, device_dataset
+        self.device = members[0].task.device
+        self.stacked_models: StackedModels | None = None
+        self.stop_requested = self.interruptible = False
+        self.max_members = MAX_MEMBERS
+        self._eval_cache: tuple[Dataset, list[Metrics]] | None = None
+        self._peak_memory = 0
+        n_bytes = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
+        self._last_saved_at, self._save_seconds = (
+            time.monotonic(),
+            3 * n_bytes / DISK_BYTES_PER_SECOND,
+        )  # with two moments each
+        for member in members:
+            member.ensemble = self
+            member.meter.get_peak_memory = self._get_peak_memory
+
+    def fit(self) -> None:
+        """Train every member to its end, or until `stop` is called. One that diverges does not stop the others."""
+        try:
+            with side_stream(self.device), self.members[0].train_step.training_context():
+                active = [member for member in self.members if member.is_training]
+                for member in active:
+                    member.start()
+                while (group := self._next_group()) and not self.stop_requested:
+                    self._train_group(group)
+                self._run_in_threads([member for member in self.members if member.is_training], EnsembleMember.end)
+        finally:
+            for member in self.members:
+                if member.display is not None:
+                    member.display.close()
+
+    def stop(self) -> None:
+        """Ask for a stop after the current step, or inside a validation at once; all states are saved first."""
+        self.stop_requested = True
+        if self.interruptible:
+            raise ValidationInterrupted
+
+    def _next_group(self) -> list[EnsembleMember]:
+        """Who goes next: a kill while saving may leave some members behind the others."""
+        active = [member for member in self.members if member.is_training]
+        first_step = min((member.progress.step for member in active), default=0)
+        return [member for member in active if member.progress.step == first_step][: self.max_members]
+
+    def _train_group(self, group: list[EnsembleMember]) -> None:
+        """Steps until all are done or level with the rest, or so few are left that a smaller stack is better."""
+        self.stacked_models, self._eval_cache = (
+            StackedModels([member.train_step for member in group], self.device_dataset),
+            None,
+        )
+        other_steps = [
+            member.progress.step for member in self.members if member.is_training and member not in group
+        ]
+        target_step = min((step for step in other_steps if step > group[0].progress.step), default=-1)
+        plans: list[list[BatchPlan]] = [[] for _ in group]
+        if pending := [member for member in group if member.progress.validation_due]:
+            self._run_between_steps(pending, EnsembleMember.finish_step)
+            if not all(member.is_training for member in group):  # the others go on in a smaller stack
+                return
+        while not self.stop_requested:
+            lrs = [0.0] * len(group)
+            active = [index for index, member in enumerate(group) if member.is_training]
+            sampler_states = [group[index].sampler.state_dict() for index in active]
+            for index in active:
+                batch_indices, lrs[index] = group[index].draw_batches()
+                plans[index] = [self.device_dataset.plan(indices) for indices in batch_indices]
+            try:  # who is done goes through old batches at no rate, and stays as it is
+                self.stacked_models.step(plans, lrs, [member.steps_since_log for member in group])
+            except torch.OutOfMemoryError:
+                for index, state in zip(active, sampler_states, strict=True):
+                    group[index].sampler.load_state_dict(state)
+                self._reduce_group_size(len(group))
+                break
+            self._eval_cache = None
+            for index in active:
+                group[index].record_step(lrs[index], collect_step_stats(plans[index]))
+            self._run_between_steps([group[index] for index in active])
+            remaining = [member for member in group if member.is_training]
+            if 2 * len(remaining) <= len(group) or group[active[0]].progress.step == target_step:
+                break
+        self.sync_losses()
+
+    def _reduce_group_size(self, n_models: int) -> None:
+        """So many do not fit into memory: from here on half of them at a time."""
+        assert self.stacked_models is not None
+        if n_models == 1 or self.stacked_models.updating:
+            message = f"{self.device} has too little memory for {n_models} models"
+            raise ConfigError(f"{message}; give fewer --seeds at a time, or a smaller batch") from None
+        self.max_members = n_models // 2
+        self.members[0].train_step.notices.append(
+            f"{n_models} models do not fit into memory: {self.max_members} at a time"
+        )
+        self.stacked_models.graph_cache.graphs.clear()
+
+    def _run_between_steps(
+        self, members: list[EnsembleMember], action: Callable[[EnsembleMember], None] = EnsembleMember.after_step
+    ) -> None:
+        """What each does between steps, files written side by side."""
+        if self.stacked_models is not None:
+            members[0].train_step.notices += self.stacked_models.notices
+            self.stacked_models.notices.clear()
+        for member in members:
+            member.run_guarded(action)
+        to_save = [member for member in members if member.checkpoint_requested and member.is_training]
+        if to_save and time.monotonic() - self._last_saved_at >= self._save_seconds / MAX_CHECKPOINT_SHARE:
+            self._last_saved_at = time.monotonic()
+            self._run_in_threads(to_save, EnsembleMember.save_checkpoint)
+            self._save_seconds = time.monotonic() - self._last_saved_at
+        self._run_in_threads(
+            [member for member in members if member.progress.finished and not member.failure], EnsembleMember.end
+        )
+
+    def _run_in_threads(self, members: Sequence[EnsembleMember], action: Callable[[EnsembleMember], None]) -> None:
+        """For each member in a thread of its own: most of the time is spent waiting for the disk."""
+        if not members:
+            return
+        self.sync_losses()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda member: member.attempt(action), members))
+
+    # -- what members ask for
+
+    def sync_losses(self) -> None:
+        if self.stacked_models is not None and not self.stacked_models.synced:
+            self.stacked_models.sync_losses()
+            self._peak_memory = peak_memory(self.device)
+
+    def _get_peak_memory(self) -> int:
+        """The memory of all: asked of the device once a look, not by each member."""
+        return self._peak_memory
+
+    def evaluate_member(self, member: EnsembleMember, data: Dataset) -> Metrics:
+        """The scores of a member; who asks first has all of them computed."""
+        assert self.stacked_models is not None, "only who has taken a step is judged"
+        if self._eval_cache is None:
+            with interruptible(self), report_progress_to(member.on_progress):
+                self._eval_cache = data, self.stacked_models.evaluate(data)
+        cached_data, metrics = self._eval_cache
+        assert cached_data is data, "members share their validation data"
+        return metrics[self.stacked_models.train_steps.index(member.train_step)]

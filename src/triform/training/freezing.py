@@ -1,0 +1,86 @@
+"""How deep each parameter lies, and what of a model learns: all of it, its upper layers, or adapters and a head."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from torch import nn
+
+from triform.config import Config
+from triform.errors import ConfigError
+from triform.nn.lora import apply_lora
+
+LAYER_NAME = re.compile(r"(encoder\.)?blocks\.(\d+)\.")
+
+
+class TrainableCount(NamedTuple):
+    """How many parameters learn, and how many of those are adapters', which the model has only meanwhile."""
+
+    trainable: int
+    adapter: int
+
+
+def count_trainable(model: nn.Module) -> TrainableCount:
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return TrainableCount(sum(counts.values()), sum(count for name, count in counts.items() if ".lora_" in name))
+
+
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """For each parameter its layer, counted from the input: 0 for embeddings, the highest for the head.
+
+    A decoder's layers come after those of the encoder that it reads. A norm goes with the layer before it, and a
+    matrix that is embedding and head in one with the embeddings.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    matches = {name: match for name in names if (match := LAYER_NAME.match(name))}
+    n_encoder_layers = max((int(match[2]) + 1 for match in matches.values() if match[1]), default=0)
+    depth_by_name = {
+        name: int(match[2]) + 1 + (0 if match[1] else n_encoder_layers) for name, match in matches.items()
+    }
+    last_layer = max(depth_by_name.values())
+    for name in names:
+        if "embedding" in name.split("."):
+            depth_by_name[name] = 0
+        elif name.startswith("norm."):
+            depth_by_name[name] = last_layer
+        elif name not in depth_by_name:
+            depth_by_name[name] = n_encoder_layers if name.startswith("encoder.") else last_layer + 1
+    return depth_by_name
+
+
+def freeze_parameters(model: nn.Module, config: Config) -> None:
+    """Freeze what the settings say; with `lora_rank`, all but adapters and the head of a classifier.
+
+    A head over a vocabulary comes with the base and is as large as its embedding; one over labels may be new.
+    """
+    train = config.train
+    if train.lora_rank:
+        apply_lora(model, train)
+    elif train.freeze_layers >= 0:
+        _freeze_layers(model, train.freeze_layers)
+        _unfreeze_positions(model, vectors_loaded=bool(train.embeddings))
+    for name, parameter in model.named_parameters():
+        if config.task == "classify" and name.startswith("head."):
+            parameter.requires_grad_()
+
+
+def _unfreeze_positions(model: nn.Module, *, vectors_loaded: bool) -> None:
+    """Where word vectors were `given`, only they are frozen: all else of an embedding has learned nothing yet."""
+    for name, parameter in model.named_parameters():
+        if vectors_loaded and "embedding" in (parts := name.split(".")) and "tokens" not in parts:
+            parameter.requires_grad_()
+
+
+def _freeze_layers(model: nn.Module, n_frozen: int) -> None:
+    depth_by_name = layer_depths(model)
+    n_layers = max(depth_by_name[name] for name in depth_by_name if LAYER_NAME.match(name))
+    if n_frozen > n_layers:
+        raise ConfigError(f"train.freeze_layers={n_frozen}: this model has {n_layers} layers")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(depth_by_name[name] > n_frozen)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"train.freeze_layers={n_frozen} leaves nothing to learn: the head is the embedding, which is frozen too; "
+            "freeze fewer layers"
+        )

@@ -1,0 +1,208 @@
+"""Training that does not begin with nothing: another run's shape, vocabulary and weights (`--from`), or vectors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from triform.config import Config, TaskName
+from triform.config.settings import (
+    AUTO_SETTINGS,
+    DEFAULTS,
+    Settings,
+    describe_differences,
+    flatten_config,
+    merge_settings,
+)
+from triform.errors import CheckpointError, ConfigError
+from triform.nn.lora import apply_lora, merge_lora
+from triform.tasks import Task
+from triform.training.embeddings import infer_d_model, load_embeddings
+from triform.training.freezing import freeze_parameters
+from triform.training.run_folder import (
+    RunFolder,
+    checkpoint_step,
+    damaged_error,
+    load_weights,
+    named_weights,
+    validate_finite,
+)
+
+# What a form may begin with: itself, or one that has its encoder.
+COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
+    "classify": ("classify", "translate"),
+    "generate": ("generate",),
+    "translate": ("translate", "classify"),
+}
+OVERRIDABLE_MODEL_SETTINGS = (
+    "dropout",
+    "attention_dropout",
+    "window",
+    "layer_windows",
+    "attention_direction",
+    "head_hidden",
+)  # of model.*
+
+
+def load_base_config(path: Path, task: TaskName, *, verify: bool = True) -> Config:
+    """The settings of a base that `task` can begin with."""
+    folder = RunFolder(path, verify=verify)
+    config = folder.read_config()
+    if config.task not in COMPATIBLE_TASKS[task]:
+        raise ConfigError(
+            f"{path}: is for {config.task}; {task} can begin with a run of {' or '.join(COMPATIBLE_TASKS[task])}"
+        )
+    if not folder.model_file.exists():
+        raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
+    return config
+
+
+def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
+    """What was asked for, laid over all that the base decides: the shape of the model, and its vocabulary.
+
+    Word vectors decide only how wide a model is.
+    """
+    if requested.get("train.embeddings"):
+        return infer_d_model(requested)
+    if not requested.get("train.init_from"):
+        return requested
+    path = Path(str(requested["train.init_from"]))
+    try:
+        config = load_base_config(path, requested["task"], verify=verify)  # type: ignore[arg-type]
+        RunFolder(path, verify=verify).verify_files("tokenizer*.json")
+    except CheckpointError as error:
+        hint = "" if path.exists() else "; give a run, a published model's folder, or hub:OWNER/NAME"
+        raise ConfigError(f"train.init_from={error}{hint}") from None
+    separate_vocabularies = config.task == "translate" and not config.tokenizer.joint_vocab
+    # a language may have pieces of its own, though one vocabulary numbers them all
+    tokenizer_per_language = (path / "tokenizer.source.json").exists()
+    file = path / ("tokenizer.source.json" if tokenizer_per_language else "tokenizer.json")
+    model_settings = {name: value for name, value in flatten_config(config).items() if name.startswith("model.")}
+    inherited: Settings = {
+        **model_settings,
+        "data.max_len": config.data.max_len,
+        "tokenizer.kind": config.tokenizer.kind,
+        "tokenizer.lowercase": config.tokenizer.lowercase,
+        "tokenizer.joint_vocab": not separate_vocabularies or requested["task"] != "translate",
+        "tokenizer.file": str(path if tokenizer_per_language and requested["task"] == "translate" else file),
+    }
+    if requested.get("tokenizer.file", "") not in ("", inherited["tokenizer.file"]):
+        raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")
+    overridable = ("tokenizer.file", "data.max_len", *(f"model.{name}" for name in OVERRIDABLE_MODEL_SETTINGS))
+    overridable += ("tokenizer.joint_vocab",) if requested["task"] != config.task else ()
+    restricted = {name: value for name, value in requested.items() if name in inherited and name not in overridable}
+    if "tokenizer.vocab_size" in requested and not separate_vocabularies:
+        restricted["tokenizer.vocab_size"] = requested["tokenizer.vocab_size"]
+    if conflicts := describe_differences(restricted, config):
+        raise ConfigError(
+            f"{path}: what begins with it has its shape and vocabulary; leave out {'; '.join(conflicts)}"
+        )
+    unset = {name for name in inherited if name in AUTO_SETTINGS and requested.get(name) == DEFAULTS[name]}
+    return merge_settings(inherited, {name: value for name, value in requested.items() if name not in unset})
+
+
+def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
+    """Give a new model what it begins with, a base's weights or word vectors, and freeze what is not to learn.
+
+    What the user should know of it. A run that goes on has its weights in its checkpoint.
+    """
+    base = task.config.train.init_from
+    notices = []
+    if base and not (resume and folder.latest_checkpoint()):
+        report = load_matching_weights(task, Path(base), verify=folder.verify)
+        notices += [*RunFolder(Path(base), verify=folder.verify).verify_files("config.toml"), f"{base}: {report}"]
+    if task.config.train.embeddings and not (resume and folder.latest_checkpoint()):
+        notices.append(load_embeddings(task))
+    freeze_parameters(task.model, task.config)
+    return tuple(notices)
+
+
+def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
+    """Load the weights of a run that was stopped before it kept a model, from its latest checkpoint.
+
+    Returns:
+        What the user should know about these weights.
+
+    Raises:
+        CheckpointError: There is no checkpoint either, or the run was finished and has lost its model.
+    """
+    checkpoint = folder.latest_checkpoint()
+    if checkpoint is None:
+        raise CheckpointError(f"{folder.path}: has no model and no checkpoint yet; train it further with --resume")
+    tensors, state = folder.read_checkpoint(checkpoint)
+    if state.get("finished"):
+        raise damaged_error(folder.model_file, "no such file")
+    if task.config.train.lora_rank:
+        apply_lora(task.model, task.config.train)
+    prefix = "model."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    load_weights(task.model, weights, checkpoint)
+    merge_lora(task.model)
+    task.model.requires_grad_()
+    step = checkpoint_step(checkpoint)
+    return (
+        f"{folder.path}: training was interrupted at step {step}, before a validation kept a model; "
+        "these are the weights of the latest checkpoint (go on with --resume)"
+    )
+
+
+class LoadReport(NamedTuple):
+    """The names of what came from a base, of what it did not have, and of what it had for nothing."""
+
+    taken: list[str]
+    new: list[str]
+    left: list[str]
+
+    def __str__(self) -> str:
+        parts = ((kind, names) for kind, names in zip(self._fields, self, strict=True) if names)
+        return "; ".join(f"{len(names)} tensors {kind}: {_summarise_names(names)}" for kind, names in parts)
+
+
+def _summarise_names(names: Iterable[str]) -> str:
+    """By the part of the model that they belong to, `encoder.blocks 24`."""
+    parts = Counter(".".join(name.split(".")[: 2 if name.startswith("encoder.") else 1]) for name in names)
+    return ", ".join(f"{part} {count}" if count > 1 else part for part, count in parts.items())
+
+
+def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> LoadReport:
+    """Copy what fits from the base into the task's model."""
+    folder = RunFolder(path, verify=verify)
+    config, weights = load_base_config(path, task.name, verify=verify), folder.read_weights()
+    validate_finite(folder.model_file, weights)
+    taken, new = [], []
+    for name, parameter in named_weights(task.model).items():
+        if name not in weights or not _is_transferable(name, config, task.config):
+            new.append(name)
+            continue
+        with torch.no_grad():
+            parameter.copy_(_fit_positions(name, weights[name], parameter, path))
+        taken.append(name)
+    if missing := [name for name in new if config.task == task.name and not name.startswith("head.")]:
+        raise ConfigError(f"{path}: does not fit the settings: it has no {missing[0]}")
+    return LoadReport(taken, new, sorted(weights.keys() - set(taken)))
+
+
+def _is_transferable(name: str, base: Config, config: Config) -> bool:
+    """Scores are of labels; the hidden layer before them is not (in BERT it is the pooler, and pretrained)."""
+    if not name.startswith("head.") or base.task == config.task != "classify":
+        return True
+    same_head = base.task == config.task and base.model.head_hidden == config.model.head_hidden
+    return same_head and (name.startswith("head.0.") or base.data.labels == config.data.labels)
+
+
+def _fit_positions(name: str, tensor: Tensor, target: Tensor, path: Path) -> Tensor:
+    """The tensor, or of learned positions as many as the model reads."""
+    if name.endswith("positions.table.weight") and len(tensor) > len(target):
+        tensor = tensor[: len(target)]
+    if tensor.shape == target.shape:
+        return tensor
+    if name.endswith("positions.table.weight") and tensor.shape[1:] == target.shape[1:]:
+        raise ConfigError(
+            f"{path}: has learned {len(tensor)} positions and data.max_len={len(target)} needs more: lower it"
+        )
+    raise ConfigError(f"{path}: {name} is {tuple(tensor.shape)} there, and {tuple(target.shape)} is needed")

@@ -1,0 +1,97 @@
+"""When memory is short: which batch would fit, and steps made of smaller batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from triform.analysis.capacity import build_workload, find_max_batch_size, split_batch
+from triform.analysis.costs import estimate_costs
+from triform.analysis.host_memory import GIB, available_memory
+from triform.config import Config
+from triform.config.settings import build_config
+from triform.errors import ConfigError
+from triform.tasks import PreparedTask, Task
+from triform.training.freezing import count_trainable
+from triform.training.train_step import resolve_compute_dtype
+
+AUTO_BATCH_HINT = "or let --set train.auto_batch=true find it"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take, with those it holds for later."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def require_training_memory(task: Task, device: torch.device) -> None:
+    """Refuse to train where weights, gradients and the optimizer's state alone do not fit."""
+    if device.type not in ("cpu", "cuda"):
+        return
+    usage = build_workload(task.config, task.config.data.max_len, bf16=False, gpu=device.type == "cuda")
+    usage = replace(usage, **count_trainable(task.model)._asdict())
+    needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
+    model_bytes = sum(p.numel() * p.element_size() for p in task.model.parameters())  # by the model, on the host
+    available = free_memory(device) if device.type == "cuda" else available_memory() + model_bytes
+    if needed > available:
+        raise ConfigError(
+            f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
+            f"{task.config.train.optimizer}; {available / GIB:,.1f} GiB are free on {device}: lower model.d_model or "
+            "model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
+        )
+
+
+def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:
+    """The most texts at once that fit there, as long as the model reads them."""
+    bf16 = resolve_compute_dtype(task.config, device) == "bf16"
+    usage = build_workload(task.config, task.config.data.max_len, bf16=bf16, gpu=device.type != "cpu")
+    usage = replace(usage, **count_trainable(task.model)._asdict())
+    return find_max_batch_size(task.config, task.sizes, usage, memory)
+
+
+def auto_split_batch(prepared: PreparedTask, device: torch.device) -> PreparedTask:
+    """With `train.auto_batch`, batches that fit the device and a step that still learns from as much."""
+    task = prepared.task
+    if not task.config.train.auto_batch or device.type != "cuda":
+        return prepared
+    max_batch = max_batch_that_fits(task, device, free_memory(device))
+    return _with_smaller_batches(prepared, max_batch) if 0 < max_batch < micro_batch_size(task.config) else prepared
+
+
+def _with_smaller_batches(prepared: PreparedTask, max_batch: int) -> PreparedTask:
+    prepared.task.config, notice = _limit_batch(prepared.task.config, max_batch)
+    return replace(prepared, notices=(*prepared.notices, notice))
+
+
+def halve_batch(config: Config) -> tuple[Config, str]:
+    """For another try, after memory ran out all the same; and what the user is told of it."""
+    return _limit_batch(config, micro_batch_size(config) // 2)
+
+
+def _limit_batch(config: Config, max_batch: int) -> tuple[Config, str]:
+    settings = split_batch(config, max_batch)
+    changes = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return build_config(dict(settings), config), f"to fit the memory of the device: {changes}"
+
+
+def micro_batch_size(config: Config) -> int:
+    train = config.train
+    return train.batch_size or max(1, train.batch_tokens // config.data.max_len)
+
+
+def out_of_memory_error(task: Task, device: torch.device, memory: int) -> ConfigError:
+    """What to tell who asked for too much."""
+    train = task.config.train
+    name = "batch_size" if train.batch_size else "batch_tokens"
+    problem = f"out of memory on {device} with train.{name}={getattr(train, name)}"
+    max_batch = min(max_batch_that_fits(task, device, memory), micro_batch_size(task.config) - 1)
+    if max_batch < 1:
+        return ConfigError(
+            f"{problem}: even one text of data.max_len={task.config.data.max_len} tokens does not fit into "
+            f"{memory / GIB:.1f} GiB; make the model or data.max_len smaller"
+        )
+    suggestion = ", ".join(f"{name}={value}" for name, value in split_batch(task.config, max_batch).items())
+    return ConfigError(
+        f"{problem}: about {max_batch} texts at once fit into {memory / GIB:.1f} GiB; set {suggestion}, {AUTO_BATCH_HINT}"
+    )

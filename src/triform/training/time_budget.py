@@ -1,0 +1,145 @@
+"""Fitting a run into `train.max_minutes`: a few steps and a validation are timed, then undone."""
+
+from __future__ import annotations
+
+import gc
+from math import ceil
+from time import monotonic as now
+
+import torch
+
+from triform.config import TrainConfig
+from triform.config.settings import Settings, build_config
+from triform.errors import WarningText
+from triform.progress import report_progress_to
+from triform.tasks.defaults import resolve_step_defaults
+from triform.tasks.task import PreparedTask
+from triform.training.display import format_seconds
+from triform.training.length import count_steps
+from triform.training.rng import get_rng_state, set_rng_state
+from triform.training.run_folder import RunFolder
+from triform.training.trainer import Trainer
+
+WARM_UP_STEPS = 2  # not timed: the first ones take longer
+MAX_TIMED_STEPS = 20  # at most
+MAX_TIMING_SHARE = 0.03  # of the budget that timing steps may take, and timing a validation too
+TRAINING_BUDGET_SHARE = 0.95  # of the budget; the rest is for checkpoints and the report
+DEFAULT_N_VALIDATIONS = 10  # where the settings leave open how often to validate
+MAX_VALIDATION_SHARE = 1 / 3  # of the budget, at most, where that is left open
+
+
+class TimingLimitReached(Exception):
+    """A validation has been timed for long enough to tell how long all of it takes."""
+
+
+def fit_to_budget(prepared: PreparedTask, folder: RunFolder) -> list[str]:
+    """Choose as many steps as fit into the budget, up to those of the settings, and say how long they take.
+
+    The steps are written to the settings, so a run that is resumed, or repeated with as many steps, is the same.
+    """
+    config = prepared.task.config
+    budget, started_at = 60 * config.train.max_minutes, now()
+    if not budget:
+        return []
+    try:
+        step_seconds, valid_seconds = measure_step_seconds(prepared, folder, budget)
+    except torch.OutOfMemoryError:  # training meets the same, and knows what to do
+        return []
+    max_steps = count_steps(config, prepared)
+    remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
+    steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, config.train)
+    seconds = estimate_seconds(steps, eval_every, step_seconds, valid_seconds)
+    duration = format_seconds(seconds)
+    if steps < max_steps:
+        overrides: Settings = {"train.max_steps": steps, "train.epochs": 0.0, "train.eval_every": eval_every}
+        prepared.task.config = build_config(overrides, config)
+        if steps == 1 and seconds > remaining_seconds:
+            message = f"train.max_minutes={config.train.max_minutes:g} is too short for one step and its validation"
+            return [WarningText(f"{message}, which take about {duration}; training for one step all the same")]
+        summary = f"{steps} of {max_steps} steps fit into train.max_minutes={config.train.max_minutes:g}"
+        return [f"{summary}, validated every {eval_every} steps: about {duration}"]
+    return [f"about {duration} for {steps} steps, within train.max_minutes={config.train.max_minutes:g}"]
+
+
+def fit_steps(
+    seconds: float, max_steps: int, step_seconds: float, valid_seconds: float, train: TrainConfig
+) -> tuple[int, int]:
+    """How many steps take so long, `most` at most, and how many steps apart the validations are."""
+    eval_every = train.eval_every or max(1, min(1_000, max_steps // DEFAULT_N_VALIDATIONS))
+    if estimate_seconds(max_steps, eval_every, step_seconds, valid_seconds) <= seconds:
+        return max_steps, eval_every
+    if train.eval_every:
+        steps = int(seconds / (step_seconds + valid_seconds / eval_every))
+        return max(1, min(max_steps, steps)), eval_every
+    max_validations = (
+        int(MAX_VALIDATION_SHARE * seconds / valid_seconds) if valid_seconds else DEFAULT_N_VALIDATIONS
+    )
+    n_validations = max(1, min(DEFAULT_N_VALIDATIONS, max_validations))
+    steps = max(1, min(max_steps, int((seconds - n_validations * valid_seconds) / step_seconds)))
+    return steps, ceil(steps / n_validations)
+
+
+def estimate_seconds(steps: int, eval_every: int, step_seconds: float, valid_seconds: float) -> float:
+    return steps * step_seconds + ceil(steps / eval_every) * valid_seconds
+
+
+def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: float) -> tuple[float, float]:
+    """Seconds of a step and of a validation. Weights and random state are as before afterwards."""
+    task, config = prepared.task, prepared.task.config
+    initial_weights = {name: parameter.detach().clone() for name, parameter in task.model.named_parameters()}
+    random_state = get_rng_state(task.device)
+    try:
+        task.config = resolve_step_defaults(config, count_steps(config, prepared))
+        trainer = Trainer(prepared, folder, [], {})
+        with trainer.train_step.training_context():
+            task.model.train()
+            step_seconds = _measure_step(trainer, MAX_TIMING_SHARE * budget)
+            valid_seconds = _measure_validation(trainer, MAX_TIMING_SHARE * budget)
+    finally:
+        task.config = config
+        task.model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, parameter in task.model.named_parameters():
+                parameter.copy_(initial_weights[name])
+        task.model.train()
+        set_rng_state(random_state, task.device)
+        gc.collect()
+    return step_seconds, valid_seconds
+
+
+def _measure_step(trainer: Trainer, limit_seconds: float) -> float:
+    started_at, steps = 0.0, -WARM_UP_STEPS
+    while True:
+        trainer.step()
+        trainer.train_step.restore_losses([])
+        steps += 1
+        if trainer.task.device.type == "cuda":
+            torch.cuda.synchronize(trainer.task.device)
+        if steps == 0:
+            started_at = now()
+        elif steps == MAX_TIMED_STEPS or (steps > 0 and now() - started_at >= limit_seconds):
+            return max((now() - started_at) / steps, 1e-6)
+
+
+def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
+    """Of a whole validation; one that takes longer than `limit` is broken off, and the rest is extrapolated."""
+    if trainer.valid_data is None:
+        return 0.0
+    started_at = phase_started_at = reported_at = now()
+    phase, estimate = "", 0.0
+
+    def on_progress(label: str, done: int, total: int) -> None:
+        nonlocal phase, phase_started_at, reported_at, estimate
+        if label != phase:  # first batches, then, for some tasks, decoding
+            phase, phase_started_at = label, reported_at
+        reported_at = now()
+        if done and reported_at - started_at > limit_seconds:
+            estimate = phase_started_at - started_at + (reported_at - phase_started_at) * total / done
+            raise TimingLimitReached
+
+    try:
+        with report_progress_to(on_progress), trainer.train_step.autocast():
+            trainer.task.evaluate(trainer.valid_data, quick=True)
+    except TimingLimitReached:
+        return estimate
+    return now() - started_at

@@ -1,0 +1,122 @@
+"""Words with their vectors: who is near whom, and who is to one as another is to a third."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from triform.errors import ConfigError, DataError
+from triform.vectors import files, word2vec
+
+MAX_SUGGESTION_WORDS = 50_000  # words, the most frequent ones, among which a misspelled one is looked for
+
+
+class WordVectors:
+    """Words, most frequent first, and a row of numbers for each."""
+
+    def __init__(self, words: Sequence[str], matrix: ArrayLike, metadata: dict[str, Any] | None = None) -> None:
+        """`about` says how they were made; safetensors keep it."""
+        try:
+            self.words, self.matrix = list(words), files.to_float32(matrix)
+        except (TypeError, ValueError):
+            raise ConfigError("vectors must be numbers, a row of the same length for each word") from None
+        if self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
+            shape = self.matrix.shape
+            raise ConfigError(f"{len(self.words)} words need a matrix of as many rows, not one of shape {shape}")
+        if not self.matrix.size or not np.isfinite(self.matrix).all():
+            raise ConfigError("word vectors must be at least one, and finite")
+        if not all(isinstance(word, str) for word in self.words):
+            raise ConfigError("words must be text")
+        self.metadata = metadata or {}
+        self.index_by_word = {word: index for index, word in enumerate(self.words)}
+        if len(self.index_by_word) < len(self.words):
+            raise ConfigError("each word can have one vector only")
+
+    @classmethod
+    def train(
+        cls,
+        *texts: str | Path,
+        text_column: str = "",
+        log: word2vec.LogFn = word2vec.discard_message,
+        **settings: Any,
+    ) -> Self:
+        """Learn vectors from files (or `builtin:NAME`); `how` are the fields of `Recipe`, such as size=200."""
+        result = word2vec.train_word2vec(
+            [str(path) for path in texts], word2vec.Word2VecConfig(**settings), text_column=text_column, log=log
+        )
+        log(str(result))
+        return cls(result.words, result.matrix, result.metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read word2vec's text (.txt, .vec) or binary (.bin) format, as gensim writes them, or safetensors."""
+        return cls(*files.read_vectors(Path(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the format that the ending says: .txt, .bin or .safetensors."""
+        files.write_vectors(Path(path), self.words, self.matrix, self.metadata)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index_by_word
+
+    def __getitem__(self, word: str) -> NDArray[np.float32]:
+        return self.matrix[self.index_of(word)]
+
+    @property
+    def width(self) -> int:
+        return int(self.matrix.shape[1])
+
+    @cached_property
+    def unit_vectors(self) -> NDArray[np.float32]:
+        """The vectors, each one long; one of nothing but zeros stays as it is."""
+        norms = np.sqrt(np.einsum("wd,wd->w", self.matrix, self.matrix, dtype=np.float64))[:, None]
+        norms[norms == 0] = 1
+        return np.divide(self.matrix, norms, out=np.empty_like(self.matrix), casting="same_kind")
+
+    def index_of(self, word: str) -> int:
+        """The row of a word; a DataError that offers similar ones where there is none."""
+        if word not in self.index_by_word:
+            raise DataError(f"no vector for {word!r}; {self._suggest_words(word)}")
+        return self.index_by_word[word]
+
+    def _suggest_words(self, word: str) -> str:
+        casefolded = word.casefold()
+        frequent_words = self.words[:MAX_SUGGESTION_WORDS]
+        suggestions = [candidate for candidate in frequent_words if candidate.casefold() == casefolded][:3]
+        if not suggestions:
+            similar_length = [candidate for candidate in frequent_words if abs(len(candidate) - len(word)) <= 2]
+            suggestions = difflib.get_close_matches(word, similar_length, n=3, cutoff=0.7)
+        if not suggestions:
+            return f"the most frequent of {len(self):,} words are {', '.join(map(repr, frequent_words[:5]))}"
+        return f"did you mean {' or '.join(map(repr, suggestions))}?"
+
+    def similarity(self, first: str, second: str) -> float:
+        """The cosine between two words."""
+        return float(self.unit_vectors[self.index_of(first)] @ self.unit_vectors[self.index_of(second)])
+
+    def nearest(self, word: str, n: int = 10) -> list[tuple[str, float]]:
+        """The words whose vectors point most nearly the same way, with cosines."""
+        return self._find_nearest(self.unit_vectors[self.index_of(word)], [self.index_of(word)], n)
+
+    def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[tuple[str, float]]:
+        """What is to c as b is to a: the nearest to b - a + c, all of length one, none of the three."""
+        first, second, third = (self.index_of(word) for word in (a, b, c))
+        query = self.unit_vectors[second] - self.unit_vectors[first] + self.unit_vectors[third]
+        return self._find_nearest(query / (np.linalg.norm(query) or 1.0), [first, second, third], n)
+
+    def _find_nearest(self, query: NDArray[np.float32], excluded: Sequence[int], n: int) -> list[tuple[str, float]]:
+        if n < 1:
+            raise ConfigError(f"--top {n}: give how many words to show, 1 or more")
+        cosines = self.unit_vectors @ query
+        cosines[list(excluded)] = -np.inf
+        best = np.argsort(-cosines, kind="stable")[: min(n, len(self) - len(set(excluded)))]
+        return [(self.words[index], float(cosines[index])) for index in best]

@@ -1,0 +1,221 @@
+"""Every reference system, declared consistently and run from data to outcome on data shaped like its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triform.config import DataSizes
+from triform.config.presets import REPORTED_SIZES
+from triform.config.settings import build_config
+from triform.data.catalogue import DATASETS
+from triform.errors import ConfigError, DataError, DivergedError, RunInterruptedError
+from triform.experiments.reproduce import runner
+from triform.experiments.reproduce.outcome import ExperimentResult, empty_result, read_result, write_result
+from triform.experiments.reproduce.runner import ReproduceOptions, reproduce
+from triform.experiments.reproduce.system import ReferenceSystem
+from triform.experiments.reproduce.systems import SYSTEMS, get_system
+from triform.experiments.reproduce.tables import format_section, seed_values
+from triform.models.decoder import Decoder
+
+each_system = pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+LM = SYSTEMS["speeches-lm"]
+
+
+@each_system
+def test_what_a_system_names_is_there(system: ReferenceSystem) -> None:
+    known_files = {file.name for file in DATASETS[system.dataset].files}
+    files = [
+        *system.files.values(),
+        *(name for names in system.eval_files.values() for name in names.split(",") if name),
+    ]
+    assert set(files) <= known_files
+    variants, columns = {item.name for item in system.variants}, {item.key for item in system.columns}
+    has_reported = any(item.reported_metrics for item in system.variants)
+    assert {item.group for item in system.variants} == ({"as-reported", "best"} if has_reported else {"best"})
+    for variant in system.variants:
+        assert build_config({"task": system.task, **variant.settings})
+        assert variant.reported_metrics.keys() <= columns
+        assert set(variant.vocabulary_files) <= known_files
+    assert {target.variant for target in system.targets} <= variants
+    assert {target.column for target in system.targets} <= columns
+    for pairing in system.pairings:
+        assert {pairing.first, pairing.second} <= variants
+        assert set(pairing.columns) <= columns
+
+
+@each_system
+def test_a_system_is_never_tuned_or_stopped_by_its_test_set(system: ReferenceSystem) -> None:
+    test_files = [
+        name
+        for eval_set, names in system.eval_files.items()
+        if eval_set not in ("train", "valid")
+        for name in names.split(",")
+    ]
+    assert not set(test_files) & set(system.files.values())
+
+
+def count_parameters(name: str, variant: str, sizes: DataSizes) -> int:
+    declared = next(item for item in SYSTEMS[name].variants if item.name == variant)
+    config = build_config({"task": "generate", **declared.settings})
+    model = Decoder(config.model, replace(sizes, max_len=config.data.max_len))
+    return sum(item.numel() for item in model.parameters())
+
+
+def test_language_models_keep_to_the_sizes_that_were_allowed() -> None:
+    sizes = REPORTED_SIZES["speeches-lm"]
+    assert count_parameters("speeches-lm", "as-reported", sizes) == 863_243
+    assert count_parameters("speeches-lm", "best", sizes) <= 863_243
+    assert count_parameters("shakespeare-char", "best", DataSizes(vocab_size=69, max_len=256)) <= 11_000_000
+    best = next(variant for variant in LM.variants if variant.name == "best")
+    assert best.settings["train.max_steps"] == 500
+
+
+def run_smoke(system: ReferenceSystem, data: Path, folder: Path, **changes: object) -> ExperimentResult:
+    options = ReproduceOptions(
+        data=str(data), out=folder / "runs", results=folder / "results", device="cpu", smoke=True
+    )
+    return reproduce(system, replace(options, **changes))  # type: ignore[arg-type]
+
+
+@each_system
+def test_a_system_runs_from_data_to_outcome(system: ReferenceSystem, data: Path, tmp_path: Path) -> None:
+    result = run_smoke(system, data, tmp_path, seeds=1)
+    assert read_result(tmp_path / "results" / "quick", system.name) == json.loads(json.dumps(result))
+    assert [item["name"] for item in result["variants"]] == [item.name for item in system.variants]
+    for variant_result in result["variants"]:
+        for column in system.columns:
+            assert len(seed_values(variant_result, column.key)) == 1, (
+                f"{variant_result['name']} has no {column.key}"
+            )
+        assert variant_result["parameters"] > 0
+        assert variant_result["curves"]["train"]
+        assert variant_result["made"]["command"] == f"triform reproduce {system.name} --seeds 1 --quick"
+        assert not [
+            name for name in variant_result["settings"] if str(tmp_path) in str(variant_result["settings"][name])
+        ]
+    assert result["data"].keys() == {file.name for file in DATASETS[system.dataset].files}
+    expected = {"classify": {"majority", "tfidf"}, "generate": {"ngram"}, "translate": {"copy", "wordwise"}}
+    assert result["baselines"].keys() | result["unfit"].keys() == expected[system.task]
+    page = format_section(system, result)
+    assert all(f"| **{variant.name}** |" in page for variant in system.variants)
+
+
+def test_what_begins_with_a_model_that_is_not_there_is_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data / "imdb", tmp_path / "sets" / "imdb")
+    result = run_smoke(SYSTEMS["imdb-encoder"], tmp_path / "sets", tmp_path, seeds=1, setting="best")
+    assert [variant["name"] for variant in result["variants"]] == ["best"]
+    assert f"fine-tuned: left out, since it begins with {tmp_path / 'sets' / 'minilm'}: not there" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_quick_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
+    write_result(tmp_path / "results", empty_result("speeches-lm", smoke=False))
+    before = (tmp_path / "results" / "speeches-lm.json").read_bytes()
+    run_smoke(LM, data, tmp_path, setting="as-reported", seeds=1)
+    assert (tmp_path / "results" / "speeches-lm.json").read_bytes() == before
+
+
+def test_rows_that_leak_are_told_and_scored_apart(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_smoke(SYSTEMS["speeches-classifier"], data, tmp_path, setting="as-reported", seeds=1)
+    assert result["leaks"] == {"test": {"rows": 12, "seen": 8}}
+    assert "8 of the 12 texts of test are also in the training file" in capsys.readouterr().err
+    metrics = result["variants"][0]["runs"][0]["scores"]
+    assert (metrics["test, seen"]["rows"], metrics["test, unseen"]["rows"]) == (8, 4)
+    n_correct = [
+        metrics[name]["accuracy"] * metrics[name]["rows"] for name in ("test", "test, seen", "test, unseen")
+    ]
+    assert n_correct[0] == pytest.approx(n_correct[1] + n_correct[2])
+
+
+def test_the_vocabulary_of_the_speeches_comes_from_both_training_files(data: Path, tmp_path: Path) -> None:
+    result = run_smoke(LM, data, tmp_path, setting="as-reported", seeds=1)
+    folder = next((tmp_path / "runs" / "speeches-lm-quick").glob("as-reported-*/seed-0"))
+    pieces = json.loads((folder / "tokenizer.json").read_text())["tokenizer"]["model"]["vocab"]
+    texts = [(data / "speeches" / name).read_text() for name in ("train_CLS.tsv", "train_LM.txt")]
+    words = {word for text in texts for word in text.replace(".", " . ").replace("\t", " ").split()} - set("012")
+    assert words | {"<pad>", "<unk>", "<bos>", "<eos>"} == pieces.keys()
+    assert result["variants"][0]["vocabulary"] == len(words) + 4
+
+
+def test_what_was_trained_is_not_trained_again_and_settings_join_one_outcome(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_smoke(LM, data, tmp_path, setting="as-reported", seeds=2)
+    assert [variant["name"] for variant in first["variants"]] == ["as-reported"]
+    models = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert len(models) == 2
+    both = run_smoke(LM, data, tmp_path, seeds=2)
+    assert [variant["name"] for variant in both["variants"]] == ["as-reported", "best"]
+    assert both["variants"][0]["runs"] == first["variants"][0]["runs"]
+    assert all(path.stat().st_mtime_ns == before for path, before in models.items())
+
+
+def test_an_interrupted_system_says_how_to_go_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **settings: object) -> None:
+        raise RunInterruptedError("stopped at step 2; go on with: triform train generate")
+
+    monkeypatch.setattr(runner, "train_seeds", interrupt)
+    expected = rf"go on with: triform reproduce speeches-lm --seeds 2 --quick --data {data} --out {tmp_path}/runs"
+    with pytest.raises(RunInterruptedError, match=expected):
+        run_smoke(LM, data, tmp_path, seeds=2)
+
+
+def test_ctrl_c_while_scoring_says_how_to_go_on_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "score", interrupt)
+    with pytest.raises(
+        RunInterruptedError, match="what was saved is kept; go on with: triform reproduce speeches-lm"
+    ):
+        run_smoke(LM, data, tmp_path)
+
+
+def test_a_variant_that_diverges_is_told_and_the_others_go_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = runner.train_seeds
+
+    def diverge_or_train(task: str, seeds: int, **settings: object) -> object:
+        if settings["train.lr"] == 1e-3:
+            raise DivergedError("seed-0 of 1 diverged")
+        return train(task, seeds, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "train_seeds", diverge_or_train)
+    result = run_smoke(LM, data, tmp_path, seeds=1)
+    assert [variant["name"] for variant in result["variants"]] == ["best"]
+    assert "| **as-reported** | failed: seed-0 of 1 diverged |" in format_section(LM, result)
+    monkeypatch.undo()
+
+
+def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "sets"
+    shutil.copytree(data, copy)
+    (copy / "speeches" / "train_LM.txt").write_text("something else\n")
+    with pytest.raises(DataError, match=r"train_LM\.txt: is not the train_LM\.txt that is known"):
+        run_smoke(LM, copy, tmp_path)
+    (copy / "speeches" / "train_LM.txt").unlink()
+    with pytest.raises(DataError, match=r"train_LM\.txt: is missing"):
+        run_smoke(LM, copy, tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_questions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--setting worst is not known; choose from as-reported, best, both"):
+        ReproduceOptions(variant="worst")
+    with pytest.raises(ConfigError, match=r"unknown system 'speeches-ml'; did you mean 'speeches-lm'\?"):
+        get_system("speeches-ml")

@@ -1,0 +1,134 @@
+"""Attention maps and their summaries, against numbers worked by hand and formulas written another way."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import entropy as scipy_entropy
+
+from triform.errors import ConfigError
+from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
+
+
+def random_map(
+    name: str = "encoder", *, n_layers: int = 3, n_heads: int = 2, n_queries: int = 5, n_keys: int = 5
+) -> AttentionMap:
+    weights = (
+        np.random.default_rng(7).dirichlet(np.ones(n_keys), size=(n_layers, n_heads, n_queries)).astype(np.float32)
+    )
+    queries, keys = tuple(f"q{index}" for index in range(n_queries)), tuple(f"k{index}" for index in range(n_keys))
+    return AttentionMap(name=name, queries=queries, keys=keys, weights=weights)
+
+
+def hand_made_map() -> AttentionMap:
+    first = [[[1, 0], [0.5, 0.5]], [[1, 0], [0, 1]]]  # two heads
+    second = [[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]]
+    weights = np.array([first, second], dtype=np.float32)
+    return AttentionMap(name="encoder", queries=("a", "b"), keys=("a", "b"), weights=weights)
+
+
+def test_the_average_is_taken_over_the_heads() -> None:
+    assert hand_made_map().average().tolist() == [[[1, 0], [0.25, 0.75]], [[0.5, 0.5], [0.5, 0.5]]]
+    attention_map = random_map()
+    assert attention_map.average().shape == (3, 5, 5)
+    np.testing.assert_allclose(
+        attention_map.average(), (attention_map.weights[:, 0] + attention_map.weights[:, 1]) / 2, rtol=1e-6
+    )
+
+
+def test_the_rollout_of_two_layers_is_what_paper_and_pencil_give() -> None:
+    # With half a residual: [[1, 0], [1/8, 7/8]] and [[3/4, 1/4], [1/4, 3/4]]; the second times the first:
+    expected = [[[1, 0], [0.125, 0.875]], [[0.78125, 0.21875], [0.34375, 0.65625]]]
+    assert hand_made_map().rollout().tolist() == expected
+
+
+def test_the_rollout_sums_over_all_paths_through_the_layers() -> None:
+    attention_map = random_map(n_layers=2, n_queries=4, n_keys=4)
+    steps = 0.5 * attention_map.weights.astype(float).mean(axis=1) + 0.5 * np.eye(4)
+    paths = [[sum(steps[1, q, m] * steps[0, m, k] for m in range(4)) for k in range(4)] for q in range(4)]
+    np.testing.assert_allclose(attention_map.rollout()[1], paths, rtol=1e-5)
+    np.testing.assert_allclose(attention_map.rollout().sum(axis=-1), 1, rtol=1e-5)
+
+
+def test_a_rollout_of_a_causal_map_sees_no_future() -> None:
+    weights = np.tril(np.random.default_rng(1).random((3, 2, 6, 6)) + 0.1).astype(np.float32)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    pieces = tuple("abcdef")
+    rolled = AttentionMap(name="decoder", queries=pieces, keys=pieces, weights=weights).rollout()
+    assert np.all(np.triu(rolled, 1) == 0)
+
+
+@pytest.mark.parametrize(
+    "shown", [random_map("cross"), random_map("decoder", n_queries=2)], ids=["cross", "not square"]
+)
+def test_there_is_no_rollout_where_queries_are_not_keys(shown: AttentionMap) -> None:
+    assert not shown.supports_rollout
+    with pytest.raises(AssertionError, match="self-attention"):
+        shown.rollout()
+
+
+def test_entropy_is_in_bits_and_a_zero_adds_nothing() -> None:
+    assert hand_made_map().entropy().tolist() == [[0.5, 0], [1, 1]]
+    attention_map = random_map(n_queries=3, n_keys=7)
+    expected = scipy_entropy(attention_map.weights.astype(float), base=2, axis=-1).mean(axis=-1)
+    assert attention_map.entropy().shape == (3, 2)
+    np.testing.assert_allclose(attention_map.entropy(), expected, rtol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_our_own_mistake() -> None:
+    good = random_map()
+    bad = {
+        "sum to one": good.weights * 2,
+        "expected": good.weights[0],
+        "float64": good.weights.astype(np.float64),
+        "empty": good.weights[:0],
+        r"\(3, 2, 4, 5\)": good.weights[:, :, :4],
+        "below zero": np.where(np.eye(5), -0.1, 0.275).astype(np.float32)[None, None],
+        "or no number": np.full((1, 1, 5, 5), np.nan, dtype=np.float32),
+    }
+    for message, weights in bad.items():
+        with pytest.raises(AssertionError, match=message):
+            AttentionMap(name="encoder", queries=good.queries, keys=good.keys, weights=weights)
+    with pytest.raises(AssertionError):
+        Attribution(method="gradient × input", label="x", pieces=("a",), values=(1.0, 2.0))
+    with pytest.raises(AssertionError, match="one name"):
+        Explanation(title="t", text="", maps=(good, good))
+
+
+def test_an_attribution_makes_no_promise_of_its_own() -> None:
+    assert math.isnan(Attribution(method="gradient × input", label="x", pieces=("a",), values=(1.0,)).total)
+
+
+@pytest.mark.parametrize("name", ["page.html", "deep/er/picture.PNG", "picture.svg"])
+def test_an_explanation_is_saved_by_its_suffix_and_nothing_is_left_beside_it(tmp_path: Path, name: str) -> None:
+    path = Explanation(title="t", text="a", maps=(random_map(),)).save(str(tmp_path / name))
+    assert path == tmp_path / name
+    assert path.stat().st_size > 1000
+    assert [child_path.name for child_path in path.parent.iterdir()] == [path.name]
+
+
+def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'attention\.pdf'.*\.html, \.png, \.svg"):
+        Explanation(title="t", text="a").save(tmp_path / "new" / "attention.pdf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_map_can_be_saved_alone_and_a_wrong_name_is_told(tmp_path: Path) -> None:
+    explanation = Explanation(title="t", text="a", maps=(random_map("encoder"), random_map("cross")))
+    page = explanation.save(tmp_path / "one.html", stack="cross").read_text(encoding="utf-8")
+    assert '"name":"cross"' in page
+    assert '"name":"encoder"' not in page
+    with pytest.raises(ConfigError, match="no attention map 'crocs' here; there is encoder, cross"):
+        explanation.save(tmp_path / "two.html", stack="crocs")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Explanation(title="old", text="").save(tmp_path / "page.html")
+    monkeypatch.setattr("triform.explain.page.render_page", lambda explanation: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Explanation(title="new", text="").save(path)
+    assert "old" in path.read_text(encoding="utf-8")
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,346 @@
+"""`Run.explain`: for each task the right maps with readable names, and what is seen is what the model does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from triform.config import Config, TaskName
+from triform.config.settings import build_config
+from triform.errors import ConfigError, DataError
+from triform.explain.attention_maps import Explanation
+from triform.explain.recorder import record_attention
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
+from triform.generation.beam import StoppingCriteria
+from triform.generation.sampling import greedy
+from triform.generation.search import decode_stepwise
+from triform.generation.stepper import CachedStepper
+from triform.run import Run
+from triform.tasks import TASKS
+from triform.text import BOS, EOS, PAD, UNK
+
+MAX_LEN, N_LAYERS, N_HEADS = 8, 2, 2
+TINY_SETTINGS = {"data.max_len": MAX_LEN, "model.d_model": 16, "model.n_layers": N_LAYERS, "model.n_heads": N_HEADS}
+WORDS = ["one", "two", "three", "four", "five", "six"]
+FRENCH_WORDS = ["un", "deux", "trois", "quatre", "cinq", "six"]
+FRENCH_TEXTS = ["l’été à Noël", "où est-ce déjà", "le maïs du théâtre", "une fenêtre"]
+TEXTS = {"classify": "one two three", "generate": "one two", "translate": "one two three"}
+EVERY_TASK = pytest.mark.parametrize("task", TASKS)
+BuildRun = Callable[..., Run]
+
+
+def make_data(task: TaskName) -> str:
+    index_pairs = [(index, (index * 5 + index // 6) % 6) for index in range(6)] * 6
+    if task == "generate":
+        return "\n".join(f"{WORDS[a]} {WORDS[b]} {WORDS[(a + b) % 6]}" for a, b in index_pairs)
+    if task == "classify":
+        return "text,label\n" + "".join(
+            f"{WORDS[a]} {WORDS[b]},{'low' if a < 3 else 'high'}\n" for a, b in index_pairs
+        )
+    pairs = (f"{WORDS[a]} {WORDS[b]},{FRENCH_WORDS[a]} {FRENCH_WORDS[b]}\n" for a, b in index_pairs)
+    return "source,target\n" + "".join(pairs)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> BuildRun:
+    """`make("classify")`: an untrained run; each is made once."""
+    runs: dict[str, Run] = {}
+
+    def build_run(task: TaskName, data: str = "", **settings: Any) -> Run:
+        key = f"{task} {settings} {data}"
+        if key not in runs:
+            folder = tmp_path_factory.mktemp(task)
+            file = folder / ("data.txt" if task == "generate" else "data.csv")
+            file.write_text(data or make_data(task), encoding="utf-8")
+            fixed_settings = {"tokenizer.kind": "word", "decode.strategy": "greedy"}
+            config = build_config(
+                {"task": task, "data.train": str(file), **TINY_SETTINGS, **fixed_settings, **settings}, Config()
+            )
+            task_object = TASKS[task].prepare(config, folder / "run").task
+            torch.manual_seed(0)
+            for parameter in task_object.model.parameters():
+                nn.init.normal_(parameter, std=0.5)
+            task_object.model.eval()
+            runs[key] = Run(path=folder / "run", task=task_object)
+        return runs[key]
+
+    return build_run
+
+
+def map_shapes(explanation: Explanation) -> dict[str, tuple[int, ...]]:
+    return {attention_map.name: attention_map.weights.shape for attention_map in explanation.maps}
+
+
+def map_pieces(explanation: Explanation, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    attention_map = next(candidate for candidate in explanation.maps if candidate.name == name)
+    return attention_map.queries, attention_map.keys
+
+
+# ------------------------------------------------------------------------------------------ every task
+
+
+@EVERY_TASK
+def test_maps_have_the_text_as_names_and_rows_that_sum_to_one(make: BuildRun, task: TaskName) -> None:
+    explanation = make(task).explain(TEXTS[task])
+    words = tuple(TEXTS[task].split())
+    n = len(words)
+    expected = {"classify": "encoder", "generate": "decoder", "translate": "encoder"}[task]
+    assert map_pieces(explanation, expected) == (words, words)
+    assert map_shapes(explanation)[expected] == (N_LAYERS, N_HEADS, n, n)
+    assert set(map_shapes(explanation)) == ({"encoder", "decoder", "cross"} if task == "translate" else {expected})
+    for attention_map in explanation.maps:
+        np.testing.assert_allclose(attention_map.weights.sum(-1), 1, atol=1e-5)
+        if attention_map.name == "decoder":
+            assert not np.triu(attention_map.weights, 1).any()
+    assert explanation.text == TEXTS[task]
+    assert explanation.title == "run"
+
+
+@EVERY_TASK
+@pytest.mark.parametrize("text", ["", "   ", "\n\t "])
+def test_a_blank_text_is_refused(make: BuildRun, task: TaskName, text: str) -> None:
+    with pytest.raises(DataError, match="nothing to look at"):
+        make(task).explain(text)
+
+
+@EVERY_TASK
+def test_a_lone_surrogate_is_refused(make: BuildRun, task: TaskName) -> None:
+    with pytest.raises(DataError, match="surrogate"):
+        make(task).explain("one \udcff")
+
+
+@EVERY_TASK
+def test_a_model_that_does_not_attend_has_no_maps_and_is_refused_where_there_is_nothing_else(
+    make: BuildRun, task: TaskName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(make(task).task.model), "attention_stacks", lambda self: {})
+    if task == "classify":
+        explanation = make(task).explain(TEXTS[task])
+        assert explanation.maps == ()
+        assert explanation.attributions
+        return
+    with pytest.raises(ConfigError, match="no attention to look at"):
+        make(task).explain(TEXTS[task])
+
+
+@EVERY_TASK
+def test_looking_changes_neither_weights_nor_kernels_nor_random_numbers(make: BuildRun, task: TaskName) -> None:
+    model: Any = make(task).task.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    kernels = [layer.kernel for stack in model.attention_stacks().values() for layer in stack]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    make(task).explain(TEXTS[task], max_new_tokens=2)
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [layer.kernel for stack in model.attention_stacks().values() for layer in stack] == kernels
+
+
+@EVERY_TASK
+@pytest.mark.parametrize("suffix", ["html", "png", "svg"])
+def test_what_was_seen_can_be_saved(make: BuildRun, task: TaskName, suffix: str, tmp_path: Path) -> None:
+    explanation = make(task).explain(TEXTS[task])
+    path = explanation.save(tmp_path / "new" / f"maps.{suffix}")
+    start = {"html": b"<!doctype html>", "png": b"\x89PNG", "svg": b"<?xml"}[suffix]
+    assert path.read_bytes()[: len(start)].lower() == start.lower()
+    assert [child_path.name for child_path in path.parent.iterdir()] == [path.name]
+
+
+def test_an_unknown_suffix_or_map_is_refused_and_leaves_nothing(make: BuildRun, tmp_path: Path) -> None:
+    explanation = make("classify").explain("one two")
+    with pytest.raises(ConfigError, match=r"must end in \.html, \.png, \.svg"):
+        explanation.save(tmp_path / "maps.pdf")
+    with pytest.raises(ConfigError, match="no attention map 'cross' here; there is encoder"):
+        explanation.save(tmp_path / "maps.html", stack="cross")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------ classify
+
+
+def test_the_predicted_label_is_explained_unless_another_is_named(make: BuildRun) -> None:
+    run = make("classify")
+    predicted = run.predict(["one two"])[0]
+    explanation = run.explain("one two")
+    assert explanation.output == predicted.output
+    assert explanation.probabilities == pytest.approx(predicted.probabilities)
+    assert {attribution.label for attribution in explanation.attributions} == {predicted.output}
+    assert [attribution.pieces for attribution in explanation.attributions] == [("one", "two")] * 2
+    for label in ("low", "high"):
+        named = run.explain("one two", target=label)
+        assert {attribution.label for attribution in named.attributions} == {label}
+        assert named.output == predicted.output  # what is explained is not what is predicted
+    with pytest.raises(DataError, match="there is no label 'middle'; known are high, low"):
+        run.explain("one two", target="middle")
+
+
+def test_attributions_are_of_the_label_that_is_named(make: BuildRun) -> None:
+    run = make("classify")
+    tokens = torch.tensor([run.task.tokenizer.encode("one two")])
+    with torch.no_grad():
+        gains = (run.task.model(tokens) - run.task.model(torch.ones_like(tokens)))[0].tolist()
+    for number, label in enumerate(run.task.labels):
+        assert run.explain("one two", target=label).attributions[0].total == pytest.approx(gains[number], abs=1e-5)
+
+
+def test_a_label_is_explained_in_inference_mode_too(make: BuildRun) -> None:
+    expected = make("classify").explain("one two").attributions
+    with torch.inference_mode():
+        assert make("classify").explain("one two").attributions[0].values == expected[0].values
+
+
+def test_only_the_beginning_of_a_long_text_is_read_and_said_so(make: BuildRun) -> None:
+    text = " ".join(WORDS * 2)
+    explanation = make("classify").explain(text)
+    assert map_pieces(explanation, "encoder")[0] == tuple((WORDS * 2)[:MAX_LEN])
+    assert explanation.notes == ("only the first 8 of 12 tokens of the text were read",)
+    assert explanation.text == text
+    assert make("classify").explain(" ".join((WORDS * 2)[:MAX_LEN])).notes == ()
+
+
+def test_unknown_words_are_shown_as_such(make: BuildRun) -> None:
+    explanation = make("classify").explain("one zebra")
+    assert map_pieces(explanation, "encoder")[0] == ("one", "<unk>")
+    assert explanation.attributions[0].values[1] == pytest.approx(0, abs=1e-6)
+
+
+def test_pieces_of_bytes_are_readable(make: BuildRun) -> None:
+    data = "text,label\n" + "".join(f"{text},{n % 2}\n" for n, text in enumerate(FRENCH_TEXTS * 5))
+    run = make("classify", data, **{"tokenizer.kind": "bpe", "tokenizer.vocab_size": 262, "data.max_len": 64})
+    queries, _ = map_pieces(run.explain("déjà ça"), "encoder")
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece or "<0x" in piece for piece in queries)
+    joined = "".join(queries)
+    assert "ç⟨1/2⟩ç⟨2/2⟩" in joined
+
+
+# ------------------------------------------------------------------------------------------ translate
+
+
+def test_rows_of_cross_attention_are_named_after_the_token_being_written(make: BuildRun) -> None:
+    explanation = make("translate").explain("one two three", target="deux un")
+    assert map_pieces(explanation, "encoder") == (("one", "two", "three"),) * 2
+    assert map_pieces(explanation, "decoder") == (("<bos>", "deux", "un"),) * 2
+    assert map_pieces(explanation, "cross") == (("deux", "un", "<eos>"), ("one", "two", "three"))
+    assert explanation.output == "deux un"
+    assert explanation.notes == ("rows of cross-attention are named after the token that is being written",)
+
+
+def test_a_target_is_looked_at_as_in_one_pass_over_it(make: BuildRun) -> None:
+    run = make("translate")
+    explanation = run.explain("one two three", target="deux un")
+    source, target = run.task.source.encode("one two three"), run.task.target.encode("deux un")
+    with record_attention(run.task.model) as recording, torch.no_grad():
+        run.task.model(torch.tensor([source]), torch.tensor([[BOS, *target]]))
+    for attention_map in explanation.maps:
+        assert np.array_equal(attention_map.weights, recording[attention_map.name][:, 0].numpy())
+
+
+def test_the_models_own_translation_is_looked_at_as_it_was_written(make: BuildRun) -> None:
+    run = make("translate", **{"decode.max_new_tokens": 4})
+    explanation = run.explain("one two three")
+    assert explanation.output == run.predict(["one two three"])[0].output
+    source = run.task.source.encode("one two three")
+    with record_attention(run.task.model) as steps, torch.inference_mode():
+        stepper = CachedStepper(Seq2SeqAdapter(run.task.model, MAX_LEN, bos=BOS), [source])
+        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=EOS, limits=(4,), banned=(PAD, UNK, BOS)))[
+            0
+        ]
+    assert len(written) > 1
+    assert map_pieces(explanation, "decoder")[0] == ("<bos>", *run.task.target.pieces(written))
+    for attention_map in explanation.maps:
+        stepped = steps[attention_map.name][:, 0].numpy()
+        t, s = stepped.shape[-2:]
+        np.testing.assert_allclose(attention_map.weights[:, :, :t, :s], stepped, atol=1e-6)
+        assert attention_map.weights.shape[2] - t in (0, 1)  # at the limit the last token is written and not read
+
+
+def test_long_sources_and_targets_are_cut_and_said_so(make: BuildRun) -> None:
+    explanation = make("translate").explain(" ".join(WORDS * 2), target=" ".join(FRENCH_WORDS * 2))
+    assert map_pieces(explanation, "encoder")[0] == tuple((WORDS * 2)[:MAX_LEN])
+    assert map_pieces(explanation, "decoder")[0] == ("<bos>", *(FRENCH_WORDS * 2)[: MAX_LEN - 1])
+    assert map_shapes(explanation)["cross"] == (N_LAYERS, N_HEADS, MAX_LEN, MAX_LEN)
+    assert explanation.notes[:2] == (
+        "only the first 8 of 12 tokens of the text were read",
+        "only the first 7 of 12 tokens of the target were read",
+    )
+
+
+def test_the_last_row_of_a_cut_target_is_named_after_what_follows_in_it(make: BuildRun) -> None:
+    explanation = make("translate").explain("one", target=" ".join(FRENCH_WORDS * 2))
+    assert map_pieces(explanation, "cross")[0] == tuple((FRENCH_WORDS * 2)[:MAX_LEN])
+
+
+def test_two_vocabularies_name_each_its_own_side(make: BuildRun) -> None:
+    run = make("translate", **{"tokenizer.joint_vocab": False})
+    assert run.task.source.encode("six") != run.task.target.encode("six")
+    explanation = run.explain("six one", target="six cinq")
+    assert map_pieces(explanation, "cross") == (("six", "cinq", "<eos>"), ("six", "one"))
+
+
+# ------------------------------------------------------------------------------------------ generate
+
+
+def test_a_given_continuation_is_looked_at(make: BuildRun) -> None:
+    run = make("generate")
+    explanation = run.explain("one two", target="three four")
+    assert map_pieces(explanation, "decoder") == (("one", "two", "three", "four"),) * 2
+    assert explanation.output.strip() == "three four"
+    tokens = run.task.tokenizer.encode("one two three four")
+    with record_attention(run.task.model) as recording, torch.no_grad():
+        run.task.model(torch.tensor([tokens]))
+    assert np.array_equal(explanation.maps[0].weights, recording["decoder"][:, 0].numpy())
+
+
+def test_without_a_continuation_only_the_text_is_looked_at(make: BuildRun) -> None:
+    explanation = make("generate").explain("one two")
+    assert explanation.output == ""
+    assert map_pieces(explanation, "decoder")[0] == ("one", "two")
+
+
+def test_the_models_own_continuation_is_the_likeliest_and_looked_at_as_it_was_written(make: BuildRun) -> None:
+    run = make("generate", **{"decode.strategy": "sample"})
+    prompt = run.task.tokenizer.encode("one two")
+    with record_attention(run.task.model) as steps:
+        stepper = CachedStepper(DecoderAdapter(run.task.model, MAX_LEN), [prompt])
+        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=EOS, limits=(3,), banned=(PAD, UNK, BOS)))[
+            0
+        ]
+    assert written
+    explanation = run.explain("one two", max_new_tokens=3)
+    assert map_pieces(explanation, "decoder")[0] == tuple(run.task.tokenizer.format_pieces(prompt + written))
+    stepped = steps["decoder"][:, 0].numpy()
+    t = stepped.shape[-1]
+    np.testing.assert_allclose(explanation.maps[0].weights[:, :, :t, :t], stepped, atol=1e-6)
+
+
+def test_only_the_end_of_a_long_text_is_read_and_said_so(make: BuildRun) -> None:
+    run = make("generate")
+    explanation = run.explain(" ".join(WORDS * 2))
+    assert map_pieces(explanation, "decoder")[0] == tuple((WORDS * 2)[-MAX_LEN:])
+    assert explanation.notes == ("only the last 8 of 12 tokens of the text were read",)
+    longer = run.explain(" ".join(WORDS), target=" ".join(WORDS))
+    assert map_pieces(longer, "decoder")[0] == tuple((WORDS * 2)[-MAX_LEN:])
+    assert len(run.explain(" ".join(WORDS), max_new_tokens=20).maps[0].queries) == MAX_LEN
+
+
+def test_what_was_never_seen_is_read_as_unknown_and_said_so(make: BuildRun) -> None:
+    explanation = make("generate").explain("one zebra", target=" two")
+    assert map_pieces(explanation, "decoder")[0] == ("one", "<unk>", "two")
+    assert explanation.notes == ("not in the vocabulary, so read as <unk>: 'zebra'",)
+
+
+def test_known_words_side_by_side_are_known(make: BuildRun) -> None:
+    assert make("generate").explain("one two", target="three four").notes == ()
+
+
+def test_characters_and_line_breaks_are_pieces_too(make: BuildRun) -> None:
+    explanation = make("generate", **{"tokenizer.kind": "char"}).explain("e\no n")
+    assert map_pieces(explanation, "decoder")[0] == ("e", "\n", "o", " ", "n")

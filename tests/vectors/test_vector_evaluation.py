@@ -1,0 +1,165 @@
+"""Analogies and pairs, judged as gensim judges them; and the map."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from vector_cases import random_vectors
+
+from triform.errors import ConfigError, DataError
+from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
+from triform.vectors.figure import choose_words, draw_map, pca_2d
+
+REAL_QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "word_eval"
+
+
+def write_questions(words: list[str], path: Path) -> tuple[Path, Path]:
+    rng = random.Random(0)
+    candidates = [*words, "never", "Seen"]
+    lines = []
+    for section in range(3):
+        lines.append(f": section {section}")
+        lines += [" ".join(rng.choice(candidates) for _ in range(4)) for _ in range(120)]
+        lines.append("three words only")
+    (path / "analogies.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pairs = [f"{rng.choice(candidates)}\t{rng.choice(candidates)}\t{rng.randint(0, 9)}" for _ in range(80)]
+    text = "# a comment\tx\t1\n" + "\n".join(pairs) + "\nno number\there\tx\n"
+    (path / "pairs.tsv").write_text(text, encoding="utf-8")
+    return path / "analogies.txt", path / "pairs.tsv"
+
+
+def assert_agrees_with_gensim(vectors: WordVectors, analogies: list[Path], pairs: list[Path], folder: Path) -> None:
+    from gensim.models import KeyedVectors
+
+    vectors.save(folder / "v.bin")
+    theirs = KeyedVectors.load_word2vec_format(str(folder / "v.bin"), binary=True)
+    for path in analogies:
+        ours = evaluate_analogies(vectors, str(path))
+        accuracy, sections = theirs.evaluate_word_analogies(str(path))
+        assert ours[-1].metrics["accuracy"] == pytest.approx(accuracy)
+        assert [section.n_covered for section in ours] == [
+            len(section["correct"]) + len(section["incorrect"]) for section in sections
+        ]
+        assert [round(section.metrics["accuracy"] * section.n_covered) for section in ours] == [
+            len(section["correct"]) for section in sections
+        ]
+    for path in pairs:
+        result = evaluate_similarity(vectors, str(path))
+        pearson, spearman, unknown = theirs.evaluate_word_pairs(str(path))
+        assert result.metrics["spearman"] == pytest.approx(spearman[0], abs=1e-6)
+        assert result.metrics["pearson"] == pytest.approx(pearson[0], abs=1e-6)
+        assert 100 * (1 - result.n_covered / result.n_questions) == pytest.approx(unknown)
+
+
+def test_scores_are_those_of_gensim(tmp_path: Path) -> None:
+    vectors = random_vectors()
+    # one sum that comes out, so that some answers are right
+    for index in range(0, 40, 4):
+        vectors.matrix[index + 3] = (
+            vectors.unit_vectors[index + 1] - vectors.unit_vectors[index] + vectors.unit_vectors[index + 2]
+        )
+    vectors = WordVectors(vectors.words, vectors.matrix)
+    analogies, pairs = write_questions(vectors.words, tmp_path)
+    correct_lines = [f"w{n} W{n + 1} w{n + 2} w{n + 3}" for n in range(0, 40, 4)]
+    analogies.write_text(
+        analogies.read_text(encoding="utf-8") + ": sums\n" + "\n".join(correct_lines) + "\n", encoding="utf-8"
+    )
+    assert evaluate_analogies(vectors, str(analogies))[-2].metrics["accuracy"] > 0.5
+    assert_agrees_with_gensim(vectors, [analogies], [pairs], tmp_path)
+
+
+@pytest.mark.skipif(not REAL_QUESTIONS.is_dir(), reason="the real questions are not here")
+def test_scores_on_the_real_questions_are_those_of_gensim(tmp_path: Path) -> None:
+    lines = (REAL_QUESTIONS / "questions-words.txt").read_text(encoding="utf-8").splitlines()
+    words = sorted({word.lower() for line in lines if line[0] != ":" for word in line.split()[:2]})[::3]
+    pair_words = {word for name in ("simlex999.txt", "wordsim353.tsv") for line in (REAL_QUESTIONS / name).read_text().splitlines()
+            if line[0] != "#" for word in line.split("\t")[:2]}  # fmt: skip
+    words = list(dict.fromkeys([*words, *sorted(pair_words)]))
+    vectors = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)))
+    pairs = [REAL_QUESTIONS / "simlex999.txt", REAL_QUESTIONS / "wordsim353.tsv"]
+    assert_agrees_with_gensim(vectors, [REAL_QUESTIONS / "questions-words.txt"], pairs, tmp_path)
+
+
+def test_questions_that_are_none_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "odd.txt"
+    path.write_text("a b c d\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: comes before any section"):
+        evaluate_analogies(random_vectors(), str(path))
+    with pytest.raises(DataError, match="holds no pairs"):
+        evaluate_similarity(random_vectors(), str(path))
+    path.write_text(": empty\n", encoding="utf-8")
+    with pytest.raises(DataError, match="holds no analogies"):
+        evaluate_analogies(random_vectors(), str(path))
+
+
+def test_nothing_covered_is_no_score_but_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("never\tseen\t3\n", encoding="utf-8")
+    result = evaluate_similarity(random_vectors(), str(path))
+    assert (result.n_covered, result.n_questions) == (0, 1)
+    assert np.isnan(result.metrics["spearman"])
+
+
+# -- the map
+
+
+def test_the_plane_is_that_of_the_two_main_directions() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.zeros((30, 5), np.float32)
+    rows[:, 3], rows[:, 1] = 5 * rng.normal(size=30), rng.normal(size=30)
+    coordinates, explained_variance = pca_2d(rows)
+    centred = rows - rows.mean(axis=0)
+    distances = [np.linalg.norm(points[:, None] - points[None], axis=-1) for points in (centred, coordinates)]
+    np.testing.assert_allclose(*distances, atol=1e-5)
+    assert explained_variance.sum() == pytest.approx(1)
+    assert explained_variance[0] > explained_variance[1]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_map_is_drawn_and_the_same_again(tmp_path: Path, ending: str) -> None:
+    first, second = (tmp_path / f"{name}.{ending}" for name in "ab")
+    assert draw_map(random_vectors(), first, max_words=40) == 40, "there is room for forty labels"
+    draw_map(random_vectors(), second, max_words=40)
+    assert first.read_bytes() == second.read_bytes()
+    if ending == "png":
+        assert imread(first).std() > 0
+
+
+def test_labels_lie_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *rest, **more: figures.append(figure))
+    clustered = WordVectors(random_vectors().words, random_vectors().matrix * 0.02 + 1)  # all but on one spot
+    n_labelled = draw_map(clustered, tmp_path / "map.png", ["w3", "Paris"], max_words=30)
+    axes = figures[0].axes[0]
+    boxes = [text.get_window_extent(figures[0].canvas.get_renderer()) for text in axes.texts]  # type: ignore[attr-defined]
+    assert len(boxes) == n_labelled > 20
+    for index, box in enumerate(boxes):
+        for other in boxes[:index]:
+            disjoint = (
+                box.x1 <= other.x0 + 1 or other.x1 <= box.x0 + 1 or box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1
+            )
+            assert disjoint
+
+
+def test_words_that_are_asked_for_come_with_their_nearest() -> None:
+    vectors = random_vectors()
+    points = choose_words(vectors, ["w3", "Paris"], 12)
+    assert [point.word for point in points[:2]] == ["w3", "Paris"]
+    assert {point.word for point in points if point.group == 0} <= {
+        "w3",
+        *(word for word, _ in vectors.nearest("w3", 5)),
+    }
+    assert len(points) > 8
+
+
+def test_a_map_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.png or \.svg"):
+        draw_map(random_vectors(), tmp_path / "map.gif")
+    with pytest.raises(ConfigError, match="at least 2 words"):
+        draw_map(random_vectors(), tmp_path / "map.png", max_words=1)
