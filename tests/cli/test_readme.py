@@ -1,4 +1,4 @@
-"""The README is run: its commands, its Python, its tree and its table of presets."""
+"""The README is run: its commands, its Python and its table of presets."""
 
 from __future__ import annotations
 
@@ -87,15 +87,6 @@ def test_the_make_commands_of_the_readme_exist() -> None:
     assert targets == ["demo", "test"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(f"\n{target}: " in makefile for target in targets)
-
-
-def test_the_tree_names_every_source_file_and_no_other() -> None:
-    tree = README[README.index("src/triform/\n") : README.index("tests/               mirrors")]
-    named = set(re.findall(r"\w+\.py\b", tree))
-    real = {path.name for path in (ROOT / "src/triform").rglob("*.py")} - {"__init__.py", "__main__.py"}
-    commands = {path.name for path in (ROOT / "src/triform/cli").glob("*.py")} - {"__init__.py"}
-    assert named <= real
-    assert real - named <= commands, "files the README's tree forgets"
 
 
 def test_the_table_names_every_preset() -> None:
