@@ -22,8 +22,7 @@ from test_decoding import (
 )
 
 from triform.config import DecodeConfig
-from triform.generation import graph_decoder as replaying
-from triform.generation import search, slots
+from triform.generation import graph_decoder, search, slots
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.beam import StoppingCriteria
 from triform.generation.graph_decoder import graph_decode
@@ -70,17 +69,17 @@ def decode_with_refills(
 def decode_with_graph(
     adapter: GenerationAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
-    patch.setattr(replaying, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
-    patch.setattr(replaying, "MAX_PREFILL_TOKENS", 40)
+    patch.setattr(graph_decoder, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
+    patch.setattr(graph_decoder, "MAX_PREFILL_TOKENS", 40)
     return graph_decode(adapter, ROWS, CONFIG, STOPPING, strategy=strategy, seeds=SEEDS)
 
 
 def test_as_many_rows_are_written_at_once_as_a_tenth_of_the_memory_holds() -> None:
     unlimited = float("inf")
-    assert [replaying.max_slots(size, 1, unlimited) for size in (1, 5, 1000)] == [512, 128, 1]
-    assert replaying.max_slots(5, 1_000, 10 * 64_000) == 64
-    assert replaying.max_slots(5, 1_000, 10 * 63_999) == 32
-    assert replaying.max_slots(5, 1_000, 10) == 1  # one row is always tried
+    assert [graph_decoder.max_slots(size, 1, unlimited) for size in (1, 5, 1000)] == [512, 128, 1]
+    assert graph_decoder.max_slots(5, 1_000, 10 * 64_000) == 64
+    assert graph_decoder.max_slots(5, 1_000, 10 * 63_999) == 32
+    assert graph_decoder.max_slots(5, 1_000, 10) == 1  # one row is always tried
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 4, 16])
@@ -144,7 +143,7 @@ def test_beam_search_equals_the_reference(size: int) -> None:
                 eos=1, limits=(limit, 3, limit), banned=(vocab_size - 1,) * (seed % 2 and vocab_size > 2)
             ),
         )
-        options: dict[str, Any] = {"size": size, "length_penalty": alpha}
+        options: dict[str, Any] = {"beam_size": size, "length_penalty": alpha}
         assert beam_search(ScriptedStepper(3, logits_fn), stopping, **options) == reference_beam_search(
             ScriptedStepper(3, logits_fn), stopping, **options
         )
@@ -196,12 +195,12 @@ def test_slots_that_were_interrupted_serve_the_next_call(monkeypatch: pytest.Mon
 
 
 def test_slots_do_not_keep_a_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaying._SLOTS_BY_MODEL.clear()
+    graph_decoder._SLOTS_BY_MODEL.clear()
     adapter = build_adapter("seq2seq", 2)
     decode_with_graph(adapter, "sample", monkeypatch, 4)
-    assert len(replaying._SLOTS_BY_MODEL) == 1
+    assert len(graph_decoder._SLOTS_BY_MODEL) == 1
     del adapter
-    assert len(replaying._SLOTS_BY_MODEL) == 0
+    assert len(graph_decoder._SLOTS_BY_MODEL) == 0
 
 
 def test_a_step_that_cannot_be_recorded_is_taken_step_by_step_and_said(
@@ -210,12 +209,12 @@ def test_a_step_that_cannot_be_recorded_is_taken_step_by_step_and_said(
     """A stand-in for a device that records nothing: everything up to the graph works."""
     adapter = build_adapter("decoder", 2)
     expected = decode_with_graph(adapter, "greedy", monkeypatch, 4)
-    replaying._SLOTS_BY_MODEL.clear()
+    graph_decoder._SLOTS_BY_MODEL.clear()
 
     def refuse() -> None:
         raise RuntimeError("operation not permitted\nmore")
 
-    monkeypatch.setattr(torch.cuda, "LanguageModelDataset", refuse)
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(slots, "_supports_cuda_graphs", lambda device: True)
     with caplog.at_level(logging.WARNING, logger="triform"):
@@ -251,7 +250,7 @@ def test_numbers_drawn_ahead_are_those_drawn_one_by_one() -> None:
 
 def test_a_full_context_is_gone_beyond_by_replay_too() -> None:
     adapter = build_adapter("decoder", 5)
-    adapter.model.head.bias.data[EOS] = -50.0  # never ends by itself
+    adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
     for strategy in STRATEGIES:
         outputs = graph_decode(adapter, ROWS, CONFIG, STOPPING, strategy=strategy, seeds=SEEDS)
         assert outputs == decode_one_by_one(adapter, strategy)

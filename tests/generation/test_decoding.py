@@ -74,9 +74,11 @@ def _sample_search(stepper: BasicStepper, stopping: StoppingCriteria, rows: Sequ
 
 
 SEARCHES: dict[str, Search] = {
-    "greedy": lambda stepper, ending, rows: decode_stepwise(stepper, greedy, ending),
+    "greedy": lambda stepper, stopping, rows: decode_stepwise(stepper, greedy, stopping),
     "sample": _sample_search,
-    "beam": lambda stepper, ending, rows: _beam_search_for(stepper)(stepper, ending, size=3, length_penalty=0.6),
+    "beam": lambda stepper, stopping, rows: _beam_search_for(stepper)(
+        stepper, stopping, beam_size=3, length_penalty=0.6
+    ),
 }
 
 

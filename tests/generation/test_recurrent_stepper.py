@@ -87,7 +87,7 @@ def test_beams_take_over_the_states_of_their_parents(kind: RecurrentKind, form: 
     expected = reference_beam_search(
         UncachedStepper(adapter, ROWS), make_stopping(5), beam_size=3, length_penalty=0.6
     )
-    options = {"size": 3, "length_penalty": 0.6}
+    options: dict[str, Any] = {"beam_size": 3, "length_penalty": 0.6}
     assert beam_search(RecurrentStepper(adapter, ROWS), make_stopping(5), **options) == expected
     assert (
         beam_search(RecurrentStepper(adapter, ROWS[:2]), make_stopping(5), waiting=ROWS[2:], **options) == expected
@@ -98,7 +98,7 @@ def test_beams_take_over_the_states_of_their_parents(kind: RecurrentKind, form: 
 @pytest.mark.parametrize("form", ARCHITECTURES)
 def test_every_strategy_is_had_by_name(form: str, strategy: Any) -> None:
     adapter, seeds = (
-        build_adapter("lstm", form, score="additive" if form == "seq2seq" else "scaled_dot"),
+        build_adapter("lstm", form, attention_score="additive" if form == "seq2seq" else "scaled_dot"),
         row_seeds(7, range(5)),
     )
     config = DecodeConfig(strategy=strategy, temperature=1.5, beam_size=2)
