@@ -76,8 +76,12 @@ def test_scores_are_those_of_gensim(tmp_path: Path) -> None:
 def test_scores_on_the_real_questions_are_those_of_gensim(tmp_path: Path) -> None:
     lines = (REAL_QUESTIONS / "questions-words.txt").read_text(encoding="utf-8").splitlines()
     words = sorted({word.lower() for line in lines if line[0] != ":" for word in line.split()[:2]})[::3]
-    pair_words = {word for name in ("simlex999.txt", "wordsim353.tsv") for line in (REAL_QUESTIONS / name).read_text().splitlines()
-            if line[0] != "#" for word in line.split("\t")[:2]}  # fmt: skip
+    pair_lines = (
+        line
+        for name in ("simlex999.txt", "wordsim353.tsv")
+        for line in (REAL_QUESTIONS / name).read_text().splitlines()
+    )
+    pair_words = {word for line in pair_lines if line[0] != "#" for word in line.split("\t")[:2]}
     words = list(dict.fromkeys([*words, *sorted(pair_words)]))
     vectors = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)))
     pairs = [REAL_QUESTIONS / "simlex999.txt", REAL_QUESTIONS / "wordsim353.tsv"]

@@ -71,7 +71,7 @@ def test_any_file_that_train_reads_gives_the_same_vectors(text: Path, learned: W
 
 
 def test_a_line_of_any_length_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triform.vectors.word2vec.BLOCK", 1 << 10)
+    monkeypatch.setattr("triform.vectors.word2vec.BLOCK_SIZE", 1 << 10)
     monkeypatch.setattr("triform.data.files.BLOCK_SIZE", 1 << 8)
     path = tmp_path / "one-line.txt"
     path.write_text(" ".join(f"word{n % 50}" for n in range(25_000)), encoding="utf-8")

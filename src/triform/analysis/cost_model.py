@@ -20,7 +20,7 @@ class Workload:
     momentum: float = 0.9  # sgd
     precision: Literal["fp32", "bf16"] = "fp32"
     gpu: bool = True  # dropout keeps a byte a number there; on a CPU it keeps a whole one
-    learns: int | None = None  # parameters that learn; None: all
+    trainable: int | None = None  # trainable parameters; None: all of them
     adapters: int = 0  # of those, how many are not the model's own
 
 
@@ -134,7 +134,7 @@ class CostModel:
 
     def training_state(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
         workload, total = self.workload, param_budget.total
-        n_trainable = total if workload.learns is None else workload.learns
+        n_trainable = total if workload.trainable is None else workload.trainable
         yield self._constant_item("weights", total, 4)
         if workload.adapters:
             yield self._constant_item("adapters", workload.adapters, 4)

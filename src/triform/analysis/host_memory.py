@@ -44,9 +44,10 @@ def require_memory(config: Config, sizes: DataSizes) -> None:
     largest_role = (
         "positions" if _count_table_elements(config, sizes) > count_by_role[largest_role] else largest_role
     )
+    advice = SETTINGS_BY_ROLE.get(largest_role, "model.d_model or model.n_layers")
     raise ConfigError(
         f"the model has {parameters.total:,} parameters, which need {needed_bytes / GIB:,.1f} GiB of memory; "
-        f"{available_bytes / GIB:,.1f} GiB are free: lower {SETTINGS_BY_ROLE.get(largest_role, 'model.d_model or model.n_layers')}"
+        f"{available_bytes / GIB:,.1f} GiB are free: lower {advice}"
     )
 
 

@@ -180,13 +180,13 @@ def _format_components(param_budget: ParameterBudget, workload: Workload) -> str
         )
         rows += [_format_component_row(group, row, param_budget.total) for row in group.lines]
     note = f"sharing saves {param_budget.shared:,}" if param_budget.shared else ""
-    name = "all, every one trained" if workload.learns is None else "all"
+    name = "all, every one trained" if workload.trainable is None else "all"
     rows.append((name, "", "", "", "", f"{param_budget.total:,}", "100.0 %", note))
     if workload.adapters:
         rows.append(
             ("adapters beside them", "", "", "", "", f"{workload.adapters:,}", "", "added to them at the end")
         )
-    if workload.learns is not None:
+    if workload.trainable is not None:
         rows.append(
             (
                 "what learns",
@@ -194,8 +194,8 @@ def _format_components(param_budget: ParameterBudget, workload: Workload) -> str
                 "",
                 "",
                 "",
-                f"{workload.learns:,}",
-                _format_share(workload.learns, param_budget.total),
+                f"{workload.trainable:,}",
+                _format_share(workload.trainable, param_budget.total),
                 "",
             )
         )
@@ -227,7 +227,7 @@ def _format_memory(cost: Costs) -> str:
     )
     header = ("", "formula", "numbers", "bytes each", "memory", "")
     training: TextRows = [header, *map(_format_memory_row, cost.training)]
-    note = "as if all learned" if workload.learns is not None else ""
+    note = "as if all learned" if workload.trainable is not None else ""
     training += [("  activations", "", "", "", _format_bytes(cost.activation_bytes), note)]
     training += [_format_memory_row(item, "    ") for item in cost.activations]
     training += [("together", "", "", "", _format_bytes(cost.training_bytes), "")]
@@ -345,7 +345,7 @@ def _report_to_dict(
         "task": config.task,
         "form": param_budget.form,
         "parameters": param_budget.total,
-        "trainable": param_budget.total if cost.workload.learns is None else cost.workload.learns,
+        "trainable": param_budget.total if cost.workload.trainable is None else cost.workload.trainable,
         "adapters": cost.workload.adapters,
         "shared": param_budget.shared,
         "letters": {symbol.name: symbol.value for symbol in param_budget.symbols},

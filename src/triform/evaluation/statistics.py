@@ -246,7 +246,8 @@ def verdict(
     if difference.floor * comparisons > ALPHA:
         limit_text = f"{difference.pairs} seeds cannot give p below {difference.floor:.3g}"
         correction_text = f", corrected for {comparisons} comparisons {min(1, difference.floor * comparisons):.3g}"
-        advice = f"{limit_text}{correction_text if comparisons > 1 else ''}: take {min_pairs_needed(comparisons)} or more"
+        limit_text += correction_text if comparisons > 1 else ""
+        advice = f"{limit_text}: take {min_pairs_needed(comparisons)} or more"
         return f"too few seeds to tell ({leader} ahead by {size}, {p_text}; {advice})"
     return f"no evidence of a difference ({size}, {p_text})"
 

@@ -18,7 +18,7 @@ class TrainableCount(NamedTuple):
     """How many parameters learn, and how many of those are adapters', which the model has only meanwhile."""
 
     trainable: int
-    adapter: int
+    adapters: int
 
 
 def count_trainable(model: nn.Module) -> TrainableCount:

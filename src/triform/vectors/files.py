@@ -232,7 +232,8 @@ def _read_safetensors(path: Path) -> VectorFile:
         dtypes = [file.get_slice(name).get_dtype() for name in ("vectors", "words")]
         if dtypes[0] not in FLOAT_DTYPES or dtypes[1] != "U8":
             raise DataError(
-                f"its vectors are {dtypes[0]} and its words {dtypes[1]}, not one of {', '.join(FLOAT_DTYPES)} and U8",
+                f"its vectors are {dtypes[0]} and its words {dtypes[1]}, "
+                f"not one of {', '.join(FLOAT_DTYPES)} and U8",
                 path=path,
             )
         matrix = _read_bfloat16(path) if dtypes[0] == "BF16" else to_float32(file.get_tensor("vectors"))

@@ -100,7 +100,8 @@ class Word2VecResult(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{len(self.words):,} words have a vector of {self.matrix.shape[1]} numbers; {self.n_tokens:,} words "
-            f"of text, {self.metadata['epochs']} times, in {self.seconds:.1f} s: {self.words_per_second:,.0f} words/s"
+            f"of text, {self.metadata['epochs']} times, in {self.seconds:.1f} s: "
+            f"{self.words_per_second:,.0f} words/s"
         )
 
 
@@ -209,7 +210,8 @@ def _check_counts(counts: Counter[str], config: Word2VecConfig, files: Sequence[
     word, max_count = counts.most_common(1)[0]
     if max_count < config.min_count:
         raise ConfigError(
-            f"--min-count {config.min_count} leaves no word: the most frequent, {word!r}, is seen {max_count} times; "
+            f"--min-count {config.min_count} leaves no word: the most frequent, {word!r}, is seen "
+            f"{max_count} times; "
             f"give {max_count} or less"
         )
 
