@@ -1,4 +1,4 @@
-"""How metrics and texts are shown to people, everywhere alike.
+"""How metrics and texts are shown to people: one table of metrics, and one way to print.
 
 Metrics are shown in percent, from 0 to 100, or as plain numbers. Files and JSON keep them as they are computed:
 fractions of 1, and BLEU from 0 to 100. Texts, labels and paths come from files that others made, so control
@@ -11,11 +11,53 @@ import math
 import re
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TextIO
 
-PERCENT_METRICS = ("accuracy", "f1", "macro_f1", "exact_match", "token_accuracy")  # stored as fractions of 1
-HUNDRED_POINT_METRICS = ("bleu", "chrf", "sentence_bleu")  # stored from 0 to 100 already
-METRIC_LABELS = {"f1": "F1", "macro_f1": "F1", "bleu": "BLEU", "chrf": "chrF", "sentence_bleu": "sentence BLEU"}
+from triform.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """How a metric is written, and which way is better."""
+
+    label: str
+    higher_is_better: bool = True
+    is_fraction: bool = False  # stored as a fraction of 1, shown in percent
+    is_out_of_100: bool = False  # stored and shown from 0 to 100
+    difference_unit: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The unit of a difference between two values."""
+        return self.difference_unit or (f"{self.label} points" if self.is_fraction else self.label)
+
+    @property
+    def scale(self) -> float:
+        """What a stored value is multiplied by to be shown."""
+        return 100.0 if self.is_fraction else 1.0
+
+    @property
+    def percent_sign(self) -> str:
+        """What follows a shown value."""
+        return " %" if self.is_fraction else ""
+
+
+# Every metric that Triform computes. Files and JSON keep the values as they are stored.
+METRICS = {
+    "accuracy": MetricInfo("accuracy", is_fraction=True),
+    "f1": MetricInfo("F1", is_fraction=True),
+    "macro_f1": MetricInfo("F1", is_fraction=True),
+    "exact_match": MetricInfo("exact match", is_fraction=True, difference_unit="exact-match points"),
+    "token_accuracy": MetricInfo("token accuracy", is_fraction=True),
+    "loss": MetricInfo("loss", higher_is_better=False, difference_unit="nats"),
+    "training loss": MetricInfo("training loss", higher_is_better=False, difference_unit="nats"),
+    "perplexity": MetricInfo("perplexity", higher_is_better=False),
+    "bits_per_byte": MetricInfo("bits per byte", higher_is_better=False),
+    "bleu": MetricInfo("BLEU", is_out_of_100=True),
+    "chrf": MetricInfo("chrF", is_out_of_100=True),
+    "sentence_bleu": MetricInfo("sentence BLEU", is_out_of_100=True),
+}
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line end
 
@@ -53,9 +95,26 @@ def _print(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
+def metric_info(name: str) -> MetricInfo:
+    """Look up a metric by its name.
+
+    Raises:
+        ConfigError: The metric is unknown, so nothing says whether more of it is better.
+    """
+    if name not in METRICS:
+        raise ConfigError(f"{name!r} is not a known metric; choose one of {', '.join(METRICS)}")
+    return METRICS[name]
+
+
 def metric_label(name: str) -> str:
     """A metric's name as it is written in a sentence."""
-    return METRIC_LABELS.get(name, name.replace("_", " "))
+    return METRICS[name].label if name in METRICS else name.replace("_", " ")
+
+
+def metric_title(name: str) -> str:
+    """A metric's name as a heading; names with capitals, such as BLEU and chrF, keep them."""
+    label = metric_label(name)
+    return label if label != label.lower() else label.capitalize()
 
 
 def metric_scale(name: str) -> tuple[float, str]:
@@ -63,12 +122,14 @@ def metric_scale(name: str) -> tuple[float, str]:
 
     A name may have a prefix, such as "best accuracy" or "test.accuracy".
     """
-    return (100.0, " %") if _base_name(name) in PERCENT_METRICS else (1.0, "")
+    info = _find_metric(name)
+    return info.scale, info.percent_sign
 
 
 def has_percent_scale(name: str) -> bool:
     """Whether a metric is shown on a scale from 0 to 100, always with two decimals."""
-    return _base_name(name) in (*PERCENT_METRICS, *HUNDRED_POINT_METRICS)
+    info = _find_metric(name)
+    return info.is_fraction or info.is_out_of_100
 
 
 def format_metric(name: str, value: float) -> str:
@@ -78,8 +139,7 @@ def format_metric(name: str, value: float) -> str:
     ('93.25 %', '4.50', '1,200')
     """
     scale, unit = metric_scale(name)
-    is_count = math.isfinite(value) and value == int(value) and _base_name(name) not in HUNDRED_POINT_METRICS
-    if is_count and not unit:
+    if math.isfinite(value) and value == int(value) and not has_percent_scale(name):
         return f"{int(value):,}"
     return f"{scale * value:,.{_decimals(name, value)}f}{unit}"
 
@@ -104,8 +164,9 @@ def format_range(name: str, low: float, high: float) -> str:
     return f"{scale * low:,.{decimals}f} to {scale * high:,.{decimals}f}{unit}"
 
 
-def _base_name(name: str) -> str:
-    return re.split(r"[ .]", name)[-1]
+def _find_metric(name: str) -> MetricInfo:
+    """The metric that a name with or without a prefix ends in; one that is shown as it is, if it is unknown."""
+    return METRICS.get(re.split(r"[ .]", name)[-1], MetricInfo(name))
 
 
 def _decimals(name: str, value: float) -> int:

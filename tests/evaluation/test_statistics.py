@@ -18,7 +18,7 @@ from triform.errors import ConfigError
 from triform.evaluation import statistics as stats
 from triform.evaluation.metrics import bleu_statistics
 from triform.evaluation.statistics import PairedDifference
-from triform.reporting import run_report
+from triform.formatting import METRICS, metric_info
 from triform.tasks import TASKS
 
 NUMBERS = st.floats(-1e3, 1e3, allow_nan=False)
@@ -238,9 +238,9 @@ def test_as_many_digits_as_mean_something(uncertainty: float, decimals: int) -> 
 
 def test_which_way_is_better_is_known_of_every_tasks_metric() -> None:
     for task in TASKS.values():
-        assert stats.metric_info(task.metric).higher_is_better == task.higher_is_better
-    for name in run_report.LOWER_IS_BETTER:
-        assert not stats.metric_info(name).higher_is_better
-    assert set(run_report.CHART_METRICS) <= stats.METRIC_INFO.keys()
-    with pytest.raises(ConfigError, match="whether more 'wings' is better"):
-        stats.metric_info("wings")
+        assert metric_info(task.metric).higher_is_better == task.higher_is_better
+    assert [name for name, info in METRICS.items() if not info.higher_is_better] == [
+        *("loss", "training loss", "perplexity", "bits_per_byte"),
+    ]
+    with pytest.raises(ConfigError, match="'wings' is not a known metric; choose one of accuracy, f1"):
+        metric_info("wings")

@@ -14,7 +14,9 @@ import pytest
 
 from triform.errors import DataError
 from triform.reporting.charts import Chart, Curve, Point, downsample, linear_scale, log_scale, render_chart, smooth
-from triform.reporting.run_report import ScoreboardRow, read_history, write_report, write_scoreboard
+from triform.reporting.run_history import read_history
+from triform.reporting.run_report import write_report
+from triform.reporting.scoreboard import ScoreboardRow, write_scoreboard
 
 VOID_TAGS = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -326,7 +328,7 @@ def make_scoreboard_row(folder: Path, **changes: Any) -> ScoreboardRow:
 def test_the_scoreboard_shows_each_task_and_links_to_its_report(tmp_path: Path) -> None:
     rows = [
         make_scoreboard_row(tmp_path),
-        make_scoreboard_row(tmp_path, metric="bits_per_byte", score=2.5, target=2.0, higher_is_better=False),
+        make_scoreboard_row(tmp_path, metric="bits_per_byte", score=2.5, target=2.0),
     ]
     page = ParsedPage(write_scoreboard(tmp_path / "index.html", rows).read_text(encoding="utf-8"))
     words = [data for _, data in page.texts]
@@ -382,14 +384,15 @@ def test_fractions_are_drawn_in_percent(report: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "higher", "reached"),
+    ("score", "metric", "reached"),
     [
-        (0.95, True, True),
-        (0.94, True, False),
-        (0.95, False, True),
-        (0.96, False, False),
-        (math.nan, True, False),
+        (0.95, "accuracy", True),
+        (0.94, "accuracy", False),
+        (0.95, "bits_per_byte", True),
+        (0.96, "bits_per_byte", False),
+        (math.nan, "accuracy", False),
+        (math.nan, "bits_per_byte", False),
     ],
 )
-def test_a_target_is_reached_from_the_right_side(tmp_path: Path, score: float, higher: bool, reached: bool) -> None:
-    assert make_scoreboard_row(tmp_path, score=score, higher_is_better=higher).reached is reached
+def test_a_target_is_reached_from_the_right_side(tmp_path: Path, score: float, metric: str, reached: bool) -> None:
+    assert make_scoreboard_row(tmp_path, score=score, metric=metric).reached is reached

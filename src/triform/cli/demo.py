@@ -12,7 +12,7 @@ from triform.formatting import echo, format_metric
 
 if TYPE_CHECKING:
     from triform.config import TaskName
-    from triform.reporting.run_report import ScoreboardRow
+    from triform.reporting.scoreboard import ScoreboardRow
 
 SUMMARIES = {
     "classify": "reviews with negation, contrast and irony: positive or negative?",
@@ -43,7 +43,7 @@ def demo(
     json_: JsonOption = False,
 ) -> None:
     """Train, evaluate and ask a classifier, a language model and a translator, in a few minutes."""
-    from triform.reporting.run_report import write_scoreboard
+    from triform.reporting.scoreboard import write_scoreboard
 
     if not overwrite:
         _refuse_foreign_runs(out)
@@ -75,7 +75,8 @@ def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRo
     import time
 
     from triform.launch import train
-    from triform.reporting.run_report import ScoreboardRow, write_report
+    from triform.reporting.run_report import write_report
+    from triform.reporting.scoreboard import ScoreboardRow
     from triform.training.callbacks import MetricsFile
 
     echo(f"\n{task}: {SUMMARIES[task]}", err=True)
@@ -94,7 +95,6 @@ def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRo
         target=target,
         seconds=seconds,
         report=run.path / "report.html",
-        higher_is_better=metric != "bits_per_byte",
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triform.errors import ConfigError
-from triform.formatting import metric_label, metric_scale
+from triform.formatting import metric_info
 
 Numbers = npt.NDArray[np.float64]
 
@@ -189,45 +189,6 @@ def bootstrap_bleu(
 
 
 # -- in words
-
-
-class MetricInfo(NamedTuple):
-    """How a score is read: its name, the unit of a difference, which way is better, and what it is shown times."""
-
-    name: str
-    unit: str
-    higher_is_better: bool
-    scale: float
-    percent_sign: str
-
-
-def _build_metric_info(metric: str, unit: str = "", *, higher_is_better: bool) -> MetricInfo:
-    label, (scale, percent_sign) = metric_label(metric), metric_scale(metric)
-    return MetricInfo(
-        label, unit or f"{label} points" if percent_sign else unit or label, higher_is_better, scale, percent_sign
-    )
-
-
-METRIC_INFO = {
-    "accuracy": _build_metric_info("accuracy", higher_is_better=True),
-    "f1": _build_metric_info("f1", higher_is_better=True),
-    "macro_f1": _build_metric_info("macro_f1", higher_is_better=True),
-    "exact_match": _build_metric_info("exact_match", "exact-match points", higher_is_better=True),
-    "token_accuracy": _build_metric_info("token_accuracy", higher_is_better=True),
-    "loss": _build_metric_info("loss", "nats", higher_is_better=False),
-    "training loss": _build_metric_info("training loss", "nats", higher_is_better=False),
-    "perplexity": _build_metric_info("perplexity", higher_is_better=False),
-    "bits_per_byte": _build_metric_info("bits_per_byte", higher_is_better=False),
-    "bleu": _build_metric_info("bleu", higher_is_better=True),
-    "chrf": _build_metric_info("chrf", higher_is_better=True),
-    "sentence_bleu": _build_metric_info("sentence_bleu", higher_is_better=True),
-}
-
-
-def metric_info(metric: str) -> MetricInfo:
-    if metric not in METRIC_INFO:
-        raise ConfigError(f"it is not known whether more {metric!r} is better; known are {', '.join(METRIC_INFO)}")
-    return METRIC_INFO[metric]
 
 
 def verdict(

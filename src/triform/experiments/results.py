@@ -21,7 +21,6 @@ from triform.evaluation.statistics import (
     bootstrap_bleu,
     describe_p_value,
     holm,
-    metric_info,
     min_pairs_needed,
     paired_test,
     summarise,
@@ -30,7 +29,8 @@ from triform.evaluation.statistics import (
 from triform.experiments.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.experiments.seeds import TRAINING_LOSS
 from triform.experiments.study_folder import MetricsCache, StudyFolder
-from triform.reporting.run_report import RunHistory, read_history
+from triform.formatting import metric_info
+from triform.reporting.run_history import RunHistory, read_history
 from triform.tasks.leaks import LEAK_PHRASE
 from triform.training.run_folder import RunFolder
 

@@ -1,18 +1,16 @@
-"""A study as one page, study.html: verdicts, scores with intervals, all curves in one picture, what each costs."""
+"""The page of a study, study.html: verdicts, metrics with intervals, curves of all variants, costs and settings."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from triform import __version__
 from triform.config.settings import DEFAULTS
 from triform.errors import notice_level
-from triform.evaluation.statistics import ALPHA, metric_info, summarise
+from triform.evaluation.statistics import ALPHA
 from triform.experiments.plan import TRAINING_SET
 from triform.experiments.results import StudyResult, VariantSummary
 from triform.experiments.study_tables import (
@@ -26,18 +24,18 @@ from triform.experiments.study_tables import (
     variant_rows,
     verdict_lines,
 )
-from triform.formatting import format_mean, metric_label
+from triform.formatting import format_mean, metric_info, metric_label
 from triform.reporting import pages
-from triform.reporting.charts import BandPoint, Chart, Curve, Point, Scale, linear_scale, render_chart, smooth
+from triform.reporting.interval_plot import Strip, render_interval_plot
+from triform.reporting.mean_curves import COLOURS, colour_class, render_mean_chart
 from triform.reporting.pages import format_duration, render_section, render_stat_card, render_table
-from triform.reporting.run_report import read_history
+from triform.reporting.run_history import read_history
 
-COLOUR_CLASSES = "abcdefgh"  # beyond these, the same once more, dashed
-MAX_CURVE_STEPS = 200  # of a mean curve
 MAX_VISIBLE_PAIRS = 10  # more of them are folded away
 
 
 def write_study_page(result: StudyResult) -> Path:
+    """Write study.html into the folder of the study."""
     body = "".join(
         [
             _render_header(result),
@@ -68,7 +66,8 @@ def _render_header(result: StudyResult) -> str:
     facts = [note for note in result.notes if note not in warnings]
     return (
         f'<header><p class="eyebrow">Triform <span>/</span> study</p><h1>{escape(result.study.name)} '
-        f'<span class="pill {status_class}">{status}</span></h1><p class="lead">{escape(study_title(result))}</p></header>'
+        f'<span class="pill {status_class}">{status}</span></h1>'
+        f'<p class="lead">{escape(study_title(result))}</p></header>'
         f'<dl class="tiles">{"".join(tiles)}</dl>'
         + pages.render_notices("Warnings", warnings, warning=True)
         + pages.render_notices("About this study", facts)
@@ -101,38 +100,21 @@ def _render_table(head: TableRow, rows: Sequence[TableRow]) -> str:
 # -- scores and costs
 
 
-@dataclass(frozen=True, kw_only=True)
-class StripRow:
-    """One line of a picture of values: a bar from zero, or a mean with its interval and the runs behind it."""
-
-    name: str
-    css_class: str  # classes: tone and dashes
-    value_text: str
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    runs: Sequence[float] = ()
-
-
-def _colour_class(index: int) -> str:
-    return f"tone-{COLOUR_CLASSES[index % len(COLOUR_CLASSES)]}"
-
-
 def _render_metrics(result: StudyResult) -> str:
     figures = []
     for eval_set in result.eval_sets:
         summaries = [summary for summary in result.summaries if summary.eval_set == eval_set and summary.stats]
-        strip_rows = [_strip_row(result, summary) for summary in summaries]
+        strips = [_build_strip(result, summary) for summary in summaries]
         figures.append(
-            _render_strip_figure(
-                f"{eval_set}: {metric_info(result.metric).name}", "mean, 95 % interval, every seed", strip_rows
+            render_interval_plot(
+                f"{eval_set}: {metric_label(result.metric)}", "mean, 95 % interval, every seed", strips
             )
         )
     variant_table = _render_table(VARIANT_HEADER, variant_rows(result))
     return render_section("Scores", f'<div class="charts">{"".join(figures)}</div>{variant_table}')
 
 
-def _strip_row(result: StudyResult, summary: VariantSummary) -> StripRow:
+def _build_strip(result: StudyResult, summary: VariantSummary) -> Strip:
     assert summary.stats is not None
     info = metric_info(result.metric)
     mean, deviation, low, high = (value * info.scale for value in summary.stats)
@@ -145,9 +127,9 @@ def _strip_row(result: StudyResult, summary: VariantSummary) -> StripRow:
     ]
     index = [variant.name for variant in result.study.variants].index(summary.variant)
     interval = {"low": low, "high": high} if math.isfinite(half_width) and deviation else {}
-    return StripRow(
+    return Strip(
         name=summary.variant,
-        css_class=_colour_class(index),
+        css_class=colour_class(index),
         value_text=value_text,
         value=mean,
         runs=runs,
@@ -162,10 +144,10 @@ def _render_costs(result: StudyResult) -> str:
     ]
     figures = []
     for name, get_value, format_value in quantities:
-        strip_rows = [
-            StripRow(
+        strips = [
+            Strip(
                 name=summary.variant,
-                css_class=_colour_class(index),
+                css_class=colour_class(index),
                 value_text=format_value(get_value(summary)),
                 value=get_value(summary),
             )
@@ -173,83 +155,8 @@ def _render_costs(result: StudyResult) -> str:
                 summary for summary in result.summaries if summary.eval_set == result.eval_sets[0]
             )
         ]
-        figures.append(_render_strip_figure(name, "", strip_rows))
+        figures.append(render_interval_plot(name, "", strips))
     return render_section("What each costs", f'<div class="charts">{"".join(figures)}</div>')
-
-
-def _render_strip_figure(title: str, hint: str, strip_rows: Sequence[StripRow]) -> str:
-    values = [value for row in strip_rows for value in (*row.runs, row.low, row.high) if math.isfinite(value)]
-    scale = linear_scale(min(values), max(values), count=4) if values else None
-    longest = max((row.value for row in strip_rows), default=0.0) or 1.0
-    elements = []
-    for row in strip_rows:
-        graphic = _render_interval(row, scale) if scale else _render_bar(row.value / longest)
-        description = escape(f"{row.name}: {row.value_text}")
-        elements.append(
-            f'<b>{escape(row.name)}</b><svg class="{row.css_class}" role="img"><title>{description}</title>{graphic}</svg>'
-            f'<span class="value">{escape(row.value_text)}</span>'
-        )
-    axis = _render_axis(scale) if scale else ""
-    hint_html = f' <small class="hint">{escape(hint)}</small>' if hint else ""
-    return (
-        f'<figure class="card chart short"><figcaption><h3>{escape(title)}{hint_html}</h3></figcaption>'
-        f'<div class="strips">{"".join(elements)}{axis}</div></figure>\n'
-    )
-
-
-def _render_axis(scale: Scale) -> str:
-    ticks = "".join(
-        f'<text class="tick" x="{100 * scale.position(value):.2f}%" y="14" text-anchor="middle">{label}</text>'
-        for value, label in scale.ticks
-    )
-    return f"<i></i><svg>{ticks}</svg><i></i>"
-
-
-def _render_bar(fraction: float) -> str:
-    return f'<rect class="bar" x="0" y="8" width="{100 * fraction:.2f}%" height="14" rx="3"/>'
-
-
-def _render_interval(row: StripRow, scale: Scale) -> str:
-    elements = ['<line class="grid" x1="0" x2="100%" y1="15" y2="15"/>']
-    if math.isfinite(row.low):
-        left, right = 100 * scale.position(row.low), 100 * scale.position(row.high)
-        elements.append(
-            f'<rect class="reach" x="{left:.2f}%" y="7" width="{right - left:.2f}%" height="16" rx="3"/>'
-        )
-    elements += [
-        f'<circle class="run" cx="{100 * scale.position(value):.2f}%" cy="15" r="2.5"/>' for value in row.runs
-    ]
-    mean_position = f"{100 * scale.position(row.value):.2f}%"
-    return "".join([*elements, f'<line class="mean" x1="{mean_position}" x2="{mean_position}" y1="5" y2="25"/>'])
-
-
-# -- curves
-
-
-def mean_with_band(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[BandPoint]]:
-    """The mean over runs at each step that most of them have, and one standard deviation to both sides.
-
-    A band ends at the farthest run, so that it never leaves what is possible.
-    """
-    values_by_step: dict[float, list[float]] = defaultdict(list)
-    for points in runs:
-        for step, value in points:
-            values_by_step[step].append(value)
-    steps = sorted(step for step, values in values_by_step.items() if 2 * len(values) > len(runs))
-    stride = math.ceil(len(steps) / MAX_CURVE_STEPS)
-    steps = sorted({*steps[:: stride or 1], *steps[-1:]})
-    mean, band = [], []
-    for step in steps:
-        step_mean, deviation, *_ = summarise(values_by_step[step])
-        mean.append((step, step_mean))
-        band.append(
-            (
-                step,
-                max(min(values_by_step[step]), step_mean - deviation),
-                min(max(values_by_step[step]), step_mean + deviation),
-            )
-        )
-    return mean, band if len(runs) > 1 else []
 
 
 def _render_curves(result: StudyResult) -> str:
@@ -263,27 +170,9 @@ def _render_curves(result: StudyResult) -> str:
     series = [("Training loss, smoothed", "train", "loss"), ("Validation loss", "valid", "loss")]
     if result.eval_sets != (TRAINING_SET,) and result.metric != "loss":
         series.append((f"Validation {metric}", "valid", result.metric))
-    last_step = max((run.last_step for runs in histories.values() for run in runs), default=1)
-    charts = []
-    for name, kind, key in series:
-        curves = []
-        for index, (variant, runs) in enumerate(histories.items()):
-            run_curves = [points for run in runs if (points := run.curve(kind, key))]
-            mean, band = mean_with_band([smooth(points) if kind == "train" else points for points in run_curves])
-            curve = Curve(
-                name=variant,
-                points=mean,
-                band=band,
-                tone=COLOUR_CLASSES[index % len(COLOUR_CLASSES)],
-                dots=kind == "valid" and len(mean) < 12,
-                dashed=index >= len(COLOUR_CLASSES),
-            )
-            curves.append(curve)
-        drawable = [curve for curve in curves if curve.points]
-        chart = Chart(title=name, curves=drawable, last_step=last_step, metric=key)
-        charts.append(render_chart(chart) if chart.curves else "")
+    charts = [render_mean_chart(name, histories, event, key) for name, event, key in series]
     lead = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
-    layout = "charts crowded" if len(histories) > len(COLOUR_CLASSES) // 2 else "charts"
+    layout = "charts crowded" if len(histories) > len(COLOURS) // 2 else "charts"
     return render_section("Curves", f'{lead}<div class="{layout}">{"".join(charts)}</div>')
 
 

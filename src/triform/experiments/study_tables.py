@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from triform.config.settings import non_default_settings
 from triform.errors import format_notice
-from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value, metric_info
+from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
 from triform.experiments.plan import VALIDATION_SET
 from triform.experiments.results import Comparison, StudyResult, VariantSummary, direction_label
-from triform.formatting import has_percent_scale
+from triform.formatting import has_percent_scale, metric_info
 from triform.reporting.pages import format_duration
 from triform.training.run_folder import write_run_text
 
@@ -33,7 +33,9 @@ def write_tables(result: StudyResult) -> None:
 def study_title(result: StudyResult) -> str:
     study, info = result.study, metric_info(result.metric)
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
-    return f"{study.task}, {info.name} ({direction_label(result.metric)}), {len(study.variants)} variants × {seeds}"
+    return (
+        f"{study.task}, {info.label} ({direction_label(result.metric)}), {len(study.variants)} variants × {seeds}"
+    )
 
 
 # -- rows that all forms share

@@ -1,29 +1,21 @@
-"""A training run as one page: `report.html`, which opens anywhere, offline, and shows what the run did.
+"""The report of a run, `report.html`: state, curves, test metrics, samples and settings on one page.
 
-The page is built from the run's own files, so it can be written at any time, also while the run goes on.
+The page is built from the files of the run folder, so it can be written at any time, also during training.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, TypeGuard
-from urllib.parse import quote
+from typing import Any
 
 from triform import __version__
-from triform.errors import DataError
-from triform.formatting import METRIC_LABELS, format_metric, metric_label
+from triform.formatting import METRICS, format_metric, metric_label, metric_title
 from triform.reporting.charts import (
     Chart,
     Curve,
-    Point,
     VerticalLine,
     downsample,
     format_number,
@@ -39,83 +31,16 @@ from triform.reporting.pages import (
     render_table,
     write_page,
 )
-
-Event = Mapping[str, Any]
+from triform.reporting.run_history import Event, RunHistory, is_finite, read_history
 
 # What a `valid` event may hold beside the loss.
 CHART_METRICS = ("accuracy", "f1", "perplexity", "bits_per_byte", "bleu", "chrf", "exact_match", "token_accuracy")
 RATE_SERIES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second"}
-LOWER_IS_BETTER = {"loss", "perplexity", "bits_per_byte"}
 END_REASONS = {
     "max_steps": ("good", "Finished"),
     "patience": ("good", "Stopped early: no more progress"),
     "interrupted": ("warn", "Interrupted"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreboardRow:
-    """One line of the scoreboard: a task, what it reached, and where its report lies."""
-
-    task: str
-    summary: str
-    metric: str
-    score: float
-    target: float
-    seconds: float
-    report: Path
-    higher_is_better: bool = True
-
-    @property
-    def reached(self) -> bool:
-        """Whether the score is as good as the target; NaN never is."""
-        return self.score >= self.target if self.higher_is_better else self.score <= self.target
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHistory:
-    """What the files of a run folder say, with the steps that a resumed run did twice counted once."""
-
-    name: str
-    start: Event
-    events: Mapping[str, Sequence[Event]]
-    settings: Mapping[str, Any] | None
-    n_unreadable: int
-
-    @property
-    def task(self) -> str:
-        return str(self.start.get("task", "run"))
-
-    @property
-    def metric(self) -> str:
-        return str(self.start.get("metric", "loss"))
-
-    @property
-    def end(self) -> Event | None:
-        return self.events["end"][-1] if self.events["end"] else None
-
-    @property
-    def last_step(self) -> int:
-        steps = [event.get("step") for kind in ("train", "valid", "end") for event in self.events[kind][-1:]]
-        return max((int(step) for step in steps if _is_finite(step)), default=0)
-
-    def curve(self, kind: str, key: str) -> list[Point]:
-        """The finite values of `key` over the steps."""
-        pairs = ((event.get("step"), event.get(key)) for event in self.events[kind])
-        return sorted(
-            (float(step), float(value)) for step, value in pairs if _is_finite(step) and _is_finite(value)
-        )
-
-    def best(self) -> Point | None:
-        """Step and value of the best validation score so far."""
-        end = self.end or {}
-        if _is_finite(end.get("best_step")) and _is_finite(end.get("best")):
-            return float(end["best_step"]), float(end["best"])
-        if recorded := self.curve("best", "value"):
-            return recorded[-1]
-        points = self.curve("valid", self.metric)
-        higher_is_better = bool(self.start.get("higher_is_better", self.metric not in LOWER_IS_BETTER))
-        return (max if higher_is_better else min)(points, key=lambda point: point[1]) if points else None
 
 
 def write_report(folder: Path) -> Path:
@@ -138,101 +63,8 @@ def write_report(folder: Path) -> Path:
     )
 
 
-def write_scoreboard(path: Path, rows: Sequence[ScoreboardRow]) -> Path:
-    """Write one page on the runs of a demo: their scores, curves and samples, with links to their reports."""
-    n_reached = sum(row.reached for row in rows)
-    cards = [
-        render_stat_card("Targets reached", f"{n_reached} of {len(rows)}", "tasks"),
-        render_stat_card("Training time", format_duration(sum(row.seconds for row in rows)), "all tasks together"),
-    ]
-    header = ["Task", "What it does", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
-    table_rows, sections = [], []
-    for row in rows:
-        link = quote(Path(os.path.relpath(row.report, path.parent)).as_posix())
-        sections.append(_render_run_summary(row, f'<a href="{escape(link)}">Open the full report</a>'))
-        tone, word = ("good", "✓ yes") if row.reached else ("warn", "✗ no")
-        table_rows.append(
-            f'<tr><th scope="row">{escape(row.task)}</th><td class="text">{escape(row.summary)}</td>'
-            f'<td class="name">{escape(_metric_title(row.metric))}</td>'
-            f'<td class="num"><b>{format_metric(row.metric, row.score)}</b></td>'
-            f'<td class="num">{"≥" if row.higher_is_better else "≤"} {format_metric(row.metric, row.target)}</td>'
-            f'<td><span class="pill {tone}">{word}</span></td><td class="num">{format_duration(row.seconds)}</td>'
-            f'<td><a href="{escape(link)}">{escape(row.task)} report</a></td></tr>'
-        )
-    body = (
-        '<header><p class="eyebrow">Triform</p><h1>Scoreboard</h1>'
-        '<p class="lead">One Transformer in three forms, each trained from scratch.</p></header>'
-        f'<dl class="tiles">{"".join(cards)}</dl>{render_table(header, table_rows, numeric={3, 4, 6})}'
-    )
-    return write_page(path, render_html_page("Scoreboard", body + "".join(sections), f"Triform {__version__}"))
-
-
-def _render_run_summary(row: ScoreboardRow, link: str) -> str:
-    """One task of the scoreboard: its curves and a few of its samples."""
-    history = read_history(row.report.parent)
-    curves = "".join(map(render_chart, _headline_charts(history)))
-    lead = f'<p class="lead">{escape(row.summary)} · {link}</p>'
-    return render_section(
-        row.task.capitalize(), f'{lead}<div class="charts">{curves}</div>{_render_sample_table(history, 4)}'
-    )
-
-
-def read_history(folder: Path) -> RunHistory:
-    """Read a run folder; a line cut short, as the last one of a living run may be, is passed over."""
-    path = folder / "metrics.jsonl"
-    try:
-        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise DataError("no metrics to report; is this the folder of a training run?", path=path) from error
-    kinds = ("start", "notice", "train", "valid", "best", "resume", "sample", "test", "end")
-    events: dict[str, list[Event]] = {kind: [] for kind in kinds}
-    n_unreadable = 0
-    for line_number, line in enumerate(lines, start=1):
-        try:
-            event = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError):
-            n_unreadable += line_number < len(lines)
-            continue
-        kind = event.get("event") if isinstance(event, dict) else None
-        if not isinstance(kind, str) or kind not in events:  # from another version, perhaps: not ours to judge
-            continue
-        if kind == "resume":
-            _drop_events_after(events, event.get("step"))
-        events[kind].append(event)
-    start = events["start"][-1] if events["start"] else {}
-    name = folder.resolve().name
-    return RunHistory(
-        name=name, start=start, events=events, settings=_read_settings(folder), n_unreadable=n_unreadable
-    )
-
-
-def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
-    """Forget what came after the checkpoint a run was resumed from: it is about to be done again."""
-    events["end"].clear()
-    events["test"].clear()
-    for kind in ("train", "valid", "best", "sample"):
-        if _is_finite(step):
-            events[kind] = [e for e in events[kind] if not _is_finite(e.get("step")) or e["step"] <= step]
-
-
-def _read_settings(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # the report of a run is worth having without its settings
-        return None
-
-
-def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _metric_title(metric: str) -> str:
-    """A metric's name as a title; what has capitals of its own keeps them."""
-    return metric_label(metric) if metric in METRIC_LABELS else metric_label(metric).capitalize()
-
-
 def _format_count(value: object) -> str:
-    return f"{value:,.0f}" if _is_finite(value) else "–"
+    return f"{value:,.0f}" if is_finite(value) else "–"
 
 
 def _render_header(history: RunHistory) -> str:
@@ -258,10 +90,10 @@ def _render_stat_cards(history: RunHistory) -> str:
     best, end, start = history.best(), history.end or {}, history.start
     speeds = [value for _, value in history.curve("train", "tokens_per_s")]
     times = [value for _, value in history.curve("train", "seconds")]
-    seconds = end["seconds"] if _is_finite(end.get("seconds")) else max(times, default=None)
+    seconds = end["seconds"] if is_finite(end.get("seconds")) else max(times, default=None)
     max_steps, n_parameters, vocab_size = (start.get(key) for key in ("max_steps", "parameters", "vocab_size"))
     progress_bar = (
-        f'<progress max="{max_steps:.0f}" value="{history.last_step}"></progress>' if _is_finite(max_steps) else ""
+        f'<progress max="{max_steps:.0f}" value="{history.last_step}"></progress>' if is_finite(max_steps) else ""
     )
     best_note = f"at step {_format_count(int(best[0]))}" if best else "not validated yet"
     cards = [
@@ -302,11 +134,11 @@ def _render_notices(history: RunHistory) -> str:
     return render_notices("Warnings", warnings, warning=True) + render_notices("About this run", facts)
 
 
-def _headline_charts(history: RunHistory) -> list[Chart]:
+def headline_charts(history: RunHistory) -> list[Chart]:
     """The loss, and the metric by which the best weights are chosen."""
     best, resume_steps = history.best(), (event.get("step") for event in history.events["resume"])
     vertical_lines = [VerticalLine(step=best[0], label="best")] if best else []
-    vertical_lines += [VerticalLine(step=step, label="resumed") for step in resume_steps if _is_finite(step)]
+    vertical_lines += [VerticalLine(step=step, label="resumed") for step in resume_steps if is_finite(step)]
     raw, last_step = history.curve("train", "loss"), history.last_step
     loss = [
         Curve(name="train, raw", points=downsample(raw), faint=True),
@@ -321,12 +153,12 @@ def _metric_chart(
     history: RunHistory, metric: str, vertical_lines: Sequence[VerticalLine] = (), *, small: bool = False
 ) -> Chart:
     return Chart(
-        title=_metric_title(metric),
+        title=metric_title(metric),
         curves=[Curve(name="valid", points=downsample(history.curve("valid", metric)), tone="b", dots=True)],
         last_step=history.last_step,
         vertical_lines=vertical_lines,
         small=small,
-        allow_log_scale=metric in LOWER_IS_BETTER,
+        allow_log_scale=metric in METRICS and not METRICS[metric].higher_is_better,
         metric=metric,
     )
 
@@ -340,9 +172,7 @@ def _render_charts(history: RunHistory) -> str:
         small.append(
             Chart(title=title, curves=curves, last_step=history.last_step, small=True, allow_log_scale=log_scale)
         )
-    headline_html, small_html = (
-        "".join(map(render_chart, charts)) for charts in (_headline_charts(history), small)
-    )
+    headline_html, small_html = ("".join(map(render_chart, charts)) for charts in (headline_charts(history), small))
     layout = "charts" if len(small) % 4 == 0 else "charts thirds"
     if not headline_html + small_html:
         return render_section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
@@ -358,10 +188,10 @@ def _render_tests(history: RunHistory) -> str:
     names.sort(key=lambda name: name != history.metric)  # the headline first
     rows = []
     for test, metrics in tests.items():
-        values = (format_metric(name, metrics[name]) if _is_finite(metrics.get(name)) else "–" for name in names)
+        values = (format_metric(name, metrics[name]) if is_finite(metrics.get(name)) else "–" for name in names)
         cells = "".join(f'<td class="num">{value}</td>' for value in values)
         rows.append(f'<tr><th scope="row">{escape(test)}</th>{cells}</tr>')
-    header = ["Data", *map(_metric_title, names)]
+    header = ["Data", *map(metric_title, names)]
     return render_section("Test scores", render_table(header, rows, numeric=range(1, len(header)))) if rows else ""
 
 
@@ -373,13 +203,13 @@ def _last_samples(history: RunHistory) -> list[Event]:
 def _render_samples(history: RunHistory) -> str:
     samples = _last_samples(history)
     return (
-        render_section(f"Samples at step {_format_count(samples[0].get('step'))}", _render_sample_table(history))
+        render_section(f"Samples at step {_format_count(samples[0].get('step'))}", render_sample_table(history))
         if samples
         else ""
     )
 
 
-def _render_sample_table(history: RunHistory, limit: int | None = None) -> str:
+def render_sample_table(history: RunHistory, limit: int | None = None) -> str:
     """What the best weights made of a few texts; a long text scrolls in its cell."""
     samples = _last_samples(history)[:limit]
     keys = [key for key in ("input", "output", "expected") if any(key in event for event in samples)]

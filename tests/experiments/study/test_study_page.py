@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from triform.experiments.results import StudyResult
-from triform.experiments.study_page import MAX_CURVE_STEPS, MAX_VISIBLE_PAIRS, mean_with_band
+from triform.experiments.study_page import MAX_VISIBLE_PAIRS
+from triform.reporting.mean_curves import MAX_CURVE_STEPS, mean_with_band
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
-from triform.experiments.reproduce.attention_figures import render_attention_maps as drawn_map
-from triform.experiments.reproduce.loss_curves import render_loss_curves
 from triform.experiments.reproduce.outcome import read_result
 from triform.experiments.reproduce.systems import SYSTEMS
 from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
 from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY
 from triform.experiments.reproduce.why.parts import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
+from triform.reporting.attention_figure import render_attention_maps
+from triform.reporting.loss_curves import render_loss_curves
 
 FIGURES_FOLDER = "pictures"
 INTRODUCTION = """# Results
@@ -41,7 +41,7 @@ def render_pages(results: Path) -> dict[str, str]:
             if attention := variant.get("map"):
                 title = f"Where {variant['name']} looks: {system.attention_example}"
                 figure_path = f"{FIGURES_FOLDER}/{name}-{variant['name']}-attention.svg"
-                figures[figure_path] = drawn_map(attention, title)
+                figures[figure_path] = render_attention_maps(attention, title)
                 parts.append(f"![{title}]({figure_path})")
     parts.append(why_section(read_result(results, WHY)))
     return {"": "\n\n".join(parts) + "\n", **figures}

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from triform.config.settings import Settings, merge_settings
 from triform.data.files import content_sha256
 from triform.errors import ConfigError, DivergedError, RunInterruptedError
 from triform.evaluation.metrics import bleu_signature
 from triform.experiments.reproduce import outcome as outcomes
-from triform.experiments.reproduce.attention_figures import capture_attention
 from triform.experiments.reproduce.beside import evaluate_system_baselines
 from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.outcome import ExperimentResult
@@ -27,12 +28,14 @@ from triform.formatting import print_message
 from triform.io.files import write_text
 from triform.io.locks import folder_lock
 from triform.launch import RunOptions
-from triform.run import load, resolve_device
+from triform.run import Run, load, resolve_device
 from triform.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
 
+MAX_ATTENTION_HEADS = 4  # where a layer has more heads, their mean is recorded
+STACK_BY_TASK = {"classify": "encoder", "generate": "decoder", "translate": "cross"}
 SMOKE_STEPS, SMOKE_SEEDS, SMOKE_NEW_TOKENS = 4, 2, 20
 
 
@@ -231,6 +234,23 @@ def generate_samples(
         run.predict([prompt], max_new_tokens=min(max_new_tokens, length))[0].output for prompt, length in prompts
     ]
     return [{"input": prompt, "output": text} for (prompt, _), text in zip(prompts, texts, strict=True)]
+
+
+def capture_attention(run: Run, text: str) -> dict[str, Any]:
+    """The most telling attention map of a text for the task, with rounded weights of shape (L, H, T, S)."""
+    attention_map = next(
+        candidate for candidate in run.explain(text).maps if candidate.name == STACK_BY_TASK[run.config.task]
+    )
+    weights = (
+        attention_map.weights if attention_map.n_heads <= MAX_ATTENTION_HEADS else attention_map.average()[:, None]
+    )
+    return {
+        "stack": attention_map.name,
+        "heads": "each" if attention_map.n_heads <= MAX_ATTENTION_HEADS else "mean",
+        "queries": list(attention_map.queries),
+        "keys": list(attention_map.keys),
+        "weights": np.round(weights.astype(np.float64), 3).tolist(),
+    }
 
 
 class PersistentTimer:

@@ -1,15 +1,15 @@
-"""The losses of a system's variants over their steps, as one SVG that stands by itself."""
+"""Loss curves of several variants as one standalone SVG file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
-from triform.experiments.reproduce.outcome import ExperimentResult
 from triform.reporting.charts import Point, Scale, format_number, linear_scale, log_scale
 
 WIDTH, HEIGHT = 800, 320
-LEFT, RIGHT, TOP, BOTTOM = 56, 260, 18, 36  # the legend stands on the right
+LEFT, RIGHT, TOP, BOTTOM = 56, 260, 18, 36  # the legend is on the right
 COLOURS = ("#2f5fd0", "#c2500f", "#17703f", "#8f4a00", "#7a3fb0", "#0f7c86")
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#5b606b}.line{fill:none;stroke-width:1.8}"
@@ -17,8 +17,17 @@ STYLE = (
 )
 
 
-def render_loss_curves(result: ExperimentResult) -> str:
-    """Training loss dashed, loss on held-out data whole; of the first seed of each variant."""
+def render_loss_curves(result: Mapping[str, Any]) -> str:
+    """Draw the loss curves of a result of `triform reproduce`, one colour per variant.
+
+    Training loss is dashed, validation loss is solid; both belong to the first seed.
+
+    Args:
+        result: The contents of `results/NAME.json`: the name of the system and its variants with their curves.
+
+    Returns:
+        The SVG, or an empty string if no variant has a curve.
+    """
     lines = [
         (
             variant["name"],
@@ -86,9 +95,8 @@ def _render_legend(lines: Sequence[tuple[str, str, list[Point], str]]) -> str:
         y_position = TOP + 8 + 18 * index
         dashed = " dashed" if kind == "train" else ""
         left = WIDTH - RIGHT + 14
-        elements.append(
-            f'<line class="line{dashed}" stroke="{colour}" x1="{left}" x2="{left + 22}" y1="{y_position}" y2="{y_position}"/>'
-        )
+        ends = f'x1="{left}" x2="{left + 22}" y1="{y_position}" y2="{y_position}"'
+        elements.append(f'<line class="line{dashed}" stroke="{colour}" {ends}/>')
         label = escape(f"{name}, {kind}: {format_number(points[-1][1])}")
         elements.append(f'<text x="{left + 28}" y="{y_position + 4}">{label}</text>')
     return "\n".join(elements) + "\n"

@@ -1,4 +1,4 @@
-"""Where the models of a system look: attention of one text, kept in its outcome and drawn from there."""
+"""Attention maps of a result of `triform reproduce` as a standalone SVG file."""
 
 from __future__ import annotations
 
@@ -9,33 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from triform.run import Run
-
-CELL_SIZE, PANEL_GAP, LETTER_WIDTH = 13, 16, 7  # pixels: a weight, between panels, a letter of a label
-MAX_HEADS = 4  # where a layer has more, their mean is kept
-STACK_BY_TASK = {"classify": "encoder", "generate": "decoder", "translate": "cross"}
+CELL_SIZE, PANEL_GAP, LETTER_WIDTH = 13, 16, 7  # pixels
 STYLE = "text{font:11px system-ui,sans-serif;fill:#5b606b}.paper{fill:#fff}.cell{fill:#2348b0}.none{fill:#e6dfd3}"
 
 
-def capture_attention(run: Run, text: str) -> dict[str, Any]:
-    """The map of a text that tells most of the task, rounded: (L, H, T, S)."""
-    attention_map = next(
-        candidate for candidate in run.explain(text).maps if candidate.name == STACK_BY_TASK[run.config.task]
-    )
-    weights = attention_map.weights if attention_map.n_heads <= MAX_HEADS else attention_map.average()[:, None]
-    return {
-        "stack": attention_map.name,
-        "heads": "each" if attention_map.n_heads <= MAX_HEADS else "mean",
-        "queries": list(attention_map.queries),
-        "keys": list(attention_map.keys),
-        "weights": np.round(weights.astype(np.float64), 3).tolist(),
-    }
-
-
 def render_attention_maps(attention: Mapping[str, Any], title: str) -> str:
-    """Layers down, heads across; the darker, the more is read; what no head ever reads has a tint of its own."""
+    """Draw attention weights: one row of panels per layer, one panel per head, darker cells for larger weights.
+
+    Positions that no head attends to are masked, and have a colour of their own.
+
+    Args:
+        attention: Tokens (`queries`, `keys`), `weights` of shape (L, H, T, S), and whether maps are of single heads
+            (`heads` is "each") or their mean.
+        title: The title that screen readers announce.
+    """
     weights = np.array(attention["weights"])
-    # weights are rounded: what one head does not read may be read a little, what none reads is out of reach
+    # Weights are rounded: a zero in one head may be a small weight, but a zero in every head is a masked position.
     visible_weights = np.where((weights == 0).all(axis=(0, 1)), np.nan, weights)
     layers, heads, rows, columns = weights.shape
     label_width = 8 + LETTER_WIDTH * max(len(token) for token in attention["queries"])

@@ -1,0 +1,125 @@
+"""The history of a run, read from its folder: events of metrics.jsonl and settings of config.toml."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from triform.errors import DataError
+from triform.formatting import METRICS
+from triform.reporting.charts import Point
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """The events and settings of a run. Steps that a resumed run repeated count once."""
+
+    name: str
+    start: Event
+    events: Mapping[str, Sequence[Event]]
+    settings: Mapping[str, Any] | None
+    n_unreadable: int
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return str(self.start.get("task", "run"))
+
+    @property
+    def metric(self) -> str:
+        """The metric by which the best weights are chosen."""
+        return str(self.start.get("metric", "loss"))
+
+    @property
+    def end(self) -> Event | None:
+        """The last event of a run that has ended."""
+        return self.events["end"][-1] if self.events["end"] else None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was recorded."""
+        steps = [event.get("step") for kind in ("train", "valid", "end") for event in self.events[kind][-1:]]
+        return max((int(step) for step in steps if is_finite(step)), default=0)
+
+    def curve(self, kind: str, key: str) -> list[Point]:
+        """The finite values of a key of the events of one kind, as points (step, value)."""
+        pairs = ((event.get("step"), event.get(key)) for event in self.events[kind])
+        return sorted((float(step), float(value)) for step, value in pairs if is_finite(step) and is_finite(value))
+
+    def best(self) -> Point | None:
+        """The step and the value of the best validation metric so far."""
+        end = self.end or {}
+        if is_finite(end.get("best_step")) and is_finite(end.get("best")):
+            return float(end["best_step"]), float(end["best"])
+        if recorded := self.curve("best", "value"):
+            return recorded[-1]
+        points = self.curve("valid", self.metric)
+        higher_is_better = bool(self.start.get("higher_is_better", _is_higher_better(self.metric)))
+        return (max if higher_is_better else min)(points, key=lambda point: point[1]) if points else None
+
+
+def read_history(folder: Path) -> RunHistory:
+    """Read the history of a run from its folder.
+
+    Damaged lines are counted and skipped; an incomplete last line, as of a run in progress, is skipped silently.
+
+    Raises:
+        DataError: The folder has no readable metrics.jsonl.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise DataError("no metrics to report; is this the folder of a training run?", path=path) from error
+    kinds = ("start", "notice", "train", "valid", "best", "resume", "sample", "test", "end")
+    events: dict[str, list[Event]] = {kind: [] for kind in kinds}
+    n_unreadable = 0
+    for line_number, line in enumerate(lines, start=1):
+        try:
+            event = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            n_unreadable += line_number < len(lines)
+            continue
+        kind = event.get("event") if isinstance(event, dict) else None
+        if not isinstance(kind, str) or kind not in events:  # perhaps from another version
+            continue
+        if kind == "resume":
+            _drop_events_after(events, event.get("step"))
+        events[kind].append(event)
+    start = events["start"][-1] if events["start"] else {}
+    name = folder.resolve().name
+    return RunHistory(
+        name=name, start=start, events=events, settings=_read_settings(folder), n_unreadable=n_unreadable
+    )
+
+
+def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
+    """Drop the events after the checkpoint that a run was resumed from, which the run repeats."""
+    events["end"].clear()
+    events["test"].clear()
+    for kind in ("train", "valid", "best", "sample"):
+        if is_finite(step):
+            events[kind] = [e for e in events[kind] if not is_finite(e.get("step")) or e["step"] <= step]
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # a report is useful without settings
+        return None
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_higher_better(metric: str) -> bool:
+    return metric not in METRICS or METRICS[metric].higher_is_better
