@@ -63,16 +63,14 @@ class PlainClassifier(nn.Module):
 @torch.no_grad()
 def _copy_block(own_block: Any, torch_layer: Any) -> None:
     attention = torch_layer.self_attn
-    attention.in_proj_weight.copy_(
-        torch.cat([own_block.attention.query.weight, own_block.attention.key_value.weight])
-    )
-    attention.in_proj_bias.copy_(torch.cat([own_block.attention.query.bias, own_block.attention.key_value.bias]))
+    attention.in_proj_weight.copy_(torch.cat([own_block.attn.q_proj.weight, own_block.attn.kv_proj.weight]))
+    attention.in_proj_bias.copy_(torch.cat([own_block.attn.q_proj.bias, own_block.attn.kv_proj.bias]))
     module_pairs = (
-        (own_block.attention.out, attention.out_proj),
-        (own_block.feedforward.up, torch_layer.linear1),
-        (own_block.feedforward.down, torch_layer.linear2),
-        (own_block.attend.norm, torch_layer.norm1),
-        (own_block.think.norm, torch_layer.norm2),
+        (own_block.attn.out_proj, attention.out_proj),
+        (own_block.ffn.up_proj, torch_layer.linear1),
+        (own_block.ffn.down_proj, torch_layer.linear2),
+        (own_block.attn_norm, torch_layer.norm1),
+        (own_block.ffn_norm, torch_layer.norm2),
     )
     for source, target in module_pairs:
         target.load_state_dict(source.state_dict())

@@ -73,19 +73,19 @@ def build_gpt2(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_l
 def copy_gpt2(peer_model: Any, model: Any) -> None:
     """Their weights into our decoder."""
     peer_body = peer_model.transformer
-    model.embedding.tokens.weight.copy_(peer_body.wte.weight)
-    model.embedding.positions.table.weight.copy_(peer_body.wpe.weight)
-    model.norm.load_state_dict(peer_body.ln_f.state_dict())
+    model.embedding.token_embedding.weight.copy_(peer_body.wte.weight)
+    model.embedding.position_embedding.table.weight.copy_(peer_body.wpe.weight)
+    model.final_norm.load_state_dict(peer_body.ln_f.state_dict())
     for block, peer_block in zip(model.blocks, peer_body.h, strict=True):
-        block.attend.norm.load_state_dict(peer_block.ln_1.state_dict())
-        block.think.norm.load_state_dict(peer_block.ln_2.state_dict())
+        block.attn_norm.load_state_dict(peer_block.ln_1.state_dict())
+        block.ffn_norm.load_state_dict(peer_block.ln_2.state_dict())
         d_model = peer_block.attn.c_proj.weight.shape[0]
         weight, bias = peer_block.attn.c_attn.weight.T, peer_block.attn.c_attn.bias
-        _copy_linear(block.attention.query, weight[:d_model], bias[:d_model])
-        _copy_linear(block.attention.key_value, weight[d_model:], bias[d_model:])
-        _copy_linear(block.attention.out, peer_block.attn.c_proj.weight.T, peer_block.attn.c_proj.bias)
-        _copy_linear(block.feedforward.up, peer_block.mlp.c_fc.weight.T, peer_block.mlp.c_fc.bias)
-        _copy_linear(block.feedforward.down, peer_block.mlp.c_proj.weight.T, peer_block.mlp.c_proj.bias)
+        _copy_linear(block.attn.q_proj, weight[:d_model], bias[:d_model])
+        _copy_linear(block.attn.kv_proj, weight[d_model:], bias[d_model:])
+        _copy_linear(block.attn.out_proj, peer_block.attn.c_proj.weight.T, peer_block.attn.c_proj.bias)
+        _copy_linear(block.ffn.up_proj, peer_block.mlp.c_fc.weight.T, peer_block.mlp.c_fc.bias)
+        _copy_linear(block.ffn.down_proj, peer_block.mlp.c_proj.weight.T, peer_block.mlp.c_proj.bias)
 
 
 def build_marian(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_len: int) -> Any:
@@ -106,32 +106,32 @@ def build_marian(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max
 def copy_marian(peer_model: Any, model: Any) -> None:
     """Their weights into our encoder-decoder; its begin token takes the vector of zeros."""
     peer_body = peer_model.model
-    token_embedding = model.embedding.tokens.weight
+    token_embedding = model.embedding.token_embedding.weight
     token_embedding.copy_(peer_body.shared.weight[: len(token_embedding)])
     token_embedding[BOS] = 0.0
-    nn.init.zeros_(model.head.bias)
+    nn.init.zeros_(model.lm_head.bias)
     for stack, peer_stack in ((model.encoder, peer_body.encoder), (model, peer_body.decoder)):
-        stack.embedding.positions.table.weight.copy_(peer_stack.embed_positions.weight)
+        stack.embedding.position_embedding.table.weight.copy_(peer_stack.embed_positions.weight)
         for block, peer_layer in zip(stack.blocks, peer_stack.layers, strict=True):
-            _copy_attention(peer_layer.self_attn, block.attention)
-            block.attend.norm.load_state_dict(peer_layer.self_attn_layer_norm.state_dict())
+            _copy_attention(peer_layer.self_attn, block.attn)
+            block.attn_norm.load_state_dict(peer_layer.self_attn_layer_norm.state_dict())
             if stack is model:
-                _copy_attention(peer_layer.encoder_attn, block.cross)
-                block.consult.norm.load_state_dict(peer_layer.encoder_attn_layer_norm.state_dict())
-            _copy_linear(block.feedforward.up, peer_layer.fc1.weight, peer_layer.fc1.bias)
-            _copy_linear(block.feedforward.down, peer_layer.fc2.weight, peer_layer.fc2.bias)
-            block.think.norm.load_state_dict(peer_layer.final_layer_norm.state_dict())
+                _copy_attention(peer_layer.encoder_attn, block.cross_attn)
+                block.cross_attn_norm.load_state_dict(peer_layer.encoder_attn_layer_norm.state_dict())
+            _copy_linear(block.ffn.up_proj, peer_layer.fc1.weight, peer_layer.fc1.bias)
+            _copy_linear(block.ffn.down_proj, peer_layer.fc2.weight, peer_layer.fc2.bias)
+            block.ffn_norm.load_state_dict(peer_layer.final_layer_norm.state_dict())
 
 
 def _copy_attention(peer_attention: Any, attention: Any) -> None:
     kv_projections = peer_attention.k_proj, peer_attention.v_proj
-    _copy_linear(attention.query, peer_attention.q_proj.weight, peer_attention.q_proj.bias)
+    _copy_linear(attention.q_proj, peer_attention.q_proj.weight, peer_attention.q_proj.bias)
     _copy_linear(
-        attention.key_value,
+        attention.kv_proj,
         torch.cat([projection.weight for projection in kv_projections]),
         torch.cat([projection.bias for projection in kv_projections]),
     )
-    _copy_linear(attention.out, peer_attention.out_proj.weight, peer_attention.out_proj.bias)
+    _copy_linear(attention.out_proj, peer_attention.out_proj.weight, peer_attention.out_proj.bias)
 
 
 def _copy_linear(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:

@@ -113,7 +113,7 @@ def test_settings_of_every_kind_pass(
 
 def test_an_encoder_with_a_table_of_pairs_passes(monkeypatch: MonkeyPatch) -> None:
     select_checks(monkeypatch)
-    assert failed_checks(build_config("classify", pair_rows=40)) == {}
+    assert failed_checks(build_config("classify", bigram_buckets=40)) == {}
 
 
 @pytest.mark.parametrize("task", ["classify", "translate"])
@@ -410,8 +410,8 @@ def frozen_parameter(patch: MonkeyPatch, model: Any) -> None:
 
 
 def detached_branch(patch: MonkeyPatch, model: Any) -> None:
-    block = next(module for module in model.modules() if hasattr(module, "feedforward"))
-    block.feedforward.register_forward_hook(lambda module, inputs, output: output.detach())
+    block = next(module for module in model.modules() if hasattr(module, "ffn"))
+    block.ffn.register_forward_hook(lambda module, inputs, output: output.detach())
 
 
 def nan_gradient(patch: MonkeyPatch, model: Any) -> None:
@@ -419,18 +419,19 @@ def nan_gradient(patch: MonkeyPatch, model: Any) -> None:
         if output.requires_grad:
             output.register_hook(lambda gradient: gradient * float("nan"))
 
-    next(module for module in model.modules() if hasattr(module, "feedforward")).register_forward_hook(hook)
+    next(module for module in model.modules() if hasattr(module, "ffn")).register_forward_hook(hook)
 
 
 def head_shifted(patch: MonkeyPatch, model: Any) -> None:
     """A number too many, used and learned: only the count can tell."""
-    model.head.more = nn.Parameter(torch.linspace(-1, 1, 1))
-    model.head.register_forward_hook(lambda module, inputs, output: output * module.more)
+    head = model.get_submodule("lm_head" if hasattr(model, "lm_head") else "classification_head")
+    head.more = nn.Parameter(torch.linspace(-1, 1, 1))
+    head.register_forward_hook(lambda module, inputs, output: output * module.more)
 
 
 def one_parameter_too_few(patch: MonkeyPatch, model: Any) -> None:
-    block = next(module for module in model.modules() if hasattr(module, "feedforward"))
-    block.attention.out.bias = None
+    block = next(module for module in model.modules() if hasattr(module, "ffn"))
+    block.attn.out_proj.bias = None
 
 
 def cache_forgets_the_newest_key(patch: MonkeyPatch, model: Any) -> None:

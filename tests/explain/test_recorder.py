@@ -141,7 +141,7 @@ def test_weights_equal_the_formula_by_hand() -> None:
 @EVERY_TASK
 @pytest.mark.parametrize(("positions", "score"), POSITION_SCORE_PAIRS)
 def test_every_position_and_score_is_recorded_as_it_is_used(task: TaskName, positions: str, score: str) -> None:
-    model = build_model(task, positions=positions, score=score, n_kv_heads=2)
+    model = build_model(task, positions=positions, attention_score=score, n_kv_heads=2)
     assert_recorded_matches_used(model, *model_inputs(task))
 
 

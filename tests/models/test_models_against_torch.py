@@ -31,28 +31,27 @@ styles = [
     for activation in ("relu", "gelu")
 ]
 TORCH_NAMES = {
-    "attention.": "self_attn.",
-    "cross.": "multihead_attn.",
-    "blocks.": "layers.",
-    "feedforward.up": "linear1",
-    "feedforward.down": "linear2",
-    "attend.norm": "norm1",
+    "attn": "self_attn",
+    "cross_attn": "multihead_attn",
+    "blocks": "layers",
+    "attn_norm": "norm1",
+    "final_norm": "norm",
 }
 
 
 def to_torch_names(ours: Mapping[str, Tensor], has_cross_attn: bool = False) -> dict[str, Tensor]:
     """Our weights (or their gradients) as torch.nn calls them; it holds q, k and v as one matrix."""
     theirs = {}
-    norms = {"consult.norm": "norm2", "think.norm": "norm3"} if has_cross_attn else {"think.norm": "norm2"}
+    norms = {"cross_attn_norm": "norm2", "ffn_norm": "norm3"} if has_cross_attn else {"ffn_norm": "norm2"}
+    names = TORCH_NAMES | norms
     for name, tensor in ours.items():
-        if "key_value" in name:
+        if "kv_proj" in name:
             continue
-        if "query" in name:
-            tensor = torch.cat([tensor, ours[name.replace("query", "key_value")]])
-        name = name.replace("query.", "in_proj_").replace("out.", "out_proj.")
-        for old, new in (TORCH_NAMES | norms).items():
-            name = name.replace(old, new)
-        theirs[name] = tensor
+        if "q_proj" in name:
+            tensor = torch.cat([tensor, ours[name.replace("q_proj", "kv_proj")]])
+        name = name.replace("ffn.up_proj", "linear1").replace("ffn.down_proj", "linear2")
+        name = ".".join(names.get(part, part) for part in name.split("."))
+        theirs[name.replace("q_proj.", "in_proj_")] = tensor
     return theirs
 
 
@@ -203,8 +202,8 @@ class Surroundings(nn.Module):
 
     def __init__(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
         super().__init__()
-        self.tokens = nn.Parameter(embedding.tokens.weight.detach().clone())
-        self.places = nn.Parameter(embedding.positions.table.weight.detach().clone())
+        self.tokens = nn.Parameter(embedding.token_embedding.weight.detach().clone())
+        self.places = nn.Parameter(embedding.position_embedding.table.weight.detach().clone())
         self.head = nn.Linear(D, V)
         if head is not None:
             self.head.load_state_dict(head.state_dict())
@@ -214,8 +213,8 @@ class Surroundings(nn.Module):
         return one_hot @ self.tokens + self.places[: tokens.shape[1]]
 
     def assert_same_gradients(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
-        assert_close(embedding.tokens.weight.grad, self.tokens.grad, "token embedding")
-        assert_close(embedding.positions.table.weight.grad, self.places.grad, "position embedding")
+        assert_close(embedding.token_embedding.weight.grad, self.tokens.grad, "token embedding")
+        assert_close(embedding.position_embedding.table.weight.grad, self.places.grad, "position embedding")
         if head is not None:
             assert_close(head.weight.grad, self.head.weight.grad, "head")
             assert_close(head.bias.grad, self.head.bias.grad, "head's bias")
@@ -223,7 +222,8 @@ class Surroundings(nn.Module):
 
 def stack_weights(named: Mapping[str, Tensor], has_cross_attn: bool = False) -> dict[str, Tensor]:
     return to_torch_names(
-        {name: tensor for name, tensor in named.items() if name.startswith(("blocks", "norm"))}, has_cross_attn
+        {name: tensor for name, tensor in named.items() if name.startswith(("blocks", "final_norm"))},
+        has_cross_attn,
     )
 
 
@@ -249,12 +249,12 @@ def test_the_decoder_equals_torchs_encoder_under_a_causal_mask(style: dict[str, 
     config = replace(SMALL, **style)
     ours, theirs = randomise(Decoder(config, SIZES)), torch_encoder(config)
     theirs.load_state_dict(stack_weights(weights_by_name(ours)))
-    surroundings, tokens = Surroundings(ours.embedding, ours.head), torch.randint(V, KEEP.shape)
+    surroundings, tokens = Surroundings(ours.embedding, ours.lm_head), torch.randint(V, KEEP.shape)
     keep, hidden = (KEEP, ~KEEP) if padded else (None, None)
     states = theirs(surroundings.embed(tokens), mask=future_mask(tokens.shape[1]), src_key_padding_mask=hidden)
     assert_same_output(ours(tokens, keep), surroundings.head(states))
     assert_all_close(stack_weights(gradients_by_name(ours)), gradients_by_name(theirs))
-    surroundings.assert_same_gradients(ours.embedding, ours.head)
+    surroundings.assert_same_gradients(ours.embedding, ours.lm_head)
 
 
 @pytest.mark.parametrize("style", styles)
@@ -265,7 +265,7 @@ def test_the_encoder_decoder_equals_torchs_transformer(style: dict[str, Any], t:
     theirs = nn.Transformer(D, HEADS, LAYERS, LAYERS, custom_encoder=torch_encoder(config), **torch_style(config))
     theirs.encoder.load_state_dict(stack_weights(strip_prefix("encoder.", weights_by_name(ours))))
     theirs.decoder.load_state_dict(stack_weights(weights_by_name(ours), has_cross_attn=True))
-    source_side, target_side = Surroundings(ours.encoder.embedding), Surroundings(ours.embedding, ours.head)
+    source_side, target_side = Surroundings(ours.encoder.embedding), Surroundings(ours.embedding, ours.lm_head)
     source, target = torch.randint(V, KEEP.shape), torch.randint(V, (len(KEEP), t))
     states = theirs(
         source_side.embed(source),
@@ -280,4 +280,4 @@ def test_the_encoder_decoder_equals_torchs_transformer(style: dict[str, Any], t:
     )
     assert_all_close(stack_weights(gradients_by_name(ours), has_cross_attn=True), gradients_by_name(theirs.decoder))
     source_side.assert_same_gradients(ours.encoder.embedding)
-    target_side.assert_same_gradients(ours.embedding, ours.head)
+    target_side.assert_same_gradients(ours.embedding, ours.lm_head)

@@ -140,7 +140,9 @@ def test_half_precision_gives_nearly_the_same_and_finite_gradients(
 ) -> None:
     if score == "additive" and positions in ("rotary", "relative"):
         return
-    config = replace(SMALL, n_layers=1, norm="rms", n_kv_heads=1, window=4, positions=positions, score=score)
+    config = replace(
+        SMALL, n_layers=1, norm="rms", n_kv_heads=1, window=4, positions=positions, attention_score=score
+    )
     model = form(config, SIZES).float()
     wanted = loss(model, batch).item()
     if precision == "cast":
@@ -194,8 +196,8 @@ def test_two_vocabularies_are_tied_on_the_target_side_only() -> None:
 @pytest.mark.parametrize(
     ("form", "loss", "uses"),
     [
-        (Decoder, generation_loss, ("embedding.tokens", "head")),
-        (Seq2Seq, translation_loss, ("encoder.embedding.tokens", "embedding.tokens", "head")),
+        (Decoder, generation_loss, ("embedding.token_embedding", "lm_head")),
+        (Seq2Seq, translation_loss, ("encoder.embedding.token_embedding", "embedding.token_embedding", "lm_head")),
     ],
     ids=["generate", "translate"],
 )
@@ -208,7 +210,7 @@ def test_the_gradient_of_a_tied_weight_is_the_sum_over_its_uses(
         loss(model, batch).backward()
     parts = [untied.get_submodule(use).weight.grad for use in uses]
     assert all(part.abs().sum() > 0 for part in parts)
-    torch.testing.assert_close(tied.head.weight.grad, torch.stack(parts).sum(0), rtol=0, atol=1e-11)
+    torch.testing.assert_close(tied.lm_head.weight.grad, torch.stack(parts).sum(0), rtol=0, atol=1e-11)
 
 
 def test_tied_weights_stay_tied_when_moved_and_loaded() -> None:

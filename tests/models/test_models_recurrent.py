@@ -49,8 +49,8 @@ def test_an_encoder_equals_torchs_own_two_directions_forward_and_backward(kind: 
         for name, weights in theirs.named_parameters():
             part, layer = name.removesuffix("_reverse").rsplit("_l", 1)
             block = model.encoder.blocks[int(layer)]
-            cell = block.back if name.endswith("_reverse") else block.ahead
-            weights.copy_(getattr(cell.cell, f"{part}_l0"))
+            cell = block.backward_cell if name.endswith("_reverse") else block.forward_cell
+            weights.copy_(getattr(cell.rnn, f"{part}_l0"))
     tokens, keep = pad(ROWS)
     x = model.encoder.embedding(tokens, tokens).detach()
     lengths = torch.tensor([len(row) for row in ROWS])
@@ -61,9 +61,9 @@ def test_an_encoder_equals_torchs_own_two_directions_forward_and_backward(kind: 
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
     (got * keep[..., None]).square().sum().backward()
     expected.square().sum().backward()
-    first = model.encoder.blocks[0].ahead.cell.weight_hh_l0.grad
+    first = model.encoder.blocks[0].forward_cell.rnn.weight_hh_l0.grad
     torch.testing.assert_close(first, theirs.weight_hh_l0.grad, rtol=0, atol=1e-12)
-    last = model.encoder.blocks[1].back.cell.weight_ih_l0.grad
+    last = model.encoder.blocks[1].backward_cell.rnn.weight_ih_l0.grad
     torch.testing.assert_close(last, theirs.weight_ih_l1_reverse.grad, rtol=0, atol=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_an_encoder_equals_torchs_own_two_directions_forward_and_backward(kind: 
     "more", [{}, {"pooling": "last"}, {"attention_direction": "causal", "pooling": "last", "bias": False}]
 )
 def test_a_text_alone_padded_and_packed_has_the_same_label_scores(kind: RecurrentKind, more: Any) -> None:
-    model = RecurrentClassifier(build_config(kind, pair_rows=32, **more), SIZES)
+    model = RecurrentClassifier(build_config(kind, bigram_buckets=32, **more), SIZES)
     alone = torch.cat([model(torch.tensor([row])) for row in ROWS])
     for collate in (pad, pack):
         torch.testing.assert_close(model(*collate(ROWS)), alone, rtol=0, atol=1e-12)
@@ -94,7 +94,7 @@ def test_a_carried_state_equals_one_long_reading(kind: RecurrentKind) -> None:
     model = RecurrentDecoder(build_config(kind), SIZES)
     tokens = torch.randint(4, 19, (3, 30))  # longer than max_len: nothing is full
     full, recurrent_state = model(tokens), RecurrentState()
-    parts = [model(part, carry=recurrent_state) for part in tokens.split(11, dim=1)]
+    parts = [model(part, recurrent_state=recurrent_state) for part in tokens.split(11, dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), full, rtol=0, atol=1e-12)
     without_state = model(tokens[:, 11:])
     assert (without_state[:, 0] - full[:, 11]).abs().min() > 1e-6
@@ -107,7 +107,7 @@ def test_a_decoder_equals_torchs_own_layers(kind: RecurrentKind) -> None:
     with torch.no_grad():
         for name, weights in theirs.named_parameters():
             part, layer = name.rsplit("_l", 1)
-            weights.copy_(getattr(model.blocks[int(layer)].cell, f"{part}_l0"))
+            weights.copy_(getattr(model.blocks[int(layer)].rnn, f"{part}_l0"))
     tokens = pad([ROWS[2]])[0]
     expected = model.lm_head(theirs(model.embedding(tokens, tokens))[0])
     torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-12)
@@ -116,7 +116,7 @@ def test_a_decoder_equals_torchs_own_layers(kind: RecurrentKind) -> None:
 @EVERY_KIND
 @pytest.mark.parametrize("score", ["additive", "dot", "scaled_dot", "cosine"])
 def test_a_translation_is_the_same_alone_padded_and_packed(kind: RecurrentKind, score: str) -> None:
-    model = RecurrentSeq2Seq(build_config(kind, score=score), SIZES)
+    model = RecurrentSeq2Seq(build_config(kind, attention_score=score), SIZES)
     alone = [model(torch.tensor([s]), torch.tensor([t]))[0] for s, t in zip(SOURCES, ROWS, strict=True)]
     source, keep = pad(SOURCES, fill=3)
     for got, one in zip(unpad(model(source, pad(ROWS)[0], keep)), alone, strict=True):
@@ -128,7 +128,7 @@ def test_a_translation_is_the_same_alone_padded_and_packed(kind: RecurrentKind, 
 
 @pytest.mark.parametrize("score", ["additive", "dot", "scaled_dot"])
 def test_attention_is_the_published_formula_and_its_weights_sum_to_one(score: str) -> None:
-    model = RecurrentSeq2Seq(build_config("lstm", score=score), SIZES)
+    model = RecurrentSeq2Seq(build_config("lstm", attention_score=score), SIZES)
     source, target = torch.tensor([SOURCES[1]]), torch.tensor([ROWS[0]])
     states = model.encoder(source)
     x, _ = model.blocks(model.embedding(target, target), model.initial_state(states, PaddedLayout(None)))
@@ -167,7 +167,7 @@ def test_the_parameters_are_those_of_the_formulas(kind: RecurrentKind, task: Any
 
 
 def test_a_fresh_lstm_forgets_little_and_its_carried_matrices_are_orthogonal() -> None:
-    cell = RecurrentDecoder(build_config("lstm"), SIZES).blocks[0].cell
+    cell = RecurrentDecoder(build_config("lstm"), SIZES).blocks[0].rnn
     assert cell.bias_ih_l0.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
     for gate in cell.weight_hh_l0.chunk(4):
         torch.testing.assert_close(gate @ gate.T, torch.eye(8), rtol=0, atol=1e-12)

@@ -114,7 +114,7 @@ def test_the_residual_stream_neither_grows_nor_fades_with_depth(order: str) -> N
 def test_gradients_reach_the_first_layer_as_they_reach_the_last(depth: int) -> None:
     model, tokens = Decoder(replace(WIDE, n_layers=depth), SIZES), torch.randint(SIZES.vocab_size, (4, 33))
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    first, last = (model.blocks[n].feedforward.up.weight.grad.norm().item() for n in (0, -1))
+    first, last = (model.blocks[n].ffn.up_proj.weight.grad.norm().item() for n in (0, -1))
     assert 0.1 < first / last < 10
 
 

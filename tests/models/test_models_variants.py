@@ -85,7 +85,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
     """A token's vector is its own and that of the pair it makes with the one before it in its text."""
     torch.manual_seed(0)
-    config = next(build_configs("none", "scaled_dot", "all", n_layers=1, pair_rows=11))
+    config = next(build_configs("none", "scaled_dot", "all", n_layers=1, bigram_buckets=11))
     model = randomise(Classifier(config, DataSizes(vocab_size=V, max_len=16, n_labels=3))).eval()
     assert (
         Classifier(
@@ -101,7 +101,7 @@ def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
     tokens = torch.tensor([rows[0]])
     bigram_rows = hash_bigrams(tokens, torch.arange(5), 11)[0]
     for position, token in enumerate(rows[0]):
-        wanted = embedding.tokens.weight[token] + embedding.pairs.weight[bigram_rows[position]]
+        wanted = embedding.token_embedding.weight[token] + embedding.bigram_embedding.weight[bigram_rows[position]]
         assert_close(embedding(tokens, torch.arange(5))[0, position], wanted)
 
 
@@ -175,7 +175,9 @@ def test_packed_equals_padded_equals_row_by_row(
 @pytest.mark.parametrize("positions", get_args(PositionKind))
 @every_window
 def test_so_it_is_in_an_encoder_that_reads_back_only(positions: PositionKind, windows: str) -> None:
-    model = randomise(Classifier(next(build_configs(positions, "scaled_dot", windows, reach="causal")), SIZES))
+    model = randomise(
+        Classifier(next(build_configs(positions, "scaled_dot", windows, attention_direction="causal")), SIZES)
+    )
     alone, *others = classifier_outputs(model, random_rows((5, 1, 8)), [])
     wanted = outputs_and_gradients(model, alone)
     for other in others:
@@ -260,7 +262,7 @@ def test_no_variant_sees_the_future(positions: PositionKind, score: ScoreKind, w
     tokens, source, position = torch.randint(V, (1, 7)), torch.randint(V, (1, 4)), 4
     for config in build_configs(positions, score, windows):
         decoder, translator = randomise(Decoder(config, SIZES)), randomise(Seq2Seq(config, SIZES))
-        encoder = randomise(Encoder(replace(config, reach="causal"), SIZES))
+        encoder = randomise(Encoder(replace(config, attention_direction="causal"), SIZES))
         for forward in (decoder, encoder, lambda target, model=translator: model(source, target)):
             before, after = forward(tokens), forward(replace_token(tokens, position))
             assert_close(after[:, :position], before[:, :position])
@@ -270,7 +272,8 @@ def test_no_variant_sees_the_future(positions: PositionKind, score: ScoreKind, w
 @pytest.mark.parametrize("positions", get_args(PositionKind))
 def test_an_encoder_told_to_read_back_only_differs_from_one_that_reads_all(positions: PositionKind) -> None:
     full, causal = (
-        next(build_configs(positions, "scaled_dot", "all", reach=direction)) for direction in ("full", "causal")
+        next(build_configs(positions, "scaled_dot", "all", attention_direction=direction))
+        for direction in ("full", "causal")
     )
     full_encoder, causal_encoder = randomise(Encoder(full, SIZES)), Encoder(causal, SIZES)
     causal_encoder.load_state_dict(full_encoder.state_dict())
@@ -337,7 +340,7 @@ def test_layers_that_reach_alike_share_one_rule() -> None:
     assert model.layer_masks[1] is model.layer_masks[3]
     inputs = InputRecorder(model.blocks)
     model(*pad([[1, 2, 3], [4]]))
-    masks = [context.rule for _, context in inputs.calls]
+    masks = [context.mask for _, context in inputs.calls]
     assert masks[0] is masks[2]
     assert masks[1] is masks[3]
     assert masks[0] is not masks[1]

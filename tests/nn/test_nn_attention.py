@@ -201,9 +201,9 @@ def test_bias_settings_say_which_biases_there_are() -> None:
     def bias_names(config: ModelConfig) -> set[str]:
         return {name for name, _ in Block(config, NO_POSITION).named_parameters() if name.endswith("bias")}
 
-    qkv = {"attention.query.bias", "attention.key_value.bias"}
-    rest = {"attention.out.bias", "feedforward.up.bias", "feedforward.down.bias"}
-    rest |= {"attend.norm.bias", "think.norm.bias"}
+    qkv = {"attn.q_proj.bias", "attn.kv_proj.bias"}
+    rest = {"attn.out_proj.bias", "ffn.up_proj.bias", "ffn.down_proj.bias"}
+    rest |= {"attn_norm.bias", "ffn_norm.bias"}
     assert bias_names(TINY) == qkv | rest
     assert bias_names(replace(TINY, qkv_bias=False)) == rest
     assert bias_names(replace(TINY, bias=False)) == qkv

@@ -89,7 +89,7 @@ def peak_bytes(work: Callable[[], None]) -> int:
 
 
 def test_the_additive_score_never_holds_a_number_for_each_pair_and_coordinate() -> None:
-    t, score_fn = 512, build_score_fn(score="additive")
+    t, score_fn = 512, build_score_fn(attention_score="additive")
     full_numel = HEADS * t * t * WIDTH
     numel = largest_numel(chunked_attention, t, causal_mask, score_fn)
     assert numel <= sdpa.MAX_CHUNK_ELEMENTS_CPU
@@ -97,7 +97,7 @@ def test_the_additive_score_never_holds_a_number_for_each_pair_and_coordinate() 
 
 
 def test_the_additive_score_stays_within_a_few_pieces_of_memory() -> None:
-    t, score_fn, inputs = 512, build_score_fn(score="additive"), random_qkv(512)
+    t, score_fn, inputs = 512, build_score_fn(attention_score="additive"), random_qkv(512)
     chunk_bytes, full_bytes = 4 * sdpa.MAX_CHUNK_ELEMENTS_CPU, 4 * HEADS * t * t * WIDTH  # bytes
     peak = peak_bytes(lambda: forward_and_backward(chunked_attention, inputs, causal_mask, score_fn))
     assert peak < 6 * chunk_bytes < full_bytes
@@ -123,7 +123,9 @@ def test_what_the_formula_holds_grows_with_the_text_and_not_with_its_square(
 def test_no_piece_of_the_formula_holds_more_than_it_may(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 1 << 18)
     assert (
-        largest_numel(chunked_attention, 512, causal_mask & window_mask(width), build_score_fn(score="additive"))
+        largest_numel(
+            chunked_attention, 512, causal_mask & window_mask(width), build_score_fn(attention_score="additive")
+        )
         <= 1 << 18
     )
 

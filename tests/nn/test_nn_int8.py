@@ -73,7 +73,10 @@ def test_only_linear_layers_that_cost_something_are_exchanged() -> None:
     class_by_name = {name: type(module).__name__ for name, module in model.named_modules()}
     assert [class_name for class_name in class_by_name.values() if class_name == "Linear"] == ["Linear"]
     assert sum(class_name == "Int8Linear" for class_name in class_by_name.values()) == 2 * 5
-    assert {class_by_name["encoder.embedding.tokens"], class_by_name["encoder.norm"]} == {"Embedding", "LayerNorm"}
+    assert {class_by_name["encoder.embedding.token_embedding"], class_by_name["encoder.final_norm"]} == {
+        "Embedding",
+        "LayerNorm",
+    }
 
 
 @needs_int8

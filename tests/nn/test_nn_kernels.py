@@ -80,7 +80,7 @@ def test_fused_equals_explicit_forward_and_backward(case: MaskCase, seed: int) -
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-@given(short_mask_cases(longest=4))
+@given(short_mask_cases(max_len=4))
 @settings(max_examples=30)
 def test_explicit_equals_the_formula_by_loops(case: MaskCase) -> None:
     q, k, v = random_qkv(case)

@@ -68,18 +68,18 @@ def test_merged_weights_give_the_same_scores(form: str, layers: LoraLayers) -> N
     assert (logits_of(model) - adapted).abs().max() <= 1e-9
     assert all(parameter.equal(weights[name]) for name, parameter in model.named_parameters())
     changed = {name for name, tensor in weights.items() if not tensor.equal(plain[name])}
-    assert all(("feedforward" in name) <= (layers == "all") for name in changed)
+    assert all(("ffn" in name) <= (layers == "all") for name in changed)
     assert len(changed) == sum(
-        isinstance(module, nn.Linear) and (layers == "all" or "feedforward" not in name) and "blocks" in name
+        isinstance(module, nn.Linear) and (layers == "all" or "ffn" not in name) and "blocks" in name
         for name, module in model.named_modules()
     )
 
 
 def test_an_adapted_layer_is_the_published_formula() -> None:
-    owner = nn.ModuleDict({"attention": nn.ModuleDict({"query": nn.Linear(6, 4)})})
+    owner = nn.ModuleDict({"attn": nn.ModuleDict({"q_proj": nn.Linear(6, 4)})})
     apply_lora(owner, train_config())
     randomise_adapters(owner)
-    layer: Any = owner["attention"]["query"]  # type: ignore[index]
+    layer: Any = owner["attn"]["q_proj"]  # type: ignore[index]
     x = torch.randn(5, 6)
     a, b = layer.lora_a.weight, layer.lora_b.weight
     assert a.shape == (3, 6)

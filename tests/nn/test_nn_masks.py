@@ -41,7 +41,7 @@ def test_dense_equals_a_loop_over_every_query_and_key(case: MaskCase) -> None:
     assert torch.equal(mask.expand(case.rows, 1, case.t, case.s), case.dense_mask)
 
 
-@given(short_mask_cases(longest=5))
+@given(short_mask_cases(max_len=5))
 def test_mask_mod_agrees_with_dense_index_by_index(case: MaskCase) -> None:
     allows = case.mask.mask_mod(case.t, case.s)
     for b, h, q, k in torch.cartesian_prod(*map(torch.arange, (case.rows, 2, case.t, case.s))).view(-1, 4):

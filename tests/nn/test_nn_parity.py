@@ -1,12 +1,12 @@
-"""Every score, relation and reach, through every kernel, against the formula written another way."""
+"""Every score, relation and mask, through every kernel, against the formula written another way."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 
-import formula
 import pytest
+import reference_attention
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -66,16 +66,16 @@ def reference_output(
     case: MaskCase, score: str, position: str, qkv: tuple[Tensor, ...], score_fn: sdpa.ScoreFunction
 ) -> Tensor:
     p = parameters_of(score_fn)
-    return formula.attention(*qkv, case.dense_mask, score, position, p, causal=case.causal)
+    return reference_attention.attention(*qkv, case.dense_mask, score, position, p, causal=case.causal)
 
 
-@pytest.mark.parametrize("attention_direction", MASK_CASES)
+@pytest.mark.parametrize("mask_name", MASK_CASES)
 @pytest.mark.parametrize(("score", "position"), PAIRS)
 def test_every_kernel_equals_the_formula_forward_and_backward(
-    score: str, position: str, reach: str, monkeypatch: pytest.MonkeyPatch
+    score: str, position: str, mask_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiling, "MIN_TILE_CPU", 3)  # so that short texts are cut too
-    case, score_fn = MASK_CASES[reach], build_score_fn(score, position, causal=MASK_CASES[reach].causal)
+    case, score_fn = MASK_CASES[mask_name], build_score_fn(score, position, causal=MASK_CASES[mask_name].causal)
     elements_per_query = (
         case.rows * HEADS * min(case.s, case.mask.span.width) * score_fn.score.elements_per_pair(WIDTH)
     )
@@ -134,18 +134,18 @@ FLEX_MASK_CASES = {
 }
 FLEX_CASES = [
     pytest.param(
-        *(reach, score, position),
-        id=f"{reach}-{score}-{position}",
+        *(mask_name, score, position),
+        id=f"{mask_name}-{score}-{position}",
     )
-    for reach in FLEX_MASK_CASES
+    for mask_name in FLEX_MASK_CASES
     for score, position in DOT_PAIRS
-    if score == "scaled_dot" or reach == "causal-window-padding"  # a score and a reach do not know each other
+    if score == "scaled_dot" or mask_name == "causal-window-padding"  # a score and a mask do not know each other
 ]
 
 
-@pytest.mark.parametrize(("attention_direction", "score", "position"), FLEX_CASES)
-def test_flex_attention_is_given_what_the_formula_asks(reach: str, score: str, position: str) -> None:
-    case = FLEX_MASK_CASES[reach]
+@pytest.mark.parametrize(("mask_name", "score", "position"), FLEX_CASES)
+def test_flex_attention_is_given_what_the_formula_asks(mask_name: str, score: str, position: str) -> None:
+    case = FLEX_MASK_CASES[mask_name]
     score_fn = build_score_fn(score, position, causal=case.causal, width=16)
     q, k, v = (x.detach() for x in random_qkv(case.rows, case.t, case.s, 2, width=16))
     with torch.no_grad(), warnings.catch_warnings():

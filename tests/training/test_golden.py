@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     prepared_task = prepare_task("classify", tmp_path)
     trainer, _ = build_trainer(prepared_task, tmp_path)
     with torch.no_grad():
-        prepared_task.task.model.head.weight.fill_(float("nan"))
+        prepared_task.task.model.classification_head.weight.fill_(float("nan"))
     with pytest.raises(DivergedError, match="not finite at step 1"):
         trainer.fit()
     assert not trainer.folder.model_file.exists()

@@ -27,55 +27,58 @@ class LayerContext(NamedTuple):
 
 
 class PreNorm(nn.Module):
-    """x + dropout(f(norm(x))): the residual path stays clean, deep stacks train from the start."""
+    """Compute `x + dropout(sublayer(norm(x)))`. The residual path stays clean: deep stacks train well."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.norm = NORMS[config.norm](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
-        return x + self.dropout(sublayer(self.norm(x)))
+    def forward(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
+        return x + self.dropout(sublayer(norm(x)))
 
 
 class PostNorm(PreNorm):
-    """norm(x + dropout(f(x))): the order of the original paper; wants warm-up."""
+    """Compute `norm(x + dropout(sublayer(x)))`, the order of the original paper. It needs a warm-up."""
 
-    def forward(self, x: Tensor, sublayer: Sublayer) -> Tensor:
-        return self.norm(x + self.dropout(sublayer(x)))
+    def forward(self, x: Tensor, norm: nn.Module, sublayer: Sublayer) -> Tensor:
+        return norm(x + self.dropout(sublayer(x)))
 
 
 RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
 
 
 class Block(nn.Module):
-    """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
+    """Self-attention, then feed-forward: one layer of an encoder or of a decoder-only model."""
 
     def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
         super().__init__()
-        residual = RESIDUALS[config.norm_position]
-        self.attn_norm, self.ffn_norm = residual(config), residual(config)
+        build_norm = NORMS[config.norm]
+        self.attn_norm, self.ffn_norm = build_norm(config), build_norm(config)
         self.attn, self.ffn = Attention(config, relative_position), FeedForward(config)
+        self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:  # (B, T, D) -> (B, T, D)
-        x = self.attn_norm(x, lambda h: self.attn(h, h, context.mask, context.positions, context.cache.past))
-        return self.ffn_norm(x, self.ffn)
+        mask, positions, cache = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, cache.past))
+        return self.residual(x, self.ffn_norm, self.ffn)
 
 
 class CrossBlock(nn.Module):
-    """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
+    """Self-attention, cross-attention to the source, then feed-forward: one layer of a translating decoder."""
 
     def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
         super().__init__()
-        residual = RESIDUALS[config.norm_position]
-        self.attn_norm, self.cross_attn_norm, self.ffn_norm = residual(config), residual(config), residual(config)
+        build_norm = NORMS[config.norm]
+        self.attn_norm, self.cross_attn_norm, self.ffn_norm = (build_norm(config) for _ in range(3))
         no_position = RelativePosition(config, 0, causal=False)  # a distance between two texts means nothing
         self.attn, self.cross_attn = Attention(config, relative_position), Attention(config, no_position)
         self.ffn = FeedForward(config)
+        self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def forward(self, x: Tensor, context: LayerContext, source: Tensor, source_mask: AttentionMask) -> Tensor:
-        x = self.attn_norm(x, lambda h: self.attn(h, h, context.mask, context.positions, context.cache.past))
-        x = self.cross_attn_norm(
-            x, lambda h: self.cross_attn(h, source, source_mask, context.positions, context.cache.source)
+        mask, positions, cache = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, cache.past))
+        x = self.residual(
+            x, self.cross_attn_norm, lambda h: self.cross_attn(h, source, source_mask, positions, cache.source)
         )
-        return self.ffn_norm(x, self.ffn)
+        return self.residual(x, self.ffn_norm, self.ffn)

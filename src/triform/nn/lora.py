@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from triform.config import LoraLayers, TrainConfig
 
 TARGET_MODULES: dict[LoraLayers, tuple[str, ...]] = {
-    "all": ("attention", "cross", "feedforward"),
-    "attention": ("attention", "cross"),
+    "all": ("attn", "cross_attn", "ffn"),
+    "attention": ("attn", "cross_attn"),
 }
 
 

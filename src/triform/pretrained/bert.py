@@ -49,22 +49,24 @@ TOKEN_TYPES = "bert.embeddings.token_type_embeddings"
 TOKEN_POOLING_KEY = ("classifier_pooling", "mean")  # in config.json: the mean of all tokens' logits is the text's
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers
 BERT_LAYER_NAMES = {
-    "attention.query": "attention.self.query",
-    "attention.key_value": "attention.self.key attention.self.value",
-    "attention.out": "attention.output.dense",
-    "attend.norm": "attention.output.LayerNorm",
-    "feedforward.up": "intermediate.dense",
-    "feedforward.down": "output.dense",
-    "think.norm": "output.LayerNorm",
+    "attn.q_proj": "attention.self.query",
+    "attn.kv_proj": "attention.self.key attention.self.value",
+    "attn.out_proj": "attention.output.dense",
+    "attn_norm": "attention.output.LayerNorm",
+    "ffn.up_proj": "intermediate.dense",
+    "ffn.down_proj": "output.dense",
+    "ffn_norm": "output.LayerNorm",
 }
-MEGATRON_LAYER_NAMES = BERT_LAYER_NAMES | {"attend.norm": "attention.ln", "think.norm": "ln"}
+MEGATRON_LAYER_NAMES = BERT_LAYER_NAMES | {"attn_norm": "attention.ln", "ffn_norm": "ln"}
 BERT_COMMON_PATTERNS = (
-    name_pattern("encoder.embedding.tokens", "bert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY),
-    name_pattern("encoder.embedding.positions.table", "bert.embeddings.position_embeddings", suffixes=WEIGHT_ONLY),
-    name_pattern("encoder.embedding.segments.table", TOKEN_TYPES, suffixes=WEIGHT_ONLY),
-    name_pattern("head.0", "bert.pooler.dense"),
-    name_pattern("head.2", "classifier"),
-    name_pattern("head", "classifier"),
+    name_pattern("encoder.embedding.token_embedding", "bert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY),
+    name_pattern(
+        "encoder.embedding.position_embedding.table", "bert.embeddings.position_embeddings", suffixes=WEIGHT_ONLY
+    ),
+    name_pattern("encoder.embedding.segment_embedding.table", TOKEN_TYPES, suffixes=WEIGHT_ONLY),
+    name_pattern("classification_head.0", "bert.pooler.dense"),
+    name_pattern("classification_head.2", "classifier"),
+    name_pattern("classification_head", "classifier"),
 )
 BERT_PATTERNS = (
     *BERT_COMMON_PATTERNS,
@@ -74,30 +76,34 @@ BERT_PATTERNS = (
 MEGATRON_PATTERNS = (
     *BERT_COMMON_PATTERNS,
     *layer_patterns("encoder.blocks", "bert.encoder.layer", MEGATRON_LAYER_NAMES),
-    name_pattern("encoder.norm", "bert.encoder.ln"),
+    name_pattern("encoder.final_norm", "bert.encoder.ln"),
 )
 DISTILBERT_PATTERNS = (
-    name_pattern("encoder.embedding.tokens", "distilbert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY),
     name_pattern(
-        "encoder.embedding.positions.table", "distilbert.embeddings.position_embeddings", suffixes=WEIGHT_ONLY
+        "encoder.embedding.token_embedding", "distilbert.embeddings.word_embeddings", suffixes=WEIGHT_ONLY
+    ),
+    name_pattern(
+        "encoder.embedding.position_embedding.table",
+        "distilbert.embeddings.position_embeddings",
+        suffixes=WEIGHT_ONLY,
     ),
     name_pattern("encoder.embedding.norm", "distilbert.embeddings.LayerNorm"),
     *layer_patterns(
         "encoder.blocks",
         "distilbert.transformer.layer",
         {
-            "attention.query": "attention.q_lin",
-            "attention.key_value": "attention.k_lin attention.v_lin",
-            "attention.out": "attention.out_lin",
-            "attend.norm": "sa_layer_norm",
-            "feedforward.up": "ffn.lin1",
-            "feedforward.down": "ffn.lin2",
-            "think.norm": "output_layer_norm",
+            "attn.q_proj": "attention.q_lin",
+            "attn.kv_proj": "attention.k_lin attention.v_lin",
+            "attn.out_proj": "attention.out_lin",
+            "attn_norm": "sa_layer_norm",
+            "ffn.up_proj": "ffn.lin1",
+            "ffn.down_proj": "ffn.lin2",
+            "ffn_norm": "output_layer_norm",
         },
     ),
-    name_pattern("head.0", "pre_classifier"),
-    name_pattern("head.2", "classifier"),
-    name_pattern("head", "classifier"),
+    name_pattern("classification_head.0", "pre_classifier"),
+    name_pattern("classification_head.2", "classifier"),
+    name_pattern("classification_head", "classifier"),
 )
 
 

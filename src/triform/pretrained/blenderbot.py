@@ -20,15 +20,17 @@ from triform.pretrained.marian import (
 from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
 PATTERNS = (
-    name_pattern("encoder.embedding.tokens", "model.shared", suffixes=WEIGHT_ONLY),
-    name_pattern("encoder.embedding.positions.table", "model.encoder.embed_positions", suffixes=WEIGHT_ONLY),
-    name_pattern("embedding.positions.table", "model.decoder.embed_positions", suffixes=WEIGHT_ONLY),
+    name_pattern("encoder.embedding.token_embedding", "model.shared", suffixes=WEIGHT_ONLY),
+    name_pattern(
+        "encoder.embedding.position_embedding.table", "model.encoder.embed_positions", suffixes=WEIGHT_ONLY
+    ),
+    name_pattern("embedding.position_embedding.table", "model.decoder.embed_positions", suffixes=WEIGHT_ONLY),
     *layer_patterns("encoder.blocks", "model.encoder.layers", SELF_ATTN_NAMES | FFN_NAMES),
     *layer_patterns("blocks", "model.decoder.layers", SELF_ATTN_NAMES | CROSS_ATTN_NAMES | FFN_NAMES),
-    name_pattern("encoder.norm", "model.encoder.layer_norm"),
-    name_pattern("norm", "model.decoder.layer_norm"),
-    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
-    name_pattern("head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
+    name_pattern("encoder.final_norm", "model.encoder.layer_norm"),
+    name_pattern("final_norm", "model.decoder.layer_norm"),
+    name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
+    name_pattern("lm_head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
 )
 
 

@@ -159,7 +159,7 @@ def _fill_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> N
     self_attention = layer.self_attention
     _fill_linear(self_attention.linear[0], block.attn.q_proj, block.attn.kv_proj)
     _fill_linear(self_attention.linear[1], block.attn.out_proj)
-    _fill_norm(self_attention.layer_norm, block.attn_norm.norm)
+    _fill_norm(self_attention.layer_norm, block.attn_norm)
     if config.positions == "relative":
         relation: Any = block.attn.score_fn.relative_position
         self_attention.relative_position_keys = _to_numpy(relation.key_table.weight)
@@ -175,7 +175,7 @@ def _fill_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> N
         _fill_linear(layer.attention.linear[0], block.cross_attn.q_proj)
         _fill_linear(layer.attention.linear[1], block.cross_attn.kv_proj)
         _fill_linear(layer.attention.linear[2], block.cross_attn.out_proj)
-        _fill_norm(layer.attention.layer_norm, block.cross_attn_norm.norm)
+        _fill_norm(layer.attention.layer_norm, block.cross_attn_norm)
         attentions.append(layer.attention)
     if config.attention_score == "dot":
         for attention in attentions:
@@ -192,7 +192,7 @@ def _fill_feedforward(target: Any, block: Block | CrossBlock) -> None:
     else:
         _fill_linear(target.linear_0, up)
     _fill_linear(target.linear_1, down)
-    _fill_norm(target.layer_norm, block.ffn_norm.norm)
+    _fill_norm(target.layer_norm, block.ffn_norm)
 
 
 def _fill_linear(target: Any, *sources: nn.Linear) -> None:

@@ -25,16 +25,16 @@ FIXED_SETTINGS: Settings = {
 CLASSIFIER_SETTINGS = ("pooling", "head_hidden", "head_activation")
 # The weights of a linear layer lie transposed in GPT-2: layers of convolution over one token, historically.
 PATTERNS = (
-    name_pattern("embedding.tokens", "transformer.wte", suffixes=WEIGHT_ONLY),
-    name_pattern("embedding.positions.table", "transformer.wpe", suffixes=WEIGHT_ONLY),
-    name_pattern("blocks.*.attend.norm", "transformer.h.*.ln_1"),
-    name_pattern("blocks.*.attention.query blocks.*.attention.key_value", "transformer.h.*.attn.c_attn", "turned"),
-    name_pattern("blocks.*.attention.out", "transformer.h.*.attn.c_proj", "turned"),
-    name_pattern("blocks.*.think.norm", "transformer.h.*.ln_2"),
-    name_pattern("blocks.*.feedforward.up", "transformer.h.*.mlp.c_fc", "turned"),
-    name_pattern("blocks.*.feedforward.down", "transformer.h.*.mlp.c_proj", "turned"),
-    name_pattern("norm", "transformer.ln_f"),
-    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
+    name_pattern("embedding.token_embedding", "transformer.wte", suffixes=WEIGHT_ONLY),
+    name_pattern("embedding.position_embedding.table", "transformer.wpe", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.attn_norm", "transformer.h.*.ln_1"),
+    name_pattern("blocks.*.attn.q_proj blocks.*.attn.kv_proj", "transformer.h.*.attn.c_attn", "turned"),
+    name_pattern("blocks.*.attn.out_proj", "transformer.h.*.attn.c_proj", "turned"),
+    name_pattern("blocks.*.ffn_norm", "transformer.h.*.ln_2"),
+    name_pattern("blocks.*.ffn.up_proj", "transformer.h.*.mlp.c_fc", "turned"),
+    name_pattern("blocks.*.ffn.down_proj", "transformer.h.*.mlp.c_proj", "turned"),
+    name_pattern("final_norm", "transformer.ln_f"),
+    name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
 )
 
 

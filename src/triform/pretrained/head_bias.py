@@ -56,14 +56,14 @@ def _widen_parameter(name: str, values: Tensor, n_heads: int, variance_ratio: fl
         return values * sqrt(variance_ratio) if name.endswith("weight") else values
     if "embedding" in name:
         return values - values.mean(dim=1, keepdim=True)
-    if "attention.query" in name:
+    if "attn.q_proj" in name:
         head_dim = values.shape[0] // n_heads  # scores are divided by the root of the size of a head, which grows
         return _pad_heads(values, n_heads) * sqrt((head_dim + 1) / head_dim)
-    if "attention.key_value" in name:
+    if "attn.kv_proj" in name:
         return torch.cat([_pad_heads(part, n_heads) for part in values.chunk(2)])
-    if "attention.out" in name or "feedforward.down" in name:
+    if "attn.out_proj" in name or "ffn.down_proj" in name:
         centred = values - values.mean(dim=0, keepdim=True)
-        return _pad_heads(centred.T.contiguous(), n_heads).T if name.endswith("attention.out.weight") else centred
+        return _pad_heads(centred.T.contiguous(), n_heads).T if name.endswith("attn.out_proj.weight") else centred
     return values
 
 

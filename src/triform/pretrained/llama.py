@@ -18,16 +18,16 @@ ROPE_SCALING_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 PATTERNS = (
-    name_pattern("embedding.tokens", "model.embed_tokens", suffixes=WEIGHT_ONLY),
-    name_pattern("blocks.*.attend.norm", "model.layers.*.input_layernorm", suffixes=WEIGHT_ONLY),
-    name_pattern("blocks.*.attention.query", "model.layers.*.self_attn.q_proj"),
-    name_pattern("blocks.*.attention.key_value", "model.layers.*.self_attn.k_proj model.layers.*.self_attn.v_proj"),
-    name_pattern("blocks.*.attention.out", "model.layers.*.self_attn.o_proj"),
-    name_pattern("blocks.*.think.norm", "model.layers.*.post_attention_layernorm", suffixes=WEIGHT_ONLY),
-    name_pattern("blocks.*.feedforward.up", "model.layers.*.mlp.gate_proj model.layers.*.mlp.up_proj"),
-    name_pattern("blocks.*.feedforward.down", "model.layers.*.mlp.down_proj"),
-    name_pattern("norm", "model.norm", suffixes=WEIGHT_ONLY),
-    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
+    name_pattern("embedding.token_embedding", "model.embed_tokens", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.attn_norm", "model.layers.*.input_layernorm", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.attn.q_proj", "model.layers.*.self_attn.q_proj"),
+    name_pattern("blocks.*.attn.kv_proj", "model.layers.*.self_attn.k_proj model.layers.*.self_attn.v_proj"),
+    name_pattern("blocks.*.attn.out_proj", "model.layers.*.self_attn.o_proj"),
+    name_pattern("blocks.*.ffn_norm", "model.layers.*.post_attention_layernorm", suffixes=WEIGHT_ONLY),
+    name_pattern("blocks.*.ffn.up_proj", "model.layers.*.mlp.gate_proj model.layers.*.mlp.up_proj"),
+    name_pattern("blocks.*.ffn.down_proj", "model.layers.*.mlp.down_proj"),
+    name_pattern("final_norm", "model.norm", suffixes=WEIGHT_ONLY),
+    name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
 )
 
 

@@ -17,23 +17,23 @@ from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
 from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
 SELF_ATTN_NAMES = {
-    "attention.query": "self_attn.q_proj",
-    "attention.key_value": "self_attn.k_proj self_attn.v_proj",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.kv_proj": "self_attn.k_proj self_attn.v_proj",
 }
-SELF_ATTN_NAMES |= {"attention.out": "self_attn.out_proj", "attend.norm": "self_attn_layer_norm"}
+SELF_ATTN_NAMES |= {"attn.out_proj": "self_attn.out_proj", "attn_norm": "self_attn_layer_norm"}
 CROSS_ATTN_NAMES = {
-    "cross.query": "encoder_attn.q_proj",
-    "cross.key_value": "encoder_attn.k_proj encoder_attn.v_proj",
+    "cross_attn.q_proj": "encoder_attn.q_proj",
+    "cross_attn.kv_proj": "encoder_attn.k_proj encoder_attn.v_proj",
 }
-CROSS_ATTN_NAMES |= {"cross.out": "encoder_attn.out_proj", "consult.norm": "encoder_attn_layer_norm"}
-FFN_NAMES = {"feedforward.up": "fc1", "feedforward.down": "fc2", "think.norm": "final_layer_norm"}
+CROSS_ATTN_NAMES |= {"cross_attn.out_proj": "encoder_attn.out_proj", "cross_attn_norm": "encoder_attn_layer_norm"}
+FFN_NAMES = {"ffn.up_proj": "fc1", "ffn.down_proj": "fc2", "ffn_norm": "final_layer_norm"}
 PATTERNS = (
-    name_pattern("encoder.embedding.tokens", "model.shared", suffixes=WEIGHT_ONLY),
-    name_pattern("embedding.tokens", "model.decoder.embed_tokens", suffixes=WEIGHT_ONLY),
+    name_pattern("encoder.embedding.token_embedding", "model.shared", suffixes=WEIGHT_ONLY),
+    name_pattern("embedding.token_embedding", "model.decoder.embed_tokens", suffixes=WEIGHT_ONLY),
     *layer_patterns("encoder.blocks", "model.encoder.layers", SELF_ATTN_NAMES | FFN_NAMES),
     *layer_patterns("blocks", "model.decoder.layers", SELF_ATTN_NAMES | CROSS_ATTN_NAMES | FFN_NAMES),
-    name_pattern("head", "lm_head", suffixes=WEIGHT_ONLY),
-    name_pattern("head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
+    name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
+    name_pattern("lm_head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
 )
 SYMMETRIC_KEYS = ("layers", "ffn_dim", "attention_heads")  # which we have alike in encoder and decoder
 

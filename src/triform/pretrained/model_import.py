@@ -140,7 +140,7 @@ def _truncate_positions(family: Family, tensors: dict[str, Tensor], max_len: int
     tables = [
         pattern.published_names[0] + ".weight"
         for pattern in family.patterns
-        if pattern.triform_names[0].endswith("positions.table")
+        if pattern.triform_names[0].endswith("position_embedding.table")
     ]
     return tensors | {name: tensors[name][:max_len] for name in tables if name in tensors and tensors[name].ndim}
 

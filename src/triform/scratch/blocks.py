@@ -32,12 +32,11 @@ class FeedForward(Module):
 class PreNorm(Module):
     """x + dropout(f(norm(x)))."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.norm: Any = build_layer_norm(config.d_model, bias=config.bias)
-        self.rate = config.dropout
+    def __init__(self, dropout: float) -> None:
+        self.rate = dropout
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
-        normed, norm_backward = self.norm(x)
+    def __call__(self, x: Array, norm: Sublayer, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
+        normed, norm_backward = norm(x)
         y, sublayer_backward = sublayer(normed)
         y, dropout_backward = dropout(y, self.rate, rng)
 
@@ -53,10 +52,10 @@ class PreNorm(Module):
 class PostNorm(PreNorm):
     """norm(x + dropout(f(x)))."""
 
-    def __call__(self, x: Array, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
+    def __call__(self, x: Array, norm: Sublayer, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
         y, sublayer_backward = sublayer(x)
         y, dropout_backward = dropout(y, self.rate, rng)
-        normed, norm_backward = self.norm(x + y)
+        normed, norm_backward = norm(x + y)
 
         def backward(dy: Array) -> Array:
             dy = norm_backward(dy)
@@ -74,15 +73,15 @@ class Block(Module):
     """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
 
     def __init__(self, config: ModelConfig) -> None:
-        residual = RESIDUALS[config.norm_position]
-        self.attn_norm, self.ffn_norm = residual(config), residual(config)
+        self.attn_norm, self.ffn_norm = (build_layer_norm(config.d_model, bias=config.bias) for _ in range(2))
         self.attn, self.ffn = Attention(config), FeedForward(config)
+        self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def __call__(
         self, x: Array, masks: Masks, rng: OptionalRng
     ) -> tuple[Array, Backward]:  # (B, T, D) -> (B, T, D)
-        x, attn_backward = self.attn_norm(x, self_attention(self.attn, masks, rng), rng)
-        x, ffn_backward = self.ffn_norm(x, self.ffn, rng)
+        x, attn_backward = self.residual(x, self.attn_norm, self_attention(self.attn, masks, rng), rng)
+        x, ffn_backward = self.residual(x, self.ffn_norm, self.ffn, rng)
         return x, chain_backward([attn_backward, ffn_backward])
 
 
@@ -90,10 +89,12 @@ class CrossBlock(Module):
     """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
 
     def __init__(self, config: ModelConfig) -> None:
-        residual = RESIDUALS[config.norm_position]
-        self.attn_norm, self.cross_attn_norm, self.ffn_norm = residual(config), residual(config), residual(config)
+        self.attn_norm, self.cross_attn_norm, self.ffn_norm = (
+            build_layer_norm(config.d_model, bias=config.bias) for _ in range(3)
+        )
         self.attn, self.cross_attn = Attention(config), Attention(config)
         self.ffn = FeedForward(config)
+        self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def __call__(
         self, x: Array, masks: Masks, source: SharedInput, source_masks: Masks, rng: OptionalRng
@@ -108,7 +109,7 @@ class CrossBlock(Module):
 
             return y, backward
 
-        x, attn_backward = self.attn_norm(x, self_attention(self.attn, masks, rng), rng)
-        x, cross_attn_backward = self.cross_attn_norm(x, cross_attend, rng)
-        x, ffn_backward = self.ffn_norm(x, self.ffn, rng)
+        x, attn_backward = self.residual(x, self.attn_norm, self_attention(self.attn, masks, rng), rng)
+        x, cross_attn_backward = self.residual(x, self.cross_attn_norm, cross_attend, rng)
+        x, ffn_backward = self.residual(x, self.ffn_norm, self.ffn, rng)
         return x, chain_backward([attn_backward, cross_attn_backward, ffn_backward])

@@ -111,7 +111,7 @@ class Identity(Module):
         return x, identity_backward
 
 
-def build_layer_norm(width: int, *, bias: bool) -> Module:
+def build_layer_norm(width: int, *, bias: bool) -> LayerNorm:
     return LayerNormWithBias(width) if bias else LayerNorm(width)
 
 

@@ -36,13 +36,13 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
         compile_forward = _compiled_block_forward if isinstance(block, Block) else _compiled_cross_block_forward
         object.__setattr__(block, "forward", partial(_run_in_product_dtype, compile_forward(), block))
         if isinstance(block.attn.q_proj, nn.Linear) and isinstance(block.attn.kv_proj, nn.Linear):
-            object.__setattr__(block.attn, "projected", block.attn.project_fused)
+            object.__setattr__(block.attn, "project", block.attn.project_fused)
     try:
         yield
     finally:
         for block in blocks:
             object.__delattr__(block, "forward")
-            vars(block.attn).pop("projected", None)  # adapted layers have no one weight to join
+            vars(block.attn).pop("project", None)  # adapted layers have no one weight to join
 
 
 def _run_in_product_dtype(forward: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *args: Any) -> Tensor:

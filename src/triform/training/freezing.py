@@ -42,7 +42,7 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     for name in names:
         if "embedding" in name.split("."):
             depth_by_name[name] = 0
-        elif name.startswith("norm."):
+        elif name.startswith("final_norm."):
             depth_by_name[name] = last_layer
         elif name not in depth_by_name:
             depth_by_name[name] = n_encoder_layers if name.startswith("encoder.") else last_layer + 1
@@ -61,14 +61,14 @@ def freeze_parameters(model: nn.Module, config: Config) -> None:
         _freeze_layers(model, train.freeze_layers)
         _unfreeze_positions(model, vectors_loaded=bool(train.embeddings))
     for name, parameter in model.named_parameters():
-        if config.task == "classify" and name.startswith("head."):
+        if config.task == "classify" and name.startswith("classification_head."):
             parameter.requires_grad_()
 
 
 def _unfreeze_positions(model: nn.Module, *, vectors_loaded: bool) -> None:
     """Where word vectors were `given`, only they are frozen: all else of an embedding has learned nothing yet."""
     for name, parameter in model.named_parameters():
-        if vectors_loaded and "embedding" in (parts := name.split(".")) and "tokens" not in parts:
+        if vectors_loaded and "embedding" in (parts := name.split(".")) and "token_embedding" not in parts:
             parameter.requires_grad_()
 
 

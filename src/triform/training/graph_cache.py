@@ -68,7 +68,7 @@ class GraphCache:
 
     def _masks(self) -> list[AttentionMask]:
         """The model's rules, which remember masks: a graph that read one will read it again."""
-        return [mask for module in self.model.modules() for mask in getattr(module, "reaches", ())]
+        return [mask for module in self.model.modules() for mask in getattr(module, "layer_masks", ())]
 
 
 @contextmanager

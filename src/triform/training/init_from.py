@@ -39,6 +39,7 @@ COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
     "generate": ("generate",),
     "translate": ("translate", "classify"),
 }
+HEADS = ("classification_head.", "lm_head.")  # how the names of a head's weights begin
 OVERRIDABLE_MODEL_SETTINGS = (
     "dropout",
     "attention_dropout",
@@ -182,26 +183,26 @@ def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> Loa
         with torch.no_grad():
             parameter.copy_(_fit_positions(name, weights[name], parameter, path))
         taken.append(name)
-    if missing := [name for name in new if config.task == task.name and not name.startswith("head.")]:
+    if missing := [name for name in new if config.task == task.name and not name.startswith(HEADS)]:
         raise ConfigError(f"{path}: does not fit the settings: it has no {missing[0]}")
     return LoadReport(taken, new, sorted(weights.keys() - set(taken)))
 
 
 def _is_transferable(name: str, base: Config, config: Config) -> bool:
     """Scores are of labels; the hidden layer before them is not (in BERT it is the pooler, and pretrained)."""
-    if not name.startswith("head.") or base.task == config.task != "classify":
+    if not name.startswith(HEADS) or base.task == config.task != "classify":
         return True
     same_head = base.task == config.task and base.model.head_hidden == config.model.head_hidden
-    return same_head and (name.startswith("head.0.") or base.data.labels == config.data.labels)
+    return same_head and (name.startswith("classification_head.0.") or base.data.labels == config.data.labels)
 
 
 def _fit_positions(name: str, tensor: Tensor, target: Tensor, path: Path) -> Tensor:
     """The tensor, or of learned positions as many as the model reads."""
-    if name.endswith("positions.table.weight") and len(tensor) > len(target):
+    if name.endswith("position_embedding.table.weight") and len(tensor) > len(target):
         tensor = tensor[: len(target)]
     if tensor.shape == target.shape:
         return tensor
-    if name.endswith("positions.table.weight") and tensor.shape[1:] == target.shape[1:]:
+    if name.endswith("position_embedding.table.weight") and tensor.shape[1:] == target.shape[1:]:
         raise ConfigError(
             f"{path}: has learned {len(tensor)} positions and data.max_len={len(target)} needs more: lower it"
         )

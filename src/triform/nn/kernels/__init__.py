@@ -1,1 +1,1 @@
-"""Faster equivalents of the plain layers in `triform.nn`: fused kernels, dispatch, reduced precision and CUDA graphs."""
+"""Faster equivalents of what `triform.nn` computes: fused kernels, reduced precision and CUDA graphs."""
