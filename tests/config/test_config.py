@@ -221,7 +221,9 @@ def test_additive_scores_refuse_positions_that_change_a_dot_product() -> None:
 
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_a_decoder_may_not_read_ahead(task: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model\.reach=full lets a decoder read .* {task} needs auto or causal"):
+    with pytest.raises(
+        ConfigError, match=rf"model\.attention_direction=full lets a decoder read .* {task} needs auto or causal"
+    ):
         build_config({"task": task, "model.attention_direction": "full"})
     for direction in ("auto", "causal"):
         assert (

@@ -103,8 +103,8 @@ class ModelConfig:
             ):
                 displayed = list(value) if isinstance(value, tuple) else value
                 raise ConfigError(
-                    f"model.{setting.name}={displayed} means nothing to model.kind={self.kind}, which reads one token "
-                    "after the other: leave it out"
+                    f"model.{setting.name}={displayed} means nothing to model.kind={self.kind}, which reads one "
+                    "token after the other: leave it out"
                 )
         require(
             self.pooling != "first",
@@ -138,8 +138,8 @@ class ModelConfig:
         max_distance = self.resolved_max_distance
         require(
             self.positions != "t5" or max_distance > self.n_buckets // 2,
-            f"model.max_distance={max_distance} is too small: with model.n_buckets={self.n_buckets} it must be above "
-            f"{self.n_buckets // 2}, or the buckets for far distances hold nothing",
+            f"model.max_distance={max_distance} is too small: with model.n_buckets={self.n_buckets} it must be "
+            f"above {self.n_buckets // 2}, or the buckets for far distances hold nothing",
         )
         if self.attention_score == "additive" and self.positions in ("rotary", "relative"):
             raise ConfigError(

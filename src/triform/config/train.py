@@ -68,7 +68,8 @@ class TrainConfig:
         )
         require(
             not self.lora_rank or self.freeze_layers < 0,
-            f"train.lora_rank={self.lora_rank} freezes the whole base: leave out train.freeze_layers={self.freeze_layers}",
+            f"train.lora_rank={self.lora_rank} freezes the whole base: "
+            f"leave out train.freeze_layers={self.freeze_layers}",
         )
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),

@@ -97,9 +97,8 @@ def _validate_name(value: object, location: str) -> str:
 
 def _validate_metric(metric: object, task: TaskName, origin: str) -> str:
     if metric not in TASK_METRICS[task]:
-        raise ConfigError(
-            f"{origin}: metric={metric!r}: {task} has no such score; {suggest_name(str(metric), TASK_METRICS[task])}"
-        )
+        suggestion = suggest_name(str(metric), TASK_METRICS[task])
+        raise ConfigError(f"{origin}: metric={metric!r}: {task} has no such score; {suggestion}")
     return str(metric)
 
 

@@ -234,10 +234,12 @@ def _paired_difference(
 ) -> tuple[PairedDifference, PairedDifference | None]:
     """Over the seeds; for BLEU over the sentences, and over the seeds beside it."""
     first, second = zip(*pairs, strict=True)
-    over_seeds = paired_test([run.scores[eval_set] for run in first], [run.scores[eval_set] for run in second])
-    if any(eval_set not in run.sentences for run in (*first, *second)):
+    over_seeds = paired_test(
+        [run.metric_values[eval_set] for run in first], [run.metric_values[eval_set] for run in second]
+    )
+    if any(eval_set not in run.sentence_stats for run in (*first, *second)):
         return over_seeds, None
-    sentence_stats = [np.stack([run.sentences[eval_set] for run in side]) for side in (first, second)]
+    sentence_stats = [np.stack([run.sentence_stats[eval_set] for run in side]) for side in (first, second)]
     return bootstrap_bleu(*sentence_stats), over_seeds if len(pairs) > 1 else None
 
 

@@ -162,7 +162,7 @@ def _bleu_entry(run: Run, test_file: str) -> JsonDict | None:
     data: Any = run.task.load_dataset(test_file, notices) if test_file else run.task.load_validation_dataset([])
     if data is None:
         return None
-    pairs: list[TextPair] = list(data.texts if test_file else data.texts[:QUICK_PAIRS])
+    pairs: list[TextPair] = list(data.raw_pairs if test_file else data.raw_pairs[:QUICK_PAIRS])
     decode_settings: JsonDict = {} if test_file else {"strategy": "greedy"}
     hypotheses = [
         prediction.output for prediction in run.predict([pair.source for pair in pairs], **decode_settings)

@@ -254,7 +254,7 @@ class Ensemble:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda member: member.attempt(action), members))
+            list(pool.map(lambda member: member.run_guarded(action), members))
 
     # -- what members ask for
 

@@ -27,7 +27,7 @@ def test_vectors_are_learned_from_the_training_file_alone_and_once(
     vectors = WordVectors.load(prepare_data(data, tmp_path / "own").ensure_word_vectors())
     assert [Path(name).name for name in vectors.metadata["texts"]] == ["train_CLS.tsv"]
     assert vectors.width == SYSTEM.word_vector_settings["size"]
-    monkeypatch.setattr(module, "learn", None)  # it would fail
+    monkeypatch.setattr(module, "train_word2vec", None)  # it would fail
     assert prepare_data(data, tmp_path / "own").ensure_word_vectors() == tmp_path / "own" / "vectors.safetensors"
 
 
@@ -37,7 +37,7 @@ def test_vectors_beside_the_sets_need_no_gensim_and_must_be_the_right_ones(
     sets = tmp_path / "sets"
     shutil.copytree(data / "speeches", sets / "speeches")
     learned = prepare_data(data, tmp_path / "own").ensure_word_vectors()
-    monkeypatch.setattr(module, "learn", None)
+    monkeypatch.setattr(module, "train_word2vec", None)
     shared_path = sets / "vectors" / "word-vectors-speeches.safetensors"
     shared_path.parent.mkdir()
     shutil.copy(learned, shared_path)

@@ -24,7 +24,7 @@ from triform.experiments.reproduce.tables import (
 )
 from triform.experiments.reproduce.why import parts as why
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
     "device": "cpu, slow",
     "torch": "2.13",

@@ -109,9 +109,9 @@ def test_what_begins_with_a_model_that_is_not_there_is_left_out(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(data / "imdb", tmp_path / "sets" / "imdb")
-    result = run_smoke(SYSTEMS["imdb-encoder"], tmp_path / "sets", tmp_path, seeds=1, setting="best")
+    result = run_smoke(SYSTEMS["imdb-encoder"], tmp_path / "sets", tmp_path, seeds=1, variant="best")
     assert [variant["name"] for variant in result["variants"]] == ["best"]
-    assert f"fine-tuned: left out, since it begins with {tmp_path / 'sets' / 'minilm'}: not there" in (
+    assert f"fine-tuned: left out: its base model is not at {tmp_path / 'sets' / 'minilm'}" in (
         capsys.readouterr().err
     )
 
@@ -119,14 +119,14 @@ def test_what_begins_with_a_model_that_is_not_there_is_left_out(
 def test_a_quick_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
     write_result(tmp_path / "results", empty_result("speeches-lm", smoke=False))
     before = (tmp_path / "results" / "speeches-lm.json").read_bytes()
-    run_smoke(LM, data, tmp_path, setting="as-reported", seeds=1)
+    run_smoke(LM, data, tmp_path, variant="as-reported", seeds=1)
     assert (tmp_path / "results" / "speeches-lm.json").read_bytes() == before
 
 
 def test_rows_that_leak_are_told_and_scored_apart(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_smoke(SYSTEMS["speeches-classifier"], data, tmp_path, setting="as-reported", seeds=1)
+    result = run_smoke(SYSTEMS["speeches-classifier"], data, tmp_path, variant="as-reported", seeds=1)
     assert result["leaks"] == {"test": {"rows": 12, "seen": 8}}
     assert "8 of the 12 texts of test are also in the training file" in capsys.readouterr().err
     metrics = result["variants"][0]["runs"][0]["scores"]
@@ -138,7 +138,7 @@ def test_rows_that_leak_are_told_and_scored_apart(
 
 
 def test_the_vocabulary_of_the_speeches_comes_from_both_training_files(data: Path, tmp_path: Path) -> None:
-    result = run_smoke(LM, data, tmp_path, setting="as-reported", seeds=1)
+    result = run_smoke(LM, data, tmp_path, variant="as-reported", seeds=1)
     folder = next((tmp_path / "runs" / "speeches-lm-quick").glob("as-reported-*/seed-0"))
     pieces = json.loads((folder / "tokenizer.json").read_text())["tokenizer"]["model"]["vocab"]
     texts = [(data / "speeches" / name).read_text() for name in ("train_CLS.tsv", "train_LM.txt")]
@@ -150,7 +150,7 @@ def test_the_vocabulary_of_the_speeches_comes_from_both_training_files(data: Pat
 def test_what_was_trained_is_not_trained_again_and_settings_join_one_outcome(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_smoke(LM, data, tmp_path, setting="as-reported", seeds=2)
+    first = run_smoke(LM, data, tmp_path, variant="as-reported", seeds=2)
     assert [variant["name"] for variant in first["variants"]] == ["as-reported"]
     models = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     assert len(models) == 2
@@ -178,7 +178,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on_too(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "score", interrupt)
+    monkeypatch.setattr(runner, "evaluate_run", interrupt)
     with pytest.raises(
         RunInterruptedError, match="what was saved is kept; go on with: triform reproduce speeches-lm"
     ):

@@ -144,7 +144,7 @@ def test_a_rate_at_which_a_model_diverges_is_told_and_not_taken(
         return train_run(self, name, settings, steps, seed)
 
     monkeypatch.setattr(ComparisonRun, "_train_run", diverge_or_train)
-    monkeypatch.setattr(runner, "PARTS", (SPEECHES,))
+    monkeypatch.setattr(runner, "COMPARISON_TASKS", (SPEECHES,))
     options = ReproduceOptions(
         data=str(data), out=tmp_path / "runs", results=tmp_path, device="cpu", smoke=True, seeds=1
     )

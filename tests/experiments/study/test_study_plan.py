@@ -129,7 +129,7 @@ def test_the_first_metric_is_the_tasks_own(task: str) -> None:
 
 
 def test_the_study_of_the_manual_is_one(tmp_path: Path) -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
     file = tmp_path / "positions.toml"
     file.write_text(manual.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
     study = read_study(file)

@@ -121,7 +121,7 @@ def test_a_pair_shares_its_initial_weights_and_its_batches(workdir: Path, spec: 
         assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
         samplers = [item.train.sampler(item.task.config.train, seed) for item in (plain, narrow, wide)]
         for _ in range(30):
-            batches = [sampler.next().tolist() for sampler in samplers]
+            batches = [sampler.next_batch().tolist() for sampler in samplers]
             assert batches[0] == batches[1] == batches[2]
     other = prepare_task(replace(configs[0], seed=6), workdir)
     assert not all(parameter.equal(weights[0][name]) for name, parameter in other.task.model.named_parameters())

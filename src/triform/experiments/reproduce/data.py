@@ -75,8 +75,8 @@ class ExperimentData:
         expected = asdict(recipe) | {"texts": [fingerprint(train)]}
         if shared_path.exists():
             if not self.smoke and _training_record(shared_path) != expected:
-                raise DataError(f"is not made as this study asks; make it again: {_train_vectors_command(recipe, train, shared_path)}",
-                                path=shared_path)  # fmt: skip
+                command = _train_vectors_command(recipe, train, shared_path)
+                raise DataError(f"is not made as this study asks; make it again: {command}", path=shared_path)
             return shared_path
         if not own_path.exists() or _training_record(own_path) != expected:
             learned = train_word2vec([train], recipe, log=print_message)

@@ -70,7 +70,8 @@ MULTI30K_EN_DE = ReferenceSystem(
             group="best",
             settings=BEST_SETTINGS,
             seeds=3,
-            description="6,000 shared pieces split at random, two readings that must agree (R-Drop), averaged weights",
+            description="6,000 shared pieces split at random, two readings that must agree (R-Drop), "
+            "averaged weights",
         ),
     ),
     targets=(Target(variant="best", column="test beam 5.tokenised_bleu", low=41.0, note="test 2016"),),

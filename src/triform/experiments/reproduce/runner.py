@@ -99,9 +99,8 @@ def _run_system(
         result["signature"] = bleu_signature()
     for variant in system.select_variants(options.variant):
         if variant.init_from and not data.init_from_path(variant).exists():
-            print_message(
-                f"{system.name}, {variant.name}: left out, since it begins with {data.init_from_path(variant)}: not there"
-            )
+            missing_path = data.init_from_path(variant)
+            print_message(f"{system.name}, {variant.name}: left out: its base model is not at {missing_path}")
             continue
         try:
             variant_result = run_variant(variant, data, options, folder)
@@ -132,9 +131,8 @@ def _load_or_create_result(
         result["baselines"], result["unfit"] = evaluate_system_baselines(data)
     for eval_set, leak in result["leaks"].items():
         if leak["seen"]:
-            print_message(
-                f"{system.name}: {leak['seen']} of the {leak['rows']} texts of {eval_set} are also in the training file"
-            )
+            leak_text = f"{leak['seen']} of the {leak['rows']} texts of {eval_set}"
+            print_message(f"{system.name}: {leak_text} are also in the training file")
     return result
 
 

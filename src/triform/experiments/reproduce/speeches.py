@@ -128,7 +128,8 @@ SPEECHES_CLASSIFIER = ReferenceSystem(
             seeds=8,
             reported_metrics={"test.accuracy": 0.8760, "train.accuracy": 0.9924},
             vocabulary_files=VOCABULARY_FILES,
-            description="576,467 parameters, 15 epochs; reported is the best epoch by the test set, ours the last one",
+            description="576,467 parameters, 15 epochs; reported is the best epoch by the test set, "
+            "ours the last one",
         ),
         SystemVariant(
             name="pieces",
@@ -222,7 +223,8 @@ SPEECHES_LM = _language_model_system(
             settings=LM_BEST_SETTINGS,
             seeds=8,
             vocabulary_files=VOCABULARY_FILES,
-            description="500 steps; half as wide, a window of 2, and much smoothing: words that train_LM never has occur",
+            description="500 steps; half as wide, a window of 2, and much smoothing: "
+            "words that train_LM never has occur",
         ),
     ),
     targets=(

@@ -172,9 +172,8 @@ def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[s
         status = "reached" if is_reached else "**not reached**"
         if missing := _missing_variants(system, result, target):
             status = f"open, since {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
-        verdicts.append(
-            f"{target.variant}, {column.title}: {format_mean_interval(column, column_values)}; wanted {requirement}{note}: {status}"
-        )
+        measured = f"{target.variant}, {column.title}: {format_mean_interval(column, column_values)}"
+        verdicts.append(f"{measured}; wanted {requirement}{note}: {status}")
     return verdicts
 
 
@@ -246,9 +245,8 @@ def _format_samples(result: ExperimentResult) -> list[str]:
     variant_result = result["variants"][-1] if result["variants"] else {}
     for sample in variant_result.get("samples", ()):
         prompt_text = f"after `{sample['input']}`" if sample["input"] else "from nothing"
-        parts.append(
-            f"{variant_result['name']} goes on {prompt_text}:\n\n```\n{sample['input']}{sample['output'].strip()}\n```"
-        )
+        text = f"{sample['input']}{sample['output'].strip()}"
+        parts.append(f"{variant_result['name']} goes on {prompt_text}:\n\n```\n{text}\n```")
     return parts
 
 

@@ -51,7 +51,7 @@ def _vector_variants(settings: Settings) -> tuple[SystemVariant, ...]:
     return (
         make_variant("random", "every row of the embedding drawn at random", use_word_vectors=False),
         make_variant("vectors", "rows begin with word vectors, and learn"),
-        make_variant("vectors-frozen", "rows begin with word vectors, and do not learn", freeze=0),
+        make_variant("vectors-frozen", "rows begin with word vectors, and do not learn", freeze_layers=0),
     )
 
 

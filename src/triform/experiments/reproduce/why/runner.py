@@ -108,9 +108,8 @@ class ComparisonRun:
         models["lstm"] = lstm_settings, self._run_pilot("lstm", lstm_settings)
         lstm_count = total_parameters(lstm_settings | task_setting, sizes)
         if abs(lstm_count - target_count) > PARAMETER_TOLERANCE * target_count and not self.options.smoke:
-            raise ConfigError(
-                f"{STUDY_NAME}, {self.comparison.name}: {lstm_count:,} parameters are not within 2 % of {target_count:,}"
-            )
+            counts_text = f"{lstm_count:,} parameters are not within 2 % of {target_count:,}"
+            raise ConfigError(f"{STUDY_NAME}, {self.comparison.name}: {counts_text}")
         return {
             "seconds": self.comparison.seconds,
             "variants": [self._train_seeds(kind, *models[kind]) for kind in MODEL_KINDS],
