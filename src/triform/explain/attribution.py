@@ -84,8 +84,8 @@ def _integrate_gradients(
 @contextmanager
 def _override_embeddings(embedding: InputEmbedding, vectors: Tensor) -> Iterator[None]:
     """Within this, the embedding answers with `vectors`, whatever it is asked for."""
-    object.__setattr__(embedding, "vectors", lambda tokens, positions: vectors)
+    object.__setattr__(embedding, "token_vectors", lambda tokens, positions: vectors)
     try:
         yield
     finally:
-        object.__delattr__(embedding, "vectors")
+        object.__delattr__(embedding, "token_vectors")
