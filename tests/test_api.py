@@ -63,13 +63,12 @@ MEASURE_SCRIPT = """
 import resource, sys
 import torch, triform.launch
 from triform.tasks import TASKS
-from triform.config.settings import build
-from dataclasses import replace
+from triform.config.settings import build_config
 from pathlib import Path
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 settings = {"task": "generate", "data.train": sys.argv[1], "tokenizer.kind": sys.argv[2], "tokenizer.vocab_size": 0,
             "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1}
-TASKS["generate"].prepare(build(settings), Path(sys.argv[3]))
+TASKS["generate"].prepare(build_config(settings), Path(sys.argv[3]))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -93,7 +93,7 @@ def assert_same(actual: Any, expected: Any) -> None:
             assert left.probabilities == pytest.approx(right.probabilities, abs=1e-5)
 
 
-@pytest.mark.usefixtures("often_switched")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_eight_threads_get_the_answers_of_one(runs: dict[str, Run]) -> None:
     all_jobs = [job for run in runs.values() for job in jobs(run)]
     expected = [job() for job in all_jobs]
@@ -114,7 +114,7 @@ def test_eight_threads_get_the_answers_of_one(runs: dict[str, Run]) -> None:
         assert all(not module.training for module in run.task.model.modules())
 
 
-@pytest.mark.usefixtures("often_switched")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_threads_that_record_attention_see_their_own_calls_only(runs: dict[str, Run]) -> None:
     run = runs["classify"]
     model = run.task.model

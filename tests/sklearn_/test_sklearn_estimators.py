@@ -107,7 +107,7 @@ def test_a_vectorizer_gives_what_the_layer_of_labels_reads(tmp_path: Path) -> No
     assert features.dtype == np.float32
     assert vectorizer.get_feature_names_out().tolist() == [f"textvectorizer{n}" for n in range(16)]
     run = triform.load(vectorizer.save(tmp_path / "run"), device="cpu")
-    head = run.task.model.head
+    head = run.task.model.classification_head
     logits = features @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     assert np.allclose(probabilities, TextClassifier.from_run(tmp_path / "run").predict_proba(texts), atol=1e-5)
@@ -241,7 +241,7 @@ def test_fitting_says_nothing_and_leaves_nothing(
 ) -> None:
     fit_estimator(TextClassifier)  # the first time, torch makes a folder of its own among temporary files
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(token_cache, "SMALL", 1)  # even where the data is large
+    monkeypatch.setattr(token_cache, "MIN_CACHED_BYTES", 1)  # even where the data is large
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
     estimators = [fit_estimator(kind) for kind in (TextClassifier, LanguageModel, Translator)]
     for estimator in estimators:

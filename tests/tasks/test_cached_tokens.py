@@ -22,7 +22,7 @@ EVERY_TASK = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_module, "SMALL", 1)
+    monkeypatch.setattr(cache_module, "MIN_CACHED_BYTES", 1)
     return tmp_path / "cache"
 
 
@@ -72,7 +72,7 @@ def test_the_cache_changes_no_token(
     file = write_data(name, tmp_path)
     cached = prepare_in_folder(name, tmp_path / "one", train=file, **{"tokenizer.kind": kind})
     shutil.rmtree(base)
-    monkeypatch.setattr(cache_module, "SMALL", 1 << 30)
+    monkeypatch.setattr(cache_module, "MIN_CACHED_BYTES", 1 << 30)
     assert_same_data(cached, prepare_in_folder(name, tmp_path / "two", train=file, **{"tokenizer.kind": kind}))
     assert not base.exists()
 
@@ -83,7 +83,7 @@ def test_other_settings_get_other_tokens(name: TaskName, tmp_path: Path) -> None
     for overrides in ({}, {"data.valid_fraction": 0.3}, {"tokenizer.lowercase": True}, {"tokenizer.kind": "char"}):
         prepared_task = prepare_in_folder(name, tmp_path / "one", train=file, **overrides)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache_module, "SMALL", 1 << 30)
+            patch.setattr(cache_module, "MIN_CACHED_BYTES", 1 << 30)
             assert_same_data(prepared_task, prepare_in_folder(name, tmp_path / "two", train=file, **overrides))
 
 

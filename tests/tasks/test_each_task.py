@@ -97,7 +97,7 @@ def test_a_document_ends_with_an_end_token(tmp_path: Path) -> None:
 
 def test_a_window_predicts_the_token_after_each(prepared_tasks: PreparedTasks) -> None:
     data = prepared_tasks["generate"].train
-    batch = data.batch(np.array([0, 5, data.store.total - data.max_len - 1]))
+    batch = data.batch(np.array([0, 5, data.store.n_tokens - data.max_len - 1]))
     assert batch.tokens.shape == batch.targets.shape == (3, data.max_len)
     assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
     assert batch.targets[-1, -1] == data.store.tokens[-1]
@@ -129,9 +129,11 @@ def test_a_vocabulary_is_shared_or_each_side_has_its_own(shared: bool, tmp_path:
         build_config({"task": "translate", **TINY, **overrides}, Config()), tmp_path / "run"
     )
     task = prepared_task.task
-    sizes = (task.source.vocab_size, task.target.vocab_size, task.model.head.out_features)
+    sizes = (task.source_tokenizer.vocab_size, task.target_tokenizer.vocab_size, task.model.lm_head.out_features)
     assert sizes == ((17, 17, 17) if shared else (14, 7, 7))
-    assert (task.model.embedding.tokens.weight is task.model.encoder.embedding.tokens.weight) == shared
+    assert (
+        task.model.embedding.token_embedding.weight is task.model.encoder.embedding.token_embedding.weight
+    ) == shared
     task.save(tmp_path)
     loaded = Translate.load(task.config, tmp_path)
     load_weights(loaded.model, named_weights(task.model), tmp_path)

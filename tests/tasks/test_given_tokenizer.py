@@ -56,8 +56,8 @@ def test_a_vocabulary_that_does_not_fit_is_refused(story: Path, vocabulary: Path
         train(story, out, file=vocabulary, vocab_size=99)
     with pytest.raises(ConfigError, match=r"tokenizer\.file=.*nowhere\.json: there is no tokenizer file here"):
         train(story, out, file=tmp_path / "nowhere.json")
-    with pytest.raises(ConfigError, match=r"one vocabulary and tokenizer\.shared=false asks for two"):
-        train(story, out, file=vocabulary, shared=False)
+    with pytest.raises(ConfigError, match=r"one vocabulary and tokenizer\.joint_vocab=false asks for two"):
+        train(story, out, file=vocabulary, joint_vocab=False)
     assert not out.exists()
 
 

@@ -82,8 +82,8 @@ def test_a_task_learns_judges_and_predicts_with_it(name: TaskName, kind: str, tm
 def test_texts_are_looked_into(kind: str, tmp_path: Path) -> None:
     task = prepare_with_vocabulary("classify", kind, tmp_path).task
     classified = explain(task, "amber birch")
-    framed_tokens = task.tokenizer.special.whole(task.tokenizer.encode("amber birch"), 14)
-    assert list(classified.maps[0].keys) == task.tokenizer.pieces(framed_tokens)
+    framed_tokens = task.tokenizer.special_tokens.wrap(task.tokenizer.encode("amber birch"), 14)
+    assert list(classified.maps[0].keys) == task.tokenizer.format_pieces(framed_tokens)
     assert (classified.maps[0].keys[0] == "[CLS]") == (kind == "bert")
     generated = explain(prepare_with_vocabulary("generate", kind, tmp_path).task, "amber", max_new_tokens=2)
     assert generated.maps[0].keys
@@ -92,7 +92,7 @@ def test_texts_are_looked_into(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["classify", "translate"])
 def test_batches_hold_the_frame_and_the_tokenizers_own_tokens(name: TaskName, tmp_path: Path) -> None:
     prepared_task = prepare_with_vocabulary(name, "bert", tmp_path)
-    tokenizer = getattr(prepared_task.task, "tokenizer", None) or prepared_task.task.source
+    tokenizer = getattr(prepared_task.task, "tokenizer", None) or prepared_task.task.source_tokenizer
     first, last = tokenizer.bos, tokenizer.eos
     n_full = 0
     for batch in prepared_task.train.batches():
@@ -105,8 +105,8 @@ def test_batches_hold_the_frame_and_the_tokenizers_own_tokens(name: TaskName, tm
         assert (texts[~keep] == tokenizer.pad).all()
         n_full += int((keep.sum(1) == 14).sum())
         if name == "translate":
-            assert (batch.target[:, 0] == first).all()
-            targets = batch.expected
+            assert (batch.decoder_input[:, 0] == first).all()
+            targets = batch.targets
             is_complete = (targets != -100).sum(1) < targets.shape[1]
             assert (targets.gather(1, (targets != -100).sum(1, keepdim=True) - 1)[is_complete] == last).all()
     assert n_full > 3, "some texts are longer than the model reads, and still end as they must"
@@ -117,14 +117,14 @@ def test_batches_hold_the_frame_and_the_tokenizers_own_tokens(name: TaskName, tm
 def test_batches_gathered_on_a_device_are_the_same(name: TaskName, kind: str, tmp_path: Path) -> None:
     prepared_task = prepare_with_vocabulary(name, kind, tmp_path)
     train = TrainConfig(batch_size=7)
-    device_dataset = prepared_task.train.on(torch.device("cpu"), train)
+    device_dataset = prepared_task.train.to_device(torch.device("cpu"), train)
     indices = np.array([3, 50, 9, 77, 20, 61, 5])
     plan = device_dataset.plan(indices)
     gathered, collated = (
         device_dataset.gather(torch.from_numpy(plan.rows), plan.shape),
         prepared_task.train.batch(indices),
     )
-    fields = ("tokens", "labels") if name == "classify" else ("source", "target", "expected")
+    fields = ("tokens", "labels") if name == "classify" else ("source", "decoder_input", "targets")
     for field in fields:
         left, right = getattr(gathered, field), getattr(collated, field)
         assert torch.equal(left[..., : right.shape[-1]], right), field
@@ -176,7 +176,7 @@ def test_a_vocabulary_that_is_not_there_or_not_whole_is_the_settings_fault(tmp_p
     (folder / "merges.txt").unlink()
     with pytest.raises(ConfigError, match=r"tokenizer\.file=.*merges\.txt: this file belongs to vocab\.json"):
         prepare_task("generate", tmp_path, **{"tokenizer.file": str(folder), "tokenizer.kind": "imported"})
-    with pytest.raises(ConfigError, match=r"tokenizer\.dropout leaves out merges of bpe"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.bpe_dropout leaves out merges of bpe"):
         prepare_with_vocabulary("classify", "gpt2", tmp_path, **{"tokenizer.bpe_dropout": 0.1})
 
 
@@ -193,4 +193,4 @@ def test_advice_on_unknown_words_fits_a_tokenizer_that_was_imported(tmp_path: Pa
     with pytest.raises(DataError) as error_info:
         task.predict(["amber ☃"])
     assert str(error_info.value).endswith("'☃'; leave it out; the imported tokenizer has no token for it")
-    assert "read as [UNK]: '☃'" in task.look("amber ☃").notes[0]
+    assert "read as [UNK]: '☃'" in task.build_explanation_input("amber ☃").notes[0]

@@ -125,7 +125,7 @@ def test_the_loss_of_an_evaluation_is_that_of_single_examples(
 @every_task
 def test_a_weight_counts_the_predictions(name: TaskName, prepared_tasks: PreparedTasks) -> None:
     for batch in [*prepared_tasks[name].valid.batches(), prepared_tasks[name].train.batch(np.arange(7))]:
-        targets = {"classify": "labels", "generate": "targets", "translate": "expected"}[name]
+        targets = {"classify": "labels", "generate": "targets", "translate": "targets"}[name]
         assert batch.n_predictions == (getattr(batch, targets) != IGNORE_INDEX).sum()
 
 
@@ -234,7 +234,7 @@ def decoded_texts(prepared_task: PreparedTask, split: str) -> list[str]:
     store, tokenizer = (
         (data.store, prepared_task.task.tokenizer)
         if prepared_task.task.name == "classify"
-        else (data.source, prepared_task.task.source)
+        else (data.source, prepared_task.task.source_tokenizer)
     )
     return [tokenizer.decode(store[row].tolist()) for row in range(len(store))]
 

@@ -115,9 +115,8 @@ class Classify(Task):
         label_list = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
         columns = describe_columns(train_name, config.data)
         notices += [f"{train_name}: {columns}"] if columns else []
-        notices += [
-            f"{train_name}: {len(encoded_train[1]) // len(tokenizers):,} texts to train on, {len(labels)} labels: {label_list}"
-        ]
+        n_texts = len(encoded_train[1]) // len(tokenizers)
+        notices += [f"{train_name}: {n_texts:,} texts to train on, {len(labels)} labels: {label_list}"]
         train_dataset = task._build_dataset(train_name, *encoded_train, notices, versions=len(tokenizers))
         valid = task.load_validation_dataset(notices, folder)
         notices += label_warnings(train_name, labels, encoded_train[1], None if valid is None else valid.labels)

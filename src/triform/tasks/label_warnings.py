@@ -62,9 +62,9 @@ def _imbalance_warnings(name: str, labels: Sequence[str], train: Labels, valid: 
     shares = [f"{label!r} is {100 * counts[index] / len(train):.1f} %" for index, label in enumerate(labels)]
     return [
         WarningText(
-            f"{name}: the labels are unbalanced: of the training texts {shares[majority]} and {shares[rarest]}. Always "
-            f"answering {labels[majority]!r} has an accuracy of {accuracy} on the {split_name} texts: judge the model by "
-            "f1 as well, which weighs every label alike"
+            f"{name}: the labels are unbalanced: of the training texts {shares[majority]} and {shares[rarest]}. "
+            f"Always answering {labels[majority]!r} has an accuracy of {accuracy} on the {split_name} texts: "
+            "judge the model by f1 as well, which weighs every label alike"
         )
     ]
 

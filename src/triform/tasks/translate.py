@@ -185,9 +185,15 @@ class Translate(Task):
         )
 
     def _build_dataset(
-        self, name: str, source_store: TokenStore, target_store: TokenStore, raw_pairs: Sequence[TextPair], notices: list[str],
-        *, versions: int = 1,
-    ) -> TranslationDataset:  # fmt: skip
+        self,
+        name: str,
+        source_store: TokenStore,
+        target_store: TokenStore,
+        raw_pairs: Sequence[TextPair],
+        notices: list[str],
+        *,
+        versions: int = 1,
+    ) -> TranslationDataset:
         special = self.source_tokenizer.special_tokens, self.target_tokenizer.special_tokens
         dataset = TranslationDataset(
             source_store, target_store, self.config.data.max_len, raw_pairs, versions, special

@@ -43,9 +43,14 @@ class TranslationDataset(BucketedDataset):
     """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
 
     def __init__(
-        self, source: TokenStore, target: TokenStore, max_len: int, raw_pairs: Sequence[TextPair] = (), versions: int = 1,
+        self,
+        source: TokenStore,
+        target: TokenStore,
+        max_len: int,
+        raw_pairs: Sequence[TextPair] = (),
+        versions: int = 1,
         special: tuple[SpecialTokens, SpecialTokens] = (DEFAULT_SPECIAL_TOKENS, DEFAULT_SPECIAL_TOKENS),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source, self.target, self.max_len, self.raw_pairs = source, target, max_len, raw_pairs
         self.versions, self.special = versions, special
         self.source_lengths = np.minimum(source.lengths, max_len)
