@@ -122,7 +122,7 @@ def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
         result = train(
             "generate",
             data=data,
-            base=base,
+            init_from=base,
             train=device_settings,
             out=tmp_path / device,
             device=device,
@@ -460,7 +460,7 @@ WINDOWED = ModelConfig(d_model=128, d_ff=256, n_layers=2, n_heads=4, n_kv_heads=
 
 def with_kernel(model: Decoder, kernel: AttentionKernel) -> Decoder:
     for block in model.blocks:
-        block.attention.kernel = kernel
+        block.attn.kernel = kernel
     return model
 
 

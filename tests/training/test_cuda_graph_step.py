@@ -54,7 +54,7 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         recordings.append("graph")
         return SimpleNamespace(replay=fn)
 
-    monkeypatch.setattr(graph_cache, "record", fake_record)
+    monkeypatch.setattr(graph_cache, "capture_cuda_graph", fake_record)
     torch.set_default_dtype(torch.float64)
     yield recordings
     torch.set_default_dtype(torch.float32)
@@ -147,7 +147,7 @@ def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
     def refuse(fn: Callable[[], None], pool: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand a trace")
 
-    monkeypatch.setattr(graph_cache, "record", refuse)
+    monkeypatch.setattr(graph_cache, "capture_cuda_graph", refuse)
     first, plain, graph_step = build_pair("classify", tmp_path)
     assert_same_training(first, plain, graph_step)
     assert len(graph_step.notices) == 1
@@ -158,12 +158,14 @@ def test_masks_made_while_a_recording_failed_are_made_anew(tmp_path: Path, monke
     """While a graph is captured nothing is computed: what was made then and kept would be read as it is."""
 
     def refuse(fn: Callable[[], None], pool: object) -> None:
-        for attention_mask in graph_step.task.model.reaches:
-            assert attention_mask._masks
-            attention_mask._masks = {key: torch.zeros_like(mask) for key, mask in attention_mask._masks.items()}
+        for attention_mask in graph_step.task.model.layer_masks:
+            assert attention_mask._dense_cache
+            attention_mask._dense_cache = {
+                key: torch.zeros_like(mask) for key, mask in attention_mask._dense_cache.items()
+            }
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graph_cache, "record", refuse)
+    monkeypatch.setattr(graph_cache, "capture_cuda_graph", refuse)
     first, plain, graph_step = build_pair("generate", tmp_path, **{"model.window": 3})
     assert_same_training(first, plain, graph_step)
     assert len(graph_step.notices) == 1
@@ -216,7 +218,7 @@ def test_what_is_gathered_is_what_a_batch_holds(name: TaskName, tmp_path: Path) 
 
 def test_data_too_large_for_a_device_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared_task = prepare_task("generate", tmp_path)
-    monkeypatch.setattr("triform.tasks.device_data.MAX_DEVICE_TOKENS", prepared_task.train.store.total - 1)
+    monkeypatch.setattr("triform.tasks.device_data.MAX_DEVICE_TOKENS", prepared_task.train.store.n_tokens - 1)
     assert prepared_task.train.to_device(torch.device("cpu"), prepared_task.task.config.train) is None
 
 
@@ -228,7 +230,7 @@ def test_data_that_finds_no_room_beside_the_model_stays_where_it_is(
 
     prepared_task = prepare_task("generate", tmp_path)
     assert load_device_dataset(prepared_task.task, prepared_task.train) is not None
-    monkeypatch.setattr(type(prepared_task.train), "on", raise_out_of_memory)
+    monkeypatch.setattr(type(prepared_task.train), "to_device", raise_out_of_memory)
     assert load_device_dataset(prepared_task.task, prepared_task.train) is None
 
 
@@ -271,7 +273,7 @@ def test_compiled_blocks_give_the_same_loss_and_are_put_back(
         ]
         torch.testing.assert_close(traced, plain, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-7, atol=1e-9)
-        assert not any({"forward", "projected"} & vars(item).keys() for item in prepared_task.task.model.modules())
+        assert not any({"forward", "project"} & vars(item).keys() for item in prepared_task.task.model.modules())
     finally:
         for cached_function in (module._compiled_block_forward, module._compiled_cross_block_forward):
             cached_function.cache_clear()

@@ -389,8 +389,9 @@ def test_members_may_differ_in_rate_decay_and_schedule(tmp_path: Path) -> None:
     device_dataset = prepared_task.train.to_device(torch.device("cpu"), prepared_task.task.config.train)
     Ensemble(members, device_dataset).fit()
     for ensemble_member, variant in zip(members, variants, strict=True):
+        seed = ensemble_member.task.config.seed
         single_run = train(
-            "generate", out=tmp_path / f"alone-{ensemble_member.task.config.seed}", seed=ensemble_member.task.config.seed,
+            "generate", out=tmp_path / f"alone-{seed}", seed=seed,
             config=prepared_task.task.config, device="cpu", quiet=True, **variant,
         )  # fmt: skip
         assert_same_run(ensemble_member.folder.path, single_run.path, tolerance=1e-9)
@@ -419,8 +420,8 @@ def test_dropout_differs_between_members_and_what_is_remembered_is_not_theirs(tm
     assert losses[0] == pytest.approx(losses[1], rel=0.3)
     masks = [
         mask
-        for attention_mask in stacked_models.task.model.reaches
-        for mask in attention_mask.remembered()
+        for attention_mask in stacked_models.task.model.layer_masks
+        for mask in attention_mask.cached_tensors()
         if mask is not None
     ]
     assert masks
@@ -492,7 +493,7 @@ def test_one_seed_a_large_model_or_much_waste_is_not_stacked(
 
 def emit_validation(aggregate: AggregateProgress, runs: Sequence[Any], step: int, values: Sequence[float]) -> None:
     for run_progress, value in zip(runs, values, strict=True):
-        run_progress.hear({"event": "valid", "step": step, "loss": value, "accuracy": value, "seconds": 1.0})
+        run_progress.on_event({"event": "valid", "step": step, "loss": value, "accuracy": value, "seconds": 1.0})
 
 
 def test_a_validation_of_all_is_one_line_with_mean_and_spread() -> None:

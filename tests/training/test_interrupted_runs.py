@@ -70,7 +70,7 @@ def test_an_interrupted_lora_run_has_its_adapters_merged(
 ) -> None:
     base = triform.train("classify", data=rows, out=tmp_path / "base", train={"max_steps": 2}, **TINY)
     lora = {"lora_rank": 2, "lr": 0.1}
-    path = train_interrupted(tmp_path / "run", rows, monkeypatch, base=str(base.path), train=lora)
+    path = train_interrupted(tmp_path / "run", rows, monkeypatch, init_from=str(base.path), train=lora)
     run = triform.load(path, device="cpu")
     names = [name for name, _ in run.task.model.named_parameters()]
     assert names == [name for name, _ in base.task.model.named_parameters()]

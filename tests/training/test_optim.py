@@ -33,14 +33,14 @@ def lr_factors(kind: ScheduleKind, steps: list[int], *, max_steps: int = 100, **
 
 def test_cosine_falls_from_one_to_its_end_as_worked_by_hand() -> None:
     """Warm-up of 20, then 80 steps: a quarter of them leaves (1 + cos 45°) / 2 of the way, half of them 1/2."""
-    actual = lr_factors("cosine", [10, 20, 40, 60, 80, 100], warmup_steps=20, final_lr_ratio=0.1)
+    actual = lr_factors("cosine", [10, 20, 40, 60, 80, 100], warmup_steps=20, min_lr_ratio=0.1)
     quarter = (1 + math.sqrt(2) / 2) / 2
     expected = [0.5, 1.0, 0.1 + 0.9 * quarter, 0.55, 0.1 + 0.9 * (1 - quarter), 0.1]
     assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_linear_falls_evenly() -> None:
-    actual = lr_factors("linear", [5, 10, 40, 55, 100], warmup_steps=10, final_lr_ratio=0.25)
+    actual = lr_factors("linear", [5, 10, 40, 55, 100], warmup_steps=10, min_lr_ratio=0.25)
     assert actual == pytest.approx([0.5, 1.0, 0.75, 0.625, 0.25], rel=1e-12)
 
 
@@ -70,7 +70,7 @@ def test_without_a_warm_up_the_first_step_is_near_the_full_rate(kind: ScheduleKi
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_warm_up_rises_to_one_and_no_share_leaves_its_bounds(kind: ScheduleKind) -> None:
-    actual = lr_factors(kind, list(range(1, 131)), warmup_steps=30, max_steps=100, final_lr_ratio=0.05)
+    actual = lr_factors(kind, list(range(1, 131)), warmup_steps=30, max_steps=100, min_lr_ratio=0.05)
     assert actual[:30] == pytest.approx([step / 30 for step in range(1, 31)], rel=1e-12)
     assert all(before >= after for before, after in pairwise(actual[29:]))
     assert min(actual[29:]) >= 0.05
@@ -78,7 +78,7 @@ def test_warm_up_rises_to_one_and_no_share_leaves_its_bounds(kind: ScheduleKind)
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_the_last_step_is_at_the_final_share_and_later_ones_stay_there(kind: ScheduleKind) -> None:
-    assert lr_factors(kind, [100, 101, 500], final_lr_ratio=0.2, warmup_steps=10) == pytest.approx([0.2] * 3)
+    assert lr_factors(kind, [100, 101, 500], min_lr_ratio=0.2, warmup_steps=10) == pytest.approx([0.2] * 3)
 
 
 def test_a_warm_up_longer_than_the_run_is_no_mistake() -> None:
@@ -186,7 +186,7 @@ def test_weight_decay_touches_matrices_alone() -> None:
 
 def test_every_trained_parameter_is_in_one_group_and_frozen_ones_in_none() -> None:
     model = tiny_model()
-    model.norm.requires_grad_(False)
+    model.final_norm.requires_grad_(False)
     groups = build_parameter_groups(model, 0.1)
     grouped = [parameter for group in groups for parameter in group["params"]]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

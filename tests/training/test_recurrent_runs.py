@@ -188,7 +188,7 @@ def test_nothing_of_it_is_compiled() -> None:
         ({"model.layer_windows": (8,), "model.n_layers": 1}, r"model\.layer_windows=\[8\] means nothing"),
         ({"model.pooling": "first"}, r"model\.pooling=first is for Transformers"),
         ({"model.d_model": 15}, r"model\.d_model=15 must be even"),
-        ({"model.attention_score": "additive"}, r"model\.score=additive is of attention"),
+        ({"model.attention_score": "additive"}, r"model\.attention_score=additive is of attention"),
         ({"train.precision": "bf16"}, r"train\.precision=bf16 is for Transformers"),
         ({"train.init_from": "x", "train.lora_rank": 2}, r"train\.lora_rank is for Transformers; model\.kind=lstm"),
     ],

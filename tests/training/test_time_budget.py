@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
         seconds[0] += 5
         return original_evaluate(self, *arguments, **kwargs)
 
-    monkeypatch.setattr(time_budget, "newest_column", lambda: seconds[0])
+    monkeypatch.setattr(time_budget, "now", lambda: seconds[0])
     monkeypatch.setattr(Trainer, "step", slow_step)
     monkeypatch.setattr(Classify, "evaluate", slow_evaluation)
 
@@ -127,7 +127,7 @@ def test_a_long_validation_is_timed_by_its_beginning(
         measured.extend(original_measure(*arguments))
         return measured[0], measured[1]
 
-    monkeypatch.setattr(time_budget, "newest_column", lambda: seconds[0])
+    monkeypatch.setattr(time_budget, "now", lambda: seconds[0])
     with monkeypatch.context() as patch:
         patch.setattr(time_budget, "measure_step_seconds", record_measurement)
         patch.setattr(Classify, "evaluate", long_evaluation)

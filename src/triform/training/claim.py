@@ -55,7 +55,8 @@ def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, ove
             {name: requested[name] for name in requested if name not in LENGTH_SETTINGS}, stored
         ):
             raise ConfigError(
-                f"{folder.path}: --resume goes on with the run's own settings, but these differ: {'; '.join(conflicts)}"
+                f"{folder.path}: --resume goes on with the run's own settings, but these differ: "
+                f"{'; '.join(conflicts)}"
             )
         if _has_only_model(folder):
             reason = "has lost its" if folder.metrics_show_end() else "was saved without"

@@ -132,9 +132,8 @@ class ProgressDisplay:
                 f"; best {self.metric} {format_metric(self.metric, event['best'])} at step {event['best_step']}"
             )
         elapsed = f"{event['step']} steps, {format_seconds(event['seconds'])}"
-        self._print_line(
-            f"{reasons[event['reason']]} after {elapsed}{best_text}{f'; {self.throughput_text}' if self.throughput_text else ''}"
-        )
+        throughput = f"; {self.throughput_text}" if self.throughput_text else ""
+        self._print_line(f"{reasons[event['reason']]} after {elapsed}{best_text}{throughput}")
 
     def _print_line(self, text: str) -> None:
         self.last_line_at = time.monotonic()

@@ -116,7 +116,8 @@ def _describe_no_match(path: Path, words: Sequence[str]) -> str:
         ", ".join(repr(word) for word in examples)
         for examples in (_example_words(words), _example_words(sorted(known)))
     )
-    return f"no piece of the vocabulary has a vector: its pieces are such as {piece_examples}, the vectors' words {word_examples}"
+    examples = f"its pieces are such as {piece_examples}, the vectors' words {word_examples}"
+    return f"no piece of the vocabulary has a vector: {examples}"
 
 
 def _example_words(words: Sequence[str]) -> list[str]:

@@ -31,8 +31,10 @@ PROBE_STEPS = 8  # steps whose batches are looked at before deciding
 MAX_MEMBERS = 128  # members of a stack; more gain nothing
 MAX_CHECKPOINT_SHARE = 0.1  # the share of the time that checkpoints may take
 DISK_BYTES_PER_SECOND = 1 << 29  # bytes a second, until the first checkpoint shows how fast the disk is
-PER_MEMBER_SETTINGS = ("lr", "weight_decay", "schedule", "warmup_steps", "min_lr_ratio", "plateau_factor", "plateau_patience",
-        "clip_norm", "patience", "max_steps", "epochs", "eval_every", "checkpoint_every", "log_every")  # fmt: skip
+PER_MEMBER_SETTINGS = (
+    "lr", "weight_decay", "schedule", "warmup_steps", "min_lr_ratio", "plateau_factor", "plateau_patience",
+    "clip_norm", "patience", "max_steps", "epochs", "eval_every", "checkpoint_every", "log_every",
+)  # fmt: skip
 
 
 class StackLimit(NamedTuple):

@@ -81,6 +81,6 @@ def _freeze_layers(model: nn.Module, n_frozen: int) -> None:
         parameter.requires_grad_(depth_by_name[name] > n_frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"train.freeze_layers={n_frozen} leaves nothing to learn: the head is the embedding, which is frozen too; "
-            "freeze fewer layers"
+            f"train.freeze_layers={n_frozen} leaves nothing to learn: the head is the embedding, which is frozen "
+            "too; freeze fewer layers"
         )

@@ -91,8 +91,8 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
         and prepared.valid is not None
     ):
         notices.append(
-            f"the run was also validated at step {old_steps}, where it ended: the best weights may differ from those "
-            "of having trained so long from the start"
+            f"the run was also validated at step {old_steps}, where it ended: the best weights may differ from "
+            "those of having trained so long from the start"
         )
     (folder.path / "report.html").unlink(missing_ok=True)  # first: a run without one is not taken for complete
     folder.write_config(new)

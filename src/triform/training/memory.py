@@ -37,8 +37,8 @@ def require_training_memory(task: Task, device: torch.device) -> None:
     if needed > available:
         raise ConfigError(
             f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
-            f"{task.config.train.optimizer}; {available / GIB:,.1f} GiB are free on {device}: lower model.d_model or "
-            "model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
+            f"{task.config.train.optimizer}; {available / GIB:,.1f} GiB are free on {device}: lower "
+            "model.d_model or model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
         )
 
 
@@ -93,5 +93,6 @@ def out_of_memory_error(task: Task, device: torch.device, memory: int) -> Config
         )
     suggestion = ", ".join(f"{name}={value}" for name, value in split_batch(task.config, max_batch).items())
     return ConfigError(
-        f"{problem}: about {max_batch} texts at once fit into {memory / GIB:.1f} GiB; set {suggestion}, {AUTO_BATCH_HINT}"
+        f"{problem}: about {max_batch} texts at once fit into {memory / GIB:.1f} GiB; "
+        f"set {suggestion}, {AUTO_BATCH_HINT}"
     )

@@ -166,7 +166,8 @@ def validate_shapes(path: Path, shapes: Mapping[str, Sequence[int]], expected: M
     for name, parameter in expected.items():
         if tuple(parameter.shape) != tuple(shapes[name]):
             raise CheckpointError(
-                f"{path}: does not fit the settings: {name} is {tuple(shapes[name])}, wanted {tuple(parameter.shape)}"
+                f"{path}: does not fit the settings: {name} is {tuple(shapes[name])}, "
+                f"wanted {tuple(parameter.shape)}"
             )
 
 
