@@ -46,7 +46,7 @@ from triform.training.length import (
     resolve_length,
 )
 from triform.training.memory import (
-    auto_split_batch,
+    fit_batch_to_memory,
     free_memory,
     halve_batch,
     micro_batch_size,
@@ -55,7 +55,7 @@ from triform.training.memory import (
 )
 from triform.training.run_folder import RunFolder
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
-from triform.training.time_budget import fit_to_budget
+from triform.training.time_budget import fit_steps_to_budget
 from triform.training.trainer import Callback, Trainer
 
 DATA_FILE_SETTINGS = tuple(
@@ -262,9 +262,9 @@ def prepare_data_and_model(
     if resume:
         prepared.task.model.to(device)
         return prepared
-    prepared = auto_split_batch(prepared, device)
+    prepared = prepared.with_config(*fit_batch_to_memory(prepared.task, device))
     prepared.task.model.to(device)
-    return replace(prepared, notices=(*prepared.notices, *fit_to_budget(prepared, folder)))
+    return prepared.with_config(*fit_steps_to_budget(prepared, folder))
 
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
@@ -274,8 +274,8 @@ def initialise_trainer(
     prepared: PreparedTask, folder: RunFolder, options: RunOptions, *, resume: bool, trainer_class: type[TrainerT]
 ) -> TrainerT:
     """Write down what is to be trained, and stand where the run stood; the model is on its device already."""
+    prepared = prepared.with_config(resolve_length(prepared))
     task = prepared.task
-    resolve_length(prepared)
     names = [str(flatten_config(task.config)[name]) for name in DATA_FILE_SETTINGS]
     fingerprints = {"data": {name: fingerprint(name) for name in names if name}}
     extension_notices: list[str] = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,19 +26,6 @@ PreparedTasks = Mapping[str, PreparedTask]
 every_task = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.fixture
-def restored(prepared_tasks: PreparedTasks) -> Iterator[None]:
-    """Configs changed by a test are put back."""
-    configs = {name: prepared_tasks[name].task.config for name in NAMES}
-    yield
-    for name, config in configs.items():
-        prepared_tasks[name].task.config = config
-
-
-def update_config(task: Task, **settings: Any) -> None:
-    task.config = build_config({name.replace("__", "."): value for name, value in settings.items()}, task.config)
-
-
 def gradients(
     task: Task, batches: list[np.ndarray], prepared_task: PreparedTask
 ) -> tuple[float, list[torch.Tensor]]:
@@ -56,6 +42,17 @@ def gradients(
 
 
 @every_task
+def test_the_settings_of_a_task_are_final(name: TaskName, prepared_tasks: PreparedTasks) -> None:
+    task = prepared_tasks[name].task
+    config = build_config({"train.lr": 0.123}, task.config)
+    with pytest.raises(AttributeError):
+        task.config = config  # type: ignore[misc]
+    changed = task.with_config(config)
+    assert (changed.config, changed.model) == (config, task.model)
+    assert task.config != config
+
+
+@every_task
 def test_preparing_gives_a_task_with_data_to_learn_and_to_judge(
     name: TaskName, prepared_tasks: PreparedTasks
 ) -> None:
@@ -67,14 +64,14 @@ def test_preparing_gives_a_task_with_data_to_learn_and_to_judge(
     assert prepared_task.task.metric in prepared_task.task.evaluate(prepared_task.valid, quick=True)
 
 
-@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @every_task
 def test_how_a_batch_is_cut_does_not_matter(
     name: TaskName, smoothing: float, prepared_tasks: PreparedTasks
 ) -> None:
     prepared_task, rows = prepared_tasks[name], np.array([5, 0, 33, 71, 18, 90, 2, 44])
-    update_config(prepared_task.task, train__label_smoothing=smoothing)
+    config = build_config({"train.label_smoothing": smoothing}, prepared_task.task.config)
+    prepared_task = prepared_task.with_config(config)
     whole_loss, whole_gradients = gradients(prepared_task.task, [rows], prepared_task)
     for split_points in ([4], [1, 3], list(range(1, 8))):
         parts = np.split(rows, split_points)

@@ -69,7 +69,7 @@ def test_a_run_of_adapters_keeps_gradients_of_what_learns_alone(rows: str, tmp_p
     )
     task, device, memory_bytes = run.task, torch.device("cuda"), 2 << 20
     full_batch = memory.max_batch_that_fits(task, device, memory_bytes)
-    task.config = build_config({"train.init_from": "base", "train.lora_rank": 2}, task.config)
+    task = task.with_config(build_config({"train.init_from": "base", "train.lora_rank": 2}, task.config))
     freeze_parameters(task.model, task.config)
     assert memory.max_batch_that_fits(task, device, memory_bytes) > full_batch > 0
 

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO, cast
 
@@ -158,7 +159,8 @@ class TextEstimator(BaseEstimator):
                     run = train(self.task, preset=self.preset or "", options=options, **settings)
             except RunInterruptedError:  # there is nothing to go on with: the folder goes
                 raise KeyboardInterrupt from None
-            run.task.config = build_config({"data.train": INPUT_FILE}, run.config)
+            final_config = build_config({"data.train": INPUT_FILE}, run.config)
+            run = replace(run, task=run.task.with_config(final_config))
             RunFolder(folder).write_config(run.config)
             self._store_run(run, read_run_files(folder, hidden_path=data))
 

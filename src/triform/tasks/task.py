@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import repeat
@@ -132,7 +133,21 @@ class Task(ABC):
     tokenizer: Tokenizer  # translate has two instead, and says which is whose
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        self._config = config
+
+    @property
+    def config(self) -> Config:
+        """The settings of this task. They never change: `with_config` returns another task."""
+        return self._config
+
+    def with_config(self, config: Config) -> Self:
+        """Return this task with other settings, sharing its model and tokenizers.
+
+        Training settings can only be completed once the data has been read, for example the number of steps.
+        """
+        task = copy(self)
+        task._config = config
+        return task
 
     @classmethod
     def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> PreparedTask:
@@ -261,6 +276,10 @@ class PreparedTask:
     train: Dataset
     valid: Dataset | None
     notices: tuple[str, ...]
+
+    def with_config(self, config: Config, notices: Iterable[str] = ()) -> PreparedTask:
+        """Return the same data and model with other settings, and with more notices for the user."""
+        return replace(self, task=self.task.with_config(config), notices=(*self.notices, *notices))
 
 
 def truncate_with_notes(

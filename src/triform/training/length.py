@@ -17,14 +17,14 @@ LENGTH_SETTINGS = ("train.max_steps", "train.epochs", "train.patience")  # may b
 DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training ends
 
 
-def resolve_length(prepared: PreparedTask) -> None:
-    """Choose the settings that are still open: they depend on the number of steps, which the batches decide."""
+def resolve_length(prepared: PreparedTask) -> Config:
+    """Return the settings with those filled in that depend on the number of steps, which the batches decide."""
     config = resolve_step_defaults(prepared.task.config, count_steps(prepared.task.config, prepared))
     steps_per_epoch = (
         prepared.train.sampler(config.train, config.seed).steps_per_epoch / config.train.grad_accumulation
     )
     n_valid = 0 if prepared.valid is None else len(prepared.valid)
-    prepared.task.config = resolve_patience(config, n_valid, ceil(steps_per_epoch / config.train.eval_every))
+    return resolve_patience(config, n_valid, ceil(steps_per_epoch / config.train.eval_every))
 
 
 def count_steps(config: Config, prepared: PreparedTask) -> int:

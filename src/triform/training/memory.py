@@ -12,7 +12,7 @@ from triform.analysis.host_memory import GIB, available_memory
 from triform.config import Config
 from triform.config.settings import build_config
 from triform.errors import ConfigError
-from triform.tasks import PreparedTask, Task
+from triform.tasks import Task
 from triform.training.freezing import count_trainable
 from triform.training.train_step import resolve_compute_dtype
 
@@ -50,18 +50,18 @@ def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:
     return find_max_batch_size(task.config, task.sizes, usage, memory)
 
 
-def auto_split_batch(prepared: PreparedTask, device: torch.device) -> PreparedTask:
-    """With `train.auto_batch`, batches that fit the device and a step that still learns from as much."""
-    task = prepared.task
-    if not task.config.train.auto_batch or device.type != "cuda":
-        return prepared
-    max_batch = max_batch_that_fits(task, device, free_memory(device))
-    return _with_smaller_batches(prepared, max_batch) if 0 < max_batch < micro_batch_size(task.config) else prepared
+def fit_batch_to_memory(task: Task, device: torch.device) -> tuple[Config, list[str]]:
+    """With `train.auto_batch` on a GPU, choose micro-batches that fit into its memory.
 
-
-def _with_smaller_batches(prepared: PreparedTask, max_batch: int) -> PreparedTask:
-    prepared.task.config, notice = _limit_batch(prepared.task.config, max_batch)
-    return replace(prepared, notices=(*prepared.notices, notice))
+    Returns:
+        The settings, in which a step still learns from as many examples; and notices for the user.
+    """
+    if task.config.train.auto_batch and device.type == "cuda":
+        max_batch = max_batch_that_fits(task, device, free_memory(device))
+        if 0 < max_batch < micro_batch_size(task.config):
+            config, notice = _limit_batch(task.config, max_batch)
+            return config, [notice]
+    return task.config, []
 
 
 def halve_batch(config: Config) -> tuple[Config, str]:

@@ -8,7 +8,7 @@ from time import monotonic as now
 
 import torch
 
-from triform.config import TrainConfig
+from triform.config import Config, TrainConfig
 from triform.config.settings import Settings, build_config
 from triform.errors import WarningText
 from triform.progress import report_progress_to
@@ -32,19 +32,21 @@ class TimingLimitReached(Exception):
     """A validation has been timed for long enough to tell how long all of it takes."""
 
 
-def fit_to_budget(prepared: PreparedTask, folder: RunFolder) -> list[str]:
-    """Choose as many steps as fit into the budget, up to those of the settings, and say how long they take.
+def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Config, list[str]]:
+    """With `train.max_minutes`, choose as many steps as fit into it, up to those of the settings.
 
-    The steps are written to the settings, so a run that is resumed, or repeated with as many steps, is the same.
+    Returns:
+        The settings with that number of steps, so that a run which is resumed, or repeated with as many steps, is
+        the same; and a notice for the user that says how long training takes.
     """
     config = prepared.task.config
     budget, started_at = 60 * config.train.max_minutes, now()
     if not budget:
-        return []
+        return config, []
     try:
         step_seconds, valid_seconds = measure_step_seconds(prepared, folder, budget)
-    except torch.OutOfMemoryError:  # training meets the same, and knows what to do
-        return []
+    except torch.OutOfMemoryError:  # training runs out of memory too, and handles it there
+        return config, []
     max_steps = count_steps(config, prepared)
     remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
     steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, config.train)
@@ -52,13 +54,14 @@ def fit_to_budget(prepared: PreparedTask, folder: RunFolder) -> list[str]:
     duration = format_seconds(seconds)
     if steps < max_steps:
         overrides: Settings = {"train.max_steps": steps, "train.epochs": 0.0, "train.eval_every": eval_every}
-        prepared.task.config = build_config(overrides, config)
+        fitted = build_config(overrides, config)
         if steps == 1 and seconds > remaining_seconds:
             message = f"train.max_minutes={config.train.max_minutes:g} is too short for one step and its validation"
-            return [WarningText(f"{message}, which take about {duration}; training for one step all the same")]
+            text = f"{message}, which take about {duration}; training for one step all the same"
+            return fitted, [WarningText(text)]
         summary = f"{steps} of {max_steps} steps fit into train.max_minutes={config.train.max_minutes:g}"
-        return [f"{summary}, validated every {eval_every} steps: about {duration}"]
-    return [f"about {duration} for {steps} steps, within train.max_minutes={config.train.max_minutes:g}"]
+        return fitted, [f"{summary}, validated every {eval_every} steps: about {duration}"]
+    return config, [f"about {duration} for {steps} steps, within train.max_minutes={config.train.max_minutes:g}"]
 
 
 def fit_steps(
@@ -89,14 +92,13 @@ def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: floa
     initial_weights = {name: parameter.detach().clone() for name, parameter in task.model.named_parameters()}
     random_state = get_rng_state(task.device)
     try:
-        task.config = resolve_step_defaults(config, count_steps(config, prepared))
-        trainer = Trainer(prepared, folder, [], {})
+        timing_config = resolve_step_defaults(config, count_steps(config, prepared))
+        trainer = Trainer(prepared.with_config(timing_config), folder, [], {})
         with trainer.train_step.training_context():
             task.model.train()
             step_seconds = _measure_step(trainer, MAX_TIMING_SHARE * budget)
             valid_seconds = _measure_validation(trainer, MAX_TIMING_SHARE * budget)
     finally:
-        task.config = config
         task.model.zero_grad(set_to_none=True)
         with torch.no_grad():
             for name, parameter in task.model.named_parameters():
