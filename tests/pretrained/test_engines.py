@@ -187,12 +187,16 @@ def test_a_graph_answers_for_any_number_of_texts_of_any_length(settings: dict[st
 
 
 REFUSED_SETTINGS = [
-    ("generate", {"attention_score": "additive"}, r"model\.score=additive \(it has scaled_dot and dot\)"),
+    ("generate", {"attention_score": "additive"}, r"model\.attention_score=additive \(it has scaled_dot and dot\)"),
     ("generate", {"positions": "t5"}, r"model\.positions=t5 \(it has learned, .* alibi\)"),
     ("translate", {"positions": "alibi"}, r"model\.positions=alibi \(it has learned, .* none\)"),
     ("generate", {"window": 8}, r"model\.window or model\.layer_windows \(it reads everything"),
-    ("generate", {"n_segments": 2}, r"model\.segments=2 \(it has none\)"),
-    ("translate", {"attention_direction": "causal"}, r"model\.reach=causal \(its encoder reads both ways\)"),
+    ("generate", {"n_segments": 2}, r"model\.n_segments=2 \(it has none\)"),
+    (
+        "translate",
+        {"attention_direction": "causal"},
+        r"model\.attention_direction=causal \(its encoder reads both ways\)",
+    ),
     (
         "translate",
         DECODER_VARIANTS["llama 3"],
@@ -226,7 +230,7 @@ WRITTEN_SETTINGS = {
     *("scale_embeddings", "head_bias"),
 }
 CHECKED_SETTINGS = {
-    "score",
+    "attention_score",
     "positions",
     "window",
     "layer_windows",
@@ -271,7 +275,7 @@ def test_every_activation_has_its_name_in_ctranslate2() -> None:
         (
             "generate",
             {"attention_score": "additive", "head_bias": False},
-            r"model\.score=additive \(gpt2 has scaled_dot\); llama",
+            r"model\.attention_score=additive \(gpt2 has scaled_dot\); llama",
         ),
         ("generate", {"attention_score": "additive", "head_bias": False}, r"(?<!have them)$"),
         ("classify", {"positions": "none"}, r"model\.positions=none \(megatron-bert .*--to onnx can have them$"),

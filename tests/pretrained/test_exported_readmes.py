@@ -25,8 +25,8 @@ from triform.text import Tokenizer, read_tokenizer, train_tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "text"))  # where vocabularies of other libraries are made
 from importing_cases import (
-    learned_ranks,
-    sentencepiece_model,
+    build_ranks,
+    write_sentencepiece_model,
     write_bert,
     write_gpt2,
     write_marian,
@@ -53,7 +53,7 @@ def gpt2_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tiktoken_tokenizer(folder: Path) -> Tokenizer:
-    ranks = learned_ranks(40)
+    ranks = build_ranks(40)
     del ranks[b" zzqy"]
     path = write_ranks(folder / "my.tiktoken", ranks)
     return read_tokenizer(path, pattern=r"\s?\S+|\s+", special_tokens={"<|endoftext|>": len(ranks)})
@@ -96,12 +96,12 @@ def core_json(tokenizer: Tokenizer) -> str:
 
 def llama_tokenizer(folder: Path) -> Tokenizer:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    sentencepiece_model(folder, "tokenizer.model", "bpe", TEXTS, byte_fallback=True, vocab_size=320)
+    write_sentencepiece_model(folder, "tokenizer.model", "bpe", TEXTS, byte_fallback=True, vocab_size=320)
     return read_tokenizer(folder)
 
 
 def sentencepiece_tokenizer(folder: Path) -> Tokenizer:
-    sentencepiece_model(folder, "tokenizer.model", "unigram", TEXTS, vocab_size=60)
+    write_sentencepiece_model(folder, "tokenizer.model", "unigram", TEXTS, vocab_size=60)
     return read_tokenizer(folder)
 
 
@@ -129,13 +129,17 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def decode_greedily(task_object: Any, tokens: list[int]) -> tuple[list[int], float]:
     """Greedy tokens by plain forward passes, and by how much each was ahead of the next best, at the least."""
     special, length = (
-        task_object.target.special if task_object.name == "translate" else task_object.tokenizer.special,
+        task_object.target_tokenizer.special_tokens
+        if task_object.name == "translate"
+        else task_object.tokenizer.special_tokens,
         BASE_SETTINGS["data.max_len"],
     )
     suppressed = list(
-        task_object.target.banned_tokens if task_object.name == "translate" else task_object.tokenizer.banned_tokens
+        task_object.target_tokenizer.banned_tokens
+        if task_object.name == "translate"
+        else task_object.tokenizer.banned_tokens
     )
-    start = [special.start] if task_object.name == "translate" else tokens
+    start = [special.start_token] if task_object.name == "translate" else tokens
     generated, min_margin = [*start], math.inf
     while len(generated) < length:
         rows = torch.tensor([generated])
@@ -148,7 +152,7 @@ def decode_greedily(task_object: Any, tokens: list[int]) -> tuple[list[int], flo
         top_two = logits[0, -1].topk(2)
         min_margin = min(min_margin, float(top_two.values[0] - top_two.values[1]))
         generated.append(int(top_two.indices[0]))
-        if generated[-1] == special.blank:
+        if generated[-1] == special.end_token:
             break
     return generated[len(start) :], min_margin
 

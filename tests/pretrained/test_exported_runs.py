@@ -235,7 +235,7 @@ def test_a_lora_run_leaves_merged_and_so_does_its_base_with_the_adapter(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     tuned = triform.train(
-        "classify", base=str(classifier_run.path), out=tmp_path / "tuned", device="cpu", quiet=True,
+        "classify", init_from=str(classifier_run.path), out=tmp_path / "tuned", device="cpu", quiet=True,
         data={"valid_fraction": 0.0}, train={"max_steps": 3, "eval_every": 1000, "lora_rank": 2, "lr": 0.05},
     )  # fmt: skip
     folder = export_with_cli(tuned, "hf", tmp_path / "out")

@@ -224,8 +224,8 @@ def test_where_nothing_fits_the_setting_in_the_way_is_named(
 
 def test_a_parameter_without_a_place_is_not_lost_silently(tmp_path: Path) -> None:
     imported = load_pretrained(save_model(TINY_MODELS["gpt2"].build(), tmp_path), "generate")
-    imported.model.blocks[0].attention.query.register_parameter("down", nn.Parameter(torch.zeros(2)))
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.attention\.query\.down has no place in this family"):
+    imported.model.blocks[0].attn.q_proj.register_parameter("down", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.q_proj\.down has no place in this family"):
         to_hf(imported.model, imported.config)
 
 
@@ -233,7 +233,7 @@ def test_two_vocabularies_stand_in_the_way() -> None:
     config = Config(
         task="translate", model=ModelConfig(**BASE_SETTINGS | MARIAN_SETTINGS), data=DataConfig(max_len=24)
     )
-    with pytest.raises(ConfigError, match=r"two vocabularies \(marian has one: tokenizer\.shared=true\)"):
+    with pytest.raises(ConfigError, match=r"two vocabularies \(marian has one: tokenizer\.joint_vocab=true\)"):
         find_matching_family(config, DataSizes(vocab_size=61, max_len=24, target_vocab_size=71))
 
 

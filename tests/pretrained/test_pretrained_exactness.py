@@ -20,7 +20,9 @@ from torch import Tensor
 
 from triform.pretrained import ImportedModel
 
-PRECISION = pytest.mark.parametrize(("double", "most"), [(False, 1e-4), (True, 1e-9)], ids=["float32", "float64"])
+PRECISION = pytest.mark.parametrize(
+    ("double", "tolerance"), [(False, 1e-4), (True, 1e-9)], ids=["float32", "float64"]
+)
 EVERY_MODEL = pytest.mark.parametrize("name", TINY_MODELS)
 KEEP_MASK = torch.ones(2, 11, dtype=torch.bool)
 KEEP_MASK[1, 7:] = False
@@ -56,7 +58,7 @@ def test_gradients_are_equal(name: str, double: bool, tolerance: float, tmp_path
     reference_gradients = map_gradients(reference, imported)
     largest = max(float(gradient.detach().abs().max()) for gradient in reference_gradients.values())
     for name_here, parameter in imported.model.named_parameters():
-        if name_here == "head.bias" and imported.config.task != "classify":
+        if name_here == "lm_head.bias" and imported.config.task != "classify":
             continue  # theirs is not trained
         assert parameter.grad is not None
         if double:
@@ -76,7 +78,7 @@ def test_states_after_each_layer_are_equal(name: str, double: bool, tolerance: f
     stacks = [getattr(module, "encoder", module) if not hasattr(module, "blocks") else module for module in models]
     n = imported.config.model.n_layers
     for stack in stacks:
-        with record_outputs([stack.embedding, *stack.blocks, stack.norm]) as outputs, torch.no_grad():
+        with record_outputs([stack.embedding, *stack.blocks, stack.final_norm]) as outputs, torch.no_grad():
             compute_logits(reference, imported)
         expected = reference_states(reference, stack is getattr(model, "encoder", None))
         assert len(expected) == n + 1

@@ -69,7 +69,7 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
     rows = tmp_path / "rows.tsv"
     rows.write_text("".join(f"the film was {'very good' if n % 2 else 'not good'}\t{n % 2}\n" for n in range(40)))
     trained_run = triform.train(
-        "classify", data=str(rows), base=str(bert), out=tmp_path / "run", device="cpu", quiet=True,
+        "classify", data=str(rows), init_from=str(bert), out=tmp_path / "run", device="cpu", quiet=True,
         train={"max_steps": 2},
     )  # fmt: skip
     events = (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
@@ -177,7 +177,7 @@ def test_a_folder_of_seeds_is_no_published_model(tmp_path: Path) -> None:
     (tmp_path / "many" / "seed-0").mkdir(parents=True)
     (tmp_path / "many" / "seed-0" / "config.toml").touch()
     with pytest.raises(ConfigError, match="holds several seeds"):
-        triform.train("classify", base=str(tmp_path / "many"), out=tmp_path / "run", device="cpu", quiet=True)
+        triform.train("classify", init_from=str(tmp_path / "many"), out=tmp_path / "run", device="cpu", quiet=True)
 
 
 def test_an_unknown_architecture_is_named(bert: Path, tmp_path: Path) -> None:

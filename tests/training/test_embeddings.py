@@ -72,7 +72,7 @@ def test_rows_with_a_vector_have_it_at_the_tables_own_size_and_nothing_else_chan
 ) -> None:
     plain, _ = set_up_task(tmp_path / "plain", data=rows)
     task, notices = set_up_task(tmp_path / "with", data=rows, embeddings=vectors)
-    before, after, name = copy_weights(plain), copy_weights(task), "encoder.embedding.tokens.weight"
+    before, after, name = copy_weights(plain), copy_weights(task), "encoder.embedding.token_embedding.weight"
     pieces = [task.tokenizer.format_piece(token) for token in range(task.tokenizer.vocab_size)]
     matched_ids = [piece_id for piece_id, piece in enumerate(pieces) if piece in WORDS]
     assert len(matched_ids) == 8
@@ -128,9 +128,11 @@ def test_frozen_vectors_stay_and_positions_learn(rows: str, vectors: str, tmp_pa
     task, _ = set_up_task(tmp_path / "begun", data=rows, embeddings=vectors)
     before, result = copy_weights(task), train_run(rows, tmp_path / "run", vectors, {"freeze_layers": 0})
     after = copy_weights(result.task)
-    assert before["encoder.embedding.tokens.weight"].equal(after["encoder.embedding.tokens.weight"])
+    assert before["encoder.embedding.token_embedding.weight"].equal(
+        after["encoder.embedding.token_embedding.weight"]
+    )
     changed_names = [name for name, tensor in before.items() if not tensor.equal(after[name])]
-    assert "encoder.embedding.positions.table.weight" in changed_names
+    assert "encoder.embedding.position_embedding.table.weight" in changed_names
     assert len(changed_names) == len(before) - 1
 
 

@@ -80,12 +80,12 @@ def load_latest_checkpoint(path: Path) -> dict[str, Tensor]:
 def test_depth_is_counted_from_the_input_to_the_head() -> None:
     depth_by_name = layer_depths(Classifier(MODEL_CONFIG, SIZES))
     expected = {
-        "encoder.embedding.tokens.weight": 0,
-        "encoder.embedding.positions.table.weight": 0,
-        "encoder.blocks.0.attention.query.weight": 1,
-        "encoder.blocks.1.think.norm.bias": 2,
-        "encoder.norm.weight": 2,
-        "head.bias": 3,
+        "encoder.embedding.token_embedding.weight": 0,
+        "encoder.embedding.position_embedding.table.weight": 0,
+        "encoder.blocks.0.attn.q_proj.weight": 1,
+        "encoder.blocks.1.ffn_norm.norm.bias": 2,
+        "encoder.final_norm.weight": 2,
+        "classification_head.bias": 3,
     }
     assert {name: depth_by_name[name] for name in expected} == expected
 
@@ -93,13 +93,15 @@ def test_depth_is_counted_from_the_input_to_the_head() -> None:
 def test_a_decoder_lies_above_its_encoder_and_a_tied_head_with_the_embedding() -> None:
     depth_by_name = layer_depths(Seq2Seq(MODEL_CONFIG, SIZES))
     assert (
-        depth_by_name["encoder.embedding.tokens.weight"] == depth_by_name["embedding.positions.table.weight"] == 0
+        depth_by_name["encoder.embedding.token_embedding.weight"]
+        == depth_by_name["embedding.position_embedding.table.weight"]
+        == 0
     )
-    assert depth_by_name["encoder.blocks.1.attention.out.weight"] == depth_by_name["encoder.norm.weight"] == 2
-    assert depth_by_name["blocks.0.cross.query.weight"] == 3
-    assert depth_by_name["blocks.1.cross.query.weight"] == depth_by_name["norm.weight"] == 4
-    assert depth_by_name["head.bias"] == 5
-    assert "head.weight" not in depth_by_name
+    assert depth_by_name["encoder.blocks.1.attn.out_proj.weight"] == depth_by_name["encoder.final_norm.weight"] == 2
+    assert depth_by_name["blocks.0.cross_attn.q_proj.weight"] == 3
+    assert depth_by_name["blocks.1.cross_attn.q_proj.weight"] == depth_by_name["final_norm.weight"] == 4
+    assert depth_by_name["lm_head.bias"] == 5
+    assert "lm_head.weight" not in depth_by_name
 
 
 # -- freezing
@@ -120,7 +122,7 @@ def test_frozen_layers_stay_as_they_are_and_have_no_state(
 
 def test_freezing_more_than_there_is_or_all_of_it_is_refused() -> None:
     config = build_config({"task": "generate", "train.freeze_layers": 3}, Config())
-    with pytest.raises(ConfigError, match=r"train\.freeze=3: this model has 2 layers"):
+    with pytest.raises(ConfigError, match=r"train\.freeze_layers=3: this model has 2 layers"):
         freeze_parameters(Decoder(MODEL_CONFIG, SIZES), config)
     all_frozen = build_config({"task": "generate", "train.freeze_layers": 2}, Config())
     without_head_bias = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, head_bias=False)
@@ -202,7 +204,7 @@ def test_only_adapters_and_the_label_head_learn_and_have_state(rows: str, base: 
         module_name, _, parameter_name = name.rpartition(".")
         saved = after.get(f"model.{name}", after.get(f"model.{module_name}.base.{parameter_name}"))
         assert saved is not None
-        assert tensor.equal(saved) == (not name.startswith("head.")), name
+        assert tensor.equal(saved) == (not name.startswith("classification_head.")), name
     moments = [name for name in after if name.endswith(".exp_avg")]
     assert len(moments) == len(adapters) + 2
     assert result.config.train.lora_alpha == 4.0

@@ -59,7 +59,13 @@ def fine_tune(
     task: Any, data: str, base: Path, out: Path, train_settings: dict[str, Any] | None = None, **kwargs: Any
 ) -> Run:
     return train(
-        task, data=data, train=TRAIN_SETTINGS | (train_settings or {}), base=base, out=str(out), **OPTIONS, **kwargs
+        task,
+        data=data,
+        train=TRAIN_SETTINGS | (train_settings or {}),
+        init_from=base,
+        out=str(out),
+        **OPTIONS,
+        **kwargs,
     )
 
 
@@ -80,8 +86,8 @@ def test_other_labels_have_a_new_head_on_the_same_encoder(
     assert (result.path / "tokenizer.json").read_text() == (classifier / "tokenizer.json").read_text()
     before, after = load_file(classifier / "model.safetensors"), load_file(result.path / "model.safetensors")
     assert all(tensor.equal(after[name]) for name, tensor in before.items() if name.startswith("encoder."))
-    assert after["head.weight"].shape == (3, 16)
-    message = f"{classifier}: 32 tensors taken: encoder.embedding 2, encoder.blocks 28, encoder.norm 2; "
+    assert after["classification_head.weight"].shape == (3, 16)
+    message = f"{classifier}: 32 tensors taken: encoder.embedding 2, encoder.blocks 28, encoder.final_norm 2; "
     assert read_notices(result.path)[-1] == message + "2 tensors new: head 2; 2 tensors left: head 2"
 
 
@@ -159,7 +165,7 @@ def test_every_seed_begins_with_the_base(files: DataFiles, classifier: Path, tmp
         "classify",
         2,
         data=files.labelled,
-        base=classifier,
+        init_from=classifier,
         train={**TRAIN_SETTINGS, "lr": 1e-9},
         out=tmp_path / "s",
         **OPTIONS,
@@ -172,14 +178,14 @@ def test_every_seed_begins_with_the_base(files: DataFiles, classifier: Path, tmp
         "classify",
         2,
         data=files.labelled,
-        base=classifier,
+        init_from=classifier,
         train={**TRAIN_SETTINGS, "lora_rank": 2},
         out=tmp_path / "l",
         **OPTIONS,
     )
     first, second = (load_file(folder / "adapter.safetensors") for folder in lora.folders)
-    assert not first["encoder.blocks.0.attention.query.lora_a.weight"].equal(
-        second["encoder.blocks.0.attention.query.lora_a.weight"]
+    assert not first["encoder.blocks.0.attn.q_proj.lora_a.weight"].equal(
+        second["encoder.blocks.0.attn.q_proj.lora_a.weight"]
     )
 
 
@@ -233,7 +239,7 @@ def test_a_base_that_cannot_be_one(files: DataFiles, classifier: Path, writer: P
         ConfigError, match="is for generate; classify can begin with a run of classify or translate"
     ):
         fine_tune("classify", files.labelled, writer, out)
-    with pytest.raises(ConfigError, match=r"train\.base=.*nowhere: no such run folder; give a run, .* hub:"):
+    with pytest.raises(ConfigError, match=r"train\.init_from=.*nowhere: no such run folder; give a run, .* hub:"):
         fine_tune("classify", files.labelled, tmp_path / "nowhere", out)
     without_model = Path(shutil.copytree(classifier, tmp_path / "unborn"))
     (without_model / "model.safetensors").unlink()
@@ -272,7 +278,7 @@ def test_an_adapter_of_a_writer_is_small(files: DataFiles, writer: Path, tmp_pat
         "generate", files.text, writer, tmp_path / "run", {"lora_rank": 1, "lora_layers": "attention"}
     )
     tensors = load_file(result.path / "adapter.safetensors")
-    assert all(".attention." in name and ".lora_" in name for name in tensors)
+    assert all(".attn." in name and ".lora_" in name for name in tensors)
     n_parameters = sum(tensor.numel() for tensor in load_file(result.path / "model.safetensors").values())
     assert sum(tensor.numel() for tensor in tensors.values()) < n_parameters / 15
     with_adapter = load(writer, device="cpu", adapter=result.path / "adapter.safetensors")

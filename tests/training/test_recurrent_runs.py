@@ -166,7 +166,9 @@ def test_several_seeds_are_trained_one_after_another(tmp_path: Path) -> None:
     assert "seed 1:" in progress.getvalue()
     first = load_file(RunFolder(result.folders[0]).model_file)
     second = load_file(RunFolder(result.folders[1]).model_file)
-    assert not torch.equal(first["encoder.embedding.tokens.weight"], second["encoder.embedding.tokens.weight"])
+    assert not torch.equal(
+        first["encoder.embedding.token_embedding.weight"], second["encoder.embedding.token_embedding.weight"]
+    )
     run = triform.load(result.folders[0], device="cpu")
     assert load_if_stackable(run.task, run.task.load_validation_dataset([]), [0, 1]) is None
 

@@ -45,7 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Run:
 def adapted(tmp_path_factory: pytest.TempPathFactory, rows: Path, made: Run) -> Path:
     out = tmp_path_factory.mktemp("runs") / "lora"
     train_settings = {**TRAIN_SETTINGS, "lora_rank": 2}
-    return train("classify", data=rows, base=str(made.path), train=train_settings, out=str(out), **OPTIONS).path
+    return train(
+        "classify", data=rows, init_from=str(made.path), train=train_settings, out=str(out), **OPTIONS
+    ).path
 
 
 @pytest.fixture
@@ -139,7 +141,13 @@ def test_every_use_of_a_run_verifies_it_and_can_be_told_not_to(rows: Path, run: 
     actions: list[Callable[..., Run]] = [
         lambda **how: load(run, device="cpu", **how),
         lambda **how: train(
-            "classify", data=rows, base=str(run), train=TRAIN_SETTINGS, out=str(tmp_path / "new"), **OPTIONS, **how
+            "classify",
+            data=rows,
+            init_from=str(run),
+            train=TRAIN_SETTINGS,
+            out=str(tmp_path / "new"),
+            **OPTIONS,
+            **how,
         ),
         lambda **how: train("classify", out=str(run), resume=True, **OPTIONS, **how),
     ]

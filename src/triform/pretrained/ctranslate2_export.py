@@ -140,7 +140,7 @@ def _fill_stack(specs: Any, stack: Any, model: nn.Module, full_config: Config, t
     if model_config.embedding_norm:
         _fill_norm(stack.layernorm_embedding, embedding.norm)
     if model_config.final_norm:
-        _fill_norm(stack.layer_norm, model.norm)  # type: ignore[arg-type]
+        _fill_norm(stack.layer_norm, model.final_norm)  # type: ignore[arg-type]
     for layer, block in zip(stack.layer, model.blocks, strict=True):  # type: ignore[arg-type]
         _fill_layer(layer, block, model_config)
 

@@ -62,5 +62,5 @@ def infer_sizes(model: nn.Module, config: Config) -> DataSizes:
         target_vocab_size = target.num_embeddings if target is not source else 0
         vocab_size = source.num_embeddings
         return DataSizes(vocab_size=vocab_size, max_len=config.data.max_len, target_vocab_size=target_vocab_size)
-    tokens: nn.Embedding = model.embedding.tokens  # type: ignore[union-attr,assignment]
-    return DataSizes(vocab_size=tokens.num_embeddings, max_len=config.data.max_len)
+    table: nn.Embedding = model.embedding.token_embedding  # type: ignore[union-attr,assignment]
+    return DataSizes(vocab_size=table.num_embeddings, max_len=config.data.max_len)
