@@ -83,9 +83,12 @@ def test_a_decoder_scores_and_writes_alike_in_ctranslate2(
         {"decode.strategy": "greedy", "decode.max_new_tokens": 20}, task_object.config
     )
     results = engine.generate_batch(
-        [[char_tokenizer.vocabulary[token] for token in prompt] for prompt in prompts], max_length=20, sampling_topk=1,
-        include_prompt_in_result=False, suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
-    )  # fmt: skip
+        [[char_tokenizer.vocabulary[token] for token in prompt] for prompt in prompts],
+        max_length=20,
+        sampling_topk=1,
+        include_prompt_in_result=False,
+        suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
+    )
     assert [result.sequences_ids[0] for result in results] == task_object._generate(prompts, [0] * 3)
 
 

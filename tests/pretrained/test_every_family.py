@@ -87,8 +87,8 @@ def test_a_family_comes_learns_is_adapted_and_leaves(name: str, tmp_path: Path) 
     train_settings = {"max_steps": 1, "lr": 0.01, "eval_every": 1000}
     tuned, adapted = (
         triform.train(
-            task, data=str(write_data(task, tmp_path)), init_from=str(folder), out=tmp_path / out, device="cpu", quiet=True,
-            train=train_settings | extra, decode={"max_new_tokens": 4},
+            task, data=str(write_data(task, tmp_path)), init_from=str(folder), out=tmp_path / out, device="cpu",
+            quiet=True, train=train_settings | extra, decode={"max_new_tokens": 4},
         )
         for out, extra in (("tuned", {}), ("adapted", {"lora_rank": 2}))
     )  # fmt: skip

@@ -26,11 +26,11 @@ from triform.text import Tokenizer, read_tokenizer, train_tokenizer
 sys.path.append(str(Path(__file__).parents[1] / "text"))  # where vocabularies of other libraries are made
 from importing_cases import (
     build_ranks,
-    write_sentencepiece_model,
     write_bert,
     write_gpt2,
     write_marian,
     write_ranks,
+    write_sentencepiece_model,
 )
 
 TEXTS = ["A wonderful film.", "the cat sat on the mat", "one hundred and two cats", "the end of the film."] * 5
@@ -110,14 +110,16 @@ def marian_tokenizer(folder: Path) -> Tokenizer:
 
 
 TOKENIZER_BUILDERS: dict[str, Callable[[Path], Tokenizer]] = {
-    "char": own_tokenizer("char"), "word": own_tokenizer("word"), "bpe": own_tokenizer("bpe"), "gpt2": gpt2_tokenizer, "tiktoken": tiktoken_tokenizer,
-    "wordpiece": wordpiece_tokenizer, "unigram": unigram_tokenizer, "with bos": bos_tokenizer, "llama": llama_tokenizer,
+    "char": own_tokenizer("char"), "word": own_tokenizer("word"), "bpe": own_tokenizer("bpe"),
+    "gpt2": gpt2_tokenizer, "tiktoken": tiktoken_tokenizer, "wordpiece": wordpiece_tokenizer,
+    "unigram": unigram_tokenizer, "with bos": bos_tokenizer, "llama": llama_tokenizer,
     "sentencepiece": sentencepiece_tokenizer, "marian": marian_tokenizer,
 }  # fmt: skip
 EXPORT_CASES = [
     ("generate", DEFAULT_SETTINGS, "hf"), ("generate", DEFAULT_SETTINGS, "ctranslate2"),
     ("classify", DEFAULT_SETTINGS, "hf"), ("classify", BERT_SETTINGS, "hf"), ("classify", DEFAULT_SETTINGS, "onnx"),
-    ("translate", DEFAULT_SETTINGS, "hf"), ("translate", MARIAN_SETTINGS, "hf"), ("translate", DEFAULT_SETTINGS, "ctranslate2"),
+    ("translate", DEFAULT_SETTINGS, "hf"), ("translate", MARIAN_SETTINGS, "hf"),
+    ("translate", DEFAULT_SETTINGS, "ctranslate2"),
 ]  # fmt: skip
 
 

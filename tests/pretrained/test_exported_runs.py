@@ -45,9 +45,16 @@ def train_run(
 ) -> Run:
     extra = {} if task == "classify" else {"tokenizer": {"vocab_size": 300}}
     return triform.train(
-        task, out=out, device="cpu", quiet=True, data={"max_len": 32, "valid_fraction": 0.0},
-        model=MODEL_SIZE | (MATCHING_SETTINGS[task] if model is None else model), train=train_settings, decode={"max_new_tokens": 8}, **extra,
-    )  # fmt: skip
+        task,
+        out=out,
+        device="cpu",
+        quiet=True,
+        data={"max_len": 32, "valid_fraction": 0.0},
+        model=MODEL_SIZE | (MATCHING_SETTINGS[task] if model is None else model),
+        train=train_settings,
+        decode={"max_new_tokens": 8},
+        **extra,
+    )
 
 
 @pytest.fixture(scope="module")

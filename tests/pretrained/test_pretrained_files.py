@@ -213,7 +213,7 @@ def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Pa
 
 
 def test_labels_are_for_classifiers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="labels are for a classifier; gpt2 is to generate"):
+    with pytest.raises(ConfigError, match="labels are for classify, not for generate"):
         load_pretrained(save_model(GPT2_MODEL.build(), tmp_path), "generate", labels=("a", "b"))
 
 
@@ -356,7 +356,7 @@ def test_the_rows_by_which_nanogpt_fills_up_gpt2s_vocabulary_are_left_out(tmp_pa
     torch.save({"model": model.state_dict(), "model_args": {**sizes, "dropout": 0.0}}, tmp_path / "ckpt.pt")
     imported = load_pretrained(tmp_path, "generate")
     assert imported.sizes.vocab_size == 50_257
-    assert imported.notices == ("47 rows beyond GPT-2's 50257 tokens are filling, and left out",)
+    assert imported.notices == ("47 padding rows beyond GPT-2's 50257 tokens are left out",)
     with torch.no_grad():
         assert (
             relative_difference(imported.model.eval()(random_tokens()), model(random_tokens())[..., :50_257]) < 1e-5

@@ -83,7 +83,7 @@ def test_depth_is_counted_from_the_input_to_the_head() -> None:
         "encoder.embedding.token_embedding.weight": 0,
         "encoder.embedding.position_embedding.table.weight": 0,
         "encoder.blocks.0.attn.q_proj.weight": 1,
-        "encoder.blocks.1.ffn_norm.norm.bias": 2,
+        "encoder.blocks.1.ffn_norm.bias": 2,
         "encoder.final_norm.weight": 2,
         "classification_head.bias": 3,
     }

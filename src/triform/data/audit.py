@@ -295,7 +295,8 @@ def _compare_sets(index: _TextIndex, within: str, name: str) -> Overlap:
     first_row = index.first_rows(within)
     example_rows = np.sort(rows[np.unique(text_ids[rows], return_index=True)[1]])[:MAX_EXAMPLES]  # no text twice
     examples = [
-        f"{index.format_location(name, row)} = {index.format_location(within, int(first_row[text_ids[row]]))}: {shorten_example(texts[row])}"
+        f"{index.format_location(name, row)} = {index.format_location(within, int(first_row[text_ids[row]]))}: "
+        f"{shorten_example(texts[row])}"
         for row in example_rows.tolist()
     ]
     return Overlap(
@@ -315,7 +316,8 @@ def _format_repeats(index: _TextIndex, name: str, repeats: IntArray) -> Iterator
     text_ids, first_row = index.text_ids[name], index.first_rows(name)
     for text_id, n_repeats in Counter(text_ids[repeats].tolist()).most_common(MAX_EXAMPLES):
         row = int(first_row[text_id])
-        yield f"{n_repeats + 1} times, first {index.format_location(name, row)}: {shorten_example(index.texts[name][row])}"
+        example = shorten_example(index.texts[name][row])
+        yield f"{n_repeats + 1} times, first {index.format_location(name, row)}: {example}"
 
 
 def _format_near_examples(index: _TextIndex, name: str, within: str, rows: IntArray) -> Iterator[str]:

@@ -79,7 +79,8 @@ SPEECHES = DatasetSpec(
             "", (UNSEEN_FILE, 19233, "0ae709b1a62e54f83f6a00af2e36345975264967b0fb648574972a68c17c1200")
         ),
     ),
-    manual_instructions=f"{UNSEEN_FILE} is made from the others: the lines of test_CLS.tsv whose sentence is not in train_CLS.tsv",
+    manual_instructions=f"{UNSEEN_FILE} is made from the others: the lines of test_CLS.tsv whose sentence is not "
+    "in train_CLS.tsv",
 )
 TINYSHAKESPEARE = DatasetSpec(
     name="tinyshakespeare",

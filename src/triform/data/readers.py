@@ -97,7 +97,8 @@ def describe_columns(path: str, data_config: DataConfig) -> str:
     label_description = (
         "" if selected_columns.second is None else f", label in column {selected_columns.second + 1}"
     )
-    return f"{'a header' if selected_columns.has_header else 'no header'}, text in column {selected_columns.first + 1}{label_description}"
+    header_description = "a header" if selected_columns.has_header else "no header"
+    return f"{header_description}, text in column {selected_columns.first + 1}{label_description}"
 
 
 def _read_builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.NumberedCells]:

@@ -36,12 +36,14 @@ def find_family(checkpoint: PretrainedCheckpoint, task: TaskName) -> Family:
             else checkpoint.model_type
         )
         raise ConfigError(
-            f"{checkpoint.folder}: the architecture {description} is not known; known are {', '.join(FAMILY_BY_MODEL_TYPE)}"
+            f"{checkpoint.folder}: the architecture {description} is not known; "
+            f"known are {', '.join(FAMILY_BY_MODEL_TYPE)}"
         )
     family = FAMILY_BY_MODEL_TYPE[checkpoint.model_type]
     if family.task != task:
         raise ConfigError(
-            f"{checkpoint.folder}: {checkpoint.model_type} is {TASK_DESCRIPTIONS[family.task]}: use it to {family.task}, not {task}"
+            f"{checkpoint.folder}: {checkpoint.model_type} is {TASK_DESCRIPTIONS[family.task]}: "
+            f"use it to {family.task}, not {task}"
         )
     return family
 

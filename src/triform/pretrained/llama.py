@@ -79,7 +79,9 @@ def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[f
         )
     except KeyError as error:
         raise ConfigError(f"{path}: rotary scaling of the kind {rope_type!r} lacks {error}") from None
-    notice = f"dynamic rotary scaling begins beyond {max_positions} tokens, and no more are read here: it changes nothing"
+    notice = (
+        f"dynamic rotary scaling starts beyond {max_positions} tokens, the most that is read here: it has no effect"
+    )
     return base, tuple(scaling), (notice,) if rope_type == "dynamic" else ()
 
 

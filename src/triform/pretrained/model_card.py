@@ -162,10 +162,17 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
     output_snippet = output_snippet.format(limit=config.data.max_len, special=special)
     auto_class = "AutoModelForTokenClassification" if pools_token_logits else AUTO_CLASSES[config.task]
     snippet = _select_snippet(export_format, config.task, source_tokenizer)
-    code = (TOKEN_POOLING_SNIPPET if pools_token_logits and snippet == TRANSFORMERS_SNIPPETS["classify"] else snippet).format(
-        folder=str(out), text=EXAMPLE_TEXTS[config.task], limit=config.data.max_len, auto=auto_class, asking=output_snippet,
-        never=[[vocabulary[token]] for token in tokenizers[-1].banned_tokens], **fields,
-    )  # fmt: skip
+    if pools_token_logits and snippet == TRANSFORMERS_SNIPPETS["classify"]:
+        snippet = TOKEN_POOLING_SNIPPET
+    code = snippet.format(
+        folder=str(out),
+        text=EXAMPLE_TEXTS[config.task],
+        limit=config.data.max_len,
+        auto=auto_class,
+        asking=output_snippet,
+        never=[[vocabulary[token]] for token in tokenizers[-1].banned_tokens],
+        **fields,
+    )
     requirements = (
         REQUIREMENTS[export_format].replace("tokenizers", "sentencepiece")
         if uses_sentencepiece
@@ -174,7 +181,8 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
     requirements += " sentencepiece" if uses_sentencepiece and export_format == "hf" else ""
     task_verbs = {"classify": "names a label for", "generate": "goes on with", "translate": "translates"}
     return (
-        f"# {out.name}\n\nA model that {task_verbs[config.task]} a text, made with Triform and written for {export_format}. "
+        f"# {out.name}\n\nA model that {task_verbs[config.task]} a text, made with Triform and written for "
+        f"{export_format}. "
         f"It reads at most {config.data.max_len} tokens.{_TOKEN_POOLING_NOTE if pools_token_logits else ''}\n\n"
         f"```sh\npip install {requirements}\n```\n\n```python\n{code}```\n"
     )
@@ -214,7 +222,8 @@ def _sentencepiece_fields(tokenizers: Sequence[Tokenizer], text: str, config: Co
     name = "source.spm" if tokenizer.ids else "tokenizer.model"
     same_vocabulary = len(tokenizers) == 1 or tokenizer.vocabulary == tokenizers[1].vocabulary
     target = name if len(tokenizers) == 1 else "target.spm" if same_vocabulary else "target/target.spm"
-    prefix_tokens = [tokenizer.vocabulary[token] for token in tokenizer.special_tokens.before]
+    prefix_ids = list(tokenizer.special_tokens.before)
+    prefix_tokens = [tokenizer.vocabulary[token] for token in prefix_ids]
     suffix_ids = list(tokenizer.special_tokens.after) if config.task != "generate" else []
     max_pieces = config.data.max_len - len(prefix_tokens) - len(suffix_ids)
     suffix_tokens = [tokenizer.vocabulary[token] for token in suffix_ids]
@@ -230,6 +239,6 @@ def _sentencepiece_fields(tokenizers: Sequence[Tokenizer], text: str, config: Co
         "reading": f'source = SentencePieceProcessor(model_file=folder + "/{name}")\n'
         f'target = SentencePieceProcessor(model_file=folder + "/{target}"){load_ids}',
         "source": f"[*{prefix_tokens!r}, *source.encode({text!r}, out_type=str){truncation}, *{suffix_tokens!r}]",
-        "numbers": f"[*{list(tokenizer.special_tokens.before)!r}, *{encode_expression}[:{max_pieces}], *{suffix_ids!r}]",
+        "numbers": f"[*{prefix_ids!r}, *{encode_expression}[:{max_pieces}], *{suffix_ids!r}]",
         "decoded": "target.decode_pieces(written)",
     }

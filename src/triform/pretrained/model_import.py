@@ -59,9 +59,7 @@ def import_model(
     family = find_family(raw_checkpoint, task)
     checkpoint = replace(raw_checkpoint, tensors=add_prefix_and_aliases(family, raw_checkpoint.tensors))
     if labels and task != "classify":
-        raise ConfigError(
-            f"{checkpoint.folder}: labels are for a classifier; {checkpoint.model_type} is to {task}: leave them out"
-        )
+        raise ConfigError(f"{checkpoint.folder}: labels are for classify, not for {task}: leave them out")
     spec = family.read_spec(checkpoint, family.read_settings(checkpoint))
     spec = _limit_max_len(_with_labels(spec, labels), max_len, checkpoint.folder)
     config, sizes = _resolve_config(spec, task, checkpoint.config_path)

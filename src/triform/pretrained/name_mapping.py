@@ -185,7 +185,8 @@ def _collect_tensors(
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{path}: {name} has the wrong shape: expected {_format_shape(shape)}, found {_format_shape(tensor.shape)}"
+                f"{path}: {name} has the wrong shape: expected {_format_shape(shape)}, "
+                f"found {_format_shape(tensor.shape)}"
             )
         if not tensor.is_floating_point():
             raise CheckpointError(

@@ -11,6 +11,9 @@ from triform.pretrained.gpt2 import FIXED_SETTINGS, GPT2
 
 # Of GPT-2's vocabulary nanoGPT rounds the size up to a multiple of 64: the rows beyond stand for nothing.
 PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE = 50_304, 50_257
+PADDING_NOTICE = (
+    f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} padding rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens are left out"
+)
 
 
 def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
@@ -26,10 +29,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
         vocab_size=GPT2_VOCAB_SIZE if is_padded else require_size(checkpoint, "vocab_size"),
         max_len=require_size(checkpoint, "block_size"),
         padded_tensors=("transformer.wte.weight", "lm_head.weight") if is_padded else (),
-        notices=(
-            f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens are filling, and left out",
-        )
-        * is_padded,
+        notices=(PADDING_NOTICE,) if is_padded else (),
     )
 
 

@@ -61,9 +61,14 @@ def write_onnx(model: nn.Module, max_len: int, path: Path) -> None:
     example = torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)
     with suppress_export_logs():
         program = torch.onnx.export(
-            graph, example, input_names=INPUT_NAMES, output_names=[OUTPUT_NAME], dynamic_shapes=dynamic_shapes, dynamo=True,
+            graph,
+            example,
+            input_names=INPUT_NAMES,
+            output_names=[OUTPUT_NAME],
+            dynamic_shapes=dynamic_shapes,
+            dynamo=True,
             verbose=False,
-        )  # fmt: skip
+        )
         assert program is not None
         program.save(path)
 
