@@ -50,7 +50,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> Run:
-    model = {} if "base" in train_settings else {"model": MODEL}
+    model = {} if "init_from" in train_settings else {"model": MODEL}
     return train(
         "classify",
         data=rows,
@@ -111,7 +111,7 @@ def test_a_decoder_lies_above_its_encoder_and_a_tied_head_with_the_embedding() -
 def test_frozen_layers_stay_as_they_are_and_have_no_state(
     n_frozen: int, rows: str, base: Path, tmp_path: Path
 ) -> None:
-    result = train_run(rows, tmp_path / "run", {"base": str(base), "freeze_layers": n_frozen})
+    result = train_run(rows, tmp_path / "run", {"init_from": str(base), "freeze_layers": n_frozen})
     before, after = load_file(base / "model.safetensors"), load_latest_checkpoint(result.path)
     depth = layer_depths(result.task.model)
     for name, layer_depth in depth.items():
@@ -181,7 +181,7 @@ def test_groups_differ_in_depth_and_decay_and_hold_everything_once() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"freeze_layers": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "base": "x"}],
+    [{"freeze_layers": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "init_from": "x"}],
     ids=lambda asked: next(iter(asked)),
 )
 def test_a_stack_does_none_of_it_and_leaves_it_to_single_runs(settings: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ LORA = {"lora_rank": 2, "lora_dropout": 0.1}
 
 
 def test_only_adapters_and_the_label_head_learn_and_have_state(rows: str, base: Path, tmp_path: Path) -> None:
-    result = train_run(rows, tmp_path / "run", {"base": str(base), **LORA})
+    result = train_run(rows, tmp_path / "run", {"init_from": str(base), **LORA})
     before, after = load_file(base / "model.safetensors"), load_latest_checkpoint(result.path)
     adapters = [name for name in after if ".lora_" in name]
     assert len(adapters) == 2 * 5 * MODEL["n_layers"]
@@ -215,7 +215,7 @@ def test_only_adapters_and_the_label_head_learn_and_have_state(rows: str, base: 
 def test_stopped_and_resumed_a_fine_tuned_run_ends_with_the_same_bits(
     settings: dict[str, Any], steps: int, rows: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_settings = {"base": str(base), **settings}
+    train_settings = {"init_from": str(base), **settings}
     uninterrupted = train_run(rows, tmp_path / "straight", train_settings)
     step = Trainer.step
 
