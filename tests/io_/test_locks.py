@@ -26,8 +26,8 @@ from triform.run import load
 HOLDER_SCRIPT = """
 import sys, time
 from pathlib import Path
-from triform.io.locks import locked
-with locked(Path(sys.argv[1]), "testing"):
+from triform.io.locks import folder_lock
+with folder_lock(Path(sys.argv[1]), "testing"):
     print("held", flush=True)
     time.sleep(60)
 """

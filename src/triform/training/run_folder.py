@@ -213,7 +213,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, purpose: str) -> Iterator[str]:
-        """Hold the folder for this process, creating it where it is missing; see `triform.io.locks.locked`."""
+        """Hold the folder for this process, creating it where it is missing; see `triform.io.locks.folder_lock`."""
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path}: is a file; choose another --out")
         with folder_lock(self.path, purpose) as notice:
