@@ -1,8 +1,7 @@
-"""What a study came to: the score of every run, means with intervals, and what may be said of each pair."""
+"""The result of a study: metrics of every run, means with intervals, and a verdict for each pair of variants."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,19 +19,16 @@ from triform.evaluation.statistics import (
     SampleSummary,
     bootstrap_bleu,
     describe_p_value,
-    holm,
     min_pairs_needed,
-    paired_test,
     summarise,
-    verdict,
 )
+from triform.experiments.engine import SeedResult, VariantResult
+from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
 from triform.experiments.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.experiments.seeds import TRAINING_LOSS
-from triform.experiments.study_folder import MetricsCache, StudyFolder
 from triform.formatting import metric_info
 from triform.reporting.run_history import RunHistory, read_history
 from triform.tasks.leaks import LEAK_PHRASE
-from triform.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +89,9 @@ class StudyResult:
         return [run for run in self.runs if run.variant == variant]
 
 
-def collect_results(study: Study, study_folder: StudyFolder) -> StudyResult:
-    """Read every run and compare."""
-    runs = [
-        _read_run(study, variant.name, seed, RunFolder(study_folder.path / variant.name / f"seed-{seed}"))
-        for variant in study.variants
-        for seed in study.seeds
-    ]
+def collect_results(study: Study, path: Path, variants: Sequence[VariantResult]) -> StudyResult:
+    """Summarise the runs of every variant and compare the variants in pairs."""
+    runs = [_read_run(study, variant.spec.name, run) for variant in variants for run in variant.runs]
     if all(run.failure for run in runs):
         raise DivergedError(f"every run of the study failed; the first: {runs[0].failure}")
     scored_sets = {eval_set for run in runs for eval_set in run.metric_values}
@@ -107,15 +99,15 @@ def collect_results(study: Study, study_folder: StudyFolder) -> StudyResult:
     eval_sets = tuple(eval_set for eval_set in order if eval_set in scored_sets) or (TRAINING_SET,)
     metric = TRAINING_LOSS if eval_sets == (TRAINING_SET,) else study.metric
     summaries = [
-        _summarise_variant(eval_set, variant.name, runs, study_folder.training_seconds(variant.name))
+        _summarise_variant(eval_set, variant.spec.name, runs, variant.seconds)
         for eval_set in eval_sets
-        for variant in study.variants
+        for variant in variants
     ]
     compared_sets = [eval_set for eval_set in eval_sets if eval_set in study.test_files] or eval_sets
     comparisons = tuple(_compare_pairs(study, compared_sets, runs, metric))
     return StudyResult(
         study=study,
-        path=study_folder.path,
+        path=path,
         metric=metric,
         eval_sets=eval_sets,
         runs=tuple(runs),
@@ -128,38 +120,37 @@ def collect_results(study: Study, study_folder: StudyFolder) -> StudyResult:
 # -- one run
 
 
-def failure_reason(folder: RunFolder) -> str:
-    """Why a run failed, if it did."""
-    if not folder.metrics_file.exists():
-        return ""
-    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    diverged_events = [json.loads(line) for line in lines if '"event": "diverged"' in line]
-    return str(diverged_events[-1].get("text", "diverged")) if diverged_events else ""
-
-
-def _read_run(study: Study, variant: str, seed: int, folder: RunFolder) -> RunResult:
+def _read_run(study: Study, variant: str, seed_result: SeedResult) -> RunResult:
+    folder = seed_result.folder
     history = read_history(folder.path)
     run = RunResult(
         variant=variant,
-        seed=seed,
+        seed=seed_result.seed,
         folder=folder.path,
+        failure=seed_result.failure,
         parameters=int(history.start.get("parameters", 0)),
         steps=history.last_step,
     )
-    if failure := failure_reason(folder):
-        return replace(run, failure=failure)
+    if run.failure:
+        return run
     latest = folder.latest_checkpoint()
     progress = folder.read_state(latest)["progress"] if latest else {}
-    metric_values, sentence_stats, notices = _read_metrics(study, folder, history, progress.get("best"))
+    metric_values = _read_metrics(study, seed_result, history, progress.get("best"))
     leak_notices = [
         text for event in history.events["notice"] if LEAK_PHRASE in (text := str(event.get("text", "")))
     ]
+    evaluations = seed_result.evaluations
+    notices = [notice for entry in evaluations.values() for notice in entry["notices"]]
     not_finite = [name for name, value in metric_values.items() if not math.isfinite(value)]
     return replace(
         run,
         failure=f"its {study.metric} on {', '.join(not_finite)} is not finite" if not_finite else "",
         metric_values={name: value for name, value in metric_values.items() if name not in not_finite},
-        sentence_stats=sentence_stats,
+        sentence_stats={
+            name: np.array(entry["bleu"], dtype=np.float64)
+            for name, entry in evaluations.items()
+            if "bleu" in entry and study.metric == "bleu"
+        },
         notices=(*leak_notices, *notices),
         best_step=int(progress.get("best_step", 0)),
         seconds=float(progress.get("seconds", 0.0)),
@@ -167,22 +158,15 @@ def _read_run(study: Study, variant: str, seed: int, folder: RunFolder) -> RunRe
 
 
 def _read_metrics(
-    study: Study, folder: RunFolder, history: RunHistory, best: Mapping[str, float] | None
-) -> tuple[dict[str, float], dict[str, Numbers], list[str]]:
-    """What the best weights scored, on the validation rows and on each test."""
+    study: Study, seed_result: SeedResult, history: RunHistory, best: Mapping[str, float] | None
+) -> dict[str, float]:
+    """The metric of the best weights on the validation rows and on each test file, else the last training loss."""
     metric_values = {VALIDATION_SET: float(best[study.metric])} if best else {}
-    sentence_stats: dict[str, Numbers] = {}
-    notices: list[str] = []
-    cache = MetricsCache(folder)
-    for eval_set, test_file in {**study.test_files, VALIDATION_SET: ""}.items():
-        if entry := cache.get(eval_set, test_file, study.metric, study.task):
-            metric_values[eval_set] = float(entry["scores"][study.metric])
-            notices += entry["notices"]
-            if "bleu" in entry and study.metric == "bleu":
-                sentence_stats[eval_set] = np.array(entry["bleu"], dtype=np.float64)
+    for eval_set, entry in seed_result.evaluations.items():
+        metric_values[eval_set] = float(entry["scores"][study.metric])
     if not metric_values and (losses := history.curve("train", "loss")):
         metric_values[TRAINING_SET] = losses[-1][1]
-    return metric_values, sentence_stats, notices
+    return metric_values
 
 
 # -- all of them
@@ -205,42 +189,44 @@ def _summarise_variant(eval_set: str, variant: str, runs: Sequence[RunResult], s
 def _compare_pairs(
     study: Study, eval_sets: Sequence[str], runs: Sequence[RunResult], metric: str
 ) -> list[Comparison]:
-    """Every pair on every test, or on validation where there is none; all together are what is corrected for."""
-    tested: list[tuple[str, str, str, PairedDifference, PairedDifference | None]] = []
+    """Compare every pair of variants on every set; the p-values of all comparisons are corrected together."""
+    tested: list[tuple[str, VariantPair, PairedDifference | None]] = []
     for eval_set in eval_sets:
         for first, second in combinations((variant.name for variant in study.variants), 2):
-            first_runs, second_runs = (_runs_by_seed(runs, variant, eval_set) for variant in (first, second))
-            if seeds := [seed for seed in study.seeds if seed in first_runs and seed in second_runs]:
-                pairs = [(first_runs[seed], second_runs[seed]) for seed in seeds]
-                tested.append((eval_set, first, second, *_paired_difference(eval_set, pairs)))
-    corrected_ps = holm([entry[3].p for entry in tested])
+            sides = [_runs_by_seed(runs, variant, eval_set) for variant in (first, second)]
+            if differences := _paired_differences(eval_set, *sides):
+                difference, over_seeds = differences
+                tested.append((eval_set, VariantPair(first, second, metric, difference), over_seeds))
+    verdicts = judge_pairs([pair for _, pair, _ in tested])
     return [
         Comparison(
             eval_set=eval_set,
-            first=first,
-            second=second,
-            difference=difference,
-            corrected_p=p,
+            first=pair.first,
+            second=pair.second,
+            difference=pair.difference,
+            corrected_p=verdict.corrected_p,
             over_seeds=over_seeds,
-            verdict=verdict(first, second, difference, metric, corrected=p, comparisons=len(tested))
-            + _seed_caveat(difference, over_seeds, p),
+            verdict=verdict.text + _seed_caveat(pair.difference, over_seeds, verdict.corrected_p),
         )
-        for (eval_set, first, second, difference, over_seeds), p in zip(tested, corrected_ps, strict=True)
+        for (eval_set, pair, over_seeds), verdict in zip(tested, verdicts, strict=True)
     ]
 
 
-def _paired_difference(
-    eval_set: str, pairs: Sequence[tuple[RunResult, RunResult]]
-) -> tuple[PairedDifference, PairedDifference | None]:
-    """Over the seeds; for BLEU over the sentences, and over the seeds beside it."""
-    first, second = zip(*pairs, strict=True)
-    over_seeds = paired_test(
-        [run.metric_values[eval_set] for run in first], [run.metric_values[eval_set] for run in second]
+def _paired_differences(
+    eval_set: str, first: Mapping[int, RunResult], second: Mapping[int, RunResult]
+) -> tuple[PairedDifference, PairedDifference | None] | None:
+    """The difference over seeds. For BLEU the difference over sentences, and the one over seeds beside it."""
+    over_seeds = pair_over_seeds(
+        *({seed: run.metric_values[eval_set] for seed, run in side.items()} for side in (first, second))
     )
-    if any(eval_set not in run.sentence_stats for run in (*first, *second)):
+    seeds = [seed for seed in first if seed in second]
+    if over_seeds is None:
+        return None
+    pairs = [[side[seed] for seed in seeds] for side in (first, second)]
+    if any(eval_set not in run.sentence_stats for side in pairs for run in side):
         return over_seeds, None
-    sentence_stats = [np.stack([run.sentence_stats[eval_set] for run in side]) for side in (first, second)]
-    return bootstrap_bleu(*sentence_stats), over_seeds if len(pairs) > 1 else None
+    sentence_stats = [np.stack([run.sentence_stats[eval_set] for run in side]) for side in pairs]
+    return bootstrap_bleu(*sentence_stats), over_seeds if len(seeds) > 1 else None
 
 
 def _seed_caveat(difference: PairedDifference, over_seeds: PairedDifference | None, corrected_p: float) -> str:

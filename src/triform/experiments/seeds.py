@@ -98,11 +98,23 @@ def train_seeds(
 
 
 def train_seed_list(
-    out: Path, requested: Settings, seeds: Sequence[int], options: RunOptions, seed_options: str = ""
+    out: Path,
+    requested: Settings,
+    seeds: Sequence[int],
+    options: RunOptions,
+    seed_options: str = "",
+    *,
+    ensemble: bool = True,
 ) -> list[SeedRun]:
-    """Train these seeds, each in OUT/seed-NUMBER, but for those that are done; one that diverges stops no other.
+    """Train those of these seeds that are not finished, each in OUT/seed-N. A seed that diverges stops no other.
 
-    `again` is what the user must say of seeds to go on with an interrupted command.
+    Args:
+        out: The folder for the run folders of all seeds.
+        requested: Resolved settings; the seed is replaced.
+        seeds: The seeds.
+        options: How to run.
+        seed_options: The command-line options about seeds that resume an interrupted command.
+        ensemble: Train small models together in one batched computation.
     """
     if options.resume and not out.is_dir():
         raise CheckpointError(f"{out}: nothing to resume: no such folder")
@@ -111,16 +123,22 @@ def train_seed_list(
         if notice and not options.quiet:
             print_message(notice, options.progress)
         seed_runs = _claim_folders(out, requested, seeds, options, exit_stack)
-        _train_unfinished(seed_runs, requested, options, out, seed_options)
+        _train_unfinished(seed_runs, requested, options, out, seed_options, ensemble=ensemble)
         for seed_run in seed_runs:
             seed_run.folder.delete_tokens()
     return seed_runs
 
 
 def _train_unfinished(
-    seed_runs: Sequence[SeedRun], requested: Settings, options: RunOptions, out: Path, seed_options: str
+    seed_runs: Sequence[SeedRun],
+    requested: Settings,
+    options: RunOptions,
+    out: Path,
+    seed_options: str,
+    *,
+    ensemble: bool,
 ) -> None:
-    """Train those of the claimed folders that are not done."""
+    """Train those of the claimed folders that are not finished."""
     unfinished = [
         seed_run
         for seed_run in seed_runs
@@ -142,6 +160,7 @@ def _train_unfinished(
                 stored or build_config(apply_base(requested, verify=options.verify)),
                 options,
                 seed_options,
+                ensemble=ensemble,
             )
     except KeyboardInterrupt:
         for folder in folders:
@@ -167,9 +186,14 @@ def _claim_folders(
 
 
 def _train_group(
-    seed_runs: Sequence[SeedRun], common_config: Config, options: RunOptions, seed_options: str
+    seed_runs: Sequence[SeedRun],
+    common_config: Config,
+    options: RunOptions,
+    seed_options: str,
+    *,
+    ensemble: bool,
 ) -> None:
-    """`common` is what all of them train with, their seeds aside; who joins later takes it from the others."""
+    """Train runs that share every setting but the seed; a seed that joins later takes the stored settings."""
     device = resolve_device(options.device)
     lead_run = next(
         (seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0]
@@ -197,7 +221,8 @@ def _train_group(
         options,
         seed_options,
     )
-    device_dataset = load_if_stackable(prepared.task, prepared.train, [seed_run.seed for seed_run in seed_runs])
+    all_seeds = [seed_run.seed for seed_run in seed_runs]
+    device_dataset = load_if_stackable(prepared.task, prepared.train, all_seeds) if ensemble else None
     if device_dataset is None:
         group.train_sequentially()
     else:
@@ -308,11 +333,9 @@ class SeedGroup:
             print_message(f"going on from step {start_step}", out)
 
     def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
-        if failures:
-            first = next(iter(failures.values()))
-            names = ", ".join(failures)
-            others = ", the others went on" if len(failures) < len(self.seed_runs) else ""
-            raise DivergedError(f"{names} of {len(self.seed_runs)} diverged{others}: {first}")
+        reasons = {name: str(failure) for name, failure in failures.items()}
+        if message := format_failures(reasons, len(self.seed_runs)):
+            raise DivergedError(message)
 
     def _check_finished(self, trainers: Sequence[Trainer]) -> None:
         stopped_steps = [trainer.progress.step for trainer in trainers if not trainer.progress.finished]
@@ -320,6 +343,14 @@ class SeedGroup:
             out = self.lead_run.folder.path.parent
             command = format_resume_command(self.config.task, out, self.options.device, self.seed_options)
             raise interrupted_error(min(stopped_steps), command)
+
+
+def format_failures(reasons: Mapping[str, str], n_runs: int) -> str:
+    """One line about the runs that diverged; `reasons` holds the reason of each by its name."""
+    if not reasons:
+        return ""
+    others = ", the others went on" if len(reasons) < n_runs else ""
+    return f"{', '.join(reasons)} of {n_runs} diverged{others}: {next(iter(reasons.values()))}"
 
 
 def _collect_results(out: Path, seed_runs: Sequence[SeedRun]) -> SeedResults:
