@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.__main__ import benchmarks
+from benchmarks.__main__ import find_benchmarks
 from benchmarks.__main__ import main as front_door
 from benchmarks.report import format_ratio
 
@@ -66,9 +66,9 @@ def test_the_list_names_every_benchmark_with_one_line_each() -> None:
     completed = run_benchmark()
     assert completed.returncode == 0
     lines = dict(line.split(maxsplit=1) for line in completed.stdout.splitlines())
-    assert lines.keys() == {*benchmarks(), "all"}
+    assert lines.keys() == {*find_benchmarks(), "all"}
     assert set(EXPECTED_CONTESTANTS) <= lines.keys()
-    assert all(line.endswith(".") for line in benchmarks().values())
+    assert all(line.endswith(".") for line in find_benchmarks().values())
 
 
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_all_runs_each_in_its_own_process_and_says_which_failed(
     monkeypatch.setattr("benchmarks.__main__.subprocess.run", run)
     assert front_door(["all", "--quick", "--device", "cpu", "--json", str(tmp_path)]) == 1
     assert calls[0] == ["attention", "--quick", "--device", "cpu", "--json", str(tmp_path / "attention.json")]
-    assert [arguments[0] for arguments in calls] == list(benchmarks())
+    assert [arguments[0] for arguments in calls] == list(find_benchmarks())
     captured = capsys.readouterr()
     assert f"figures as JSON: {tmp_path}/" in captured.out
     assert captured.err == "failed: start\n"

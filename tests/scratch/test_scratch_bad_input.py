@@ -59,7 +59,7 @@ UNSUPPORTED_TRAIN: dict[str, Any] = {
     "layer_decay": 0.5,
     "freeze_layers": 1,
     "auto_batch": True,
-    "base": "a run",
+    "init_from": "a run",
     "embeddings": "vectors.bin",
 }
 UNSUPPORTED_DATA: dict[str, Any] = {
@@ -152,8 +152,8 @@ def test_settings_without_meaning_here_change_nothing() -> None:
 
 
 def test_a_setting_that_must_be_empty_says_so() -> None:
-    config = replace(QUICK_CONFIG, train=replace(QUICK_CONFIG.train, base="x"))
-    with pytest.raises(ConfigError, match=r"train\.base=x is not known .* \(it must be left empty\)"):
+    config = replace(QUICK_CONFIG, train=replace(QUICK_CONFIG.train, init_from="x"))
+    with pytest.raises(ConfigError, match=r"train\.init_from=x is not known .* \(it must be left empty\)"):
         scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
 
 

@@ -23,7 +23,7 @@ def test_every_file_that_is_named_exists_and_every_known_value_is_named() -> Non
     assert all((SOURCE / name).exists() for name in re.findall(r"`(\w+\.py)`", PAGE))
     for value in (
         *supported.MODEL_ALLOWED["positions"],
-        *supported.MODEL_ALLOWED["score"],
+        *supported.MODEL_ALLOWED["attention_score"],
         *supported.MODEL_ALLOWED["activation"],
     ):
         assert f"`{value}`" in PAGE

@@ -59,7 +59,7 @@ def to_float64(model: Any) -> Any:
     if isinstance(model, triform.Run):
         model.task.model.double()
     else:
-        for parameter in model.model.parameters().values():
+        for parameter in model.model.named_parameters().values():
             parameter.value = parameter.value.astype(np.float64)
     return model
 
@@ -101,7 +101,7 @@ def test_a_translator_with_two_vocabularies_writes_what_torch_writes(
     runs: dict[str, Any], decode_settings: dict[str, Any]
 ) -> None:
     model = to_float64(scratch.load(runs["translate"].path))
-    assert model.target.vocab_size != model.tokenizer.vocab_size
+    assert model.target_tokenizer.vocab_size != model.tokenizer.vocab_size
     expected = to_float64(runs["translate"]).predict(TEXTS, **decode_settings)
     assert model.translate(TEXTS, DecodeConfig(**decode_settings)) == [prediction.output for prediction in expected]
 
@@ -131,7 +131,7 @@ def test_torch_opens_what_was_learned_without_it(tmp_path: Path) -> None:
         to_float64(language_model).generate(["a", "the"], DecodeConfig(max_new_tokens=20), 3)
     )
     for shared in (True, False):
-        translator = build_estimator("translate", shared=shared).fit(WORDS, LABELS)
+        translator = build_estimator("translate", joint_vocab=shared).fit(WORDS, LABELS)
         translator.save(tmp_path / f"t{shared}")
         answers = to_float64(triform.load(tmp_path / f"t{shared}")).predict(TEXTS)
         expected = to_float64(translator).translate(TEXTS)
@@ -156,7 +156,7 @@ def test_what_was_saved_without_checkpoints_is_not_trained_anew(tmp_path: Path) 
 
 def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Path) -> None:
     classifier = build_estimator("classify").fit(WORDS, LABELS)
-    translator = build_estimator("translate", shared=False).fit(WORDS, LABELS)
+    translator = build_estimator("translate", joint_vocab=False).fit(WORDS, LABELS)
     run, other_folder, file = tmp_path / "run", tmp_path / "mine", tmp_path / "file"
     translator.save(run)
     (run / "notes.md").write_text("mine")
@@ -257,14 +257,14 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
         (tmp_path / file.name).write_bytes(file.read_bytes())
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    name = "encoder.blocks.0.attention.query.weight"
+    name = "encoder.blocks.0.attn.q_proj.weight"
 
     def assert_refused(tensors: dict[str, Any], message: str) -> None:
         save_file(tensors, path)
         with pytest.raises(CheckpointError, match=message):
             scratch.load(tmp_path, verify=False)
 
-    assert_refused({**tensors, name: tensors[name][:3]}, r"attention.query.weight is \(3, 16\), wanted \(16, 16\)")
+    assert_refused({**tensors, name: tensors[name][:3]}, r"attn.q_proj.weight is \(3, 16\), wanted \(16, 16\)")
     assert_refused({**tensors, name: tensors[name] * np.float32("nan")}, f"{name} holds what is no finite number")
     assert_refused({**tensors, "wings": tensors[name]}, "do not fit the settings: wings is missing or unknown")
     path.write_bytes(b"nonsense")

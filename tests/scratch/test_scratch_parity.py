@@ -83,7 +83,7 @@ def test_every_registry_knows_just_what_is_supported() -> None:
 
     assert tuple(activations.ACTIVATIONS) == supported.MODEL_ALLOWED["activation"]
     assert set(layers.POSITIONS) == set(supported.MODEL_ALLOWED["positions"])
-    assert tuple(attention.SCORE_SCALES) == supported.MODEL_ALLOWED["score"]
+    assert tuple(attention.SCORE_SCALES) == supported.MODEL_ALLOWED["attention_score"]
     assert tuple(blocks.RESIDUALS) == ("pre", "post")
     assert tuple(optim.OPTIMIZERS) == supported.TRAIN_ALLOWED["optimizer"]
     assert tuple(optim.SCHEDULES) == supported.TRAIN_ALLOWED["schedule"]

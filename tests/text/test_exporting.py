@@ -183,7 +183,7 @@ def test_what_tiktoken_cannot_hold_is_refused_with_the_reason(tmp_path: Path) ->
     backend = Core(models.BPE(*read_vocab_and_merges(write_gpt2(tmp_path / "plain"))))
     split = pre_tokenizers.Split(Regex(r"\s+|\S+"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    backend.decoder = read_tokenizer(tmp_path / "plain").core.decoder  # type: ignore[attr-defined]
+    backend.decoder = read_tokenizer(tmp_path / "plain").backend.decoder  # type: ignore[attr-defined]
     backend.save(str(tmp_path / "own.json"))
     assert_refused(read_tokenizer(tmp_path / "own.json"), "no place for the rule")
 

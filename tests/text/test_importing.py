@@ -574,9 +574,9 @@ def test_ranks_with_a_hole_are_refused(tmp_path: Path) -> None:
 def test_special_tokens_of_a_rank_file_must_be_free_and_no_words(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "small.tiktoken", build_ranks())
     assert_refused(
-        path, "<end> is to be 7, which is the rank of a piece", pattern=GPT4_PATTERN, special={"<end>": 7}
+        path, "<end> is to be 7, which is the rank of a piece", pattern=GPT4_PATTERN, special_tokens={"<end>": 7}
     )
-    assert_refused(path, "'END' is a word, which texts can have", pattern=GPT4_PATTERN, special={"END": 999})
+    assert_refused(path, "'END' is a word, which texts can have", pattern=GPT4_PATTERN, special_tokens={"END": 999})
     assert_refused(path, "the pattern that cuts words is not in a rank file")
     assert_refused(path, r"the pattern '\(\(' cannot be read", pattern="((")
 

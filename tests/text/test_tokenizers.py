@@ -198,7 +198,7 @@ def test_long_text_may_be_cut_at_a_line_break_before_text(tokenizer: Tokenizer, 
 def test_long_text_encodes_like_the_library_does_in_one_go(tokenizer: Tokenizer) -> None:
     full_text = "".join(TEXTS) * 10
     assert len(list(split_long_text(full_text, 4096))) > 1
-    assert tokenizer.encode(full_text) == tokenizer._core.encode(full_text, add_special_tokens=False).ids
+    assert tokenizer.encode(full_text) == tokenizer._backend.encode(full_text, add_special_tokens=False).ids
 
 
 def test_a_forked_child_tokenizes_without_a_warning() -> None:
@@ -271,7 +271,7 @@ def test_characters_seen_in_training_come_back_exactly(text: str) -> None:
     assert tokenizer.decode(tokens) == text
     assert len(tokens) == len(text)
     assert tokenizer.vocab_size == 4 + len(set(text))
-    assert tokens == tokenizer._core.encode(text, add_special_tokens=False).ids  # the dictionary equals the model
+    assert tokens == tokenizer._backend.encode(text, add_special_tokens=False).ids  # the dictionary equals the model
 
 
 def test_characters_are_numbered_by_code_point_and_the_rarest_dropped() -> None:

@@ -196,7 +196,7 @@ class LanguageModel(NumpyEstimator):
         def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
             contexts = [slide_context(text, max_len) for text in texts]
             states, _ = self.model.states(pad(contexts)[0])
-            return self.model.head(states[np.arange(len(contexts)), [len(text) - 1 for text in contexts]])[0]
+            return self.model.lm_head(states[np.arange(len(contexts)), [len(text) - 1 for text in contexts]])[0]
 
         limits = [decode_config.max_new_tokens or 200] * len(prompt_tokens)
         request = generation.DecodeRequest(
@@ -306,8 +306,8 @@ class Translator(NumpyEstimator):
 
         def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
             masks = () if keep is None else (padding_mask(keep[rows], encoded.dtype),)
-            states, _ = self.model.decoded(np.array(texts), SharedInput(encoded[rows]), masks)
-            return self.model.head(states[:, -1])[0]
+            states, _ = self.model.decode_states(np.array(texts), SharedInput(encoded[rows]), masks)
+            return self.model.lm_head(states[:, -1])[0]
 
         return compute_logits
 

@@ -27,7 +27,7 @@ MIN_PARALLEL_CHARS = 1 << 24  # characters that are encoded before other process
 MAX_WORKERS = 8  # processes; the one that reads and writes could not keep more of them busy
 WORKER_ERRORS = (OSError, EOFError, pickle.UnpicklingError)  # what talking to a child that died raises
 
-_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel import serve; serve()"
+_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel import worker_main; worker_main()"
 
 
 def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]]) -> Iterator[TokenRows]:
