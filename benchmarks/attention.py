@@ -141,7 +141,7 @@ class AttentionBenchmark:
 
     def additive_score(self) -> None:
         """The additive score, a few queries at a time against all at once; and what each keeps in memory."""
-        length, score_fn = (128 if self.quick else 512), self.build_score_fn(score="additive")
+        length, score_fn = (128 if self.quick else 512), self.build_score_fn(attention_score="additive")
         inputs = self.make_inputs(length)
         contestants = {
             "triform": self.build_run(dispatch_attention, full_mask, score_fn, inputs),

@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{total_seconds / single_medians[0]:5.2f} x one   {training_seconds / single_medians[1]:5.2f} x one"
         )
         print(
-            f"{n_seeds:4} seeds  whole {total_seconds:8.2f} s  training {training_seconds:8.2f} s  {rate:9,.0f} model-steps/s  {ratios}"
+            f"{n_seeds:4} seeds  whole {total_seconds:8.2f} s  training {training_seconds:8.2f} s  "
+            f"{rate:9,.0f} model-steps/s  {ratios}"
         )
     if options.json:
         content = {"machine": machine_name, "torch": torch.__version__, "steps": steps, "rows": rows}

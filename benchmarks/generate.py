@@ -93,9 +93,13 @@ def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenize
     def decode_texts(texts: list[str]) -> peers.TokenRows:
         prompts = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
         results = model.generate_batch(
-            prompts, max_length=max_new_tokens, min_length=max_new_tokens, sampling_topk=1, include_prompt_in_result=False,
+            prompts,
+            max_length=max_new_tokens,
+            min_length=max_new_tokens,
+            sampling_topk=1,
+            include_prompt_in_result=False,
             suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
-        )  # fmt: skip
+        )
         return [result.sequences_ids[0] for result in results]
 
     return decode_texts

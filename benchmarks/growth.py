@@ -121,8 +121,8 @@ def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
             us_per_token = 1e6 * figures["seconds"] / figures["tokens"]
             rows.append({"MB": size, "cache": cache_state, **figures, "µs/token": us_per_token})
             print(
-                f"{size:>6g} MB {cache_state:<6} {figures['tokens']:>12,} {figures['seconds']:>9.2f} {us_per_token:>9.3f} "
-                f"{figures['MiB']:>7.0f} {figures['MiB mapped']:>7.0f}",
+                f"{size:>6g} MB {cache_state:<6} {figures['tokens']:>12,} {figures['seconds']:>9.2f} "
+                f"{us_per_token:>9.3f} {figures['MiB']:>7.0f} {figures['MiB mapped']:>7.0f}",
                 flush=True,
             )
         file.unlink()

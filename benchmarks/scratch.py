@@ -102,7 +102,7 @@ def compare(report: BenchmarkReport, folder: Path, task: str) -> None:
     settings |= {"tokenizer.kind": TOKENIZER_KINDS[task], "data.max_len": estimator.config.data.max_len}
     with open_trainer(report, folder, task, "", **settings) as trainer:
         contestants = {
-            "triform scratch": lambda: estimator.learn(training_data),
+            "triform scratch": lambda: estimator.run_training(training_data),
             "triform": build_trainer_run(trainer, n_steps),
             "torch.nn eager": build_peer_run(build_plain_step(task, estimator, training_data), n_steps),
         }

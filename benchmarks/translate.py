@@ -107,7 +107,8 @@ def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenize
         sources = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
         results = model.translate_batch(
             sources, beam_size=size.beam, max_decoding_length=size.n_new, min_decoding_length=size.n_new,
-            max_batch_size=64, suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
+            max_batch_size=64,
+            suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
         )  # fmt: skip
         return [tokenizer.encode(" ".join(result.hypotheses[0])) for result in results]
 

@@ -33,8 +33,8 @@ class NonFiniteError(CheckpointError):
     def __init__(self, path: str | Path | None = None) -> None:
         location = "" if path is None else f"{path}: "
         super().__init__(
-            f"{location}the model's output is not finite (NaN or infinity): its weights are damaged or its training "
-            "diverged; restore the run from a copy, or train it again"
+            f"{location}the model's output is not finite (NaN or infinity): its weights are damaged or its "
+            "training diverged; restore the run from a copy, or train it again"
         )
 
 

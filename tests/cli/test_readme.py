@@ -57,8 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, triform: Command) -> Path:
         (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     book = "".join(FILES[name] for name in ("a.txt", "b.txt"))
     (folder / "speech.txt").write_text(book, encoding="utf-8")
-    train_command = f"train generate --data {folder}/speech.txt --out {folder}/runs/speeches --set data.max_len=8 {QUICK_OPTIONS}"
-    assert triform(*shlex.split(train_command)).code == 0
+    options = f"--data {folder}/speech.txt --out {folder}/runs/speeches --set data.max_len=8 {QUICK_OPTIONS}"
+    assert triform(*shlex.split(f"train generate {options}")).code == 0
     return folder
 
 

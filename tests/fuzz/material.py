@@ -110,8 +110,8 @@ class SeedFiles:
         run_checked("train", "generate", *TINY, *size_options, "--data", text, "--out", self.language_model)
         run_checked("train", "translate", *TINY, "--data", pairs, "--out", self.translator)
         self.lora = folder / "lora"
-        run_checked("train", "classify", "--from", self.classifier, "--data", rows, "--out", self.lora, "--device", "cpu",
-             "--set", "train.lora_rank=2", "--set", "train.max_steps=1")  # fmt: skip
+        run_checked("train", "classify", "--from", self.classifier, "--data", rows, "--out", self.lora,
+             "--device", "cpu", "--set", "train.lora_rank=2", "--set", "train.max_steps=1")  # fmt: skip
         self.published = self._export_published_models(folder / "published")
         self.tokenizers = self._copy_tokenizers(folder / "tokenizers")
         self.vectors = self._write_vectors(folder / "vectors")

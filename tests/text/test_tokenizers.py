@@ -271,7 +271,8 @@ def test_characters_seen_in_training_come_back_exactly(text: str) -> None:
     assert tokenizer.decode(tokens) == text
     assert len(tokens) == len(text)
     assert tokenizer.vocab_size == 4 + len(set(text))
-    assert tokens == tokenizer._backend.encode(text, add_special_tokens=False).ids  # the dictionary equals the model
+    expected = tokenizer._backend.encode(text, add_special_tokens=False).ids
+    assert tokens == expected  # the dictionary equals the model
 
 
 def test_characters_are_numbered_by_code_point_and_the_rarest_dropped() -> None:

@@ -26,6 +26,7 @@ from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
+    from triform.run import Run
 
 
 def evaluate(
@@ -73,27 +74,32 @@ def evaluate(
             baseline_tables[name] = loaded_run.baselines(path)
     print_precision_note(loaded_run)
     if json_:
-        extra: dict[str, object] = (
-            {"baselines": {name: baselines_to_dict(table) for name, table in baseline_tables.items()}}
-            if baseline_tables
-            else {}
-        )
-        extra |= {"bleu_signature": _bleu_signature()} if loaded_run.config.task == "translate" else {}
-        header: dict[str, object] = {
-            "run": str(run),
-            "task": loaded_run.config.task,
-            "precision": loaded_run.precision,
-        }
-        header |= (
-            {"stride": stride or loaded_run.config.data.max_len} if loaded_run.config.task == "generate" else {}
-        )
-        print_json({**header, "sets": metrics, **extra})
+        print_json({"run": str(run), **_evaluation_to_dict(loaded_run, metrics, baseline_tables, stride)})
         return
     print_metrics_table(metrics, baseline_tables)
     if stride:
         echo(f"windows of {loaded_run.config.data.max_len} tokens, {stride} apart")
     if loaded_run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
+
+
+def _evaluation_to_dict(
+    run: Run,
+    metrics: Mapping[str, Mapping[str, float]],
+    baseline_tables: Mapping[str, BaselineMetrics],
+    stride: int,
+) -> dict[str, object]:
+    """Return the evaluation as `--json` prints it."""
+    task = run.config.task
+    content: dict[str, object] = {"task": task, "precision": run.precision}
+    if task == "generate":
+        content["stride"] = stride or run.config.data.max_len
+    content["sets"] = metrics
+    if baseline_tables:
+        content["baselines"] = {name: baselines_to_dict(table) for name, table in baseline_tables.items()}
+    if task == "translate":
+        content["bleu_signature"] = _bleu_signature()
+    return content
 
 
 def baselines_to_dict(table: BaselineMetrics) -> dict[str, Mapping[str, float | str]]:

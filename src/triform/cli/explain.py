@@ -78,9 +78,8 @@ def explain(
 def _print_explanation(explanation: Explanation) -> None:
     """The answer, the size of each map, and the tokens that speak most for or against the label."""
     if explanation.output:
-        echo(
-            f"{shorten(explanation.text, 80, placeholder=' …')} → {shorten(explanation.output, 80, placeholder=' …')}"
-        )
+        text, output = (shorten(value, 80, placeholder=" …") for value in (explanation.text, explanation.output))
+        echo(f"{text} → {output}")
     for attention_map in explanation.maps:
         layers, heads, queries, keys = attention_map.weights.shape
         sizes = f"{layers} layer{'s' * (layers != 1)} × {heads} head{'s' * (heads != 1)}"

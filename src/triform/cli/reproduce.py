@@ -98,6 +98,5 @@ def _print_systems(*, as_json: bool) -> None:
     for system in SYSTEMS.values():
         variants = ", ".join(variant.name for variant in system.variants)
         echo(f"{system.name:<{width}} {system.report:<9} {system.title} ({system.dataset}): {variants}")
-    echo(
-        f"{STUDY_NAME:<{width}} {'':<9} {STUDY_TITLE} ({', '.join(part.system.dataset for part in COMPARISON_TASKS)}): {', '.join(MODEL_KINDS)}"
-    )
+    datasets = ", ".join(part.system.dataset for part in COMPARISON_TASKS)
+    echo(f"{STUDY_NAME:<{width}} {'':<9} {STUDY_TITLE} ({datasets}): {', '.join(MODEL_KINDS)}")

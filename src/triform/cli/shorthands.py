@@ -103,7 +103,8 @@ def validate_agreement(option: str, value: object, name: str, settings: Mapping[
     """A ConfigError where an option and `--set` give a setting different values."""
     if name in settings and settings[name] != value:
         raise ConfigError(
-            f"{option} {value} and --set {name}={settings[name]} are different values of one setting: give one of them"
+            f"{option} {value} and --set {name}={settings[name]} are different values of one setting: "
+            "give one of them"
         )
 
 
