@@ -27,14 +27,8 @@ from triform.tasks.leaks import training_file_warnings
 from triform.tasks.task import Dataset
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.init_from import load_interrupted_weights, load_matching_weights
-from triform.training.run_folder import (
-    RunFolder,
-    load_weights,
-    named_weights,
-    read_shapes,
-    read_tensors,
-    validate_shapes,
-)
+from triform.training.run_folder import RunFolder
+from triform.training.tensors import load_weights, named_weights, read_shapes, read_tensors, validate_shapes
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation

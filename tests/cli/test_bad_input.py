@@ -17,7 +17,8 @@ import pytest
 
 import triform as package
 from triform.io.digests import CHECKPOINT_FILES, record_digests
-from triform.training.run_folder import RunFolder, read_tensors
+from triform.training.run_folder import RunFolder
+from triform.training.tensors import read_tensors
 from triform.training.trainer import Trainer
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer

@@ -18,7 +18,7 @@ from triform.config.settings import build_config
 from triform.errors import DataError
 from triform.tasks import Generate, PreparedTask, Translate
 from triform.text import BOS, EOS, PAD, UNK
-from triform.training.run_folder import load_weights, named_weights
+from triform.training.tensors import load_weights, named_weights
 
 PreparedTasks = Mapping[str, PreparedTask]
 

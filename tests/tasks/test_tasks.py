@@ -20,7 +20,7 @@ from triform.tasks import TASKS, Prediction, PreparedTask, Task, language_model_
 from triform.tasks.defaults import resolve_step_defaults
 from triform.tasks.task import BucketedDataset, validation_mask
 from triform.text import BOS, EOS
-from triform.training.run_folder import load_weights, named_weights
+from triform.training.tensors import load_weights, named_weights
 
 PreparedTasks = Mapping[str, PreparedTask]
 every_task = pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import torch
 
 import triform
 from triform.errors import RunInterruptedError
-from triform.training.run_folder import read_tensors
+from triform.training.tensors import read_tensors
 from triform.training.trainer import Trainer
 
 TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}

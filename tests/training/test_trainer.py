@@ -17,7 +17,8 @@ from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.translate import Translate
 from triform.training.display import ProgressDisplay, TimeEstimator, format_milliseconds, format_seconds
-from triform.training.run_folder import RunFolder, batched_to_cpu
+from triform.training.run_folder import RunFolder
+from triform.training.tensors import batched_to_cpu
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}

@@ -22,11 +22,12 @@ from triform.data.readers import fingerprint
 from triform.errors import DivergedError, RunInterruptedError
 from triform.experiments.seeds import format_failures, train_seed_list
 from triform.formatting import print_message
+from triform.io.errors import damaged_error, write_run_text
 from triform.io.files import write_text
 from triform.io.locks import folder_lock
 from triform.launch import RunOptions
 from triform.run import Run, load
-from triform.training.run_folder import RunFolder, damaged_error, write_run_text
+from triform.training.run_folder import RunFolder
 
 JsonDict = dict[str, Any]
 

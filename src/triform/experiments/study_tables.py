@@ -14,8 +14,8 @@ from triform.evaluation.statistics import PairedDifference, decimals_for_uncerta
 from triform.experiments.plan import VALIDATION_SET
 from triform.experiments.results import Comparison, StudyResult, VariantSummary, direction_label
 from triform.formatting import has_percent_scale, metric_info
+from triform.io.errors import write_run_text
 from triform.reporting.pages import format_duration
-from triform.training.run_folder import write_run_text
 
 TableRow = Sequence[str]
 

@@ -13,7 +13,7 @@ from triform.errors import ConfigError
 from triform.pretrained.ctranslate2_export import find_unsupported_settings
 from triform.pretrained.model_export import find_matching_family, infer_sizes, to_hf
 from triform.text import Tokenizer
-from triform.training.run_folder import write_tensors
+from triform.training.tensors import write_tensors
 
 SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 

@@ -19,7 +19,8 @@ from triform.pretrained.model_import import ImportedModel, import_model
 from triform.tasks import TASKS
 from triform.text import Tokenizer, read_tokenizer
 from triform.text.exporting import Side
-from triform.training.run_folder import RunFolder, load_weights, named_weights
+from triform.training.run_folder import RunFolder
+from triform.training.tensors import load_weights, named_weights
 
 DEFAULT_LABELS = ("0", "1")  # of an encoder that was published without any
 

@@ -21,15 +21,9 @@ import triform
 from triform.config import Config
 from triform.config.settings import build_config, parse_settings, to_toml
 from triform.errors import CheckpointError, ConfigError
+from triform.io.errors import damaged_error, write_errors
 from triform.nn.lora import base_parameter_name, lora_scale, merge_weight
-from triform.training.run_folder import (
-    damaged_error,
-    read_shapes,
-    read_tensors,
-    validate_finite,
-    write_errors,
-    write_temporary,
-)
+from triform.training.tensors import read_shapes, read_tensors, validate_finite, write_temporary
 
 ADAPTER_FORMAT = 2  # 1 had no digest
 METADATA_KEY = "triform-adapter"  # of the file's metadata

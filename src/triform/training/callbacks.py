@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from triform.training.run_folder import write_errors, write_run_text
+from triform.io.errors import write_errors, write_run_text
 from triform.training.trainer import Event
 
 

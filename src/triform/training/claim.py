@@ -9,8 +9,9 @@ from pathlib import Path
 from triform.config import Config
 from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
+from triform.io.errors import write_errors
 from triform.training.length import LENGTH_SETTINGS, apply_length
-from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder, write_errors
+from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder
 
 
 def create_default_folder(requested: Settings) -> str:

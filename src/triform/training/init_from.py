@@ -20,18 +20,13 @@ from triform.config.settings import (
     merge_settings,
 )
 from triform.errors import CheckpointError, ConfigError
+from triform.io.errors import damaged_error
 from triform.nn.lora import apply_lora, merge_lora
 from triform.tasks import Task
 from triform.training.embeddings import infer_d_model, load_embeddings
 from triform.training.freezing import freeze_parameters
-from triform.training.run_folder import (
-    RunFolder,
-    checkpoint_step,
-    damaged_error,
-    load_weights,
-    named_weights,
-    validate_finite,
-)
+from triform.training.run_folder import RunFolder, checkpoint_step
+from triform.training.tensors import load_weights, named_weights, validate_finite
 
 # What a form may begin with: itself, or one that has its encoder.
 COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {

@@ -16,6 +16,7 @@ from torch import Tensor
 from triform.data.samplers import Indices
 from triform.errors import DivergedError, notice_level
 from triform.evaluation.metrics import Metrics
+from triform.io.errors import damaged_error
 from triform.nn.lora import merge_lora, merged_weights
 from triform.progress import report_progress_to
 from triform.tasks.device_data import DeviceDataset
@@ -25,8 +26,9 @@ from triform.training.checkpoint_schema import validate_optimizer_state
 from triform.training.cuda_graph_step import CudaGraphTrainStep
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
-from triform.training.run_folder import RunFolder, damaged_error, load_weights, named_weights
+from triform.training.run_folder import RunFolder
 from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.tensors import load_weights, named_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
 
