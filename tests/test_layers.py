@@ -173,6 +173,7 @@ def packages_loaded_by(code: str) -> set[str]:
 @pytest.mark.parametrize("module", ["triform", "triform.cli.main"])
 def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) -> None:
     heavy = {"torch", "numpy", "rich", "sacrebleu", "tokenizers", "safetensors", "matplotlib", "sklearn", "gensim"}
+    heavy |= {"scipy", "huggingface_hub"}
     loaded = packages_loaded_by(f"import {module}")
     assert "triform" in loaded
     assert not loaded & heavy

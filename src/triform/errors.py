@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def notice_level(notice: str) -> str:
 def format_notice(notice: str, *, info_prefix: str = "") -> str:
     """A notice as a line of text: a warning says that it is one, `fact` is what other notices begin with."""
     return f"warning: {notice}" if isinstance(notice, WarningText) else f"{info_prefix}{notice}"
+
+
+def require_package(package: str, *, extra: str, purpose: str) -> None:
+    """Raise a ConfigError that names the extra to install if an optional package is missing.
+
+    Args:
+        package: The name under which the package is imported.
+        extra: The extra of Triform that installs it.
+        purpose: What needs the package, as the subject of a sentence.
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose} needs {package} ({error}); install it with {install_command(extra)}"
+        ) from None
 
 
 def install_command(extra: str) -> str:

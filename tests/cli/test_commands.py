@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import triform as package
+from triform.cli import doctor
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -229,6 +230,20 @@ def test_doctor_says_what_is_here(triform: Command) -> None:
     plain = triform("doctor")
     assert plain.code == 0
     assert plain.out.rstrip().endswith("all good")
+
+
+def test_doctor_names_the_packages_that_are_declared() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[<>=]", requirement)[0] for requirement in requirements}
+
+    extras = project["optional-dependencies"]
+    assert set(doctor.PACKAGES) == names(project["dependencies"])
+    assert {extra: set(packages) for extra, packages in doctor.OPTIONAL_PACKAGES.items()} == {
+        extra: names(requirements) for extra, requirements in extras.items() if extra != "dev"
+    }
+    assert names([one for extra in doctor.OPTIONAL_PACKAGES for one in extras[extra]]) <= names(extras["dev"])
 
 
 def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import entropy as scipy_entropy
 
-from triform.errors import ConfigError
+from triform.errors import ConfigError, install_command
 from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 
 
@@ -108,6 +110,19 @@ def test_an_explanation_is_saved_by_its_suffix_and_nothing_is_left_beside_it(tmp
     assert path == tmp_path / name
     assert path.stat().st_size > 1000
     assert [child_path.name for child_path in path.parent.iterdir()] == [path.name]
+
+
+def test_without_matplotlib_a_page_is_written_and_a_picture_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    explanation = Explanation(title="t", text="a", maps=(random_map(),))
+    assert explanation.save(tmp_path / "maps.html").exists()
+    with pytest.raises(
+        ConfigError, match=r"a \.png picture needs matplotlib .*" + re.escape(install_command("plot"))
+    ):
+        explanation.save(tmp_path / "maps.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["maps.html"]
 
 
 def test_an_unknown_suffix_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from published import TINY_MODELS, edit_config, rewrite_tensors, save_model
 from safetensors.torch import load_file, save_file
 
-from triform.errors import CheckpointError, ConfigError, TriformError
+from triform.errors import CheckpointError, ConfigError, TriformError, install_command
 from triform.pretrained import load_pretrained
 
 
@@ -310,7 +310,8 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hub_name_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "needs the package huggingface_hub" in error_message("hub:openai-community/gpt2")
+    message = error_message("hub:openai-community/gpt2")
+    assert f"needs the package huggingface_hub; install it with {install_command('hf')}, or" in message
 
 
 def test_a_hub_name_is_downloaded_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 
 import triform
 from triform.data import token_cache
-from triform.errors import CheckpointError, ConfigError, RunInterruptedError, install_command
+from triform.errors import CheckpointError, ConfigError, RunInterruptedError
 from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVectorizer, Translator
 from triform.sklearn import estimator as estimator_module
 
@@ -270,13 +270,11 @@ def test_a_fit_that_was_stopped_is_an_interrupt_and_leaves_the_estimator_as_it_w
 
 def test_scikit_learn_is_imported_only_when_it_is_asked_for() -> None:
     code = (
-        "import sys, triform, triform.cli.main; assert 'sklearn' not in sys.modules\n"
-        "sys.modules['sklearn'] = None\n"
-        "try: import triform.sklearn\n"
-        "except ModuleNotFoundError as error: print(error)"
+        "import sys, triform, triform.cli.main; print('sklearn' in sys.modules)\n"
+        "import triform.sklearn; print('sklearn' in sys.modules)"
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"install it with {install_command('sklearn')}" in completed.stdout
+    assert completed.stdout.split() == ["False", "True"]
 
 
 # -- bad input

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 from vector_cases import random_vectors
 
-from triform.errors import ConfigError, DataError
+from triform.errors import ConfigError, DataError, install_command
 from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
 from triform.vectors.figure import choose_words, draw_map, pca_2d
 
@@ -131,6 +133,12 @@ def test_a_map_is_drawn_and_the_same_again(tmp_path: Path, ending: str) -> None:
     assert first.read_bytes() == second.read_bytes()
     if ending == "png":
         assert imread(first).std() > 0
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"a map needs matplotlib .*" + re.escape(install_command("plot"))):
+        draw_map(random_vectors(), tmp_path / "map.png")
 
 
 def test_labels_lie_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import json
 import random
@@ -217,14 +216,7 @@ def test_a_word_without_a_vector_is_told_with_its_like(learned: WordVectors) -> 
 
 
 def test_without_gensim_the_extra_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def import_without_gensim(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("gensim"):
-            raise ImportError("No module named 'gensim'")
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", import_without_gensim)
+    monkeypatch.setitem(sys.modules, "gensim", None)
     with pytest.raises(ConfigError, match=re.escape(install_command("vectors"))):
         WordVectors.train(text)
 

@@ -13,13 +13,25 @@ import typer
 from triform.cli.options import JsonOption, print_json
 from triform.formatting import echo
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "typer", "rich")
+PACKAGES = (
+    *("torch", "numpy", "tokenizers", "safetensors", "scikit-learn", "scipy", "sacrebleu", "typer", "rich"),
+)
+OPTIONAL_PACKAGES = {  # the packages of each extra
+    "export": ("ctranslate2", "onnx", "onnxscript"),
+    "hf": ("huggingface_hub",),
+    "plot": ("matplotlib",),
+    "sentencepiece": ("sentencepiece",),
+    "vectors": ("gensim",),
+}
 
 
 def doctor(json_: JsonOption = False) -> None:
     """Say what was found: versions, devices, kernels, room on the disk; exit code 1 if something is wrong."""
     report: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     report["packages"] = {name: _package_version(name) for name in PACKAGES}
+    report["extras"] = {
+        extra: {name: _package_version(name) for name in names} for extra, names in OPTIONAL_PACKAGES.items()
+    }
     problems = [f"{name} is not installed" for name, version in report["packages"].items() if version is None]
     for name, inspect in (
         ("devices", _inspect_devices),
@@ -122,12 +134,17 @@ def _inspect_disk() -> dict[str, float]:
 def _print_report(report: dict[str, Any]) -> None:
     rows: list[tuple[str, str]] = [("python", report["python"]), ("system", report["system"])]
     rows += [(name, version or "missing") for name, version in report["packages"].items()]
+    for extra, packages in report["extras"].items():
+        versions = (
+            f"{name} {version}" if version else f"{name} not installed" for name, version in packages.items()
+        )
+        rows.append((f"[{extra}]", ", ".join(versions)))
     rows += [(name, _format_pairs(report[name])) for name in ("devices", "disk") if name in report]
     rows += [("attention", f"{name} -> {choice}") for name, choice in report.get("attention", {}).items()]
     for name, text in rows:
-        echo(f"{name:<12} {text}")
+        echo(f"{name:<15} {text}")
     for problem in report["problems"]:
-        echo(f"problem      {problem}", err=True)
+        echo(f"problem         {problem}", err=True)
     if not report["problems"]:
         echo("all good")
 

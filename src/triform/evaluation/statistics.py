@@ -53,24 +53,10 @@ def summarise(values: Sequence[float]) -> SampleSummary:
 
 
 def student_t_quantile(degrees_of_freedom: int, confidence: float = 0.95) -> float:
-    """How many standard errors from the mean the truth lies within, so often; by halving."""
-    low, high = 0.0, math.pi / 2  # atan(t / sqrt(freedom))
-    while high - low > 1e-15:
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if _student_t_probability(middle, degrees_of_freedom) < confidence else (low, middle)
-        )
-    return math.tan(low) * math.sqrt(degrees_of_freedom)
+    """Half the width of a confidence interval of a mean, in standard errors (Student's t distribution)."""
+    from scipy.special import stdtrit
 
-
-def _student_t_probability(angle: float, degrees_of_freedom: int) -> float:
-    """P(|t| < sqrt(freedom) · tan(angle)), the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    term, total = (1.0 if degrees_of_freedom % 2 == 0 else cosine), 0.0
-    for k in range(2 + degrees_of_freedom % 2, degrees_of_freedom + 1, 2):
-        total += term
-        term *= cosine * cosine * (k - 1) / k
-    return sine * total if degrees_of_freedom % 2 == 0 else 2 / math.pi * (angle + sine * total)
+    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
 
 
 # -- pairs

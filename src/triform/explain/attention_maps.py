@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from triform.errors import ConfigError
+from triform.errors import ConfigError, require_package
 from triform.io.files import atomic_replace
 
 AttentionWeights = NDArray[np.float32]
@@ -22,10 +22,12 @@ ROW_SUM_TOLERANCE = 0.02  # how far from one a row may add up: weights rounded t
 
 
 def validate_suffix(path: str | Path) -> str:
-    """The kind of file that a name asks for."""
+    """Return the suffix of an output file; raise a ConfigError if that kind of file cannot be written."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ConfigError(f"cannot write {Path(path).name!r}: its name must end in {', '.join(SUFFIXES)}")
+    if suffix != ".html":
+        require_package("matplotlib", extra="plot", purpose=f"a {suffix} picture")
     return suffix
 
 

@@ -1,10 +1,10 @@
-"""Downloading a model's folder, when that is asked for and `huggingface_hub` is there to do it."""
+"""Download models from the Hugging Face Hub (needs huggingface_hub, the extra `hf`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from triform.errors import CheckpointError
+from triform.errors import CheckpointError, install_command
 
 HUB_PREFIX = "hub:"
 ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytorch_model*.bin")
@@ -19,7 +19,8 @@ def resolve_model_path(name: str | Path) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise CheckpointError(
-            f"{name}: downloading needs the package huggingface_hub; install it, or give a folder"
+            f"{name}: downloading needs the package huggingface_hub; install it with {install_command('hf')}, "
+            "or give a folder"
         ) from None
     try:
         return Path(snapshot_download(repository, allow_patterns=list(ALLOW_PATTERNS)))

@@ -19,7 +19,6 @@ from triform.vectors.word_vectors import WordVectors
 
 MAX_SEARCH_WORDS = 300_000  # words among which an answer is looked for
 N_CANDIDATES = 5  # answers looked at: one that repeats the question in another case does not count
-FloatSequence = Sequence[float] | NDArray[np.float64]
 MAX_BATCH_COSINES = 1 << 24  # cosines computed together
 
 
@@ -135,22 +134,17 @@ def evaluate_similarity(vectors: WordVectors, path: str) -> VectorEvaluation:
     if not n_questions:
         raise DataError("holds no pairs: lines of two words and a number, between tabs", path=path)
     name = path.replace("\\", "/").rpartition("/")[2].partition(".")[0]
-    metrics = {
-        "spearman": pearson_correlation(average_ranks(human_ratings), average_ranks(cosines)),
-        "pearson": pearson_correlation(human_ratings, cosines),
-    }
+    metrics = correlate(human_ratings, cosines)
     return VectorEvaluation(name=name, n_covered=len(cosines), n_questions=n_questions, metrics=metrics)
 
 
-def average_ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Places in order of size; equal values share the mean of theirs."""
-    _, group, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
-    result: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[group]
-    return result
+def correlate(ratings: Sequence[float], cosines: Sequence[float]) -> dict[str, float]:
+    """Spearman's and Pearson's correlation; NaN for fewer than two pairs, or if one side is constant."""
+    from scipy.stats import pearsonr, spearmanr
 
-
-def pearson_correlation(first: FloatSequence, second: FloatSequence) -> float:
-    """Pearson's; not a number where there are fewer than two pairs, or where one side never changes."""
-    x, y = (np.asarray(side, np.float64) - np.mean(side) if len(side) else np.zeros(0) for side in (first, second))
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale else float("nan")
+    if len(set(ratings)) < 2 or len(set(cosines)) < 2:
+        return {"spearman": float("nan"), "pearson": float("nan")}
+    return {
+        "spearman": float(spearmanr(ratings, cosines).statistic),
+        "pearson": float(pearsonr(ratings, cosines).statistic),
+    }

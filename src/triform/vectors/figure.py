@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, require_package
 from triform.vectors.word_vectors import WordVectors
 
 FIGURE_FORMATS = ("png", "svg")
@@ -81,6 +81,7 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise ConfigError(f"{path}: a map is a picture; let its name end in .png or .svg")
+    require_package("matplotlib", extra="plot", purpose="a map")
     points = choose_words(vectors, query_words, max_words)
     if len(points) < 2:
         raise ConfigError("a map needs at least 2 words; these vectors have fewer")

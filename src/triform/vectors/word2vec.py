@@ -21,7 +21,7 @@ from triform.config import DataConfig
 from triform.data import builtin_sets
 from triform.data.files import BLOCK_SIZE, BUILTIN_PREFIX, KIND_BY_SUFFIX, iter_text_blocks
 from triform.data.readers import fingerprint, read_rows
-from triform.errors import ConfigError, DataError, TriformError, install_command
+from triform.errors import ConfigError, DataError, TriformError, require_package
 from triform.text import split_words
 
 Word2VecKind = Literal["skipgram", "cbow"]
@@ -244,11 +244,8 @@ def _group_runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
 
 def _build_model(config: Word2VecConfig, corpus: Corpus) -> Any:
     """gensim's model, before it has seen a word."""
-    try:
-        from gensim.models import Word2Vec
-    except ImportError as error:
-        reason = f"learning word vectors needs gensim ({error})"
-        raise ConfigError(f"{reason}; install it with {install_command('vectors')}") from None
+    require_package("gensim", extra="vectors", purpose="learning word vectors")
+    from gensim.models import Word2Vec
 
     class MonitoredWord2Vec(Word2Vec):
         """Reading ends when a worker fails; else all would wait for it."""
