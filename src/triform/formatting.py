@@ -1,4 +1,4 @@
-"""How metrics and texts are shown to people: one table of metrics, and one way to print.
+"""How metrics, texts and tables are shown to people.
 
 Metrics are shown in percent, from 0 to 100, or as plain numbers. Files and JSON keep them as they are computed:
 fractions of 1, and BLEU from 0 to 100. Texts, labels and paths come from files that others made, so control
@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from triform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,53 @@ def print_message(text: str, stream: TextIO | None = None) -> None:
 def _print(text: str, stream: TextIO) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+
+
+def print_table(rows: Sequence[Sequence[str]], align: str = "l") -> None:
+    """Print a table to standard output; on a terminal, its first row is bold and long cells are wrapped to fit.
+
+    Args:
+        rows: The cells of each row, all rows of one length; the first row holds the headings.
+        align: A letter for each column, `l` for left or `r` for right; columns without a letter are aligned right.
+    """
+    if not sys.stdout.isatty():
+        echo(format_table(rows, align))
+        return
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(_build_table(rows, align))
+    _print(capture.get().rstrip("\n"), sys.stdout)
+
+
+def format_table(rows: Sequence[Sequence[str]], align: str = "l") -> str:
+    """Return a table as plain text, one line a row, with two spaces between columns.
+
+    >>> print(format_table([["set", "rows"], ["train", "1,200"], ["test", "80"]]))
+    set     rows
+    train  1,200
+    test      80
+    """
+    from rich.console import Console
+
+    width = sum(2 * max(map(len, cells)) + 2 for cells in zip(*rows, strict=True))  # some characters are two wide
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(_build_table(rows, align))
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").splitlines())
+
+
+def _build_table(rows: Sequence[Sequence[str]], align: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for letter in align.ljust(len(rows[0]), "r"):
+        table.add_column(justify="left" if letter == "l" else "right")
+    for index, row in enumerate(rows):
+        table.add_row(*(Text(escape_control_characters(cell)) for cell in row), style="" if index else "bold")
+    return table
 
 
 def metric_info(name: str) -> MetricInfo:

@@ -90,6 +90,11 @@ def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
         ),
         ("predict run --num-beams 1", "No such option --num-beams; write --beam-size VALUE, or"),
         ("predict run --dropout 1", "No such option --dropout; model.dropout is a setting of `triform train`, or"),
+        ("explain run text --new 3", "No such option --new; it is called --max-new-tokens now."),
+        ("explain run text --map=cross", "No such option --map; it is called --stack now."),
+        ("tokenizer export run --out f --like hf", "No such option --like; it is called --format now."),
+        ("reproduce imdb --setting best", "No such option --setting; it is called --variant now."),
+        ("reproduce imdb --quick", "No such option --quick; it is called --smoke now."),
         ("predict run -5", "No such option -5; put -- before a text that begins with a dash."),
         ("doctor --wings", "No such option --wings."),
         (

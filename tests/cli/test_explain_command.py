@@ -74,7 +74,7 @@ def test_json_has_maps_tokens_and_attributions(
 
 def test_json_and_a_file_can_be_had_together(triform: Command, translator: Path, tmp_path: Path) -> None:
     path = tmp_path / "cross.svg"
-    report = triform("explain", translator, "one and two", "--json", "--map", "cross", "--out", path).json
+    report = triform("explain", translator, "one and two", "--json", "--stack", "cross", "--out", path).json
     assert [item["name"] for item in report["maps"]] == ["cross"]
     assert path.exists()
 
@@ -90,7 +90,7 @@ def test_a_continuation_is_looked_at_with_new_tokens(triform: Command, writer: P
     path = tmp_path / "maps.html"
     assert "3 × 3 tokens" in triform("explain", writer, "3 b", "--out", path).out
     assert "7 × 7 tokens" in triform("explain", writer, "3 b", "--target", "irds", "--out", path).out
-    result = triform("explain", writer, "3 b", "--new", 4, "--out", path)
+    result = triform("explain", writer, "3 b", "--max-new-tokens", 4, "--out", path)
     tokens = int(result.out.partition("heads, ")[2].split()[0])
     assert 3 < tokens <= 7  # the end token may come early
 
@@ -106,7 +106,7 @@ def test_a_text_too_long_is_cut_with_a_note_on_standard_error(
 
 def test_one_map_can_be_chosen(triform: Command, translator: Path, tmp_path: Path) -> None:
     path = tmp_path / "maps.html"
-    assert triform("explain", translator, "one", "--map", "cross", "--out", path).code == 0
+    assert triform("explain", translator, "one", "--stack", "cross", "--out", path).code == 0
     page = path.read_text(encoding="utf-8")
     assert '"cross"' in page
     assert '"encoder"' not in page
@@ -116,9 +116,9 @@ def test_a_map_that_is_not_there_is_refused_by_naming_those_that_are(
     triform: Command, translator: Path, classifier: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "maps.html"
-    result = triform("explain", translator, "one", "--map", "nonsense", "--out", path)
+    result = triform("explain", translator, "one", "--stack", "nonsense", "--out", path)
     assert result.last_line == "there is no attention map 'nonsense' here; there is encoder, decoder, cross"
-    assert "there is encoder" in triform("explain", classifier, "the", "--map", "cross", "--out", path).refusal
+    assert "there is encoder" in triform("explain", classifier, "the", "--stack", "cross", "--out", path).refusal
     assert not list(tmp_path.iterdir())
 
 
@@ -151,7 +151,7 @@ def test_wrong_use_is_one_line(triform: Command, classifier: Path, tmp_path: Pat
     assert "no label 'ugly'" in triform("explain", classifier, "the soup", "--target", "ugly", *out).refusal
     assert "unknown device" in triform("explain", classifier, "the soup", "--device", "tpu", *out).refusal
     assert "Missing argument" in triform("explain", classifier).refusal
-    assert "new" in triform("explain", classifier, "the soup", "--new", -1, *out).refusal
+    assert "new" in triform("explain", classifier, "the soup", "--max-new-tokens", -1, *out).refusal
     (tmp_path / "folder.html").mkdir()
     blocked = triform("explain", classifier, "the soup", "--out", tmp_path / "folder.html")
     assert blocked.code == 2
@@ -186,13 +186,13 @@ def test_help_comes_without_loading_torch() -> None:
 
 
 def test_a_target_and_new_tokens_are_two_ways_to_go_on(triform: Command, writer: Path, tmp_path: Path) -> None:
-    result = triform("explain", writer, "one two", "--target", "x", "--new", "3", "--out", tmp_path / "m.html")
-    assert "--target and --new both say how the text goes on" in result.refusal
+    result = triform("explain", writer, "one two", "--target", "x", "--max-new-tokens", "3", "--out", tmp_path / "m.html")
+    assert "--target and --max-new-tokens both say how the text goes on" in result.refusal
 
 
 def test_new_tokens_are_for_a_writer_only(triform: Command, classifier: Path, tmp_path: Path) -> None:
-    result = triform("explain", classifier, "one two", "--new", "3", "--out", tmp_path / "m.html")
-    assert "--new is for generate; this run is for classify" in result.refusal
+    result = triform("explain", classifier, "one two", "--max-new-tokens", "3", "--out", tmp_path / "m.html")
+    assert "--max-new-tokens is for generate; this run is for classify" in result.refusal
 
 
 def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Command, classifier: Path) -> None:

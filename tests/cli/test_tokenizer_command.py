@@ -103,7 +103,7 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
     assert {Path(file).name for file in files} >= {"tokenizer.json", "vocab.json", "merges.txt"}
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert hf_tokenizer(HARD_TEXT, split_special_tokens=True)["input_ids"] == token_ids
-    triform("tokenizer", "export", tokenizer_file, "--like", "tiktoken", "--out", tmp_path / "ranks")
+    triform("tokenizer", "export", tokenizer_file, "--format", "tiktoken", "--out", tmp_path / "ranks")
     file = tmp_path / "ranks" / "tokenizer.tiktoken"
     metadata = json.loads(file.with_name(f"{file.name}.json").read_text(encoding="utf-8"))
     ranks = load_tiktoken_bpe(str(file))
@@ -135,7 +135,7 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         (("decode", "{learned}", "280"), "280 is no token: this vocabulary has 0 to 279"),
         (("decode", "{learned}", "1.5"), "'1.5' is no token: tokens are whole numbers"),
         (("decode", "{learned}"), "nothing to read: give N"),
-        (("export", "{learned}", "--like", "hff", "--out", "{tmp}/o"), "--like hff: did you mean 'hf'?"),
+        (("export", "{learned}", "--format", "hff", "--out", "{tmp}/o"), "--format hff: did you mean 'hf'?"),
         (("train", "--data", "{tmp}/book.txt", "--out", "{learned}"), "is there already; choose another --out"),
         (("train", "--data", "{tmp}/book.txt", "--kind", "bpee", "--out", "{tmp}/o"), "did you mean 'bpe'?"),
         (("train", "--data", "{tmp}/none.txt", "--out", "{tmp}/o"), "none.txt"),
@@ -155,5 +155,5 @@ def test_what_is_wrong_is_one_line(
 
 def test_what_no_other_library_reads_is_said(triform: Command, text_file: Path, tmp_path: Path) -> None:
     triform("tokenizer", "train", "--data", text_file, "--kind", "word", "--out", tmp_path / "w.json")
-    result = triform("tokenizer", "export", tmp_path / "w.json", "--like", "tiktoken", "--out", tmp_path / "o")
+    result = triform("tokenizer", "export", tmp_path / "w.json", "--format", "tiktoken", "--out", tmp_path / "o")
     assert result.refusal == "tiktoken reads byte BPE alone; this tokenizer is word"

@@ -1,4 +1,4 @@
-"""What an audit found, in a table, in words and in JSON."""
+"""The result of an audit as tables, as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from triform.cli.options import print_table
-from triform.formatting import echo, format_metric
+from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.data.audit import AuditReport, AuditSet, Overlap, SetReport

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triform.cli.options import DeviceOption, JsonOption, print_json
-from triform.formatting import echo, format_metric
+from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -111,18 +111,13 @@ def _row_to_dict(row: ScoreboardRow) -> dict[str, object]:
 
 
 def _print_scoreboard(rows: list[ScoreboardRow], page: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Triform demo")
-    for name in ("task", "on the test set", "score", "target", "", "training"):
-        table.add_column(name)
+    table = [["task", "metric", "test score", "target", "", "training"]]
     for row in rows:
-        direction = "above" if row.higher_is_better else "below"
-        reached = "[green]reached[/green]" if row.reached else "[red]missed[/red]"
         score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
-        table.add_row(row.task, row.metric, score, f"{direction} {target}", reached, f"{row.seconds:.0f} s")
-    Console().print(table)
+        direction = "above" if row.higher_is_better else "below"
+        reached = "reached" if row.reached else "missed"
+        table.append([row.task, row.metric, score, f"{direction} {target}", reached, f"{row.seconds:.0f} s"])
+    print_table(table, align="llrrlr")
     echo(f"report: {page}")
     folder = rows[0].report.parent.parent
     echo("try:")

@@ -34,7 +34,7 @@ def explain(
             help="For translate the translation, for generate the continuation, for classify the label to explain."
         ),
     ] = "",
-    new: Annotated[
+    max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=0, help="For generate: continue with the N likeliest tokens.")
     ] = 0,
     out: Annotated[
@@ -45,7 +45,7 @@ def explain(
             f"The default is {DEFAULT_OUT}, or no file with --json.",
         ),
     ] = None,
-    stack: Annotated[str, typer.Option("--map", help="Show only this map: encoder, decoder or cross.")] = "",
+    stack: Annotated[str, typer.Option(help="Show only this map: encoder, decoder or cross.")] = "",
     json_: JsonOption = False,
     device: DeviceOption = "auto",
     adapter: AdapterOption = "",
@@ -59,11 +59,11 @@ def explain(
     if out is not None:
         validate_suffix(out)  # before the model is loaded
     loaded_run = load_run(run, device=device, precision="fp32", adapter=adapter, no_verify=no_verify)
-    if new and loaded_run.config.task != "generate":
-        raise ConfigError(f"--new is for generate; this run is for {loaded_run.config.task}")
-    if new and target:
-        raise ConfigError("--target and --new both say how the text goes on: give one of them")
-    explanation = loaded_run.explain(text, target=target, max_new_tokens=new)
+    if max_new_tokens and loaded_run.config.task != "generate":
+        raise ConfigError(f"--max-new-tokens is for generate; this run is for {loaded_run.config.task}")
+    if max_new_tokens and target:
+        raise ConfigError("--target and --max-new-tokens both say how the text goes on: give one of them")
+    explanation = loaded_run.explain(text, target=target, max_new_tokens=max_new_tokens)
     for note in explanation.notes:
         echo(f"note: {note}", err=True)
     explanation = explanation.select_map(stack) if stack else explanation

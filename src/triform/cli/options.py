@@ -1,16 +1,16 @@
-"""Options that several commands share, and how answers are shown."""
+"""Options that several commands share, and how results are printed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.formatting import echo, format_metric
+from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
@@ -87,7 +87,7 @@ def print_precision_note(run: Run) -> None:
 def print_metrics_table(
     metrics_by_set: Mapping[str, Mapping[str, float]], baselines_by_set: Mapping[str, BaselineMetrics] | None = None
 ) -> None:
-    """A table with a row a set and a column a score; under each set the baselines that stand beside it."""
+    """Print one row per set and one column per metric; the baselines of a set come below it."""
     entries: list[tuple[str, Mapping[str, float], str]] = []
     for set_name, metrics in metrics_by_set.items():
         baselines = (baselines_by_set or {}).get(set_name)
@@ -98,19 +98,8 @@ def print_metrics_table(
                 for name, baseline_metrics in baselines.items()
             ]
     names = list(dict.fromkeys(name for _, metrics, _ in entries for name in metrics))
-    rows = [
-        ["set", *names],
-        *(
-            [set_name, *(format_metric(name, metrics[name]) if name in metrics else "-" for name in names)]
-            for set_name, metrics, _ in entries
-        ),
-    ]
-    print_table(rows, ["", *(reason for _, _, reason in entries)])
-
-
-def print_table(rows: Sequence[Sequence[str]], reasons: Sequence[str] = ()) -> None:
-    """The first column to the left, the others to the right; a row with a reason has nothing but that to show."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row, reason in zip(rows, reasons or [""] * len(rows), strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        echo("  ".join([row[0].ljust(widths[0]), *([f"none: {reason}"] if reason else cells)]))
+    rows = [["set", *names, ""]]
+    for set_name, metrics, reason in entries:
+        cells = [format_metric(name, metrics[name]) if name in metrics else "-" for name in names]
+        rows.append([set_name, *cells, f"none: {reason}" if reason else ""])
+    print_table(rows, align="l" + "r" * len(names) + "l")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,7 +21,7 @@ from triform.cli.model_argument import (
 )
 from triform.cli.options import JsonOption, NoVerifyOption, SetOption, print_json
 from triform.errors import ConfigError
-from triform.formatting import echo
+from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
     from triform.analysis.costs import Costs, FlopItem, MemoryItem, Workload
@@ -83,7 +83,9 @@ def params(
     if json_:
         print_json(_report_to_dict(arguments.name, resolved_config, param_budget, cost, steps))
         return
-    echo("\n\n".join(_format_sections(arguments.name, param_budget, cost, steps)))
+    echo(f"{arguments.name}: {param_budget.form}, {param_budget.total:,} parameters")
+    for section in _build_sections(param_budget, cost, steps):
+        _print_section(section)
 
 
 def _validate_non_negative(**values: int) -> None:
@@ -130,54 +132,49 @@ def _build_workload(config: Config, sizes: DataSizes, length: int, device: str, 
 TextRows = list[tuple[str, ...]]
 
 
-def _format_sections(
-    name: str, param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
-) -> list[str]:
+class Section(NamedTuple):
+    """A table of the report, with a line above it and a remark below it, either of which may be empty."""
+
+    rows: TextRows
+    align: str
+    title: str = ""
+    remark: str = ""
+
+
+def _build_sections(
+    param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
+) -> list[Section]:
     sections = [
-        f"{name}: {param_budget.form}, {param_budget.total:,} parameters\n\n" + _format_symbols(param_budget),
-        _format_components(param_budget, cost.workload),
-        _format_memory(cost),
-        _format_flops(cost),
+        _symbols_section(param_budget),
+        _components_section(param_budget, cost.workload),
+        *_memory_sections(cost),
+        _flops_section(cost),
     ]
-    return [*sections, _format_reconciliation(steps)] if steps else sections
+    return [*sections, _reconciliation_section(steps)] if steps else sections
 
 
-def _format_table(rows: TextRows, n_left: int) -> str:
-    """Columns of text to the left, then columns of numbers; notes after the last one are not padded."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column < n_left or column == len(row) - 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def _print_section(section: Section) -> None:
+    echo()
+    if section.title:
+        echo(section.title)
+    print_table(section.rows, section.align)
+    if section.remark:
+        echo(f"\n{section.remark}")
 
 
-def _format_symbols(param_budget: ParameterBudget) -> str:
-    rows: TextRows = [(f"  {symbol.name}", f"{symbol.value:,}", symbol.meaning) for symbol in param_budget.symbols]
-    return _format_table(rows, n_left=1)
+def _symbols_section(param_budget: ParameterBudget) -> Section:
+    symbols = [(symbol.name, f"{symbol.value:,}", symbol.meaning) for symbol in param_budget.symbols]
+    return Section([("symbol", "value", "meaning"), *symbols], "lrl")
 
 
-def _format_components(param_budget: ParameterBudget, workload: Workload) -> str:
+def _components_section(param_budget: ParameterBudget, workload: Workload) -> Section:
     rows: TextRows = [("component", "formula", "in numbers", "each", "times", "total", "share", "")]
     for group in param_budget.groups:
         name = f"{group.name}, {group.layers} layers" if group.layers > 1 else group.name
         per_layer = f"{group.per_layer:,}" if group.layers > 1 else ""
         n_layers = f"{group.layers}" if group.layers > 1 else ""
-        rows.append(
-            (
-                name,
-                "",
-                "",
-                per_layer,
-                n_layers,
-                f"{group.total:,}",
-                _format_share(group.total, param_budget.total),
-                "",
-            )
-        )
+        share = _format_share(group.total, param_budget.total)
+        rows.append((name, "", "", per_layer, n_layers, f"{group.total:,}", share, ""))
         rows += [_format_component_row(group, row, param_budget.total) for row in group.lines]
     note = f"sharing saves {param_budget.shared:,}" if param_budget.shared else ""
     name = "all, every one trained" if workload.trainable is None else "all"
@@ -187,19 +184,9 @@ def _format_components(param_budget: ParameterBudget, workload: Workload) -> str
             ("adapters beside them", "", "", "", "", f"{workload.adapters:,}", "", "added to them at the end")
         )
     if workload.trainable is not None:
-        rows.append(
-            (
-                "what learns",
-                "",
-                "",
-                "",
-                "",
-                f"{workload.trainable:,}",
-                _format_share(workload.trainable, param_budget.total),
-                "",
-            )
-        )
-    return _format_table(rows, n_left=3)
+        share = _format_share(workload.trainable, param_budget.total)
+        rows.append(("what learns", "", "", "", "", f"{workload.trainable:,}", share, ""))
+    return Section(rows, "lllrrrrl")
 
 
 def _format_component_row(group: ParameterGroup, row: ParameterRow, total: int) -> tuple[str, ...]:
@@ -219,7 +206,7 @@ def _format_share(count: int, total: int) -> str:
     return f"{100 * count / total:.1f} %"
 
 
-def _format_memory(cost: Costs) -> str:
+def _memory_sections(cost: Costs) -> list[Section]:
     workload = cost.workload
     device_text = "a GPU" if workload.gpu else "a CPU"
     conditions = (
@@ -234,14 +221,10 @@ def _format_memory(cost: Costs) -> str:
     inference: TextRows = [header, *map(_format_memory_row, cost.inference)]
     inference += [(f"    for {name}", "", "", "", f"{size:,} B", "") for name, size in cost.cache_per_token]
     inference += [("together", "", "", "", _format_bytes(cost.inference_bytes), "")]
-    lines = [
-        f"memory to train: {conditions}",
-        _format_table(training, n_left=2),
-        "",
-        f"memory to use it: {conditions}",
-        _format_table(inference, n_left=2),
+    return [
+        Section(training, "llrrrl", title=f"memory to train: {conditions}"),
+        Section(inference, "llrrrl", title=f"memory to use it: {conditions}", remark=MEMORY_NOTE),
     ]
-    return "\n".join([*lines, "", MEMORY_NOTE])
 
 
 MEMORY_NOTE = (
@@ -268,7 +251,7 @@ def _format_bytes(count: int) -> str:
     return f"{count:,} B" if units[0] == "B" else f"{size:,.1f} {units[0]}"
 
 
-def _format_flops(cost: Costs) -> str:
+def _flops_section(cost: Costs) -> Section:
     length = cost.workload.length
     rows: TextRows = [("operations forward", "formula for one", "for one", "", "for a text", "")]
     rows += [_format_flops_row(flops) for flops in cost.flop_items]
@@ -280,18 +263,9 @@ def _format_flops(cost: Costs) -> str:
         (f"a text of {length} tokens, every key read", "", "", "", _format_operations(cost.forward_flops), "")
     )
     rows.append(("a text, only what masks leave", "", "", "", _format_operations(cost.needed_forward_flops), ""))
-    note = "3 × forward"
-    rows.append(
-        (
-            f"a training step of {cost.workload.batch_size} texts",
-            "",
-            "",
-            "",
-            _format_operations(cost.step_flops),
-            note,
-        )
-    )
-    return _format_table(rows, n_left=2) + f"\n\n{FLOPS_NOTE}"
+    step_name = f"a training step of {cost.workload.batch_size} texts"
+    rows.append((step_name, "", "", "", _format_operations(cost.step_flops), "3 × forward"))
+    return Section(rows, "llrrrl", remark=FLOPS_NOTE)
 
 
 FLOPS_NOTE = (
@@ -313,13 +287,13 @@ def _format_operations(count: int) -> str:
     return f"{size:,.0f} {units[0]}" if units[0] == "FLOP" else f"{size:,.2f} {units[0]}"
 
 
-def _format_reconciliation(steps: Sequence[ReconciliationStep]) -> str:
+def _reconciliation_section(steps: Sequence[ReconciliationStep]) -> Section:
     from triform.analysis.reported_counts import PUBLISHED_COUNT
 
     rows: TextRows = [("a published count for these sizes, and this one", "change", "sum", "")]
     rows += [(f"  {step.name}", f"{step.change:+,}", f"{step.sum:,}", step.why) for step in steps]
     rows.append(("this model, exactly", "", f"{steps[-1].sum:,}", f"published {PUBLISHED_COUNT:,}"))
-    return _format_table(rows, n_left=1) + f"\n\n{HEADS_NOTE}"
+    return Section(rows, "lrrl", remark=HEADS_NOTE)
 
 
 HEADS_NOTE = (

@@ -20,14 +20,16 @@ def reproduce(
         str, typer.Argument(metavar="NAME", help="A system, or how several begin; or list, or tables.")
     ],
     data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, see `triform data`.")] = "",
-    setting: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
+    variant: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
     seeds: Annotated[
         int | None, typer.Option(metavar="N", help="Seeds a variant; default: its own number.")
     ] = None,
     out: Annotated[str, typer.Option(metavar="DIR", help="Run folders; for tables: the page to write.")] = "",
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json goes.")] = Path("results"),
     device: DeviceOption = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models: does it all run?")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Train tiny models for a few steps, to check that everything runs.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Run a reference system: train its variants, score them once, write results/NAME.json.
@@ -56,7 +58,7 @@ def reproduce(
         raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
     out_folder = Path(out or "runs/reproduce")
     options = ReproduceOptions(
-        data=data, variant=setting, seeds=seeds or 0, out=out_folder, results=results, device=device, smoke=quick
+        data=data, variant=variant, seeds=seeds or 0, out=out_folder, results=results, device=device, smoke=smoke
     )
     jobs: list[Job] = [
         (system.name, partial(run, system, options), partial(format_section, system)) for system in systems

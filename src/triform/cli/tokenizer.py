@@ -120,7 +120,7 @@ def import_(
 def export(
     path: TokenizerArgument,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to put the files.")],
-    like: Annotated[str, typer.Option(help="hf (also vocab.json, vocab.txt), or tiktoken.")] = "hf",
+    format_: Annotated[str, typer.Option("--format", help="hf (also vocab.json, vocab.txt), or tiktoken.")] = "hf",
     side: SideOption = "source",
     encoding: EncodingOption = "",
 ) -> None:
@@ -129,13 +129,13 @@ def export(
     from triform.errors import ConfigError
     from triform.text import write_tokenizer
 
-    if like not in EXPORT_FORMATS:
-        raise ConfigError(f"--like {like}: {suggest_name(like, EXPORT_FORMATS)}")
+    if format_ not in EXPORT_FORMATS:
+        raise ConfigError(f"--format {format_}: {suggest_name(format_, EXPORT_FORMATS)}")
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     for written_path in write_tokenizer(
         loaded_tokenizer,
         out,
-        file_format=EXPORT_FORMATS[like],  # type: ignore[arg-type]
+        file_format=EXPORT_FORMATS[format_],  # type: ignore[arg-type]
         side=_validate_side(side),
     ):
         echo(str(written_path))

@@ -1,4 +1,4 @@
-"""Usage errors of the command line, and URLs in place of files, as one line that says what to write instead."""
+"""Usage errors of the command line, and URLs given instead of files, as one line that says what to write."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ SETTING_ALIASES = {
     "block_size": "data.max_len",
     "context_length": "data.max_len",
     "num_beams": "decode.beam_size",
+}
+# Options that were renamed.
+RENAMED_OPTIONS = {
+    "--new": "--max-new-tokens",
+    "--map": "--stack",
+    "--like": "--format",
+    "--setting": "--variant",
+    "--quick": "--smoke",
 }
 # Settings that --set changes in a command; those that are not listed take all settings or have no --set.
 SETTABLE = {
@@ -78,6 +86,8 @@ def _describe_unknown_option(error: Any, command: str) -> str:
     known_options = (
         {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
     )
+    if (new_name := RENAMED_OPTIONS.get(error.option_name)) in known_options:
+        return f"No such option {error.option_name}; it is called {new_name} now"
     option, setting = find_nearest(error.option_name, known_options)
     option = option or next(
         (name for name in known_options & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), ""

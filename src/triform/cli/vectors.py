@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triform.cli.options import JsonOption, print_json, print_table
-from triform.formatting import echo, format_metric
+from triform.cli.options import JsonOption, print_json
+from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.vectors import VectorEvaluation

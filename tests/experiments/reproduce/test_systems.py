@@ -94,7 +94,7 @@ def test_a_system_runs_from_data_to_outcome(system: ReferenceSystem, data: Path,
             )
         assert variant_result["parameters"] > 0
         assert variant_result["curves"]["train"]
-        assert variant_result["made"]["command"] == f"triform reproduce {system.name} --seeds 1 --quick"
+        assert variant_result["made"]["command"] == f"triform reproduce {system.name} --seeds 1 --smoke"
         assert not [
             name for name in variant_result["settings"] if str(tmp_path) in str(variant_result["settings"][name])
         ]
@@ -167,7 +167,7 @@ def test_an_interrupted_system_says_how_to_go_on(
         raise RunInterruptedError("stopped at step 2; go on with: triform train generate")
 
     monkeypatch.setattr(runner, "train_seeds", interrupt)
-    expected = rf"go on with: triform reproduce speeches-lm --seeds 2 --quick --data {data} --out {tmp_path}/runs"
+    expected = rf"go on with: triform reproduce speeches-lm --seeds 2 --smoke --data {data} --out {tmp_path}/runs"
     with pytest.raises(RunInterruptedError, match=expected):
         run_smoke(LM, data, tmp_path, seeds=2)
 
@@ -215,7 +215,7 @@ def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path
 
 
 def test_bad_questions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--setting worst is not known; choose from as-reported, best, both"):
+    with pytest.raises(ConfigError, match="--variant worst is not known; choose from as-reported, best, both"):
         ReproduceOptions(variant="worst")
     with pytest.raises(ConfigError, match=r"unknown system 'speeches-ml'; did you mean 'speeches-lm'\?"):
         get_system("speeches-ml")

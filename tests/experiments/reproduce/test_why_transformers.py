@@ -180,12 +180,12 @@ def test_a_stopped_study_says_how_it_goes_on(data: Path, tmp_path: Path, monkeyp
         self.stop()
 
     monkeypatch.setattr(Trainer, "after_step", stop_after_step)
-    with pytest.raises(RunInterruptedError, match=f"go on with: triform reproduce {STUDY_NAME} --quick --data"):
+    with pytest.raises(RunInterruptedError, match=f"go on with: triform reproduce {STUDY_NAME} --smoke --data"):
         why_transformers(options)
 
 
 def test_it_has_no_other_settings_and_says_when_it_was_not_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--setting best"):
+    with pytest.raises(ConfigError, match="--variant best"):
         why_transformers(ReproduceOptions(variant="best"))
     assert f"Not run yet: `triform reproduce {STUDY_NAME}`" in format_section(None)
     assert f"Not run yet: `triform reproduce {STUDY_NAME}`" in render_pages(tmp_path)[""]

@@ -53,7 +53,7 @@ class ReproduceOptions:
 
     def __post_init__(self) -> None:
         if self.variant not in ("as-reported", "best", "both"):
-            raise ConfigError(f"--setting {self.variant} is not known; choose from as-reported, best, both")
+            raise ConfigError(f"--variant {self.variant} is not known; choose from as-reported, best, both")
 
     @property
     def results_folder(self) -> Path:
@@ -65,9 +65,9 @@ class ReproduceOptions:
 
     def command_for(self, name: str, *, with_paths: bool = False) -> str:
         """What repeats this; where things are is said only when the `whole` is asked for."""
-        variant_option = "" if self.variant == "both" else f" --setting {self.variant}"
+        variant_option = "" if self.variant == "both" else f" --variant {self.variant}"
         seeds_option = f" --seeds {self.seeds}" if self.seeds else ""
-        command = f"triform reproduce {name}{variant_option}{seeds_option}{' --quick' if self.smoke else ''}"
+        command = f"triform reproduce {name}{variant_option}{seeds_option}{' --smoke' if self.smoke else ''}"
         if not with_paths:
             return command
         data_option = f" --data {shlex.quote(self.data)}" if self.data else ""

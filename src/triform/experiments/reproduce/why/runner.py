@@ -49,7 +49,7 @@ LOG_EVERY = 5
 def why_transformers(options: ReproduceOptions) -> ExperimentResult:
     """Run the study; what was trained before under the same settings is not trained again."""
     if options.variant != "both":
-        raise ConfigError(f"--setting {options.variant}: {STUDY_NAME} has one setting of each model; leave it out")
+        raise ConfigError(f"--variant {options.variant}: {STUDY_NAME} has one setting of each model; leave it out")
     device = resolve_device(options.device)
     folder = options.out / (f"{STUDY_NAME}-quick" if options.smoke else STUDY_NAME)
     with folder_lock(folder, f"reproducing {STUDY_NAME}") as notice:
