@@ -472,10 +472,8 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     arguments = ("train", "classify", "--data", files.csv, "--from", classifier, *train_options, "--device", "cpu")
     result = triform(*arguments, "--out", run)
     assert result.code == 0, result.err
-    assert (
-        f"{classifier}: 20 tensors taken: encoder.embedding 2, encoder.blocks 14, encoder.norm 2, head 2"
-        in result.err
-    )
+    groups = "encoder.embedding 2, encoder.blocks 14, encoder.final_norm 2, classification_head 2"
+    assert f"{classifier}: 20 tensors taken: {groups}" in result.err
     assert "of which learn, on cpu" in result.err
     for command in (("predict", "the soup", "--json"), ("evaluate", "--json")):
         full_result = triform(command[0], run, *command[1:]).json

@@ -17,7 +17,7 @@ def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SETTINGS", dict.fromkeys(demo.SETTINGS, quick))
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("quick_demo")
 def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     result = triform("demo", "--out", tmp_path / "demo", "--device", "cpu", "--json")
     summary = json.loads(result.out)
@@ -36,7 +36,7 @@ def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Pat
     assert "missed" in second_result.out
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("quick_demo")
 def test_the_demo_spares_a_run_of_the_users_own(triform, tmp_path: Path, classifier: Path) -> None:  # type: ignore[no-untyped-def]
     import shutil
 

@@ -186,7 +186,9 @@ def test_help_comes_without_loading_torch() -> None:
 
 
 def test_a_target_and_new_tokens_are_two_ways_to_go_on(triform: Command, writer: Path, tmp_path: Path) -> None:
-    result = triform("explain", writer, "one two", "--target", "x", "--max-new-tokens", "3", "--out", tmp_path / "m.html")
+    result = triform(
+        "explain", writer, "one two", "--target", "x", "--max-new-tokens", "3", "--out", tmp_path / "m.html"
+    )
     assert "--target and --max-new-tokens both say how the text goes on" in result.refusal
 
 
