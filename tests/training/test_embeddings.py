@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triform.config import TokenizerConfig
+from triform.config.merging import flatten_settings
 from triform.config.settings import build_config
 from triform.errors import ConfigError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
-from triform.launch import RunOptions, build_trainer, flatten_settings, resolve_settings, train
+from triform.launch import RunOptions, build_trainer, resolve_settings, train
 from triform.nn.embedding import InputEmbedding
 from triform.run import Run
 from triform.tasks import Task

@@ -20,7 +20,7 @@ from triform.config import Config, TaskName, TrainConfig
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DivergedError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
-from triform.launch import RunOptions, initialise_trainer, train
+from triform.launch import train
 from triform.tasks import TASKS, PreparedTask
 from triform.training import ensemble
 from triform.training.aggregate_progress import AggregateProgress
@@ -29,6 +29,7 @@ from triform.training.display import ProgressDisplay
 from triform.training.ensemble import Ensemble, EnsembleMember, StackLimit, load_if_stackable, stack_key
 from triform.training.optim import build_optimizer
 from triform.training.run_folder import RunFolder
+from triform.training.setup import initialise_trainer
 from triform.training.stacked_models import StackedModels
 from triform.training.train_step import TrainStep
 from triform.training.trainer import Trainer
@@ -360,9 +361,8 @@ def build_member(prepared: PreparedTask, config: Config, folder: Path) -> Ensemb
     task = TASKS[config.task].load(config, folder)
     run_folder = RunFolder(folder / f"run-{config.seed}-{config.train.lr}")
     run_folder.path.mkdir(parents=True, exist_ok=True)
-    options = RunOptions(device="cpu", quiet=True)
     return initialise_trainer(
-        replace(prepared, task=task), run_folder, options, resume=False, trainer_class=EnsembleMember
+        replace(prepared, task=task), run_folder, resume=False, trainer_class=EnsembleMember, quiet=True
     )
 
 

@@ -22,7 +22,7 @@ from triform.data.samplers import Indices
 from triform.errors import DivergedError
 from triform.tasks import TASKS, PreparedTask
 from triform.training.run_folder import RunFolder
-from triform.training.trainer import Event, Trainer
+from triform.training.trainer import Callback, Event, Trainer
 
 TASK_NAMES: tuple[TaskName, ...] = ("classify", "generate", "translate")
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
@@ -118,7 +118,7 @@ GOLDEN: dict[TaskName, list[float]] = {
 }
 
 
-class EventRecorder:
+class EventRecorder(Callback):
     """Keeps every event."""
 
     def __init__(self) -> None:
@@ -126,12 +126,6 @@ class EventRecorder:
 
     def on_event(self, event: Event) -> None:
         self.events.append(event)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to take back."""
 
 
 def write_data(task: TaskName, folder: Path) -> Path:

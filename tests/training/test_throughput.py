@@ -12,6 +12,7 @@ from triform.training import throughput
 from triform.training.train_step import StepStats
 
 DEVICE = torch.device("cuda", 0)
+STEP = StepStats(n_predictions=5, n_tokens=50, n_positions=100)
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +46,11 @@ def test_where_there_is_no_room_to_measure_it_training_goes_on(monkeypatch: pyte
 
     monkeypatch.setattr(throughput, "_measure_matmul_flops", raise_out_of_memory)
     meter = throughput.ThroughputMeter(DEVICE, flops_per_token=1e6)
-    meter.add(StepStats(n_predictions=5, n_tokens=50, n_positions=100))
-    assert "utilisation" not in meter.read()
+    assert "utilisation" not in meter.read([STEP])
 
 
 def test_a_meter_tells_the_share_of_real_tokens_and_of_the_card() -> None:
     meter = throughput.ThroughputMeter(DEVICE, flops_per_token=1e6)
-    for _ in range(4):
-        meter.add(StepStats(n_predictions=5, n_tokens=50, n_positions=100))
-    rates = meter.read()
+    rates = meter.read([STEP] * 4)
     assert rates["real_share"] == 0.5
     assert rates["utilisation"] == pytest.approx(1e6 * rates["tokens_per_s"] / 1e12)

@@ -126,11 +126,11 @@ def render_bar(terminal: Terminal, width: int, monkeypatch: pytest.MonkeyPatch) 
     try:
         for step in range(1, 11):
             display.last_refresh_at = 0.0
-            display.update("step", step, 40)
+            display.on_progress("step", step, 40)
         for event in EVENTS[:2]:
             display.on_event(event)
         display.last_refresh_at = 0.0
-        display.update("step", 11, 40)
+        display.on_progress("step", 11, 40)
         display.last_refresh_at = 0.0
         assert display.bar is not None
         assert display.bar.live is not None
@@ -160,7 +160,7 @@ def test_a_validation_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TERM", "xterm-256color")
     out = Terminal()
     display = ProgressDisplay(40, "accuracy", out)
-    display.update("validating", 3, 12)
+    display.on_progress("validating", 3, 12)
     assert display.bar is not None
     assert (display.bar.heading, display.bar.fraction) == ("validating 3/12", 0.25)
     display.on_event(EVENTS[1])
@@ -191,7 +191,7 @@ def test_the_expected_time_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPa
     display = ProgressDisplay(500, "accuracy", out, eval_every=100)
     for step in range(1, 6):
         now[0] += 0.4
-        display.update("step", step, 500)
+        display.on_progress("step", step, 500)
     assert out.getvalue().splitlines() == ["about 3 min 19 s for 497 steps, without validations"]
 
 

@@ -11,11 +11,12 @@ from typing import Any
 from triform.config import TASK_NAMES as TASK_NAMES
 from triform.config import TaskName
 from triform.config.bounds import BOUNDS, MAX_SEEDS, format_value
+from triform.config.merging import DATA_FILE_SETTINGS
 from triform.config.settings import Settings, flatten_config, load_toml, parse_settings, suggest_name
 from triform.config.settings import build_config as build_config
 from triform.data.files import BUILTIN_PREFIX
 from triform.errors import ConfigError, DataError
-from triform.launch import DATA_FILE_SETTINGS, resolve_settings
+from triform.launch import resolve_settings
 
 STUDY_KEYS = ("name", "task", "preset", "seeds", "seed", "metric", "common", "variants", "tests")
 STUDY_ONLY_KEYS = ("name", "task", "seeds", "seed", "metric", "tests")  # what no variant has for itself

@@ -13,6 +13,7 @@ import torch
 
 from triform.config import Config, TaskName
 from triform.config.bounds import MAX_SEEDS, format_value
+from triform.config.merging import flatten_settings
 from triform.config.settings import Settings, build_config
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, format_notice
 from triform.evaluation.statistics import SampleSummary, summarise
@@ -22,10 +23,7 @@ from triform.launch import (
     RunOptions,
     finish_run,
     fit_with_oom_retry,
-    flatten_settings,
-    initialise_trainer,
     log_start,
-    prepare_data_and_model,
     resolve_out_folder,
     resolve_settings,
 )
@@ -39,6 +37,7 @@ from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackabl
 from triform.training.init_from import apply_base, load_initial_weights
 from triform.training.length import format_early_stopping_notice
 from triform.training.run_folder import RunFolder
+from triform.training.setup import initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
@@ -258,9 +257,10 @@ class SeedGroup:
             trainer = initialise_trainer(
                 self._prepare_seed(seed_run),
                 seed_run.folder,
-                self.options,
                 resume=bool(seed_run.stored_config),
                 trainer_class=Trainer,
+                quiet=self.options.quiet,
+                stream=self.options.progress,
             )
             log_start(trainer, self.prepared.notices if index == 0 else (), self.options)
             try:
@@ -280,9 +280,9 @@ class SeedGroup:
             initialise_trainer(
                 self._prepare_seed(seed_run),
                 seed_run.folder,
-                quiet_options,
                 resume=bool(seed_run.stored_config),
                 trainer_class=EnsembleMember,
+                quiet=True,
             )
             for seed_run in self.seed_runs
         ]
@@ -296,7 +296,7 @@ class SeedGroup:
             aggregate = AggregateProgress(display)
             for member in members:
                 if member.is_training:
-                    member.callbacks, member.display = [*member.callbacks, aggregate.add_run()], display
+                    member.callbacks = [*member.callbacks, aggregate.add_run()]
         ensemble = Ensemble(members, device_dataset)
         with handle_signals(ensemble, self.options.progress):
             ensemble.fit()

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from triform.config.merging import DATA_FILE_SETTINGS
 from triform.config.settings import Settings, build_config, flatten_config
 from triform.errors import CheckpointError, ConfigError
 from triform.experiments.engine import JsonDict, describe_file
 from triform.experiments.plan import Study
 from triform.io.errors import write_run_text
-from triform.launch import DATA_FILE_SETTINGS
 
 
 def register_plan(folder: Path, study: Study) -> None:

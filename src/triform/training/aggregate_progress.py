@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any
 
 from triform.evaluation.statistics import summarise
 from triform.formatting import format_mean
 from triform.training.display import ProgressDisplay
-from triform.training.trainer import Event
+from triform.training.trainer import Callback, Event
 
 
-class RunProgress:
+class RunProgress(Callback):
     """What one run says, passed on."""
 
     def __init__(self, aggregate: AggregateProgress) -> None:
@@ -23,11 +22,11 @@ class RunProgress:
         self.event_counts[event_name] = self.event_counts.get(event_name, 0) + 1
         self.aggregate.on_run_event(self, self.event_counts[event_name], event)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
+    def on_progress(self, label: str, done: int, total: int) -> None:
+        self.aggregate.display.on_progress(label, done, total)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing on a terminal outlives its process."""
+    def close(self) -> None:
+        self.aggregate.display.close()
 
 
 class AggregateProgress:

@@ -1,4 +1,4 @@
-"""The file that keeps every event of training."""
+"""The callback that writes `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from triform.io.errors import write_errors, write_run_text
-from triform.training.trainer import Event
+from triform.training.trainer import Callback, Event
 
 
-class MetricsFile:
-    """Appends each event to metrics.jsonl. A resume cuts the file back to where the checkpoint was written."""
+class MetricsFile(Callback):
+    """Appends each event to `metrics.jsonl`. A resume cuts the file back to where the checkpoint was written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def on_event(self, event: Event) -> None:
-        if event["event"] == "longer":
+        if event["event"] == "extended":
             self._reopen(event["step"], event["max_steps"])
             return
         with write_errors(self.path, self.path.parent), self.path.open("a", encoding="utf-8") as file:
             file.write(_format_event(event) + "\n")
 
     def _reopen(self, step: int, max_steps: int) -> None:
-        """Take back that the run had ended at `step`, and what a longer one wrote after it without saving."""
+        """Remove the end of the run at `step`, and what an extended run wrote after it without a checkpoint."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         retained = []
         for event in filter(None, map(_parse_event, lines)):
@@ -47,7 +47,7 @@ def _format_event(event: Event) -> str:
 
 
 def _parse_event(line: str) -> Event | None:
-    """The event on a line; None where the line was cut."""
+    """Return the event on a line, or None if a kill cut the line short."""
     try:
         return dict(json.loads(line))
     except ValueError:

@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from triform.formatting import format_metric, print_message
-from triform.training.trainer import Event
+from triform.training.trainer import Callback, Event
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -24,7 +24,7 @@ REFRESHES_PER_SECOND = 5  # a second
 MIN_EXPECTED_SECONDS = 10.0  # a shorter run is over before its expected time is read
 
 
-class ProgressDisplay:
+class ProgressDisplay(Callback):
     """A listener that shows a bar with the time left on a terminal; elsewhere plain lines, now and then."""
 
     LINE_INTERVAL_SECONDS = 15.0  # seconds between plain lines
@@ -50,14 +50,7 @@ class ProgressDisplay:
         if event["event"] in handlers:
             handlers[event["event"]](event)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing on a terminal outlives its process."""
-
-    def update(self, label: str, done: int, total: int) -> None:
-        """So much of something is done: `step` of training, or part of a validation."""
+    def on_progress(self, label: str, done: int, total: int) -> None:
         now = time.monotonic()
         self.time_left.update(label, done, now)
         self._show_estimate(done if label == "step" else 0)

@@ -19,7 +19,7 @@ from triform.errors import ConfigError, DivergedError
 from triform.evaluation.metrics import Metrics
 from triform.progress import report_progress_to
 from triform.tasks.device_data import BatchPlan, DeviceDataset
-from triform.tasks.task import Dataset, PreparedTask, Task
+from triform.tasks.task import Dataset, Task
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
 from triform.training.stopping import ValidationInterrupted, interruptible
@@ -97,8 +97,8 @@ class EnsembleMember(Trainer):
     defer_checkpoint = checkpoint_requested = False  # whether a checkpoint can wait, and whether one is due
     failure: DivergedError | None = None
 
-    def build_train_step(self, prepared: PreparedTask) -> TrainStep:
-        return TrainStep(prepared.task, prepared.train)
+    def build_train_step(self) -> TrainStep:
+        return TrainStep(self.task, self.train_data)
 
     def finish_step(self) -> None:
         """As alone, but a checkpoint is only asked for: the population writes those of all together, or none."""
@@ -118,14 +118,14 @@ class EnsembleMember(Trainer):
             action(self)
         except DivergedError as failure:
             self.failure = failure
-            self._emit("diverged", text=str(failure))
+            self._emit_now("diverged", text=str(failure))
 
     def evaluate(self, data: Dataset) -> Metrics:
         return self.ensemble.evaluate_member(self, data)
 
-    def _check_losses(self) -> list[float]:
+    def _read_losses(self) -> list[float]:
         self.ensemble.sync_losses()
-        return super()._check_losses()
+        return super()._read_losses()
 
     @property
     def is_training(self) -> bool:
@@ -165,8 +165,7 @@ class Ensemble:
                 self._run_in_threads([member for member in self.members if member.is_training], EnsembleMember.end)
         finally:
             for member in self.members:
-                if member.display is not None:
-                    member.display.close()
+                member.close_callbacks()
 
     def stop(self) -> None:
         """Ask for a stop after the current step, or inside a validation at once; all states are saved first."""

@@ -1,11 +1,11 @@
-"""How fast training goes, between one look and the next."""
+"""How fast training goes: tokens per second, time per step, memory, and the utilisation of a GPU."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 
@@ -17,32 +17,34 @@ from triform.training.train_step import StepStats
 
 
 class ThroughputMeter:
-    """Counts tokens and time; `read` gives the rates since it was last read."""
+    """Measures how fast training goes.
+
+    Args:
+        device: The device that trains.
+        flops_per_token: Operations of training on one token, to report the utilisation of a GPU; 0: unknown.
+    """
 
     def __init__(self, device: torch.device, flops_per_token: float = 0.0) -> None:
-        """`operations` is the work of learning from one token; 0: unknown."""
         self.device, self.flops_per_token = device, flops_per_token
         self.get_peak_memory: Callable[[], int] = partial(peak_memory, device)
         self.start()
 
     def start(self) -> None:
-        self.started_at, self.n_steps, self.n_tokens, self.n_positions = time.monotonic(), 0, 0, 0
-
-    def add(self, stats: StepStats) -> None:
-        self.n_steps += 1
-        self.n_tokens += stats.n_tokens
-        self.n_positions += stats.n_positions
+        """Start the clock again."""
+        self.started_at = time.monotonic()
 
     def exclude(self, seconds: float) -> None:
-        """Time that was spent on something else than training."""
+        """Leave out time that was not spent on training, such as a validation."""
         self.started_at += seconds
 
-    def read(self) -> dict[str, float]:
+    def read(self, steps: Sequence[StepStats]) -> dict[str, float]:
+        """Return the rates of these steps, which were taken since the clock was started, and start it again."""
         seconds = max(time.monotonic() - self.started_at, 1e-9)
+        n_tokens, n_positions = sum(step.n_tokens for step in steps), sum(step.n_positions for step in steps)
         rates = {
-            "tokens_per_s": self.n_tokens / seconds,
-            "step_ms": 1e3 * seconds / max(1, self.n_steps),
-            "real_share": self.n_tokens / max(1, self.n_positions),
+            "tokens_per_s": n_tokens / seconds,
+            "step_ms": 1e3 * seconds / max(1, len(steps)),
+            "real_share": n_tokens / max(1, n_positions),
             "peak_memory": self.get_peak_memory(),
         }
         if self.flops_per_token and self.device.type == "cuda" and (peak_flops := peak_matmul_flops(self.device)):

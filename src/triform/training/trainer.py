@@ -1,17 +1,31 @@
-"""One trainer for every task: step, look, keep the best, save, stop."""
+"""The training loop of every task: step, log, validate, keep the best model, save, stop.
+
+All events of a run take one way: `Trainer.emit` passes them to the callbacks. An event is a dictionary with a name
+under `event`:
+
+| name | when | fields |
+|---|---|---|
+| `start` | a new run begins | task, metric, parameters, device, max_steps, … |
+| `notice` | the user should know something | level, text |
+| `train` | every `log_every` steps | step, epoch, loss, lr, tokens_per_s, … |
+| `valid` | after each validation | step, loss and the task's metrics |
+| `best` | a validation was the best so far | step, metric, value |
+| `resume` | a run continues from a checkpoint | step |
+| `extended` | a run that had ended is trained for longer | step, max_steps |
+| `diverged` | one of several seeds has diverged | step, text |
+| `end` | training ended or was interrupted | step, reason, best, best_step |
+| `sample` | a prediction of the finished model | step and what was read and predicted |
+"""
 
 from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from triform.data.samplers import Indices
 from triform.errors import DivergedError, notice_level
@@ -22,52 +36,61 @@ from triform.progress import report_progress_to
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Dataset, PreparedTask, Task
 from triform.training.adapter import AdapterFile
-from triform.training.checkpoint_schema import validate_optimizer_state
+from triform.training.checkpoint import Progress, checkpoint_state, checkpoint_tensors, restore_checkpoint
 from triform.training.cuda_graph_step import CudaGraphTrainStep
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
 from triform.training.stopping import ValidationInterrupted, interruptible
-from triform.training.tensors import load_weights, named_weights
+from triform.training.tensors import load_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
 
 Event = dict[str, Any]
 
 
-class Callback(Protocol):
-    """Hears of every event and may keep a state of its own across a resume."""
+class Callback:
+    """Receives every event of a run. Subclass it and override `on_event`.
 
-    def on_event(self, event: Event) -> None: ...
+    A callback with a state that must survive a resume overrides `state_dict` and `load_state_dict` too. The state
+    is stored in each checkpoint as JSON, under the name of the class.
 
-    def state_dict(self) -> dict[str, Any]: ...
+    >>> class PrintLoss(Callback):
+    ...     def on_event(self, event: Event) -> None:
+    ...         if event["event"] == "train":
+    ...             print(f"step {event['step']}: loss {event['loss']:.2f}")
+    >>> PrintLoss().on_event({"event": "train", "step": 10, "loss": 0.6931})
+    step 10: loss 0.69
+    """
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def on_event(self, event: Event) -> None:
+        """Receive an event. The module's docstring lists the events and their fields."""
 
+    def on_progress(self, label: str, done: int, total: int) -> None:
+        """Receive how far the current work has come: `step` of training, or a part of a validation."""
 
-@dataclass
-class Progress:
-    """Where a run stands; all of it is in every checkpoint."""
+    def close(self) -> None:
+        """Release what the callback holds, such as a terminal. Called when training ends, also by an error."""
 
-    step: int = 0
-    best: Metrics | None = None
-    best_step: int = 0
-    stale: int = 0  # validations since the last one that showed progress
-    lowest_loss: float = sys.float_info.max  # of all validations; JSON has no infinity
-    seconds: float = 0.0
-    finished: str = ""  # why training ended, once it has
-    validation_due: bool = False  # whether this step's validation was interrupted, and is done first after a resume
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this callback, as JSON values."""
+        return {}
 
-
-class Display(Protocol):
-    """Shows how far training has come."""
-
-    def update(self, label: str, done: int, total: int) -> None: ...
-
-    def close(self) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
 class Trainer:
+    """Trains a task and keeps its best model and its checkpoints in a run folder.
+
+    Args:
+        prepared: The task, its data, and its final settings.
+        folder: The run folder to write to.
+        callbacks: Who receives the events of the run.
+        metadata: Facts that every checkpoint carries, such as the fingerprints of the data files.
+        flops_per_token: Operations of training on one token, to report the utilisation of a GPU; 0: unknown.
+    """
+
     def __init__(
         self,
         prepared: PreparedTask,
@@ -76,10 +99,6 @@ class Trainer:
         metadata: dict[str, Any],
         flops_per_token: float = 0.0,
     ) -> None:
-        """`marks` are facts that every checkpoint carries, such as the fingerprints of the data.
-
-        `operations` is the work of learning from one token, for the share of the device's rate that is used.
-        """
         self.task, self.train_data, self.valid_data = prepared.task, prepared.train, prepared.valid
         self.config = prepared.task.config.train
         self.folder, self.callbacks, self.metadata = folder, callbacks, metadata
@@ -87,29 +106,30 @@ class Trainer:
         self.max_steps = self.config.max_steps or steps_for_epochs(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.grad_accumulation
         )
-        self.train_step = self.build_train_step(prepared)
+        self.train_step = self.build_train_step()
         uses_lora = self.config.lora_rank > 0
         self.adapter = AdapterFile(folder.adapter_file, self.task.model, self.task.config) if uses_lora else None
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = self.config.eval_every if self.valid_data is not None else 0
-        self.display: Display | None = None
         self.stop_requested = self.interruptible = False
-        self.steps_since_log = 0  # steps since the last look
+        self.steps_since_log = 0
+        self._stats_since_log: list[StepStats] = []  # fewer than steps_since_log after a resume
 
-    def build_train_step(self, prepared: PreparedTask) -> TrainStep:
-        """Recorded where that pays: on CUDA, with data that fits there."""
-        task, data = prepared.task, prepared.train
-        device_dataset = load_device_dataset(task, data) if task.device.type == "cuda" else None
-        return (
-            TrainStep(task, data)
-            if device_dataset is None
-            else CudaGraphTrainStep(task, data, device_dataset, self.max_steps)
+    def build_train_step(self) -> TrainStep:
+        """Use CUDA graphs where there is a GPU with room for the training data; otherwise run eagerly."""
+        device_dataset = (
+            load_device_dataset(self.task, self.train_data) if self.task.device.type == "cuda" else None
         )
+        if device_dataset is None:
+            return TrainStep(self.task, self.train_data)
+        return CudaGraphTrainStep(self.task, self.train_data, device_dataset, self.max_steps)
+
+    # -- the loop
 
     def fit(self) -> None:
-        """Train to the end, to early stopping, or until `stop` is called."""
+        """Train to the last step, to early stopping, or until `stop` is called."""
         if self.progress.finished:
             return
         try:
@@ -122,30 +142,44 @@ class Trainer:
                     self.after_step()
                 self.end()
         finally:
-            if self.display is not None:
-                self.display.close()
+            self.close_callbacks()
 
     def start(self) -> None:
         self.task.model.train()
         self._started_at = time.monotonic() - self.progress.seconds
         self.meter.start()
 
+    def step(self) -> None:
+        """Run one optimisation step."""
+        batch_indices, lr = self.draw_batches()
+        self.record_step(lr, self.train_step.step(batch_indices, lr))
+
+    def draw_batches(self) -> tuple[list[Indices], float]:
+        """Return the batches of the next step, one per micro-batch, and its learning rate."""
+        lr = self.config.lr * self.schedule.lr_factor(self.progress.step + 1)
+        return [self.sampler.next_batch() for _ in range(self.config.grad_accumulation)], lr
+
+    def record_step(self, lr: float, stats: StepStats) -> None:
+        """Count a step that has been taken."""
+        self.progress.step, self._lr = self.progress.step + 1, lr
+        self.steps_since_log += 1
+        self._stats_since_log.append(stats)
+        for callback in self.callbacks:
+            callback.on_progress("step", self.progress.step, self.max_steps)
+
     def after_step(self) -> None:
-        """Log, validate, save and end where it is time to."""
+        """Log, validate, save a checkpoint and finish, each where it is due."""
         step = self.progress.step
         for text in self.train_step.notices:
-            self._emit("notice", level=notice_level(text), text=text)
+            self._emit_now("notice", level=notice_level(text), text=text)
         self.train_step.notices.clear()
         if step % self.config.log_every == 0:
             self._log()
         self.progress.validation_due = self._is_validation_step(step)
         self.finish_step()
 
-    def _is_validation_step(self, step: int) -> bool:
-        return step % self.config.eval_every == 0 or step == self.max_steps
-
     def finish_step(self) -> None:
-        """Validate if that is due, then save or end; an interrupted validation leaves all of it to a resume."""
+        """Validate if due, then save or finish. After an interrupted validation, a resume does all of it."""
         step = self.progress.step
         if self.progress.validation_due:
             self._validate()
@@ -157,50 +191,72 @@ class Trainer:
             self.save_checkpoint()
 
     def end(self) -> None:
-        """Write down what the run came to, or where it was stopped."""
-        if self.progress.finished:
-            self._finish()
-        else:
+        """Save the final state of the run, or where it was interrupted."""
+        if not self.progress.finished:
             self.save_checkpoint()
-            self._emit("end", reason="interrupted")
+            self._emit_now("end", reason="interrupted")
+            return
+        if self.valid_data is None:  # no validation has kept a model: the last one is the result
+            with self.train_step.use_ema_weights(self.progress.step):
+                self._save_model()
+        best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
+        self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
+        self.save_checkpoint()
 
     def stop(self) -> None:
-        """Ask for a stop after the current step, or inside a validation at once; the state is saved first."""
+        """Ask for a stop after the current step, or at once during a validation. The state is saved first."""
         self.stop_requested = True
         if self.interruptible:
             raise ValidationInterrupted
 
     def release_memory(self) -> None:
-        """Give the memory of the device back; this trainer is of no more use."""
+        """Free the memory of the device. The trainer cannot be used afterwards."""
         self.task.model.cpu()
         del self.train_step
         gc.collect()
         torch.cuda.empty_cache()
 
-    # -- one step
+    # -- events
 
-    def draw_batches(self) -> tuple[list[Indices], float]:
-        """The batches of the next step, and its rate."""
-        step = self.progress.step + 1
-        lr = self.config.lr * self.schedule.lr_factor(step)
-        return [self.sampler.next_batch() for _ in range(self.config.grad_accumulation)], lr
+    def emit(self, name: str, **fields: object) -> None:
+        """Send an event to every callback."""
+        for callback in self.callbacks:
+            callback.on_event({"event": name, **fields})
 
-    def record_step(self, lr: float, stats: StepStats) -> None:
-        """A step has been taken: at this rate, from so much."""
-        self.progress.step, self._lr = self.progress.step + 1, lr
-        self.steps_since_log += 1
-        self.meter.add(stats)
-        if self.display is not None:
-            self.display.update("step", self.progress.step, self.max_steps)
+    def _emit_now(self, name: str, **fields: object) -> None:
+        """Send an event that happens at the current step."""
+        self.progress.seconds = time.monotonic() - self._started_at
+        self.emit(name, **{"step": self.progress.step, **fields, "seconds": self.progress.seconds})
 
-    def step(self) -> None:
-        batch_indices, lr = self.draw_batches()
-        self.record_step(lr, self.train_step.step(batch_indices, lr))
+    def close_callbacks(self) -> None:
+        for callback in self.callbacks:
+            callback.close()
 
-    # -- what happens between steps
+    def on_progress(self, label: str, done: int, total: int) -> None:
+        """Pass on the progress of a validation. A requested stop interrupts the validation here at the latest."""
+        if self.stop_requested:
+            raise ValidationInterrupted
+        for callback in self.callbacks:
+            callback.on_progress(label, done, total)
 
-    def _check_losses(self) -> list[float]:
-        """The losses since the last look; reading them waits for the device, so it is done only now and then."""
+    # -- logging and validation
+
+    def _log(self) -> None:
+        losses = self._read_losses()
+        grad_norm = {"grad_norm": self.train_step.grad_norm.item()} if self.config.clip_norm else {}
+        self._emit_now(
+            "train",
+            epoch=self.progress.step * self.config.grad_accumulation / self.sampler.steps_per_epoch,
+            loss=sum(losses) / max(1, len(losses)),
+            lr=self._lr,
+            **self.meter.read(self._stats_since_log),
+            **grad_norm,
+        )
+        self.train_step.restore_losses([])
+        self._stats_since_log, self.steps_since_log = [], 0
+
+    def _read_losses(self) -> list[float]:
+        """Return the losses since the last log. Reading waits for the device, so this is done only when needed."""
         losses: list[float] = self.train_step.losses[: self.steps_since_log].tolist()
         if not math.isfinite(sum(losses)):
             raise self._diverged_error("loss")
@@ -216,22 +272,11 @@ class Trainer:
             f"Try a lower train.lr than {self.config.lr:g}, a longer train.warmup_steps, or train.clip_norm=1"
         )
 
-    def _log(self) -> None:
-        losses = self._check_losses()
-        grad_norm = {"grad_norm": self.train_step.grad_norm.item()} if self.config.clip_norm else {}
-        self._emit(
-            "train",
-            epoch=self.progress.step * self.config.grad_accumulation / self.sampler.steps_per_epoch,
-            loss=sum(losses) / max(1, len(losses)),
-            lr=self._lr,
-            **self.meter.read(),
-            **grad_norm,
-        )
-        self.train_step.restore_losses([])
-        self.steps_since_log = 0
+    def _is_validation_step(self, step: int) -> bool:
+        return step % self.config.eval_every == 0 or step == self.max_steps
 
     def _validate(self) -> None:
-        self._check_losses()
+        self._read_losses()
         if self.valid_data is None:
             self.progress.validation_due = False
             return
@@ -245,150 +290,91 @@ class Trainer:
         except ValidationInterrupted:
             self.task.model.train()
             set_rng_state(random_state, self.task.device)
-        self.meter.exclude(time.monotonic() - started_at)  # the rate of training is not slowed by looking
+        self.meter.exclude(time.monotonic() - started_at)
+
+    def evaluate(self, data: Dataset) -> Metrics:
+        """Return the validation metrics of the current weights."""
+        with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
+            return self.task.evaluate(data, quick=True)
 
     def _update_best(self, metrics: Metrics) -> None:
-        if not math.isfinite(
-            metrics["loss"]
-        ):  # nothing was decoded with such weights, so the metric may be missing
+        """Keep the model if it is the best so far, and finish training if progress has stopped."""
+        if not math.isfinite(metrics["loss"]):  # a translation may not have been decoded then: no metric to compare
             raise self._diverged_error("validation loss")
-        self._emit("valid", **metrics)
+        progress = self.progress
+        self._emit_now("valid", **metrics)
         self.schedule.on_validation_loss(metrics["loss"])
-        if self.task.is_better(metrics, self.progress.best):
-            self.progress.best, self.progress.best_step, self.progress.stale = metrics, self.progress.step, 0
+        if self.task.is_better(metrics, progress.best):
+            progress.best, progress.best_step, progress.stale = metrics, progress.step, 0
             self._save_model()
-            self._emit("best", metric=self.task.metric, value=metrics[self.task.metric])
-        elif not (self.task.lower_loss_is_progress and metrics["loss"] < self.progress.lowest_loss):
-            self.progress.stale += 1
+            self._emit_now("best", metric=self.task.metric, value=metrics[self.task.metric])
+        elif self.task.lower_loss_is_progress and metrics["loss"] < progress.lowest_loss:
+            progress.stale = 0
         else:
-            self.progress.stale = 0
-        self.progress.lowest_loss = min(metrics["loss"], self.progress.lowest_loss)
+            progress.stale += 1
+        progress.lowest_loss = min(metrics["loss"], progress.lowest_loss)
         if self._out_of_patience():
-            self.progress.finished = "patience"
+            progress.finished = "patience"
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
     def _save_model(self) -> None:
-        """As a model like any other; adapters also by themselves."""
+        """Write the model with LoRA adapters merged into it, and the adapters also on their own."""
         self.folder.write_weights(merged_weights(self.task.model))
         if self.adapter:
             self.adapter.write()
 
     def load_best_weights(self) -> None:
-        """The weights that were kept, in a model like any other: training is over."""
+        """Replace the weights by the best ones, once training is over. LoRA adapters are merged."""
         merge_lora(self.task.model)
         load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
-    def evaluate(self, data: Dataset) -> Metrics:
-        with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
-            return self.task.evaluate(data, quick=True)
-
-    def on_progress(self, label: str, done: int, total: int) -> None:
-        """So much of a validation is done; a stop that was asked for breaks it off here at the latest."""
-        if self.stop_requested:
-            raise ValidationInterrupted
-        if self.display is not None:
-            self.display.update(label, done, total)
-
-    def _finish(self) -> None:
-        if self.valid_data is None:
-            with self.train_step.use_ema_weights(self.progress.step):
-                self._save_model()
-        best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
-        self._emit("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
-        self.save_checkpoint()
-
-    def _emit(self, name: str, **fields: object) -> None:
-        self.progress.seconds = time.monotonic() - self._started_at
-        event: Event = {"event": name, "step": self.progress.step, **fields, "seconds": self.progress.seconds}
-        for callback in self.callbacks:
-            callback.on_event(event)
-
-    # -- saving and going on
+    # -- checkpoints
 
     def save_checkpoint(self) -> None:
-        self._check_losses()
+        """Write a checkpoint of the current step.
+
+        Raises:
+            DivergedError: A loss or a weight is not finite. Such a state is never saved.
+        """
+        losses = self._read_losses()
         if not torch.stack([p.isfinite().all() for p in self.task.model.parameters()]).all():
             raise self._diverged_error("model")
         self.progress.seconds = time.monotonic() - self._started_at
-        tensors = {f"model.{name}": tensor for name, tensor in named_weights(self.task.model).items()}
-        optimizer_state = self.train_step.optimizer.state_dict()["state"]
-        for index, values in optimizer_state.items():
-            tensors |= {
-                f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)
-            }
-        tensors |= {f"average.{index}": tensor for index, tensor in enumerate(self.train_step.ema)}
-        tensors |= {f"rng.{name}": tensor for name, tensor in get_rng_state(self.task.device).items()}
-        state = {
-            "progress": vars(self.progress),
-            "sampler": self.sampler.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "listeners": {type(callback).__name__: callback.state_dict() for callback in self.callbacks},
-            "window": {"losses": self._check_losses()},
-            "marks": self.metadata,
-            "finished": self.progress.finished,
-        }
-        due = self.progress.validation_due
-        self.folder.write_checkpoint(self.progress.step, tensors, state, validation_due=due)
+        self.folder.write_checkpoint(
+            self.progress.step,
+            checkpoint_tensors(self),
+            checkpoint_state(self, losses),
+            validation_due=self.progress.validation_due,
+        )
 
     def resume(self) -> None:
-        """Go on from the latest checkpoint; with none, from the beginning."""
+        """Continue from the latest checkpoint, or from the beginning if there is none."""
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
             return
         tensors, state = self.folder.read_checkpoint(checkpoint)
         try:
-            self._restore(tensors, state)
+            restore_checkpoint(self, tensors, state)
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise damaged_error(checkpoint, error) from None
-        self.progress.validation_due &= self._is_validation_step(
-            self.progress.step
-        )  # not where it ended, if now longer
-        if self._should_continue():
+        # a run that is now longer does not validate where it had ended
+        self.progress.validation_due &= self._is_validation_step(self.progress.step)
+        if self._is_extended():
             self.progress.finished = ""
-            for callback in self.callbacks:
-                callback.on_event({"event": "longer", "step": self.progress.step, "max_steps": self.max_steps})
-        for callback in self.callbacks:
-            callback.on_event({"event": "resume", "step": self.progress.step})
+            self.emit("extended", step=self.progress.step, max_steps=self.max_steps)
+        self.emit("resume", step=self.progress.step)
 
-    def _should_continue(self) -> bool:
-        """Whether a run that has ended is to be trained longer: its settings now allow more."""
+    def _is_extended(self) -> bool:
+        """Whether the settings now let a run that had ended train for longer."""
         if self.progress.finished == "patience":
             return not self._out_of_patience() and self.progress.step < self.max_steps
         return self.progress.finished == "max_steps" and self.progress.step < self.max_steps
 
-    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
-        for name, tensor in tensors.items():
-            part, _, suffix = name.partition(".")
-            if part not in parts:
-                raise ValueError(f"{name} is no tensor of a checkpoint")
-            parts[part][suffix] = tensor
-        load_weights(self.task.model, parts["model"], self.folder.checkpoints_folder)
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, _, key = name.partition(".")
-            moments.setdefault(int(index), {})[key] = tensor
-        validate_optimizer_state(moments, self.train_step.optimizer)
-        self.train_step.optimizer.load_state_dict(self.train_step.optimizer.state_dict() | {"state": moments})
-        for number, average in enumerate(self.train_step.ema):
-            average.copy_(parts["average"][str(number)])
-        self.progress = Progress(**state["progress"])
-        if self.progress.best is not None and self.task.metric not in self.progress.best:
-            raise ValueError(f"progress.best has no {self.task.metric}")
-        self.sampler.load_state_dict(state["sampler"])
-        self.schedule.load_state_dict(state["schedule"])
-        for callback in self.callbacks:
-            callback.load_state_dict(state["listeners"].get(type(callback).__name__, {}))
-        losses = state["window"]["losses"]
-        self.steps_since_log = len(losses)
-        self.train_step.restore_losses(losses)
-        set_rng_state(parts["rng"], self.task.device)
-
 
 def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
-    """The data on the task's device; None where there is no room for it beside the model."""
+    """Return the data on the task's device, or None where there is no room for it beside the model."""
     try:
         return data.to_device(task.device, task.config.train)
     except torch.OutOfMemoryError:
@@ -396,4 +382,5 @@ def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
 
 
 def steps_for_epochs(epochs: float, steps_per_epoch: int, grad_accumulation: int) -> int:
+    """Return how many optimisation steps so many epochs take, at least one."""
     return max(1, math.ceil(epochs * steps_per_epoch / grad_accumulation))

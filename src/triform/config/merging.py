@@ -1,0 +1,121 @@
+"""Merging what a user asks for: keyword arguments, a config file, a preset.
+
+The result is a dictionary of dotted settings, such as `{"task": "classify", "model.d_model": 64}`, which holds only
+what was asked for. Everything else is chosen later, from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triform.config import TASK_NAMES, Config, TaskName
+from triform.config.presets import preset as load_preset
+from triform.config.settings import (
+    SETTING_TYPES,
+    Settings,
+    build_config,
+    coerce_setting,
+    flatten_config,
+    merge_settings,
+    non_default_settings,
+    read_settings,
+    suggest_name,
+)
+from triform.errors import ConfigError
+
+DATA_FILE_SETTINGS = tuple(
+    f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target")
+)
+TOKENIZER_FILE_SETTINGS = ("tokenizer.kind", "tokenizer.vocab_size")  # a tokenizer file decides these
+KEYWORD_ALIASES = {
+    "data": "data.train",
+    "valid": "data.valid",
+    "source": "data.source",
+    "target": "data.target",
+    "seed": "seed",
+    "init_from": "train.init_from",
+    "embeddings": "train.embeddings",
+}
+
+
+def flatten_settings(settings: Mapping[str, Any]) -> Settings:
+    """Turn keyword arguments into dotted settings.
+
+    >>> flatten_settings({"data": "reviews.csv", "model": {"d_model": 64}})
+    {'data.train': 'reviews.csv', 'model.d_model': 64}
+
+    Raises:
+        ConfigError: A setting is unknown or has a value of the wrong type.
+    """
+    flat: Settings = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": coerce_setting(f"{name}.{key}", item) for key, item in value.items()}
+        elif (dotted_name := KEYWORD_ALIASES.get(name, name)) in SETTING_TYPES:
+            flat[dotted_name] = coerce_setting(dotted_name, str(value) if isinstance(value, Path) else value)
+        else:
+            raise ConfigError(f"unknown setting {name!r}; {suggest_name(name, [*KEYWORD_ALIASES, *SETTING_TYPES])}")
+    return flat
+
+
+def merge_request(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:
+    """Merge a preset, a config and dotted settings; of these, the later ones take precedence.
+
+    Args:
+        task: The task; the config must not be for another one.
+        preset: The name of a preset, or an empty string.
+        config: A config, or the path of a TOML file.
+        settings: Dotted settings.
+
+    Returns:
+        The merged settings, with absolute paths for files: a run must find its data from any working directory.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid, or settings contradict each other.
+    """
+    if task not in TASK_NAMES:
+        raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASK_NAMES)}")
+    layers = []
+    if config is not None:
+        layers.append(
+            non_default_settings(flatten_config(config))
+            if isinstance(config, Config)
+            else read_settings(Path(config))
+        )
+    if preset:
+        layers.insert(0, _preset_settings(task, preset, merge_settings(*layers, settings)))
+    requested = merge_settings(*(_split_aligned_files(layer, task) for layer in (*layers, settings)))
+    if requested.get("task", task) != task:
+        raise ConfigError(f"the settings are for {requested['task']}, not {task}")
+    requested["task"] = task
+    build_config(requested)
+    paths = (*DATA_FILE_SETTINGS, "tokenizer.file", "train.embeddings")
+    return requested | {name: absolute_path(str(requested[name])) for name in paths if requested.get(name)}
+
+
+def absolute_path(path: str) -> str:
+    """Return an absolute path. Names of built-in data sets stay as they are."""
+    return path if path.startswith("builtin:") else str(Path(path).absolute())
+
+
+def _preset_settings(task: TaskName, preset: str, overrides: Settings) -> Settings:
+    kind: Any = overrides.get("model.kind", "transformer")  # presets exist for recurrent models too
+    settings = non_default_settings(flatten_config(load_preset(preset, task, kind)))
+    if not overrides.get("tokenizer.file"):
+        return settings
+    return {name: value for name, value in settings.items() if name not in TOKENIZER_FILE_SETTINGS}
+
+
+def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
+    """Split two aligned files that are given as one name: `a.en,a.fr`."""
+    for name, source, target in (
+        ("data.train", "data.source", "data.target"),
+        ("data.valid", "data.valid_source", "data.valid_target"),
+    ):
+        first, comma, second = str(settings.get(name, "")).partition(",")
+        if task == "translate" and comma and not Path(str(settings[name])).exists():
+            settings = {key: value for key, value in settings.items() if key != name}
+            settings |= {source: first, target: second}
+    return settings

@@ -1,0 +1,94 @@
+"""What a checkpoint holds: everything that makes a resumed run end with the same bits as one that never stopped.
+
+Tensors: weights, the optimizer's state, the moving average of the weights, and the random states.
+JSON: progress, data position, schedule, the callbacks' states, and losses that have not been logged yet.
+`RunFolder` writes both to disk.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from triform.evaluation.metrics import Metrics
+from triform.training.checkpoint_schema import validate_optimizer_state
+from triform.training.rng import get_rng_state, set_rng_state
+from triform.training.tensors import load_weights, named_weights
+
+if TYPE_CHECKING:
+    from triform.training.trainer import Trainer
+
+
+@dataclass
+class Progress:
+    """How far a run has come. Every checkpoint stores all of it."""
+
+    step: int = 0
+    best: Metrics | None = None  # metrics of the best validation
+    best_step: int = 0
+    stale: int = 0  # validations since the last one that showed progress
+    lowest_loss: float = sys.float_info.max  # of all validations; JSON has no infinity
+    seconds: float = 0.0
+    finished: str = ""  # why training ended: "max_steps" or "patience"; empty while it has not
+    validation_due: bool = False  # whether this step's validation was interrupted; a resume begins with it
+
+
+def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name, such as `model.head.weight` or `optimizer.3.exp_avg`."""
+    tensors = {f"model.{name}": tensor for name, tensor in named_weights(trainer.task.model).items()}
+    for index, values in trainer.train_step.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)}
+    tensors |= {f"average.{index}": tensor for index, tensor in enumerate(trainer.train_step.ema)}
+    return tensors | {f"rng.{name}": tensor for name, tensor in get_rng_state(trainer.task.device).items()}
+
+
+def checkpoint_state(trainer: Trainer, unlogged_losses: list[float]) -> dict[str, Any]:
+    """Return the content of a checkpoint's state.json. `checkpoint_schema` checks it when it is read."""
+    return {
+        "progress": vars(trainer.progress),
+        "sampler": trainer.sampler.state_dict(),
+        "schedule": trainer.schedule.state_dict(),
+        "listeners": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
+        "window": {"losses": unlogged_losses},
+        "marks": trainer.metadata,
+        "finished": trainer.progress.finished,
+    }
+
+
+def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Put a trainer where it was when the checkpoint was written.
+
+    Raises:
+        LookupError, TypeError, ValueError, RuntimeError, OverflowError: The checkpoint does not fit the trainer.
+    """
+    task, train_step = trainer.task, trainer.train_step
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
+    for name, tensor in tensors.items():
+        part, _, suffix = name.partition(".")
+        if part not in parts:
+            raise ValueError(f"{name} is no tensor of a checkpoint")
+        parts[part][suffix] = tensor
+    load_weights(task.model, parts["model"], trainer.folder.checkpoints_folder)
+    optimizer_state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimizer"].items():
+        index, _, key = name.partition(".")
+        optimizer_state.setdefault(int(index), {})[key] = tensor
+    validate_optimizer_state(optimizer_state, train_step.optimizer)
+    train_step.optimizer.load_state_dict(train_step.optimizer.state_dict() | {"state": optimizer_state})
+    for number, average in enumerate(train_step.ema):
+        average.copy_(parts["average"][str(number)])
+    trainer.progress = Progress(**state["progress"])
+    if trainer.progress.best is not None and task.metric not in trainer.progress.best:
+        raise ValueError(f"progress.best has no {task.metric}")
+    trainer.sampler.load_state_dict(state["sampler"])
+    trainer.schedule.load_state_dict(state["schedule"])
+    for callback in trainer.callbacks:
+        callback.load_state_dict(state["listeners"].get(type(callback).__name__, {}))
+    losses = state["window"]["losses"]
+    trainer.steps_since_log = len(losses)
+    train_step.restore_losses(losses)
+    set_rng_state(parts["rng"], task.device)
