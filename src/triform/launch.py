@@ -181,7 +181,7 @@ def build_trainer(
     config: Config, folder: RunFolder, options: RunOptions, *, resume: bool
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data, build the model, and return a trainer at the step where the run stood, and notices."""
-    folder_notices = folder.verify_before_resume() if resume else ()
+    folder_notices = folder.prepare_resume() if resume else ()
     prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume)
     trainer = initialise_trainer(
         prepared, folder, resume=resume, trainer_class=Trainer, quiet=options.quiet, stream=options.progress

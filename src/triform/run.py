@@ -28,7 +28,7 @@ from triform.tasks.task import Dataset
 from triform.training.adapter import Adapter, read_adapter
 from triform.training.init_from import load_interrupted_weights, load_matching_weights
 from triform.training.run_folder import RunFolder
-from triform.training.tensors import load_weights, named_weights, read_shapes, read_tensors, validate_shapes
+from triform.training.tensors import load_weights, named_weights, validate_shapes
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
@@ -120,7 +120,7 @@ class Run:
         fingerprints: dict[str, str] = {}
         with suppress(CheckpointError):  # the model answers without its checkpoint
             if latest := folder.latest_checkpoint():
-                fingerprints = folder.read_state(latest)["marks"].get("data", {})
+                fingerprints = folder.read_state(latest)["metadata"].get("data", {})
         trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
         return training_file_warnings(name, trained_on)
 
@@ -254,7 +254,7 @@ def load(
 
 def _load_trained_task(config: Config, folder: RunFolder) -> Task:
     """The task of a run with its weights; what does not fit the settings is refused before memory is taken."""
-    shapes = read_shapes(folder.model_file)
+    shapes = folder.read_shapes()
     if config.model.n_layers > len(shapes):
         raise CheckpointError(
             f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
@@ -263,7 +263,7 @@ def _load_trained_task(config: Config, folder: RunFolder) -> Task:
     task = _load_meta_task(config, folder.path)
     validate_shapes(folder.model_file, shapes, named_weights(task.model))
     task.model = build_untrained_model(config, task.sizes)
-    load_weights(task.model, read_tensors(folder.model_file), folder.model_file)
+    load_weights(task.model, folder.read_weights(verify=False), folder.model_file)  # `load` has verified them
     return task
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import triform as package
-from triform.io.digests import CHECKPOINT_FILES, record_digests
+from triform.io.digests import record_digests
+from triform.io.run_layout import CHECKPOINT_FILES
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import read_tensors
 from triform.training.trainer import Trainer

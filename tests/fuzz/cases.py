@@ -23,7 +23,7 @@ from mutations import (
 )
 
 from triform.config.settings import SETTING_TYPES
-from triform.io.digests import DIGESTS_FILE
+from triform.io.run_layout import DIGESTS_FILE
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 CPU = ("--device", "cpu")

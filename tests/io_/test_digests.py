@@ -10,8 +10,9 @@ import pytest
 
 from triform.errors import CheckpointError
 from triform.io import digests
-from triform.io.digests import DIGESTS_FILE, read_digests, record_digests, replace_files, verify_digests
+from triform.io.digests import read_digests, record_digests, replace_files, verify_digests
 from triform.io.files import temporary_path
+from triform.io.run_layout import DIGESTS_FILE
 
 
 class Killed(BaseException):

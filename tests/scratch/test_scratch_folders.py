@@ -13,8 +13,6 @@ import triform
 from triform import scratch
 from triform.config import Config, DataConfig, DecodeConfig, ModelConfig, TokenizerConfig, TrainConfig
 from triform.errors import CheckpointError
-from triform.scratch import run_folder as folder
-from triform.training import run_folder as torch_folder
 
 MODEL_SETTINGS = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32}
 WORDS = ["the soup was cold", "a warm and good meal", "good good good", "cold, cold and bad", "a bad day"]
@@ -186,14 +184,6 @@ def test_saving_takes_no_folder_that_holds_something_unless_it_may(tmp_path: Pat
         classifier.save(file)
     with pytest.raises(CheckpointError, match="below: cannot be written: Not a directory"):
         classifier.save(file / "below")
-
-
-def test_both_sides_agree_on_what_a_run_folder_is() -> None:
-    assert (folder.RUN_FORMAT, folder.LAST_CONFIG_KEY, folder.RUN_FOLDER_PATTERNS) == (
-        torch_folder.RUN_FORMAT,
-        torch_folder.LAST_CONFIG_KEY,
-        torch_folder.RUN_FOLDER_PATTERNS,
-    )
 
 
 def test_the_same_seed_learns_the_same_and_another_one_something_else() -> None:

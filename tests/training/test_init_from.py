@@ -88,7 +88,8 @@ def test_other_labels_have_a_new_head_on_the_same_encoder(
     assert all(tensor.equal(after[name]) for name, tensor in before.items() if name.startswith("encoder."))
     assert after["classification_head.weight"].shape == (3, 16)
     message = f"{classifier}: 32 tensors taken: encoder.embedding 2, encoder.blocks 28, encoder.final_norm 2; "
-    assert read_notices(result.path)[-1] == message + "2 tensors new: classification_head 2; 2 tensors left: classification_head 2"
+    message += "2 tensors new: classification_head 2; 2 tensors left: classification_head 2"
+    assert read_notices(result.path)[-1] == message
 
 
 def test_a_hidden_layer_of_the_head_stays_where_it_is_as_wide(files: DataFiles, tmp_path: Path) -> None:
@@ -130,7 +131,8 @@ def test_an_encoder_is_shared_by_a_classifier_and_a_translator(
         "encoder.blocks 28" in text and "tensors new: embedding" in text for text in read_notices(result.path)
     )
     back = fine_tune("classify", files.labelled, result.path, tmp_path / "back")
-    assert any("tensors left: " in text and "tensors new: classification_head 2" in text for text in read_notices(back.path))
+    notices = read_notices(back.path)
+    assert any("tensors left: " in text and "tensors new: classification_head 2" in text for text in notices)
 
 
 def test_two_vocabularies_come_along(files: DataFiles, tmp_path: Path) -> None:

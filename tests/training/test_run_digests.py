@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from triform.errors import CheckpointError, TriformError
-from triform.io.digests import CHECKPOINT_FILES, DIGESTS_FILE, record_digests
+from triform.io.digests import record_digests
+from triform.io.run_layout import CHECKPOINT_FILES, DIGESTS_FILE
 from triform.launch import train
 from triform.run import Run, load
 from triform.training.adapter import METADATA_KEY, read_adapter
@@ -244,14 +245,15 @@ def change_entry(state: dict[str, Any], path: str, value: object) -> dict[str, A
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        *((name, ...) for name in ("progress", "sampler", "schedule", "listeners", "window", "marks", "finished")),
+        *((name, ...) for name in ("progress", "sampler", "schedule", "callbacks", "window")),
+        ("metadata", ...), ("finished", ...),
         *((f"progress.{name}", ...) for name in ("step", "best", "seconds", "finished")),
         ("progress", []), ("progress.step", "4"), ("progress.step", -1), ("progress.best", {"loss": "low"}),
         ("progress.best", {"loss": 1.0}), ("progress.seconds", None), ("progress.wings", 2),
         ("progress.lowest_loss", "low"),
         ("sampler", {}), ("sampler.position", 10**6), ("sampler.position", 0.5), ("sampler.epoch", "x"),
         ("listeners.MetricsFile", {}), ("listeners.MetricsFile", 3), ("window.losses", ["x"]),
-        ("window.losses", [1.0] * 10_000), ("schedule", [1]), ("marks", {"data": 3}),
+        ("window.losses", [1.0] * 10_000), ("schedule", [1]), ("metadata", {"data": 3}),
     ],
 )  # fmt: skip
 def test_a_malformed_state_is_one_line(run: Path, path: str, value: object) -> None:

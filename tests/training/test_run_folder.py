@@ -9,8 +9,8 @@ import pytest
 from triform.config import Config
 from triform.config.settings import DEFAULTS, build_config
 from triform.errors import CheckpointError
-from triform.io.digests import DIGESTS_FILE
-from triform.training.run_folder import LAST_CONFIG_KEY, RunFolder
+from triform.io.run_layout import DIGESTS_FILE, LAST_CONFIG_KEY
+from triform.training.run_folder import RunFolder
 
 
 @pytest.fixture

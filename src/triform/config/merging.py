@@ -21,7 +21,7 @@ from triform.config.settings import (
     merge_settings,
     non_default_settings,
     read_settings,
-    suggest_name,
+    unknown_setting_error,
 )
 from triform.errors import ConfigError
 
@@ -55,8 +55,10 @@ def flatten_settings(settings: Mapping[str, Any]) -> Settings:
             flat |= {f"{name}.{key}": coerce_setting(f"{name}.{key}", item) for key, item in value.items()}
         elif (dotted_name := KEYWORD_ALIASES.get(name, name)) in SETTING_TYPES:
             flat[dotted_name] = coerce_setting(dotted_name, str(value) if isinstance(value, Path) else value)
+        elif name == "base":  # the keyword's name before run-folder format 2
+            raise ConfigError("base is now init_from")
         else:
-            raise ConfigError(f"unknown setting {name!r}; {suggest_name(name, [*KEYWORD_ALIASES, *SETTING_TYPES])}")
+            raise unknown_setting_error(name, [*KEYWORD_ALIASES, *SETTING_TYPES])
     return flat
 
 

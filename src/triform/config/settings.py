@@ -33,6 +33,30 @@ def _setting_types(config_class: type, prefix: str = "") -> dict[str, Any]:
 SETTING_TYPES = _setting_types(Config)
 
 
+# Settings that had another name before run-folder format 2.
+RENAMED_SETTINGS = {
+    "tokenizer.shared": "tokenizer.joint_vocab",
+    "tokenizer.dropout": "tokenizer.bpe_dropout",
+    "model.reach": "model.attention_direction",
+    "model.score": "model.attention_score",
+    "model.pair_rows": "model.bigram_buckets",
+    "model.segments": "model.n_segments",
+    "train.consistency": "train.r_drop",
+    "train.average": "train.ema_decay",
+    "train.accumulate": "train.grad_accumulation",
+    "train.base": "train.init_from",
+    "train.freeze": "train.freeze_layers",
+    "train.final_lr_ratio": "train.min_lr_ratio",
+}
+
+
+def unknown_setting_error(name: str, known_names: Iterable[str] = SETTING_TYPES) -> ConfigError:
+    """Return the error for an unknown setting: the new name of an old one, or the nearest known name."""
+    if name in RENAMED_SETTINGS:
+        return ConfigError(f"{name} is now {RENAMED_SETTINGS[name]}")
+    return ConfigError(f"unknown setting {format_value(name)}; {suggest_name(name, known_names)}")
+
+
 def suggest_name(name: str, known_names: Iterable[str]) -> str:
     """A hint for an unknown name: the closest known one, or all of them when few."""
     known_names = list(known_names)
@@ -49,7 +73,7 @@ def suggest_name(name: str, known_names: Iterable[str]) -> str:
 def coerce_setting(name: str, value: object) -> SettingValue:
     """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
     if name not in SETTING_TYPES:
-        raise ConfigError(f"unknown setting {format_value(name)}; {suggest_name(name, SETTING_TYPES)}")
+        raise unknown_setting_error(name)
     hint = SETTING_TYPES[name]
     if get_origin(hint) is Literal:
         if value not in get_args(hint):

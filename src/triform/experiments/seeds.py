@@ -199,10 +199,7 @@ def _train_group(
     )  # it reads the data, for all
     config = lead_run.stored_config or replace(common_config, seed=lead_run.seed)
     notices = [
-        notice
-        for seed_run in seed_runs
-        if seed_run.stored_config
-        for notice in seed_run.folder.verify_before_resume()
+        notice for seed_run in seed_runs if seed_run.stored_config for notice in seed_run.folder.prepare_resume()
     ]
     try:
         prepared = prepare_data_and_model(

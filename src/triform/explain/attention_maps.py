@@ -117,7 +117,7 @@ class Explanation:
         names = [attention_map.name for attention_map in self.maps]
         assert len(set(names)) == len(names), f"two maps of one name: {names}"
 
-    def save(self, path: str | Path, *, stack: str = "") -> Path:  # noqa: A002 (the option's name)
+    def save(self, path: str | Path, *, stack: str = "") -> Path:
         """Write a page (.html) or a picture (.png, .svg) of all maps, or of the one named; gives the path back.
 
         A picture has the attributions only where there is no map.

@@ -13,11 +13,9 @@ from pathlib import Path
 
 from triform.errors import CheckpointError
 from triform.io.files import write_text
+from triform.io.run_layout import CONFIG_FILE, DIGESTS_FILE, RUN_FILES
 
-DIGESTS_FILE = "digests.json"
 DIGESTS_FORMAT = 1
-RUN_FILES = ("config.toml", "tokenizer*.json", "model.safetensors")
-CHECKPOINT_FILES = ("tensors.safetensors", "state.json")
 Digests = dict[str, list[str]]  # by file name; more than one while the file is being replaced
 
 
@@ -82,7 +80,7 @@ def _find_mismatch(folder: Path, patterns: Iterable[str], recorded: Digests) -> 
 
 
 def _mismatch_error(path: Path) -> CheckpointError:
-    if path.name == "config.toml":
+    if path.name == CONFIG_FILE:
         return CheckpointError(
             f"{path}: is damaged, or was edited after the run was saved: it does not match {DIGESTS_FILE}; "
             "restore it, or give --no-verify (in Python verify=False) if you edited it on purpose"

@@ -14,6 +14,8 @@ import numpy as np
 from triform.config import Config, DataConfig, DataSizes, DecodeConfig, TaskName
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
+from triform.io.migration import migrate_tensors
+from triform.io.run_layout import MODEL_FILE
 from triform.scratch import generation, run_folder, weights
 from triform.scratch.attention import padding_mask, softmax
 from triform.scratch.batches import batches_by_length, pad
@@ -334,8 +336,8 @@ def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageM
         estimator.initial_config = clear_data_settings(config)
     except ConfigError as error:
         raise ConfigError(f"{run_path}: {error}") from None
-    model_path = run_path / run_folder.MODEL_FILE
-    weights.load_state_dict(estimator.weights, weights.load_tensors(model_path), str(model_path))
+    model_path = run_path / MODEL_FILE
+    weights.load_state_dict(estimator.weights, migrate_tensors(weights.load_tensors(model_path)), str(model_path))
     assert isinstance(estimator, TextClassifier | LanguageModel | Translator)
     return estimator
 

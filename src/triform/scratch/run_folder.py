@@ -1,42 +1,22 @@
-"""Run folders: written as the torch side writes them, and read whoever wrote them."""
+"""Run folders on the NumPy side: written as the torch side writes them, and read whichever side wrote them."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
-import triform
 from triform.config import Config
-from triform.config.settings import build_config, load_toml, parse_settings, to_toml
-from triform.errors import CheckpointError, ConfigError
-from triform.io import digests
-from triform.io.digests import DIGESTS_FILE, replace_files
-from triform.io.files import refuse_special_files, temporary_path
+from triform.errors import CheckpointError
+from triform.io.digests import replace_files, verify_digests
+from triform.io.errors import write_errors
+from triform.io.files import temporary_path
 from triform.io.locks import folder_lock
+from triform.io.run_config import encode_run_config, read_run_config
+from triform.io.run_layout import CONFIG_FILE, MODEL_FILE, RUN_FOLDER_PATTERNS
 from triform.scratch import weights
 from triform.scratch.module import FlatParameters
 from triform.text import Tokenizer
-
-RUN_FORMAT = 1
-LAST_CONFIG_KEY = (
-    "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
-)
-MODEL_FILE = "model.safetensors"
-# What a run may leave in its folder, torch's too.
-RUN_FOLDER_PATTERNS = (
-    *(
-        "config.toml",
-        "tokenizer*.json",
-        MODEL_FILE,
-        DIGESTS_FILE,
-        "adapter.safetensors",
-        "metrics.jsonl",
-        "report.html",
-    ),
-    *("checkpoints", "tokens"),
-)
 
 
 def write_run(
@@ -47,34 +27,24 @@ def write_run(
     *,
     overwrite: bool,
 ) -> None:
-    """A run. Its config comes last: without one, a folder is no run."""
+    """Write a run. Its config.toml comes last: without one, a folder is not a run."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file; choose another folder")
-    with folder_lock(folder, "saving a run"), convert_write_errors(folder):
+    with folder_lock(folder, "saving a run"), write_errors(folder):
         prepare_folder(folder, overwrite=overwrite)
         for name, tokenizer in tokenizers.items():
             tokenizer.save(folder / name)
-        model_path, config_path = folder / MODEL_FILE, folder / "config.toml"
+        model_path, config_path = folder / MODEL_FILE, folder / CONFIG_FILE
         weights.save_tensors(temporary_path(model_path), parameters)
-        temporary_path(config_path).write_bytes(
-            to_toml(config, {"format": RUN_FORMAT, "triform": triform.__version__}).encode()
-        )
+        temporary_path(config_path).write_bytes(encode_run_config(config))
         replace_files({temporary_path(model_path): model_path, temporary_path(config_path): config_path})
 
 
-@contextmanager
-def convert_write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
-
-
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """An empty folder: an older run goes only if that was asked for, and what is not a run's stays."""
+    """Remove an older run if that was asked for; files that are not a run's stay."""
     run_files = [path for pattern in RUN_FOLDER_PATTERNS for path in folder.glob(pattern)]
     others = [path for path in folder.iterdir() if path not in run_files and not path.name.startswith(".")]
-    if others and folder / "config.toml" not in run_files:
+    if others and folder / CONFIG_FILE not in run_files:
         raise CheckpointError(f"{folder}: exists and is not a run folder; choose another one")
     if run_files and not overwrite:
         raise CheckpointError(f"{folder}: already holds a run; choose another folder, or give overwrite=True")
@@ -83,19 +53,8 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def read_config(folder: Path, *, verify: bool = True) -> Config:
-    config_path = folder / "config.toml"
-    if not config_path.exists():
-        raise CheckpointError(f"{folder}: is not a run folder: it has no config.toml")
-    refuse_special_files(folder)
+    """Return the settings of a run; with `verify`, all of its files are compared with their digests."""
+    config = read_run_config(folder, verify=verify)
     if verify:
-        digests.verify_digests(folder)
-    try:
-        document = load_toml(config_path)
-        if int(document.get("format", 0)) > RUN_FORMAT:
-            raise CheckpointError(f"{folder}: was made by a newer Triform: upgrade to open it")
-        settings = parse_settings(document, config_path)
-        if LAST_CONFIG_KEY not in settings or not config_path.read_bytes().endswith(b"\n"):
-            raise CheckpointError(f"{folder}: is damaged (config.toml lacks its end)")
-        return build_config(settings)
-    except (ConfigError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder}: is damaged ({error})") from None
+        verify_digests(folder)
+    return config

@@ -32,12 +32,13 @@ from triform.config.settings import (
     non_default_settings,
 )
 from triform.errors import CheckpointError, ConfigError, RunInterruptedError
+from triform.io.run_layout import CONFIG_FILE, METRICS_FILE, RUN_FOLDER_PATTERNS
 from triform.launch import RunOptions, train
 from triform.reporting.run_report import write_report
 from triform.run import Run, load, resolve_device
 from triform.sklearn.validation import check_settings, resolve_seed, to_python_scalar, translate_errors
 from triform.training.claim import claim_run_folder
-from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder
+from triform.training.run_folder import RunFolder
 
 PARAMETER_SETTINGS = {
     "d_model": "model.d_model",
@@ -193,7 +194,7 @@ class TextEstimator(BaseEstimator):
 
     def _write_files(self, folder: Path) -> None:
         """The config comes last: without one, a folder is no run."""
-        for name, content in sorted(self._files.items(), key=lambda item: item[0] == "config.toml"):
+        for name, content in sorted(self._files.items(), key=lambda item: item[0] == CONFIG_FILE):
             (folder / name).write_bytes(content)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _is_data_setting(name: str) -> bool:
 def read_run_files(folder: Path, hidden_path: Path | None = None) -> dict[str, bytes]:
     """What makes a run folder a run, as bytes; the path of what lay in memory is no one's business."""
     files = {path.name: path.read_bytes() for pattern in PICKLED_FILES for path in sorted(folder.glob(pattern))}
-    if hidden_path is not None and "metrics.jsonl" in files:
+    if hidden_path is not None and METRICS_FILE in files:
         hidden_json = json.dumps(str(hidden_path), ensure_ascii=False)[1:-1].encode()
-        files["metrics.jsonl"] = files["metrics.jsonl"].replace(hidden_json, INPUT_FILE.encode())
+        files[METRICS_FILE] = files[METRICS_FILE].replace(hidden_json, INPUT_FILE.encode())
     return files

@@ -22,10 +22,12 @@ from triform.config import Config
 from triform.config.settings import build_config, parse_settings, to_toml
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import damaged_error, write_errors
+from triform.io.migration import format1_key, migrate_settings, migrate_tensors
 from triform.nn.lora import base_parameter_name, lora_scale, merge_weight
 from triform.training.tensors import read_shapes, read_tensors, validate_finite, write_temporary
 
-ADAPTER_FORMAT = 2  # 1 had no digest
+ADAPTER_FORMAT = 3  # 1 had no digest, 2 the names of run-folder format 1
+OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
 METADATA_KEY = "triform-adapter"  # of the file's metadata
 
 
@@ -78,16 +80,17 @@ class Adapter(NamedTuple):
     config: Config  # of the run that it was learned in
     tensors: dict[str, Tensor]
     base_fingerprint: str
+    has_old_names: bool = False  # whether the fingerprint was computed over the names of run-folder format 1
     notices: tuple[str, ...] = ()
 
     def apply_to(self, model: nn.Module) -> None:
         """Add it to a plain model that holds the base's weights."""
         weights = dict(model.named_parameters())
         layers, full_weights = self._split_tensors(weights)
-        if (
-            weights_fingerprint({name: p for name, p in weights.items() if name not in full_weights})
-            != self.base_fingerprint
-        ):
+        base_weights = {name: p for name, p in weights.items() if name not in full_weights}
+        if self.has_old_names:
+            base_weights = {format1_key(name): p for name, p in base_weights.items()}
+        if weights_fingerprint(base_weights) != self.base_fingerprint:
             raise ConfigError("the base model's weights do not match the adapter (fingerprint differs)")
         with torch.no_grad():
             for name in full_weights:
@@ -148,12 +151,19 @@ def read_adapter(path: Path, *, verify: bool = True) -> Adapter:
             "or give --no-verify (in Python verify=False) to use it all the same"
         )
     validate_finite(path, tensors)
+    has_old_names = metadata["format"] <= OLD_NAMES_FORMAT
     try:
-        config = build_config(parse_settings(tomllib.loads(metadata["config"]), path))
+        document = tomllib.loads(metadata["config"])
+        config = build_config(parse_settings(migrate_settings(document) if has_old_names else document, path))
     except (ConfigError, TypeError, ValueError, RecursionError) as error:
         raise damaged_error(path, error) from None
     return Adapter(
-        path, config, tensors, metadata["base"], (no_digest_notice,) if verify and expected_digest is None else ()
+        path=path,
+        config=config,
+        tensors=migrate_tensors(tensors),
+        base_fingerprint=metadata["base"],
+        has_old_names=has_old_names,
+        notices=(no_digest_notice,) if verify and expected_digest is None else (),
     )
 
 

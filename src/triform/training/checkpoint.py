@@ -42,7 +42,7 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
     tensors = {f"model.{name}": tensor for name, tensor in named_weights(trainer.task.model).items()}
     for index, values in trainer.train_step.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)}
-    tensors |= {f"average.{index}": tensor for index, tensor in enumerate(trainer.train_step.ema)}
+    tensors |= {f"ema.{index}": tensor for index, tensor in enumerate(trainer.train_step.ema)}
     return tensors | {f"rng.{name}": tensor for name, tensor in get_rng_state(trainer.task.device).items()}
 
 
@@ -52,9 +52,9 @@ def checkpoint_state(trainer: Trainer, unlogged_losses: list[float]) -> dict[str
         "progress": vars(trainer.progress),
         "sampler": trainer.sampler.state_dict(),
         "schedule": trainer.schedule.state_dict(),
-        "listeners": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
+        "callbacks": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
         "window": {"losses": unlogged_losses},
-        "marks": trainer.metadata,
+        "metadata": trainer.metadata,
         "finished": trainer.progress.finished,
     }
 
@@ -66,7 +66,7 @@ def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict
         LookupError, TypeError, ValueError, RuntimeError, OverflowError: The checkpoint does not fit the trainer.
     """
     task, train_step = trainer.task, trainer.train_step
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "rng": {}}
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}, "rng": {}}
     for name, tensor in tensors.items():
         part, _, suffix = name.partition(".")
         if part not in parts:
@@ -80,14 +80,14 @@ def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict
     validate_optimizer_state(optimizer_state, train_step.optimizer)
     train_step.optimizer.load_state_dict(train_step.optimizer.state_dict() | {"state": optimizer_state})
     for number, average in enumerate(train_step.ema):
-        average.copy_(parts["average"][str(number)])
+        average.copy_(parts["ema"][str(number)])
     trainer.progress = Progress(**state["progress"])
     if trainer.progress.best is not None and task.metric not in trainer.progress.best:
         raise ValueError(f"progress.best has no {task.metric}")
     trainer.sampler.load_state_dict(state["sampler"])
     trainer.schedule.load_state_dict(state["schedule"])
     for callback in trainer.callbacks:
-        callback.load_state_dict(state["listeners"].get(type(callback).__name__, {}))
+        callback.load_state_dict(state["callbacks"].get(type(callback).__name__, {}))
     losses = state["window"]["losses"]
     trainer.steps_since_log = len(losses)
     train_step.restore_losses(losses)

@@ -58,9 +58,9 @@ STATE_CHECKS: dict[str, Check] = {
     "progress": _is_mapping,
     "sampler": _is_mapping_of(_is_count),
     "schedule": _is_mapping_of(_is_number),
-    "listeners": _is_mapping_of(_is_mapping),
+    "callbacks": _is_mapping_of(_is_mapping),
     "window": _is_mapping,
-    "marks": _is_mapping_of(_is_mapping),
+    "metadata": _is_mapping_of(_is_mapping),
     "finished": _is_text,
 }
 WINDOW_CHECKS: dict[str, Check] = {"losses": _is_list_of(_is_number)}

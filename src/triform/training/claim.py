@@ -10,8 +10,9 @@ from triform.config import Config
 from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import write_errors
+from triform.io.run_layout import RUN_FOLDER_PATTERNS
 from triform.training.length import LENGTH_SETTINGS, apply_length
-from triform.training.run_folder import RUN_FOLDER_PATTERNS, RunFolder
+from triform.training.run_folder import RunFolder
 
 
 def create_default_folder(requested: Settings) -> str:

@@ -16,40 +16,33 @@ from typing import Any
 
 from torch import Tensor
 
-import triform
 from triform.config import Config
-from triform.config.settings import build_config, load_toml, parse_settings, to_toml
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError
 from triform.io import files
-from triform.io.digests import (
-    CHECKPOINT_FILES,
-    DIGESTS_FILE,
-    RUN_FILES,
-    record_digests,
-    replace_files,
-    verify_digests,
-)
+from triform.io.digests import record_digests, replace_files, verify_digests
 from triform.io.errors import damaged_error, write_errors
 from triform.io.locks import folder_lock
+from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
+from triform.io.run_config import encode_run_config, read_run_config, read_run_format
+from triform.io.run_layout import (
+    ADAPTER_FILE,
+    CHECKPOINT_FILES,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    REPORT_FILE,
+    RUN_FILES,
+    RUN_FOLDER_PATTERNS,
+    RUN_FORMAT,
+    STATE_FILE,
+    TENSORS_FILE,
+    TOKENS_FOLDER,
+)
 from triform.training.checkpoint_schema import find_state_problem
-from triform.training.tensors import read_tensors, write_temporary
+from triform.training.tensors import read_shapes, read_tensors, write_temporary
 
-RUN_FORMAT = 1
-LAST_CONFIG_KEY = (
-    "decode.max_new_tokens"  # the last setting of every config.toml: with it and its line's end, one is whole
-)
 UNVALIDATED_SUFFIX = "-unvalidated"  # ends the name of a checkpoint whose validation was interrupted
-RUN_FOLDER_PATTERNS = (
-    "config.toml",
-    "tokenizer*.json",
-    "model.safetensors",
-    DIGESTS_FILE,
-    "adapter.safetensors",
-    "metrics.jsonl",
-    "report.html",
-    "checkpoints",
-    "tokens",
-)
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -61,12 +54,12 @@ class RunFolder:
     def __init__(self, path: Path, *, verify: bool = True) -> None:
         """Without `verify`, files are used even where they do not match their digests."""
         self.path, self.verify = path, verify
-        self.config_file = path / "config.toml"
-        self.model_file = path / "model.safetensors"
-        self.adapter_file = path / "adapter.safetensors"
-        self.metrics_file = path / "metrics.jsonl"
-        self.checkpoints_folder = path / "checkpoints"
-        self.tokens_folder = path / "tokens"
+        self.config_file = path / CONFIG_FILE
+        self.model_file = path / MODEL_FILE
+        self.adapter_file = path / ADAPTER_FILE
+        self.metrics_file = path / METRICS_FILE
+        self.checkpoints_folder = path / CHECKPOINTS_FOLDER
+        self.tokens_folder = path / TOKENS_FOLDER
 
     @contextmanager
     def lock(self, purpose: str) -> Iterator[str]:
@@ -84,13 +77,34 @@ class RunFolder:
             return (f"{self.path}: was saved by an older Triform without digests, so damage would not be noticed",)
         return ()
 
-    def verify_before_resume(self) -> tuple[str, ...]:
-        """Verify the run; without `verify`, record its files as they are, since they count from here on."""
+    def prepare_resume(self) -> tuple[str, ...]:
+        """Verify a run before it is continued, and rewrite one of format 1 as format 2.
+
+        Without `verify`, the digests of its files are recorded as they are, since they count from here on.
+
+        Returns:
+            Notices for the user.
+        """
         notices = self.verify_files()
         if not self.verify:
             with write_errors(self.path, self.path):
                 record_digests(self.path)
+        if self.config_file.exists() and read_run_format(self.path) < RUN_FORMAT:
+            self._migrate()
         return notices
+
+    def _migrate(self) -> None:
+        """Rewrite every file under the names of format 2. The settings come last: they say that all is done."""
+        if checkpoint := self.latest_checkpoint():
+            tensors, state = self.read_checkpoint(checkpoint)
+            with write_errors(checkpoint, self.path):
+                tensors_file, state_file = (checkpoint / name for name in CHECKPOINT_FILES)
+                temporary_state = files.temporary_path(state_file)
+                files.write_text(temporary_state, json.dumps(state))
+                replace_files({write_temporary(tensors_file, tensors): tensors_file, temporary_state: state_file})
+        if self.model_file.exists():
+            self.write_weights(self.read_weights())
+        self.write_config(self.read_config())
 
     def clear(self, *, keep_name: str = "") -> None:
         """Remove what an earlier run left here; files that are not a run's stay."""
@@ -110,7 +124,7 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         with write_errors(self.config_file, self.path):
             temporary = files.temporary_path(self.config_file)
-            temporary.write_bytes(to_toml(config, {"format": RUN_FORMAT, "triform": triform.__version__}).encode())
+            temporary.write_bytes(encode_run_config(config))
             files.fsync_path(temporary)
             replace_files({temporary: self.config_file})
 
@@ -119,34 +133,19 @@ class RunFolder:
         with write_errors(self.model_file, self.path):
             replace_files({write_temporary(self.model_file, weights): self.model_file})
 
-    def read_weights(self) -> dict[str, Tensor]:
-        self.verify_files(self.model_file.name)
-        return read_tensors(self.model_file)
+    def read_weights(self, *, verify: bool = True) -> dict[str, Tensor]:
+        """Return the weights of the model; with `verify`, they are compared with their digest first."""
+        if verify:
+            self.verify_files(self.model_file.name)
+        return migrate_tensors(read_tensors(self.model_file))
+
+    def read_shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of the model's weights, from the header of their file."""
+        return migrate_tensors(read_shapes(self.model_file))
 
     def read_config(self) -> Config:
-        if not self.path.is_dir():
-            raise CheckpointError(f"{self.path}: no such run folder")
-        files.refuse_special_files(self.path)
-        if not self.config_file.exists():
-            seeds = sorted(self.path.glob("seed-*/config.toml"))
-            hint = f"; it holds several seeds, name one of them, such as {seeds[0].parent}" if seeds else ""
-            if (self.path / "config.json").exists():
-                hint = "; of a published model `triform convert import` makes one"
-            raise CheckpointError(f"{self.path}: is not a run folder: it has no config.toml{hint}")
-        self.verify_files(self.config_file.name)
-        try:
-            document = load_toml(self.config_file)
-            if int(document.get("format", 0)) > RUN_FORMAT:
-                version = document.get("triform", "a newer version")
-                raise CheckpointError(
-                    f"{self.path}: was made by Triform {version}; this is {triform.__version__}: upgrade to open it"
-                )
-            settings = parse_settings(document, self.config_file)
-            if LAST_CONFIG_KEY not in settings or not self.config_file.read_bytes().endswith(b"\n"):
-                raise damaged_error(self.path, "config.toml lacks its end")
-            return build_config(settings)
-        except (ConfigError, TypeError, ValueError) as error:
-            raise damaged_error(self.path, error) from None
+        """Return the settings of the run; see `triform.io.run_config.read_run_config`."""
+        return read_run_config(self.path, verify=self.verify)
 
     def write_checkpoint(
         self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, validation_due: bool = False
@@ -182,19 +181,19 @@ class RunFolder:
         candidates = sorted(
             self.checkpoints_folder.glob("step-*"), key=lambda path: (path.name[:14], -len(path.name))
         )[::-1]
-        intact = [path for path in candidates if (path / "state.json").exists()]
+        intact = [path for path in candidates if (path / STATE_FILE).exists()]
         return intact[0] if intact else None
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         files.refuse_special_files(path)
         if self.verify:
             verify_digests(path, CHECKPOINT_FILES)
-        return read_tensors(path / "tensors.safetensors"), self.read_state(path)
+        return migrate_checkpoint_tensors(read_tensors(path / TENSORS_FILE)), self.read_state(path)
 
     def is_complete(self, config: Config | None = None) -> bool:
         """Whether nothing is left to do here, under these settings or its own; the report is written last."""
         same_config = config is None or config == self.read_config()
-        return same_config and self.is_finished() and (self.path / "report.html").exists()
+        return same_config and self.is_finished() and (self.path / REPORT_FILE).exists()
 
     def discard_if_unused(self) -> None:
         """A start that failed leaves no trace where there was no run before; its lock removes an empty folder."""
@@ -216,11 +215,12 @@ class RunFolder:
     def read_state(self, path: Path) -> dict[str, Any]:
         files.refuse_special_files(path)
         if self.verify:
-            verify_digests(path, ["state.json"])
+            verify_digests(path, [STATE_FILE])
         try:
-            state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise damaged_error(path, error) from None
+        state = migrate_state(state) if isinstance(state, dict) else state
         if problem := find_state_problem(state):
             raise damaged_error(path, f"state.json: {problem}")
         return dict(state)

@@ -106,7 +106,7 @@ def _mean_length(prepared: PreparedTask) -> int:
 
 def _check_same_data(folder: RunFolder, current: dict[str, str]) -> None:
     latest = folder.latest_checkpoint()
-    recorded = folder.read_state(latest)["marks"].get("data", {}) if latest else current
+    recorded = folder.read_state(latest)["metadata"].get("data", {}) if latest else current
     for name, digest in current.items():
         if recorded.get(name) != digest:
             raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")

@@ -1,0 +1,29 @@
+"""The layout of a run folder: the names of its files and the version of its format. No torch, no NumPy."""
+
+from __future__ import annotations
+
+RUN_FORMAT = 2  # written into config.toml; `triform.io.migration` reads format 1
+CONFIG_FILE = "config.toml"
+MODEL_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter.safetensors"
+METRICS_FILE = "metrics.jsonl"
+REPORT_FILE = "report.html"
+DIGESTS_FILE = "digests.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+TOKENS_FOLDER = "tokens"
+TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
+# Files that have a digest, in the folder of the run and in the folder of a checkpoint.
+RUN_FILES = (CONFIG_FILE, "tokenizer*.json", MODEL_FILE)
+CHECKPOINT_FILES = (TENSORS_FILE, STATE_FILE)
+# Everything that a run may leave in its folder.
+RUN_FOLDER_PATTERNS = (
+    *RUN_FILES,
+    DIGESTS_FILE,
+    ADAPTER_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    CHECKPOINTS_FOLDER,
+    TOKENS_FOLDER,
+)
+# The last setting of every config.toml. A file that lacks it, or its final newline, is incomplete.
+LAST_CONFIG_KEY = "decode.max_new_tokens"
