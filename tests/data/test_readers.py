@@ -169,7 +169,7 @@ def test_pieces_put_together_are_the_text(
 ) -> None:
     path = write_file(tmp_path_factory.mktemp("txt"), "a.txt", b"\xef\xbb\xbf" + text.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BLOCK", size)
+        patch.setattr(readers, "BLOCK_SIZE", size)
         patch.setattr("triform.data.files.BLOCK_SIZE", size)
         chunks = list(read_chunks(path, DATA_CONFIG))
         assert "".join(chunk.text for chunk in chunks) == text

@@ -21,7 +21,7 @@ from triform.errors import CheckpointError, DataError
 def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of the test's own, for which every file is large."""
     monkeypatch.setenv("TRIFORM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_module, "SMALL", 1)
+    monkeypatch.setattr(cache_module, "MIN_CACHED_BYTES", 1)
     monkeypatch.setattr(files, "MIN_CACHED_BYTES", 1)
     return tmp_path / "cache"
 
@@ -157,7 +157,7 @@ def test_a_failure_while_making_leaves_nothing_behind(tmp_path: Path, cache_root
 def test_small_files_stay_in_the_runs_own_folder(
     tmp_path: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "SMALL", 1000)
+    monkeypatch.setattr(cache_module, "MIN_CACHED_BYTES", 1000)
     cache = build_cache(tmp_path)
     assert cache.get_or_build(1, CountingBuilder()) == tmp_path / "run" / "tokens"
     assert cache.get_or_compute(1, lambda: (1, "a")) == (1, "a")

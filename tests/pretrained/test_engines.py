@@ -79,9 +79,8 @@ def test_a_decoder_scores_and_writes_alike_in_ctranslate2(
     actual = np.asarray(engine.forward_batch(tokens.tolist(), return_log_probs=False))
     assert relative_difference(torch.from_numpy(actual), expected) < 1e-5
     prompts = [[5, 6, 7], [9, 10], [20, 4, 5, 11, 8]]
-    task_object.config = build_config(
-        {"decode.strategy": "greedy", "decode.max_new_tokens": 20}, task_object.config
-    )
+    settings = {"decode.strategy": "greedy", "decode.max_new_tokens": 20}
+    task_object = task_object.with_config(build_config(settings, task_object.config))
     results = engine.generate_batch(
         [[char_tokenizer.vocabulary[token] for token in prompt] for prompt in prompts],
         max_length=20,
@@ -368,10 +367,8 @@ def test_a_sentencepiece_model_goes_along_and_is_asked_itself(
         )  # fmt: skip
     tokenizer = read_tokenizer(tmp_path / "tokenizer.model")
     task_object = build_task("generate", tokenizer, {"head_bias": False}, **{"tokenizer.kind": "imported"})
-    task_object.config = build_config(
-        {"decode.strategy": "greedy", "decode.max_new_tokens": 40 - len(tokenizer.encode("the"))},
-        task_object.config,
-    )
+    settings = {"decode.strategy": "greedy", "decode.max_new_tokens": 40 - len(tokenizer.encode("the"))}
+    task_object = task_object.with_config(build_config(settings, task_object.config))
     expected = task_object.predict(["the"])[0]
     for export_format in ("hf", "ctranslate2"):
         export(task_object, export_format, tmp_path / export_format)

@@ -209,7 +209,7 @@ def test_a_translator_is_a_marian_for_transformers(translator_run: Run, tmp_path
     reference, tokenizer = load_with_transformers("AutoModelForSeq2SeqLM", folder)
     assert type(reference).__name__ == "MarianMTModel"
     for text in HARD_TEXTS:
-        assert tokenizer(text)["input_ids"] == translator_run.task.source.encode(text), ascii(text)
+        assert tokenizer(text)["input_ids"] == translator_run.task.source_tokenizer.encode(text), ascii(text)
     source, target = torch.tensor([[40, 50, 60, 70]]), torch.tensor([[2, 41, 51]])
     with torch.no_grad():
         expected_logits = reference(input_ids=source, decoder_input_ids=target).logits
@@ -224,7 +224,7 @@ def test_a_translator_is_a_marian_for_transformers(translator_run: Run, tmp_path
 
 def test_a_translator_writes_the_same_in_ctranslate2(translator_run: Run, tmp_path: Path) -> None:
     folder = export_with_cli(translator_run, "ctranslate2", tmp_path / "out")
-    tokenizer = translator_run.task.source
+    tokenizer = translator_run.task.source_tokenizer
     pieces = [[tokenizer.vocabulary[token] for token in row] for row in tokenizer.encode_batch(NUMBERS)]
     engine = ctranslate2.Translator(str(folder), intra_threads=1)
     suppressed = [[tokenizer.vocabulary[token]] for token in tokenizer.banned_tokens]

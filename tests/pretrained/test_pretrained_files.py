@@ -156,7 +156,7 @@ def test_old_and_new_ways_to_tell_rotary_scaling_are_one(tmp_path: Path) -> None
 def test_dynamic_scaling_is_said_to_change_nothing(tmp_path: Path) -> None:
     imported = load_pretrained(save_model(TINY_MODELS["llama dynamic"].build(), tmp_path), "generate")
     assert imported.config.model.rotary_scaling == ()
-    assert any("begins beyond 24 tokens" in notice for notice in imported.notices)
+    assert any("starts beyond 24 tokens" in notice for notice in imported.notices)
 
 
 def test_fewer_tokens_may_be_read_than_the_model_could(tmp_path: Path) -> None:
@@ -222,7 +222,9 @@ def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> Non
     old, new = load_pretrained(folder, "classify"), load_pretrained(folder, "classify", labels=("no", "yes"))
     assert new.sizes.n_labels == 2
     assert weights_equal(new.model.encoder, old.model.encoder)
-    assert torch.equal(new.model.head[0].weight, old.model.head[0].weight)  # the pooler
+    assert torch.equal(
+        new.model.classification_head[0].weight, old.model.classification_head[0].weight
+    )  # the pooler
     assert new.notices == ("the scores of labels are new: they know nothing before they are trained",)
 
 
@@ -238,7 +240,9 @@ def test_a_bert_that_only_read_has_its_pooler_and_new_scores(tmp_path: Path) -> 
     model = imported.model.eval()
     with torch.no_grad():
         expected = reference(input_ids=random_tokens(), attention_mask=keep.long()).pooler_output
-        pooled = model.head[1](model.head[0](model.encoder(random_tokens(), keep)[:, 0]))
+        pooled = model.classification_head[1](
+            model.classification_head[0](model.encoder(random_tokens(), keep)[:, 0])
+        )
     assert relative_difference(pooled, expected) < 1e-5
 
 

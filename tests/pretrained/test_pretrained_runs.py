@@ -74,7 +74,7 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
     )  # fmt: skip
     events = (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
     assert "35 tensors taken" in events, "the pooler, which knows nothing of labels, among them"
-    assert "2 tensors new: head 2" in events
+    assert "2 tensors new: classification_head 2" in events
     assert trained_run.predict(["a film"])[0].output in ("0", "1")
     imported_folders = list((tmp_path / "cache" / "imported").iterdir())
     assert len(imported_folders) == 1, "a folder is read once"
@@ -90,7 +90,7 @@ def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: 
     pairs.write_text("".join(f"the film was {word}\ta {word} film\n" for word in ("good", "bad") * 20))
     train_settings: Any = {
         "data": str(pairs),
-        "base": str(bert),
+        "init_from": str(bert),
         "device": "cpu",
         "quiet": True,
         "train": {"max_steps": 1},

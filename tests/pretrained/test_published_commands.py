@@ -151,21 +151,23 @@ def test_a_published_marian_translates_learns_and_leaves(marian: Path, tmp_path:
     expected = tuned.predict([text], strategy="greedy", max_new_tokens=12)[0].output
     assert translate_with_reference(tmp_path / "hf", text) == expected
     _, tokenizer = load_reference(tmp_path / "hf")
-    assert tokenizer(text)["input_ids"] == tuned.task.source.special.whole(tuned.task.source.encode(text))
+    assert tokenizer(text)["input_ids"] == tuned.task.source_tokenizer.special_tokens.wrap(
+        tuned.task.source_tokenizer.encode(text)
+    )
 
 
 def test_a_published_marian_leaves_for_ctranslate2(marian: Path, tmp_path: Path) -> None:
     run_cli("convert", "import", marian, "--out", tmp_path / "run")
     run_cli("convert", "export", tmp_path / "run", "--to", "ctranslate2", "--out", tmp_path / "ct2")
     run: Any = triform.load(tmp_path / "run", device="cpu")
-    vocabulary = run.task.source.vocabulary
-    source = run.task.source.special.whole(run.task.source.encode(PAIRS[0][0]))
+    vocabulary = run.task.source_tokenizer.vocabulary
+    source = run.task.source_tokenizer.special_tokens.wrap(run.task.source_tokenizer.encode(PAIRS[0][0]))
     result = ctranslate2.Translator(str(tmp_path / "ct2"), intra_threads=1).translate_batch(
         [[vocabulary[token] for token in source]], beam_size=1, min_decoding_length=0, max_decoding_length=12,
         suppress_sequences=[["<pad>"]],
     )[0]  # fmt: skip
     expected = run.predict([PAIRS[0][0]], strategy="greedy", max_new_tokens=12)[0].output
-    assert run.task.target.decode([vocabulary.index(piece) for piece in result.hypotheses[0]]) == expected
+    assert run.task.target_tokenizer.decode([vocabulary.index(piece) for piece in result.hypotheses[0]]) == expected
     code = (tmp_path / "ct2/README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     exec(code, {})
 
@@ -228,7 +230,7 @@ def test_shards_of_half_precision_are_read(
 
 def test_a_folder_is_read_once(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original_read, calls = run_import.read_checkpoint, []
-    monkeypatch.setattr(run_import, "read_folder", lambda path: calls.append(path) or original_read(path))
+    monkeypatch.setattr(run_import, "read_checkpoint", lambda path: calls.append(path) or original_read(path))
     run_import.import_run(llama, tmp_path / "run")
     assert calls == [llama]
     assert RunFolder(tmp_path / "run").read_config().task == "generate"

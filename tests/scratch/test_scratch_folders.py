@@ -267,16 +267,16 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     config.write_text(config.read_text().replace('positions = "learned"', 'positions = "rotary"'))
     with pytest.raises(triform.ConfigError, match=r"model.positions=rotary is not known to triform\.scratch"):
         scratch.load(tmp_path, verify=False)
-    config.write_text(config.read_text().replace("format = 1", "format = 9"))
-    with pytest.raises(CheckpointError, match="newer Triform"):
+    config.write_text(config.read_text().replace("format = 2", "format = 9"))
+    with pytest.raises(CheckpointError, match="upgrade to open it"):
         scratch.load(tmp_path, verify=False)
     config.write_text("[model]\nwings = 2\n")
     with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
         scratch.load(tmp_path, verify=False)
     config_text = (runs["classify"].path / "config.toml").read_text()
     bad_formats = (
-        config_text.replace("format = 1", 'format = "x"'),
-        config_text.replace("format = 1", "format = [1]"),
+        config_text.replace("format = 2", 'format = "x"'),
+        config_text.replace("format = 2", "format = [1]"),
     )
     for damage in (*bad_formats, "", "= [", config_text[:-1]):
         config.write_text(damage)

@@ -27,6 +27,7 @@ TRAIN_SETTINGS = {"max_steps": 4, "eval_every": 2, "checkpoint_every": 2}
 OPTIONS: dict[str, Any] = {"device": "cpu", "quiet": True}
 TEXTS = ["word1 thing", "word3"]
 N_MUTATIONS = 60  # of each kind of file
+FORMAT1 = Path(__file__).parent / "format1"  # runs of run-folder format 1
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ def change_entry(state: dict[str, Any], path: str, value: object) -> dict[str, A
         ("progress.best", {"loss": 1.0}), ("progress.seconds", None), ("progress.wings", 2),
         ("progress.lowest_loss", "low"),
         ("sampler", {}), ("sampler.position", 10**6), ("sampler.position", 0.5), ("sampler.epoch", "x"),
-        ("listeners.MetricsFile", {}), ("listeners.MetricsFile", 3), ("window.losses", ["x"]),
+        ("callbacks.MetricsFile", {}), ("callbacks.MetricsFile", 3), ("window.losses", ["x"]),
         ("window.losses", [1.0] * 10_000), ("schedule", [1]), ("metadata", {"data": 3}),
     ],
 )  # fmt: skip
@@ -339,13 +340,12 @@ def test_an_adapter_with_other_tensors_is_one_line(made: Run, adapted: Path, tmp
             load(made.path, device="cpu", adapter=path, verify=False)
 
 
-def test_an_older_adapter_without_a_digest_opens_with_a_notice(made: Run, adapted: Path, tmp_path: Path) -> None:
-    path = tmp_path / "adapter.safetensors"
-    metadata = {name: value for name, value in read_adapter_metadata(adapted).items() if name != "sha256"} | {
-        "format": 1
-    }
+def test_an_older_adapter_without_a_digest_opens_with_a_notice(tmp_path: Path) -> None:
+    adapted, path = FORMAT1 / "adapter", tmp_path / "adapter.safetensors"
+    metadata = {name: value for name, value in read_adapter_metadata(adapted).items() if name != "sha256"}
+    metadata |= {"format": 1}
     save_file(load_file(adapted / "adapter.safetensors"), path, {METADATA_KEY: json.dumps(metadata)})
-    opened = load(made.path, device="cpu", adapter=path)
+    opened = load(FORMAT1 / "plain", device="cpu", adapter=path)
     assert opened.notices == (
         f"{path}: was saved by an older Triform without a digest, so damage would not be noticed",
     )
