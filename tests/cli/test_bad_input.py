@@ -598,7 +598,7 @@ def test_what_is_no_run_folder_is_not_opened(triform: Command, tmp_path: Path, f
 def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path: Path, classifier: Path) -> None:
     run = copy_run(classifier, tmp_path)
     config = run / "config.toml"
-    newer = config.read_text().replace("format = 1", "format = 99").replace("[model]", "[model]\nwings = 2")
+    newer = config.read_text().replace("format = 2", "format = 99").replace("[model]", "[model]\nwings = 2")
     config.write_text(newer.replace(f'"{package.__version__}"', '"9.0.0"'))
     record_digests(run)
     before = read_folder(run)
