@@ -8,7 +8,31 @@ import math
 
 import pytest
 
-from triform.formatting import format_mean, format_metric, format_range, metric_label, print_message
+from triform.formatting import (
+    format_duration,
+    format_mean,
+    format_metric,
+    format_range,
+    metric_label,
+    print_message,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.000347, "0.35 ms"),
+        (0.0935, "94 ms"),
+        (0.99999, "1.0 s"),
+        (8.34, "8.3 s"),
+        (9.97, "10 s"),
+        (59.7, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7800, "2 h 10 min"),
+    ],
+)
+def test_a_duration_reads_as_people_say_it(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

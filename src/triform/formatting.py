@@ -157,6 +157,25 @@ def metric_info(name: str) -> MetricInfo:
     return METRICS[name]
 
 
+def format_duration(seconds: float) -> str:
+    """A duration as people say it, with two or three digits that matter.
+
+    >>> [format_duration(seconds) for seconds in (0.00035, 0.094, 8.34, 12.4, 185, 7800)]
+    ['0.35 ms', '94 ms', '8.3 s', '12 s', '3 min 05 s', '2 h 10 min']
+    """
+    if seconds < 0.0095:
+        return f"{1e3 * seconds:.2f} ms"
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole_seconds:02d} s" if minutes else f"{whole_seconds} s"
+
+
 def metric_label(name: str) -> str:
     """A metric's name as it is written in a sentence."""
     return METRICS[name].label if name in METRICS else name.replace("_", " ")

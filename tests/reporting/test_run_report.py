@@ -137,7 +137,7 @@ def test_every_number_in_the_tiles_is_the_one_in_the_metrics(report: Callable[..
         "Best accuracy": ("95.00 %", "at step 300"),
         "Steps": ("300", "of 300"),
         "Parameters": ("576,467", "vocabulary of 263"),
-        "Time": ("1 m 01 s", "training"),
+        "Time": ("1 min 01 s", "training"),
         "Tokens per second": ("51,150", "median"),
         "Device": ("cpu", "fp32"),
     }
@@ -174,7 +174,7 @@ def test_a_run_that_is_still_going_has_a_report(report: Callable[..., str]) -> N
     cards = page.stat_cards()
     assert cards["Best accuracy"] == ("–", "not validated yet")
     assert cards["Steps"] == ("50", "of 300")
-    assert cards["Time"] == ("10.0 s", "so far")
+    assert cards["Time"] == ("10 s", "so far")
     assert ("progress", {"max": "300", "value": "50"}) in page.tags
 
 
@@ -332,7 +332,7 @@ def test_the_scoreboard_shows_each_task_and_links_to_its_report(tmp_path: Path) 
     ]
     page = ParsedPage(write_scoreboard(tmp_path / "index.html", rows).read_text(encoding="utf-8"))
     words = [data for _, data in page.texts]
-    for expected in ["1 of 2", "Tells <b> from <i>", "98.00 %", "≥ 95.00 %", "✓ yes", "✗ no", "≤ 2", "1 m 01 s"]:
+    for expected in ["1 of 2", "Tells <b> from <i>", "98.00 %", "≥ 95.00 %", "✓ yes", "✗ no", "≤ 2", "1 min 01 s"]:
         assert expected in words
     assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["runs/a%20b/report.html"] * 4
 

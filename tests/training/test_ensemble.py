@@ -513,7 +513,7 @@ def test_a_validation_of_all_is_one_line_with_mean_and_spread() -> None:
         run_progress.on_event(
             {"event": "end", "step": 20, "reason": "max_steps", "seconds": 3.0, "best": 1, "best_step": 1}
         )
-    assert out.getvalue().endswith("done after 20 steps, 3 s\n")
+    assert out.getvalue().endswith("done after 20 steps, 3.0 s\n")
 
 
 def test_nobody_waits_to_hear_from_a_member_that_diverged() -> None:

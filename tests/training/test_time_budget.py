@@ -90,7 +90,7 @@ def test_a_budget_without_room_for_a_step_is_said(
     folder = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_minutes": 0.05}, quiet=False)
     assert folder.read_config().train.max_steps == 1
     assert (
-        "warning: train.max_minutes=0.05 is too short for one step and its validation, which take about 6 s; "
+        "warning: train.max_minutes=0.05 is too short for one step and its validation, which take about 6.0 s; "
         "training for one step all the same\n"
     ) in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triform.cli.options import DeviceOption, JsonOption, print_json
-from triform.formatting import echo, format_metric, print_table
+from triform.formatting import echo, format_duration, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -116,7 +116,7 @@ def _print_scoreboard(rows: list[ScoreboardRow], page: Path) -> None:
         score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
         direction = "above" if row.higher_is_better else "below"
         reached = "reached" if row.reached else "missed"
-        table.append([row.task, row.metric, score, f"{direction} {target}", reached, f"{row.seconds:.0f} s"])
+        table.append([row.task, row.metric, score, f"{direction} {target}", reached, format_duration(row.seconds)])
     print_table(table, align="llrrlr")
     echo(f"report: {page}")
     folder = rows[0].report.parent.parent

@@ -24,11 +24,11 @@ from triform.experiments.study_tables import (
     variant_rows,
     verdict_lines,
 )
-from triform.formatting import format_mean, metric_info, metric_label
+from triform.formatting import format_duration, format_mean, metric_info, metric_label
 from triform.reporting import pages
 from triform.reporting.interval_plot import Strip, render_interval_plot
 from triform.reporting.mean_curves import COLOURS, colour_class, render_mean_chart
-from triform.reporting.pages import format_duration, render_section, render_stat_card, render_table
+from triform.reporting.pages import render_section, render_stat_card, render_table
 from triform.reporting.run_history import read_history
 
 MAX_VISIBLE_PAIRS = 10  # more of them are folded away

@@ -13,9 +13,8 @@ from triform.errors import format_notice
 from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
 from triform.experiments.plan import VALIDATION_SET
 from triform.experiments.results import Comparison, StudyResult, VariantSummary, direction_label
-from triform.formatting import has_percent_scale, metric_info
+from triform.formatting import format_duration, has_percent_scale, metric_info
 from triform.io.errors import write_run_text
-from triform.reporting.pages import format_duration
 
 TableRow = Sequence[str]
 

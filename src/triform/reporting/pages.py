@@ -64,15 +64,6 @@ def render_notices(title: str, texts: Iterable[str], *, warning: bool = False) -
     )
 
 
-def format_duration(seconds: float) -> str:
-    """Seconds as text, such as `8.3 s`, `2 m 05 s` or `1 h 30 m`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} m" if hours else f"{minutes} m {remainder:02d} s"
-
-
 def write_page(path: Path, text: str) -> Path:
     """Write a page so that the file is complete whenever it can be seen."""
     write_text(path, text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from triform import __version__
-from triform.formatting import METRICS, format_metric, metric_label, metric_title
+from triform.formatting import METRICS, format_duration, format_metric, metric_label, metric_title
 from triform.reporting.charts import (
     Chart,
     Curve,
@@ -23,7 +23,6 @@ from triform.reporting.charts import (
     smooth,
 )
 from triform.reporting.pages import (
-    format_duration,
     render_html_page,
     render_notices,
     render_section,

@@ -10,16 +10,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from triform import __version__
-from triform.formatting import format_metric, metric_info, metric_title
+from triform.formatting import format_duration, format_metric, metric_info, metric_title
 from triform.reporting.charts import render_chart
-from triform.reporting.pages import (
-    format_duration,
-    render_html_page,
-    render_section,
-    render_stat_card,
-    render_table,
-    write_page,
-)
+from triform.reporting.pages import render_html_page, render_section, render_stat_card, render_table, write_page
 from triform.reporting.run_history import read_history
 from triform.reporting.run_report import headline_charts, render_sample_table
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from triform.formatting import format_metric, print_message
+from triform.formatting import format_duration, format_metric, print_message
 from triform.training.trainer import Callback, Event
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ProgressDisplay(Callback):
         if seconds >= MIN_EXPECTED_SECONDS:
             suffix = ", without validations" if self.time_left.excludes_validations else ""
             self._print_line(
-                f"about {format_seconds(seconds)} for {'the next ' if step > steps else ''}{steps} steps{suffix}"
+                f"about {format_duration(seconds)} for {'the next ' if step > steps else ''}{steps} steps{suffix}"
             )
 
     def _on_train(self, event: Event) -> None:
@@ -124,7 +124,7 @@ class ProgressDisplay(Callback):
             best_text = (
                 f"; best {self.metric} {format_metric(self.metric, event['best'])} at step {event['best_step']}"
             )
-        elapsed = f"{event['step']} steps, {format_seconds(event['seconds'])}"
+        elapsed = f"{event['step']} steps, {format_duration(event['seconds'])}"
         throughput = f"; {self.throughput_text}" if self.throughput_text else ""
         self._print_line(f"{reasons[event['reason']]} after {elapsed}{best_text}{throughput}")
 
@@ -186,7 +186,7 @@ class TimeEstimator:
     def format_left(self, now: float) -> str:
         if not self.is_known:
             return ""
-        return f"{'over ' if self.excludes_validations else ''}{format_seconds(self.seconds_left(now))} left"
+        return f"{'over ' if self.excludes_validations else ''}{format_duration(self.seconds_left(now))} left"
 
 
 class TerminalBar:
@@ -257,26 +257,9 @@ def format_throughput(event: Event) -> str:
     """How fast it goes: what there is of tokens a second, step time, share of real tokens, memory, utilisation."""
     parts = [f"{event['tokens_per_s']:,.0f} tokens/s"]
     if "step_ms" in event:
-        parts += [f"{format_milliseconds(event['step_ms'])} a step", f"{100 * event['real_share']:.0f} % real"]
+        parts += [f"{format_duration(event['step_ms'] / 1000)} a step", f"{100 * event['real_share']:.0f} % real"]
     if event.get("peak_memory"):
         parts.append(f"{event['peak_memory'] / 2**30:.2f} GiB")
     if "utilisation" in event:
         parts.append(f"{100 * event['utilisation']:.1f} % of the card")
     return "  ".join(parts)
-
-
-def format_milliseconds(milliseconds: float) -> str:
-    """0.35 ms, 94 ms, 13.7 s."""
-    if milliseconds >= 1000:
-        return f"{milliseconds / 1000:.1f} s"
-    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2f} ms"
-
-
-def format_seconds(seconds: float) -> str:
-    """12 s, 3 min 05 s, 2 h 10 min."""
-    total_seconds = round(seconds)
-    if total_seconds < 60:
-        return f"{total_seconds} s"
-    if total_seconds < 3600:
-        return f"{total_seconds // 60} min {total_seconds % 60:02d} s"
-    return f"{total_seconds // 3600} h {total_seconds % 3600 // 60:02d} min"

@@ -11,10 +11,10 @@ import torch
 from triform.config import Config, TrainConfig
 from triform.config.settings import Settings, build_config
 from triform.errors import WarningText
+from triform.formatting import format_duration
 from triform.progress import report_progress_to
 from triform.tasks.defaults import resolve_step_defaults
 from triform.tasks.task import PreparedTask
-from triform.training.display import format_seconds
 from triform.training.length import count_steps
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
@@ -51,7 +51,7 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
     remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
     steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, config.train)
     seconds = estimate_seconds(steps, eval_every, step_seconds, valid_seconds)
-    duration = format_seconds(seconds)
+    duration = format_duration(seconds)
     if steps < max_steps:
         overrides: Settings = {"train.max_steps": steps, "train.epochs": 0.0, "train.eval_every": eval_every}
         fitted = build_config(overrides, config)

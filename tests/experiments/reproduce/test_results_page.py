@@ -82,7 +82,7 @@ def test_a_section_has_reported_and_own_figures_baselines_and_circumstances() ->
     page = format_section(SYSTEMS["speeches-lm"], result)
     assert "| *reported, as-reported* | 375.02 | 476.34 | 414.64 | 162.97 |" in page
     assert "| **as-reported** | 381.00 ± 12.71 | 481.00 ± 12.71 | 421.00 ± 12.71 | 160.00 ± 0.00 |" in page
-    assert "| 855,890 | 2 | 1 m 23 s |" in page
+    assert "| 855,890 | 2 | 1 min 23 s |" in page
     assert "| **best** | not run |" in page
     assert "| baseline: ngram | 240.50 |" in page
     assert "| baseline: other | not fitted: too little text |" in page

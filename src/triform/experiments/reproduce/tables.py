@@ -9,7 +9,7 @@ from typing import Any
 from triform.evaluation.statistics import holm, paired_test, summarise, verdict
 from triform.experiments.reproduce.outcome import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
-from triform.reporting.pages import format_duration
+from triform.formatting import format_duration
 
 NOT_RUN_TEXT = "not run"
 MEAN_TOLERANCE = 1e-9  # of a mean: what is just the target on paper may lie a hair beside it
