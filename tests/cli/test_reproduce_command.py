@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triform.experiments.reproduce.outcome import empty_result, write_result
+from triform.experiments.reproduce.result_file import empty_result, write_result
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 

@@ -14,7 +14,7 @@ from triform.config.presets import SYSTEM_PRESETS
 from triform.config.settings import build_config
 from triform.errors import ConfigError, RunInterruptedError
 from triform.experiments.reproduce import systems as reference
-from triform.experiments.reproduce.runner import ReproduceOptions, run_variant
+from triform.experiments.reproduce.options import ReproduceOptions, run_variant
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.defaults import resolve_patience

@@ -45,7 +45,7 @@ def reproduce(
         echo(f"page: {write_results_page(results, Path(out or 'docs/results.md'))}")
         return
     from triform.errors import ConfigError
-    from triform.experiments.reproduce.runner import ReproduceOptions
+    from triform.experiments.reproduce.options import ReproduceOptions
     from triform.experiments.reproduce.runner import reproduce as run
     from triform.experiments.reproduce.systems import match_systems
     from triform.experiments.reproduce.tables import format_section

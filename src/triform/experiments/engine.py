@@ -67,6 +67,11 @@ class SeedResult:
     failure: str = ""
     evaluations: Mapping[str, JsonDict] = field(default_factory=dict)
 
+    def progress(self) -> JsonDict:
+        """The state of training in the latest checkpoint: step, best metrics, seconds."""
+        latest = self.folder.latest_checkpoint()
+        return dict(self.folder.read_state(latest)["progress"]) if latest else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:

@@ -133,8 +133,7 @@ def _read_run(study: Study, variant: str, seed_result: SeedResult) -> RunResult:
     )
     if run.failure:
         return run
-    latest = folder.latest_checkpoint()
-    progress = folder.read_state(latest)["progress"] if latest else {}
+    progress = seed_result.progress()
     metric_values = _read_metrics(study, seed_result, history, progress.get("best"))
     leak_notices = [
         text for event in history.events["notice"] if LEAK_PHRASE in (text := str(event.get("text", "")))

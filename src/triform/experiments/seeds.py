@@ -1,4 +1,4 @@
-"""Several seeds of one thing: a folder each, trained together where that is faster, and what they came to."""
+"""Train several seeds of one configuration, each in its own run folder; small models are trained together."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from triform.training.setup import initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
-TRAINING_LOSS = "training loss"  # what is compared where nothing was held out
+TRAINING_LOSS = "training loss"  # the metric where nothing was held out
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedResults:
-    """Runs that differ in nothing but their seeds, and how far apart they ended."""
+    """Runs that differ only in their seeds, with the validation metric of each."""
 
     path: Path
     folders: tuple[Path, ...]
     metric: str
-    values: tuple[float, ...]  # of the best weights of each; of the last ones, where nothing was held out
+    values: tuple[float, ...]  # of the best weights of each run; of the last weights where nothing was held out
 
     @property
     def summary(self) -> SampleSummary:
@@ -63,7 +63,7 @@ class SeedResults:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """A seed, its folder, and the settings that are stored there if its run is to go on."""
+    """A seed, its folder, and the stored settings if its run is to be resumed."""
 
     seed: int
     folder: RunFolder
@@ -79,9 +79,21 @@ def train_seeds(
     options: RunOptions | None = None,
     **settings: Any,
 ) -> SeedResults:
-    """Train `seeds` models that differ only in their seeds, counted from `seed`, each in OUT/seed-NUMBER.
+    """Train models that differ only in their seeds, each in OUT/seed-N.
 
-    Everything else is said as to `train`. Small models are trained all at once, which costs little more than one.
+    Small models are trained together in one batched computation, which costs little more than training one.
+
+    Args:
+        task: `classify`, `generate` or `translate`.
+        seeds: Number of models; their seeds count up from the setting `seed`.
+        preset: Name of a preset.
+        config: A TOML file or a `Config`.
+        options: How to run; the fields of `RunOptions` may also be given as keyword arguments.
+        **settings: Settings as for `train`.
+
+    Raises:
+        DivergedError: At least one of the models diverged; the others were trained.
+        RunInterruptedError: Training was interrupted; the message names the command that resumes it.
     """
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)
@@ -91,9 +103,8 @@ def train_seeds(
     out = resolve_out_folder(requested, options)
     first_seed = build_config(requested).seed
     seed_options = f" --seeds {seeds}" + (f" --seed {first_seed}" if first_seed else "")
-    return _collect_results(
-        out, train_seed_list(out, requested, range(first_seed, first_seed + seeds), options, seed_options)
-    )
+    seed_runs = train_seed_list(out, requested, range(first_seed, first_seed + seeds), options, seed_options)
+    return collect_results(out, [seed_run.folder for seed_run in seed_runs])
 
 
 def train_seed_list(
@@ -170,7 +181,7 @@ def _train_unfinished(
 def _claim_folders(
     out: Path, requested: Settings, seeds: Sequence[int], options: RunOptions, exit_stack: ExitStack
 ) -> list[SeedRun]:
-    """Lock the folder of every seed, until `held` is closed."""
+    """Lock the folder of every seed until the exit stack is closed."""
     if (out / "config.toml").exists():
         raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
     if options.resume and not any((out / f"seed-{seed}" / "config.toml").exists() for seed in seeds):
@@ -196,7 +207,7 @@ def _train_group(
     device = resolve_device(options.device)
     lead_run = next(
         (seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0]
-    )  # it reads the data, for all
+    )  # prepares the data for all
     config = lead_run.stored_config or replace(common_config, seed=lead_run.seed)
     notices = [
         notice for seed_run in seed_runs if seed_run.stored_config for notice in seed_run.folder.prepare_resume()
@@ -226,7 +237,7 @@ def _train_group(
 
 
 class SeedGroup:
-    """The seeds of one command: prepared once, trained together or one after another."""
+    """The unfinished seeds of one configuration: data is prepared once, models are trained together or in turn."""
 
     def __init__(
         self,
@@ -236,7 +247,6 @@ class SeedGroup:
         options: RunOptions,
         seed_options: str,
     ) -> None:
-        """`again` is what must be said of seeds to go on with this command: those that are done count too."""
         self.prepared, self.lead_run, self.seed_runs, self.options, self.seed_options = (
             prepared,
             lead_run,
@@ -244,7 +254,7 @@ class SeedGroup:
             options,
             seed_options,
         )
-        self.config = prepared.task.config  # settled as far as it is the same for all
+        self.config = prepared.task.config  # resolved as far as it is the same for all seeds
 
     def train_sequentially(self) -> None:
         failures: dict[str, DivergedError] = {}
@@ -304,7 +314,7 @@ class SeedGroup:
         self._check_failures({member.folder.path.name: member.failure for member in members if member.failure})
 
     def _prepare_seed(self, seed_run: SeedRun) -> PreparedTask:
-        """What a seed trains: the common data, and a model with the weights it would have drawn alone."""
+        """The common data, and a model with the initial weights that the seed would have in a run of its own."""
         if seed_run is self.lead_run:
             return self.prepared
         torch.manual_seed(seed_run.seed)
@@ -350,17 +360,17 @@ def format_failures(reasons: Mapping[str, str], n_runs: int) -> str:
     return f"{', '.join(reasons)} of {n_runs} diverged{others}: {next(iter(reasons.values()))}"
 
 
-def _collect_results(out: Path, seed_runs: Sequence[SeedRun]) -> SeedResults:
-    metric = TASKS[seed_runs[0].folder.read_config().task].metric
-    values = [_read_best_metric(seed_run.folder, metric) for seed_run in seed_runs]
+def collect_results(out: Path, folders: Sequence[RunFolder]) -> SeedResults:
+    """The validation metric of each run, or the last training loss where nothing was held out."""
+    metric = TASKS[folders[0].read_config().task].metric
+    values = [_read_best_metric(folder, metric) for folder in folders]
     if None in values:
-        metric, values = TRAINING_LOSS, [_read_last_loss(seed_run.folder) for seed_run in seed_runs]
-    present_values = tuple(value for value in values if value is not None)
+        metric, values = TRAINING_LOSS, [_read_last_loss(folder) for folder in folders]
     return SeedResults(
         path=out,
-        folders=tuple(seed_run.folder.path for seed_run in seed_runs),
+        folders=tuple(folder.path for folder in folders),
         metric=metric,
-        values=present_values,
+        values=tuple(value for value in values if value is not None),
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from triform.errors import DataError
-from triform.experiments.reproduce import data as module
+from triform.experiments.reproduce import embeddings
 from triform.experiments.reproduce.data import ExperimentData
+from triform.experiments.reproduce.embeddings import ensure_word_vectors
 from triform.experiments.reproduce.systems import SYSTEMS, match_systems
 from triform.vectors import WordVectors
 
@@ -24,11 +25,11 @@ def prepare_data(data: Path, folder: Path, *, smoke: bool = False) -> Experiment
 def test_vectors_are_learned_from_the_training_file_alone_and_once(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vectors = WordVectors.load(prepare_data(data, tmp_path / "own").ensure_word_vectors())
+    vectors = WordVectors.load(ensure_word_vectors(prepare_data(data, tmp_path / "own")))
     assert [Path(name).name for name in vectors.metadata["texts"]] == ["train_CLS.tsv"]
     assert vectors.width == SYSTEM.word_vector_settings["size"]
-    monkeypatch.setattr(module, "train_word2vec", None)  # it would fail
-    assert prepare_data(data, tmp_path / "own").ensure_word_vectors() == tmp_path / "own" / "vectors.safetensors"
+    monkeypatch.setattr(embeddings, "train_word2vec", None)  # it would fail
+    assert ensure_word_vectors(prepare_data(data, tmp_path / "own")) == tmp_path / "own" / "vectors.safetensors"
 
 
 def test_vectors_beside_the_sets_need_no_gensim_and_must_be_the_right_ones(
@@ -36,22 +37,22 @@ def test_vectors_beside_the_sets_need_no_gensim_and_must_be_the_right_ones(
 ) -> None:
     sets = tmp_path / "sets"
     shutil.copytree(data / "speeches", sets / "speeches")
-    learned = prepare_data(data, tmp_path / "own").ensure_word_vectors()
-    monkeypatch.setattr(module, "train_word2vec", None)
+    learned = ensure_word_vectors(prepare_data(data, tmp_path / "own"))
+    monkeypatch.setattr(embeddings, "train_word2vec", None)
     shared_path = sets / "vectors" / "word-vectors-speeches.safetensors"
     shared_path.parent.mkdir()
     shutil.copy(learned, shared_path)
-    assert prepare_data(sets, tmp_path / "other").ensure_word_vectors() == shared_path
+    assert ensure_word_vectors(prepare_data(sets, tmp_path / "other")) == shared_path
     vectors = WordVectors.load(learned)
     for change in ({"texts": {"test_CLS.tsv": "0123456789abcdef"}}, {"epochs": 39}, {"lowercase": True}):
         WordVectors(vectors.words, vectors.matrix, vectors.metadata | change).save(shared_path)
-        with pytest.raises(DataError, match="is not made as this study asks") as caught:
-            prepare_data(sets, tmp_path / "other").ensure_word_vectors()
+        with pytest.raises(DataError, match="was trained with other settings") as caught:
+            ensure_word_vectors(prepare_data(sets, tmp_path / "other"))
     command = shlex.split(str(caught.value).partition("make it again: ")[2])
     assert command[:3] == ["triform", "vectors", "train"]
     assert " ".join(command[6:]) == "--size 128 --min-count 1 --epochs 40"
-    assert prepare_data(sets, tmp_path / "quick", smoke=True).ensure_word_vectors() == shared_path, (
-        "a quick run only tries the way"
+    assert ensure_word_vectors(prepare_data(sets, tmp_path / "smoke", smoke=True)) == shared_path, (
+        "a smoke run accepts any vectors"
     )
 
 

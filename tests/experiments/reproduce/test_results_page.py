@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from triform.errors import DataError
-from triform.experiments.reproduce.outcome import empty_result, read_result, write_result
 from triform.experiments.reproduce.page import render_pages, write_results_page
+from triform.experiments.reproduce.result_file import empty_result, read_result, write_result
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import SYSTEMS
 from triform.experiments.reproduce.tables import (
@@ -208,13 +208,13 @@ def test_a_section_says_what_each_variant_is() -> None:
         assert f"- {variant.name}: {variant.description}" in page
 
 
-def test_a_quick_run_is_no_result() -> None:
+def test_a_smoke_run_is_no_result() -> None:
     result = make_result(
         "speeches-lm", make_variant_result("best", "best", [perplexity_metrics(1.0, 1.0, 1.0)]), smoke=True
     )
     assert "; wanted " not in format_section(SYSTEMS["speeches-lm"], result)
     assert "; wanted " in format_section(SYSTEMS["speeches-lm"], result | {"quick": False})
-    assert "no figure means anything" in format_section(SYSTEMS["speeches-lm"], result)
+    assert "its figures mean nothing" in format_section(SYSTEMS["speeches-lm"], result)
     line = next(
         line
         for line in summary_table(

@@ -11,12 +11,14 @@ import pytest
 
 from triform.config import DataSizes
 from triform.config.presets import REPORTED_SIZES
-from triform.config.settings import build_config
+from triform.config.settings import Settings, build_config
 from triform.data.catalogue import DATASETS
-from triform.errors import ConfigError, DataError, DivergedError, RunInterruptedError
-from triform.experiments.reproduce import runner
-from triform.experiments.reproduce.outcome import ExperimentResult, empty_result, read_result, write_result
-from triform.experiments.reproduce.runner import ReproduceOptions, reproduce
+from triform.errors import ConfigError, DataError, RunInterruptedError
+from triform.experiments import engine
+from triform.experiments.reproduce import evaluation
+from triform.experiments.reproduce.options import ReproduceOptions
+from triform.experiments.reproduce.result_file import ExperimentResult, empty_result, read_result, write_result
+from triform.experiments.reproduce.runner import reproduce
 from triform.experiments.reproduce.system import ReferenceSystem
 from triform.experiments.reproduce.systems import SYSTEMS, get_system
 from triform.experiments.reproduce.tables import format_section, seed_values
@@ -85,7 +87,7 @@ def run_smoke(system: ReferenceSystem, data: Path, folder: Path, **changes: obje
 @each_system
 def test_a_system_runs_from_data_to_outcome(system: ReferenceSystem, data: Path, tmp_path: Path) -> None:
     result = run_smoke(system, data, tmp_path, seeds=1)
-    assert read_result(tmp_path / "results" / "quick", system.name) == json.loads(json.dumps(result))
+    assert read_result(tmp_path / "results" / "smoke", system.name) == json.loads(json.dumps(result))
     assert [item["name"] for item in result["variants"]] == [item.name for item in system.variants]
     for variant_result in result["variants"]:
         for column in system.columns:
@@ -116,7 +118,7 @@ def test_what_begins_with_a_model_that_is_not_there_is_left_out(
     )
 
 
-def test_a_quick_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
+def test_a_smoke_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
     write_result(tmp_path / "results", empty_result("speeches-lm", smoke=False))
     before = (tmp_path / "results" / "speeches-lm.json").read_bytes()
     run_smoke(LM, data, tmp_path, variant="as-reported", seeds=1)
@@ -139,7 +141,7 @@ def test_rows_that_leak_are_told_and_scored_apart(
 
 def test_the_vocabulary_of_the_speeches_comes_from_both_training_files(data: Path, tmp_path: Path) -> None:
     result = run_smoke(LM, data, tmp_path, variant="as-reported", seeds=1)
-    folder = next((tmp_path / "runs" / "speeches-lm-quick").glob("as-reported-*/seed-0"))
+    folder = next((tmp_path / "runs" / "speeches-lm-smoke").glob("as-reported-*/seed-0"))
     pieces = json.loads((folder / "tokenizer.json").read_text())["tokenizer"]["model"]["vocab"]
     texts = [(data / "speeches" / name).read_text() for name in ("train_CLS.tsv", "train_LM.txt")]
     words = {word for text in texts for word in text.replace(".", " . ").replace("\t", " ").split()} - set("012")
@@ -166,7 +168,7 @@ def test_an_interrupted_system_says_how_to_go_on(
     def interrupt(*arguments: object, **settings: object) -> None:
         raise RunInterruptedError("stopped at step 2; go on with: triform train generate")
 
-    monkeypatch.setattr(runner, "train_seeds", interrupt)
+    monkeypatch.setattr(engine, "train_seed_list", interrupt)
     expected = rf"go on with: triform reproduce speeches-lm --seeds 2 --smoke --data {data} --out {tmp_path}/runs"
     with pytest.raises(RunInterruptedError, match=expected):
         run_smoke(LM, data, tmp_path, seeds=2)
@@ -175,31 +177,40 @@ def test_an_interrupted_system_says_how_to_go_on(
 def test_ctrl_c_while_scoring_says_how_to_go_on_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "evaluate_run", interrupt)
+    monkeypatch.setattr(evaluation, "_evaluate_set", interrupt)
     with pytest.raises(
         RunInterruptedError, match="what was saved is kept; go on with: triform reproduce speeches-lm"
     ):
         run_smoke(LM, data, tmp_path)
 
 
-def test_a_variant_that_diverges_is_told_and_the_others_go_on(
+def test_a_variant_that_diverges_is_reported_and_the_others_are_trained(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = runner.train_seeds
+    as_reported, best = LM.variants
+    unstable: Settings = {"train.optimizer": "sgd", "train.lr": 1e30, "train.clip_norm": 0.0}
+    system = replace(LM, variants=(replace(as_reported, settings=as_reported.settings | unstable), best))
+    for _ in range(2):  # the second call does not train the diverged run again
+        result = run_smoke(system, data, tmp_path, seeds=1)
+        assert [variant["name"] for variant in result["variants"]] == ["best"]
+        assert "| **as-reported** | failed: seed-0 of 1 diverged: the loss is not finite" in format_section(
+            system, result
+        )
+        monkeypatch.setattr(engine, "train_seed_list", None)
 
-    def diverge_or_train(task: str, seeds: int, **settings: object) -> object:
-        if settings["train.lr"] == 1e-3:
-            raise DivergedError("seed-0 of 1 diverged")
-        return train(task, seeds, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner, "train_seeds", diverge_or_train)
-    result = run_smoke(LM, data, tmp_path, seeds=1)
-    assert [variant["name"] for variant in result["variants"]] == ["best"]
-    assert "| **as-reported** | failed: seed-0 of 1 diverged |" in format_section(LM, result)
-    monkeypatch.undo()
+def test_a_second_call_does_not_evaluate_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_smoke(LM, data, tmp_path, seeds=1)
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("evaluated again")
+
+    monkeypatch.setattr(evaluation, "_evaluate_set", fail)
+    second = run_smoke(LM, data, tmp_path, seeds=1)
+    assert [variant["runs"] for variant in second["variants"]] == [variant["runs"] for variant in first["variants"]]
 
 
 def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path: Path) -> None:

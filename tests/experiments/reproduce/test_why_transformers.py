@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from triform.config import DataSizes
 from triform.config.settings import Settings, build_config
 from triform.errors import ConfigError, DivergedError, RunInterruptedError
-from triform.experiments.reproduce.outcome import read_result, write_result
+from triform.experiments import engine
+from triform.experiments.reproduce.options import ReproduceOptions
 from triform.experiments.reproduce.page import render_pages
-from triform.experiments.reproduce.runner import ReproduceOptions
+from triform.experiments.reproduce.result_file import read_result, write_result
 from triform.experiments.reproduce.why import runner
 from triform.experiments.reproduce.why.matching import (
     match_width,
@@ -31,9 +33,9 @@ from triform.experiments.reproduce.why.parts import (
     TED,
     ComparisonTask,
 )
-from triform.experiments.reproduce.why.runner import ComparisonRun, best_learning_rate, why_transformers
+from triform.experiments.reproduce.why.runner import best_learning_rate, why_transformers
 from triform.experiments.reproduce.why.tables import comparison_verdicts, format_section
-from triform.run import Run
+from triform.launch import RunOptions
 from triform.training.trainer import Trainer
 
 REAL_SIZES = {
@@ -103,7 +105,7 @@ def test_every_part_is_run_and_told(smoke_run: tuple[ReproduceOptions, dict[str,
     assert metrics["test"]["rows"] == 12
     assert metrics["unseen"]["rows"] == 4
     page = format_section(result)
-    assert "A quick run" in page
+    assert "A smoke run" in page
     for comparison in (SPEECHES, SHAKESPEARE, TED):
         assert f"### {comparison.title}" in page
     assert page.count("**lstm**") == 9
@@ -115,9 +117,9 @@ def test_what_judges_does_not_choose_the_rate(
     smoke_run: tuple[ReproduceOptions, dict[str, Any]], data: Path
 ) -> None:
     text = "".join((data / "tinyshakespeare" / "input.txt").read_text().splitlines(keepends=True)[:400])
-    [train_file] = (smoke_run[0].out / f"{STUDY_NAME}-quick" / "shakespeare" / "data").glob("learned.txt")
+    [train_file] = (smoke_run[0].out / f"{STUDY_NAME}-smoke" / "shakespeare" / "data").glob("learned.txt")
     assert train_file.read_text() == text[: int(0.9 * len(text))]
-    for run in (smoke_run[0].out / f"{STUDY_NAME}-quick" / "ted").glob("try-*/seed-0/config.toml"):
+    for run in (smoke_run[0].out / f"{STUDY_NAME}-smoke" / "ted").glob("try-*/seed-0/config.toml"):
         config_text = run.read_text()
         assert "valid_fraction = 0.1" in config_text
         assert 'valid_source = ""' in config_text
@@ -136,14 +138,20 @@ def test_the_rate_is_that_of_the_lowest_loss_and_a_model_may_diverge_at_some() -
 def test_a_rate_at_which_a_model_diverges_is_told_and_not_taken(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_run = ComparisonRun._train_run
+    train_seed_list = engine.train_seed_list
 
-    def diverge_or_train(self: ComparisonRun, name: str, settings: Settings, steps: int, seed: int) -> Run:
+    def diverge_or_train(
+        out: Path, settings: Settings, seeds: Sequence[int], options: RunOptions, *, ensemble: bool
+    ) -> object:
+        assert not ensemble, "training time is compared, so every seed is trained by itself"
         if settings.get("train.lr") == LEARNING_RATES[0]:
-            raise DivergedError("the loss is not finite at step 3")
-        return train_run(self, name, settings, steps, seed)
+            (out / "seed-0").mkdir(parents=True)
+            event = {"event": "diverged", "step": 3, "text": "the loss is not finite at step 3"}
+            (out / "seed-0" / "metrics.jsonl").write_text(json.dumps(event))
+            raise DivergedError("seed-0 of 1 diverged: the loss is not finite at step 3")
+        return train_seed_list(out, settings, seeds, options, ensemble=ensemble)
 
-    monkeypatch.setattr(ComparisonRun, "_train_run", diverge_or_train)
+    monkeypatch.setattr(engine, "train_seed_list", diverge_or_train)
     monkeypatch.setattr(runner, "COMPARISON_TASKS", (SPEECHES,))
     options = ReproduceOptions(
         data=str(data), out=tmp_path / "runs", results=tmp_path, device="cpu", smoke=True, seeds=1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
-from triform.experiments.reproduce.outcome import read_result
+from triform.experiments.reproduce.result_file import read_result
 from triform.experiments.reproduce.systems import SYSTEMS
 from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
 from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY

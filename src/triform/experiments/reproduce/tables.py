@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from triform.evaluation.statistics import holm, paired_test, summarise, verdict
-from triform.experiments.reproduce.outcome import ExperimentResult
+from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
 from triform.formatting import format_duration
 
@@ -30,7 +30,7 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None) -> 
             ]
         )
     if result["quick"]:
-        parts.append("A quick run: it shows that everything runs, and no figure means anything.")
+        parts.append("A smoke run: it shows that everything runs, and its figures mean nothing.")
     parts += [_results_table(system, result), *_variant_descriptions(system), *_remarks(system, result)]
     if not result["quick"] and (verdicts := [*target_verdicts(system, result), *pairing_verdicts(system, result)]):
         parts.append("\n".join(f"- {line}" for line in verdicts))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from triform.evaluation.statistics import holm, paired_test, verdict
-from triform.experiments.reproduce.outcome import ExperimentResult
+from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.tables import format_mean_interval, markdown_table, seed_values
 from triform.experiments.reproduce.why.parts import COMPARISON_TASKS, STUDY_NAME, STUDY_TITLE, ComparisonTask
@@ -40,7 +40,7 @@ def format_section(result: ExperimentResult | None) -> str:
     if result is None or not result["parts"]:
         return "\n\n".join([*parts, f"Not run yet: `triform reproduce {STUDY_NAME}`."])
     if result["quick"]:
-        parts.append("A quick run: it shows that everything runs, and no figure means anything.")
+        parts.append("A smoke run: it shows that everything runs, and its figures mean nothing.")
     parts += [INTRODUCTION, LIMITATIONS, *result.get("notes", ())]
     finished = [
         (comparison, result["parts"][comparison.name])

@@ -1,4 +1,4 @@
-"""What is reached without a Transformer, on the same data."""
+"""Baselines that need no neural network, on the data of a reference system."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from triform.data.readers import read_aligned, read_chunks, read_rows
 from triform.evaluation.baselines import fit_baselines
 from triform.evaluation.metrics import Metrics
 from triform.experiments.reproduce.data import ExperimentData
+from triform.experiments.reproduce.embeddings import build_vocabulary
 from triform.tasks.generate import find_split_point
 from triform.text import load_tokenizer
 
 
 def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str, Metrics]], dict[str, str]]:
-    """The scores of each baseline by set, and the reasons of those that could not be fitted."""
+    """The metrics of each baseline by evaluation set, and why a baseline could not be fitted."""
     train_rows, read_set = _rows_and_reader(data)
     tokenizer_options: dict[str, Any] = {}
     if vocabulary_files := next(
         (variant.vocabulary_files for variant in data.system.variants if variant.vocabulary_files), ()
     ):
-        tokenizer = load_tokenizer(data.build_vocabulary(vocabulary_files))
+        tokenizer = load_tokenizer(build_vocabulary(data, vocabulary_files))
         tokenizer_options = {"tokenize": tokenizer.encode, "vocab_size": tokenizer.vocab_size}
     fitted = fit_baselines(data.system.task, train_rows, **tokenizer_options)
     metrics_by_baseline: dict[str, dict[str, Metrics]] = {}
     reasons = dict(fitted.reasons)
     for eval_set, path in data.eval_files().items():
-        if eval_set in ("train", "valid") and path:  # judged to compare settings, not systems
+        if eval_set in ("train", "valid") and path:  # these sets compare variants, not systems
             continue
         baseline_metrics = fitted.evaluate(read_set(path))
         reasons |= baseline_metrics.reasons
@@ -41,7 +42,7 @@ def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str,
 
 
 def _rows_and_reader(data: ExperimentData) -> tuple[Iterable[Any], Callable[[str], Iterable[Any]]]:
-    """The training rows, and what reads a test set; an empty path is what is held out of the training file."""
+    """The training rows, and a reader of evaluation sets; an empty path stands for the held-out part."""
     system, data_config = data.system, DataConfig()
     if system.task == "translate":
         files = [str(data.files[system.files[side]]) for side in ("data.source", "data.target")]

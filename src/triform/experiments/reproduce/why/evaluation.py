@@ -1,9 +1,8 @@
-"""How good a run is, as a whole and by length: each score under the name of the rows it is of."""
+"""Evaluate a run as a whole and by length: each metric under the name of the rows it is computed on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from triform.config import DataConfig
 from triform.data.readers import read_aligned, read_rows
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
 from triform.experiments.reproduce.data import ExperimentData
+from triform.experiments.reproduce.leaks import leaked_mask
 from triform.experiments.reproduce.why.parts import ComparisonTask
 from triform.run import Run
 from triform.tasks.generate import Generate
@@ -20,15 +20,20 @@ MetricsBySet = dict[str, Metrics]
 
 
 def evaluate_by_length(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    return EVALUATORS[comparison.system.task](run, comparison, data)
+    """The metrics of each set and of each length bin that has any rows."""
+    metrics_by_set = EVALUATORS[comparison.system.task](run, comparison, data)
+    return {
+        name: {metric: float(value) for metric, value in metrics.items()}
+        for name, metrics in metrics_by_set.items()
+    }
 
 
 def _classification_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    """Test rows that are also in the training file tell what was remembered: lengths are those of the others."""
+    """Accuracy on all test rows, on those that are not in the training file, and on the latter by length."""
     rows = list(read_rows(data.resolve_path(comparison.system.eval_files["test"]), DataConfig()))
     predictions = run.predict([row.text for row in rows])
     is_correct = [prediction.output == row.label for prediction, row in zip(predictions, rows, strict=True)]
-    unseen = [index for index, is_leaked in enumerate(data.leaked_mask("test")) if not is_leaked]
+    unseen = [index for index, is_leaked in enumerate(leaked_mask(data, "test")) if not is_leaked]
     lengths = [len(rows[index].text.split()) for index in unseen]
 
     def accuracy_at(indices: Sequence[int]) -> Metrics:
@@ -62,7 +67,7 @@ def _translation_metrics(run: Run, comparison: ComparisonTask, data: ExperimentD
 
 
 def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[str, list[int]]:
-    """The places of each bin that has any."""
+    """The indices in each bin that is not empty."""
     indices_by_bin: dict[str, list[int]] = {name: [] for name in comparison.bin_names}
     for index, length in enumerate(lengths):
         indices_by_bin[comparison.bin_name(length)].append(index)
@@ -71,7 +76,7 @@ def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[st
 
 @torch.inference_mode()
 def _language_model_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    """The loss as `evaluate` gives it, and by how many characters of a window were read before, from nothing on."""
+    """The validation loss, and the loss by the number of tokens read since the start of a window."""
     task = run.task
     assert isinstance(task, Generate)
     held_out = task.load_validation_dataset([])
@@ -101,7 +106,3 @@ EVALUATORS: Mapping[str, Callable[[Run, ComparisonTask, ExperimentData], Metrics
     "generate": _language_model_metrics,
     "translate": _translation_metrics,
 }
-
-
-def to_floats(metrics: MetricsBySet) -> dict[str, dict[str, Any]]:
-    return {name: {key: float(value) for key, value in values.items()} for name, values in metrics.items()}

@@ -1,38 +1,48 @@
-"""What a trained run of a system comes to, on every set that it is judged by."""
+"""How the runs of a reference system are evaluated."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
 from triform.data.readers import read_aligned
 from triform.evaluation.metrics import Metrics, compute_translation_metrics, lowercase_bleu
+from triform.experiments.engine import Evaluation, JsonDict
+from triform.experiments.reproduce.data import ExperimentData
 from triform.run import Run
 from triform.tasks.task import add_metric_sums
 
-DECODE_SETTINGS: dict[str, dict[str, object]] = {"greedy": {"strategy": "greedy"}, "beam 5": {"beam_size": 5}}
-WARM_UP_SENTENCES = 64  # sentences translated before the clock starts
+DECODE_SETTINGS: dict[str, dict[str, object]] = {
+    "test greedy": {"strategy": "greedy"},
+    "test beam 5": {"beam_size": 5},
+}
+WARM_UP_SENTENCES = 64  # translated before the clock starts
 
 
-def evaluate_run(run: Run, eval_files: Mapping[str, str]) -> dict[str, Metrics]:
-    """Scores by set. Translations are judged once by each decoding, and timed."""
-    if run.config.task != "translate":
-        return {name: _to_floats(run.evaluate(path)) for name, path in eval_files.items()}
-    metrics = {name: teacher_forced_metrics(run, path) for name, path in eval_files.items()}
-    for decoding, decode_settings in DECODE_SETTINGS.items():
-        metrics[f"test {decoding}"] = timed_translation_metrics(run, eval_files["test"], decode_settings)
-    return metrics
+def system_evaluation(data: ExperimentData) -> Evaluation:
+    """All sets of a system. Translations are evaluated with the true prefix, and decoded in two ways."""
+    eval_sets = data.eval_files()
+    if data.system.task == "translate":
+        eval_sets |= dict.fromkeys(DECODE_SETTINGS, eval_sets["test"])
+    return Evaluation(eval_sets=eval_sets, evaluate=partial(_evaluate_set, task=data.system.task))
 
 
-def _to_floats(metrics: Metrics) -> Metrics:
-    return {name: float(value) for name, value in metrics.items()}
+def _evaluate_set(run: Run, eval_set: str, path: str, *, task: str) -> JsonDict:
+    if task != "translate":
+        metrics = run.evaluate(path)
+    elif eval_set in DECODE_SETTINGS:
+        metrics = timed_translation_metrics(run, path, DECODE_SETTINGS[eval_set])
+    else:
+        metrics = teacher_forced_metrics(run, path)
+    return {"scores": {name: float(value) for name, value in metrics.items()}}
 
 
 @torch.inference_mode()
 def teacher_forced_metrics(run: Run, path: str) -> Metrics:
-    """Loss and share of right tokens where each token is predicted from the true ones before it."""
+    """Loss and token accuracy when each token is predicted from the true tokens before it."""
     task = run.task
     task.model.eval()
     data = task.load_dataset(path, [])
@@ -43,6 +53,7 @@ def teacher_forced_metrics(run: Run, path: str) -> Metrics:
 
 
 def timed_translation_metrics(run: Run, path: str, decode_settings: Mapping[str, object]) -> Metrics:
+    """Translation metrics and the seconds that decoding took."""
     pairs = list(read_aligned(*path.split(",")))
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     run.predict(sources[:WARM_UP_SENTENCES], **decode_settings)  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""How to run a reference system, as the command line gives it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from triform.errors import ConfigError
+from triform.launch import RunOptions
+
+GROUPS = ("as-reported", "best", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """How to run a reference system.
+
+    Args:
+        data: Folder of datasets; empty for the folder where `triform data get` puts them.
+        variant: The group of variants to run: `as-reported`, `best` or `both`.
+        seeds: Number of seeds for each variant; 0 for the number that the variant declares.
+        out: Folder for the runs.
+        results: Folder for the result files.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        smoke: Train tiny models for a few steps, only to show that everything runs.
+    """
+
+    data: str = ""
+    variant: str = "both"
+    seeds: int = 0
+    out: Path = Path("runs/reproduce")
+    results: Path = Path("results")
+    device: str = "auto"
+    smoke: bool = False
+
+    def __post_init__(self) -> None:
+        if self.variant not in GROUPS:
+            raise ConfigError(f"--variant {self.variant} is not known; choose from {', '.join(GROUPS)}")
+
+    @property
+    def results_folder(self) -> Path:
+        """Where result files go; those of smoke runs go to a folder of their own and replace no result."""
+        return self.results / "smoke" if self.smoke else self.results
+
+    @property
+    def run_options(self) -> RunOptions:
+        return RunOptions(device=self.device)
+
+    def experiment_folder(self, name: str) -> Path:
+        return self.out / (f"{name}-smoke" if self.smoke else name)
+
+    def command(self, name: str, *, with_paths: bool = False) -> str:
+        """The command that repeats this experiment, optionally with the locations of data, runs and results."""
+        variant_option = "" if self.variant == "both" else f" --variant {self.variant}"
+        seeds_option = f" --seeds {self.seeds}" if self.seeds else ""
+        command = f"triform reproduce {name}{variant_option}{seeds_option}{' --smoke' if self.smoke else ''}"
+        if not with_paths:
+            return command
+        data_option = f" --data {shlex.quote(self.data)}" if self.data else ""
+        device_option = "" if self.device == "auto" else f" --device {self.device}"
+        path_options = [f" --{option} {shlex.quote(str(getattr(self, option)))}" for option in ("out", "results")]
+        return f"{command}{data_option}{''.join(path_options)}{device_option}"
