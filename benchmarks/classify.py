@@ -123,7 +123,7 @@ def build_tfidf_predictor(texts: list[str]) -> Callable[..., Any] | None:
 
 def build_contestants(report: BenchmarkReport, texts: list[str]) -> dict[str, Callable[..., Any]]:
     task = build_task(report, texts)
-    label_index = {name: index for index, name in enumerate(task.labels)}
+    label_index = {name: index for index, name in enumerate(task.config.data.labels)}
     predictors: dict[str, Callable[..., Any]] = {}
     for precision in quality.supported_precisions(report.device):
         variant = copy.copy(task)

@@ -19,7 +19,8 @@ SOURCE = Path(triform.__file__).parent
 
 # A package imports only packages that stand before it in this list. A new package is a decision: it is added here.
 PACKAGES = (
-    *("errors", "formatting", "progress", "interrupts", "config", "io", "text", "scratch", "nn", "data", "vectors"),
+    *("errors", "formatting", "progress", "interrupts", "config", "io", "text", "scratch", "device", "nn", "data"),
+    "vectors",
     *("models", "analysis", "generation", "evaluation", "tasks", "training", "pretrained", "explain", "reporting"),
     *("run", "launch", "experiments", "sklearn", "cli"),
 )

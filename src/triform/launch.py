@@ -15,11 +15,12 @@ import triform
 from triform.config import Config, TaskName
 from triform.config.merging import absolute_path, flatten_settings, merge_request
 from triform.config.settings import Settings, build_config
+from triform.device import resolve_device
 from triform.errors import ConfigError, DataError, format_notice, notice_level
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.reporting.run_report import write_report
-from triform.run import Run, load, resolve_device
+from triform.run import Run, load
 from triform.training.claim import claim_run_folder, create_default_folder
 from triform.training.freezing import count_trainable
 from triform.training.init_from import apply_base
@@ -233,6 +234,6 @@ def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
         task.model.eval()
         with suppress(DataError):  # the data file may be gone by now; the report is written without samples then
             if samples and trainer.valid_data is not None:
-                for sample in task.sample_predictions(trainer.valid_data):
+                for sample in task.predictor.sample_predictions(trainer.valid_data):
                     trainer.emit("sample", step=trainer.progress.best_step, **sample)
     write_report(trainer.folder.path)

@@ -1,4 +1,4 @@
-"""A trained run, opened from its folder: `load` it, then predict and evaluate."""
+"""A trained run, opened from its folder with `load`: predict, evaluate, explain and export."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from triform.analysis.parameters import count_parameters
-from triform.config import Config
-from triform.config.settings import build_config, coerce_setting
+from triform.config import Config, DecodeConfig
+from triform.config.bounds import validate_bound
+from triform.config.settings import coerce_setting
+from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.metrics import Metrics
-from triform.explain.probes import build_untrained_model
 from triform.nn.precision import Precision, cast_model, resolve_precision
-from triform.tasks import TASKS, Prediction, Task
+from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings
-from triform.tasks.task import Dataset
-from triform.training.adapter import Adapter, read_adapter
-from triform.training.init_from import load_interrupted_weights, load_matching_weights
+from triform.training.adapter import read_adapter
+from triform.training.loading import load_task
 from triform.training.run_folder import RunFolder
-from triform.training.tensors import load_weights, named_weights, validate_shapes
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
+# Settings that only one strategy reads: giving one selects the strategy.
 IMPLIED_STRATEGY = {
     "temperature": "sample",
     "top_k": "sample",
@@ -40,28 +38,48 @@ IMPLIED_STRATEGY = {
     "beam_size": "beam",
     "length_penalty": "beam",
 }
-
-
-# A recorded CUDA graph is replayed by one thread at a time, and while one is recorded no other thread may use the
-# device, whichever run it belongs to.
+# CUDA allows only one thread to replay a CUDA graph, and none to use the device while a graph is captured.
 _ACCELERATOR_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A trained model with everything around it, opened from its folder."""
+    """A trained model with its settings and tokenizers, opened from its folder by `triform.load`.
+
+    Several threads may use one run at once, each with its own decoding settings: settings are arguments of a call
+    and nothing in the run changes.
+
+    Attributes:
+        path: The run folder.
+        task: The task with its model.
+        precision: The number format of the weights: fp32, bf16 or int8.
+        adapter: The LoRA adapter that was added to the weights.
+        verify: Whether files are compared with their digests.
+        notices: What the user should know about how the run was opened.
+
+    Example:
+        >>> import tempfile
+        >>> import triform
+        >>> tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> run = triform.train("generate", out=folder.name, model=tiny, train={"max_steps": 2}, quiet=True)
+        >>> prediction = run.predict("If you", strategy="greedy", max_new_tokens=5)[0]
+        >>> prediction.input
+        'If you'
+        >>> sorted(run.evaluate())
+        ['bits_per_byte', 'loss', 'perplexity', 'token_accuracy', 'tokens']
+        >>> folder.cleanup()
+    """
 
     path: Path
     task: Task
     precision: Precision = "fp32"
     adapter: Path | None = None
     verify: bool = True
-    notices: tuple[str, ...] = ()  # what the user should know about how the run was opened
+    notices: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        n_parameters = count_parameters(
-            self.config, self.task.sizes
-        ).total  # int8 layers have none that torch could count
+        n_parameters = count_parameters(self.config, self.task.sizes).total  # torch counts none in int8 layers
         adapter = f", adapter={str(self.adapter)!r}" if self.adapter else ""
         return (
             f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, parameters={n_parameters:,}, "
@@ -70,74 +88,108 @@ class Run:
 
     @property
     def config(self) -> Config:
+        """The settings of the run."""
         return self.task.config
 
-    def predict(self, texts: Sequence[str], *, seed: int | None = None, **decode: object) -> list[Prediction]:
-        """A label, a continuation or a translation for each text; `decode` settings count for this call."""
+    def predict(self, texts: str | Sequence[str], *, seed: int | None = None, **decode: object) -> list[Prediction]:
+        """Return a label, a continuation or a translation for each text.
+
+        Args:
+            texts: One text or several.
+            seed: The random seed for sampling; None: the run's.
+            **decode: Decoding settings of this call, such as `temperature=0.7` or `beam_size=8`. A setting that
+                only one strategy reads selects this strategy.
+
+        Raises:
+            DataError: A text is not a string, or holds characters that the model cannot read.
+            ConfigError: A decoding setting is unknown or out of bounds.
+        """
         texts = [texts] if isinstance(texts, str) else texts
         for text in texts:
             if not isinstance(text, str):
                 raise DataError(f"predict takes texts; {text!r} is {type(text).__name__}")
-        config = self._resolve_call_config(decode, seed)
+        if seed is not None:
+            validate_seed(seed)
+        settings = override_decode(self.config.decode, decode)
         with self._inference_context():
-            return self.task.predict(texts, decode=config.decode, seed=config.seed)
+            return self.task.predictor.predict(texts, decode=settings, seed=seed)
 
     def evaluate(
         self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
     ) -> Metrics:
-        """Scores on a file; for translate also `source,target`. Without one: the run's own held-out data.
+        """Return the metrics on a file.
 
-        With `lines`, on the rows of the file that begin there: `triform audit` tells seen ones from others. With
-        `stride`, text is read in windows that begin so many tokens apart, not side by side.
+        Args:
+            data: The file; for translate also `source,target`. Empty: the data held out of the run's training.
+            lines: Only use rows that begin on one of these lines, for example those that `triform audit` calls
+                unseen.
+            stride: For generate: windows begin so many tokens apart and overlap; 0: they do not.
+            **decode: Decoding settings of this call, for metrics of translations.
+
+        Raises:
+            DataError: The file cannot be used.
+            ConfigError: A setting is unknown, or the run has no data of its own.
         """
         return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
 
     def evaluate_with_notices(
         self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
     ) -> tuple[Metrics, list[str]]:
+        """Return what `evaluate` returns, and notices such as that the file was trained on."""
         notices = self.training_file_notices(data) if data else []
         name = data or self.test_set()
         if not name:
             self._require_own_data("say which file to score")
-        config = self._resolve_call_config(decode)
-        dataset = (
-            self.task.load_dataset(name, notices, lines) if name else self.task.load_validation_dataset(notices)
-        )
+        settings = override_decode(self.config.decode, decode)
+        if name:
+            dataset = self.task.data.load_dataset(name, notices, lines)
+        else:
+            dataset = self.task.data.load_validation_dataset(notices)
         if dataset is None:
             raise ConfigError("nothing was held out of this run's training data; say which file to score")
         with self._inference_context():
-            metrics = self.task.evaluate(_with_stride(dataset, stride) if stride else dataset, decode=config.decode)
+            metrics = self.task.evaluator.evaluate(
+                _with_stride(dataset, stride) if stride else dataset, decode=settings
+            )
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
         return metrics, notices
 
     def training_file_notices(self, name: str) -> list[str]:
-        """A warning where a file, or `source,target`, has the content of what the run was trained on.
+        """Return a warning if a file, or `source,target`, has the content of the training data.
 
-        The checkpoint has the fingerprints of the training files, so that they may have moved since.
+        The checkpoint holds the fingerprints of the training files, which may have moved since.
         """
         folder, data = RunFolder(self.path, verify=self.verify), self.config.data
         fingerprints: dict[str, str] = {}
-        with suppress(CheckpointError):  # the model answers without its checkpoint
+        with suppress(CheckpointError):  # a run can be used without its checkpoint
             if latest := folder.latest_checkpoint():
                 fingerprints = folder.read_state(latest)["metadata"].get("data", {})
         trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
         return training_file_warnings(name, trained_on)
 
     def baselines(self, data: str | Path = "") -> BaselineMetrics:
-        """Scores of what needs no Transformer, fitted on this run's training data, on what `evaluate` scores."""
+        """Return the metrics of models that need no Transformer, fitted on this run's training data.
+
+        Args:
+            data: The file to evaluate on, as for `evaluate`.
+        """
         self._require_own_data("baselines have nothing to be fitted on")
-        return self._fitted_baselines.evaluate(self.task.iter_examples(str(data) or self.test_set()))
+        return self._fitted_baselines.evaluate(self.task.data.iter_examples(str(data) or self.test_set()))
 
     @cached_property
     def _fitted_baselines(self) -> FittedBaselines:
-        return self.task.fit_baselines()
+        return self.task.data.fit_baselines()
 
     def explain(self, text: str, *, target: str = "", max_new_tokens: int = 0) -> Explanation:
-        """Where the model looks: attention maps of a text, beside a target or what the model itself writes.
+        """Return attention maps of a text; for a classifier also how much each token contributes to a label.
 
-        For a classifier also how much each token speaks for a label (`target`, or the one predicted). Always of
-        the weights as they were trained: maps and gradients are not for rounded ones.
+        The weights are used in fp32, whatever precision the run was opened with.
+
+        Args:
+            text: The text.
+            target: The label, continuation or translation to explain; empty: the model's own.
+            max_new_tokens: For generate: how many tokens the model writes if there is no target.
         """
         from triform.explain.inspection import explain
 
@@ -148,55 +200,63 @@ class Run:
     def export(self, to: str, out: str | Path) -> str:
         """Write a folder that other programs read, and return the name of the family that the model was written as.
 
+        The stored fp32 weights are written, whatever precision and device the run was opened with.
+
         Args:
             to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
             out: The folder to write. It must be empty or not exist.
-
-        The stored fp32 weights are written, whatever precision and device the run was opened with.
         """
         from triform.pretrained.run_export import export
 
         return export(self._fp32_task("cpu"), to, Path(out))
 
     def _fp32_task(self, device: str) -> Task:
-        """The task with its weights as they are stored, on a device."""
+        """Return the task with its weights as they are stored, on a device."""
         if self.precision == "fp32" and self.task.device.type == device:
             return self.task
         adapter = self.adapter or ""
         return load(self.path, device=device, precision="fp32", adapter=adapter, verify=self.verify).task
 
     def test_set(self) -> str:
-        """The test part of the built-in set that the run was trained on, if it was."""
+        """Return the test part of the built-in set that the run was trained on, if it was."""
         train = self.config.data.train
         return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
 
     def _require_own_data(self, consequence: str) -> None:
-        """A published model that was only imported does not say what it was trained on."""
+        """Refuse a published model that was only imported: it does not say what it was trained on."""
         if not (self.config.data.train or self.config.data.source):
             raise ConfigError(f"{self.path}: was not trained here and names no data: {consequence}")
 
     def progress(self) -> dict[str, object]:
-        """Where its training stands: the step, the best scores and their step, and why it ended."""
+        """Return how far training is: the step, the best metrics and their step, and why it ended."""
         folder = RunFolder(self.path, verify=self.verify)
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
-    def _resolve_call_config(self, decode: Mapping[str, object], seed: int | None = None) -> Config:
-        """The run's settings with those of one call put over them."""
-        settings = {f"decode.{name}": coerce_setting(f"decode.{name}", value) for name, value in decode.items()}
-        for name, strategy in IMPLIED_STRATEGY.items():  # who asks for a beam of 8 wants a beam
-            if name in decode and "strategy" not in decode:
-                settings["decode.strategy"] = strategy
-        return build_config(settings | ({} if seed is None else {"seed": seed}), self.config)
-
     @contextmanager
     def _inference_context(self) -> Iterator[None]:
-        """Use the model: on an accelerator one thread at a time, on a CPU as many as there are."""
+        """Use the model: on an accelerator one thread at a time, on a CPU any number of threads."""
         with nullcontext() if self.task.device.type == "cpu" else _ACCELERATOR_LOCK:
             try:
                 yield
             except NonFiniteError:
                 raise NonFiniteError(self.path) from None
+
+
+def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
+    """Return decoding settings with those of one call put over them."""
+    if not settings:
+        return decode
+    values: dict[str, Any] = {name: coerce_setting(f"decode.{name}", value) for name, value in settings.items()}
+    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in values]:
+        values.setdefault("strategy", implied[-1])
+    return replace(decode, **values)
+
+
+def validate_seed(seed: object) -> None:
+    """Refuse a random seed that is no whole number, or out of bounds."""
+    coerce_setting("seed", seed)
+    validate_bound("seed", seed)  # type: ignore[arg-type]
 
 
 def _with_stride(data: Dataset, stride: int) -> Dataset:
@@ -219,12 +279,23 @@ def load(
         path: The run folder.
         device: auto, cpu, cuda or mps.
         precision: auto (fp32 on every machine), fp32, bf16, or int8 (on the CPU only).
-        adapter: The adapter.safetensors of a LoRA run that began with this one.
-        verify: Compare the files with their digests. Without, files that were edited on purpose can be used.
+        adapter: The adapter.safetensors of a LoRA run that was trained from this one.
+        verify: Compare the files with their digests. Set it to False to use files that were edited on purpose.
+
+    Returns:
+        The run, ready to predict, evaluate, explain and export.
 
     Raises:
         CheckpointError: The folder is not a run, a file of it does not match its digest, or its weights do not fit
             the settings or are not finite.
+        ConfigError: The device is not available, or does not support the precision.
+
+    Example:
+        >>> import triform
+        >>> triform.load("no/such/run")
+        Traceback (most recent call last):
+        ...
+        triform.errors.CheckpointError: no/such/run: is not a run folder: it has no config.toml
     """
     torch_device = resolve_device(device)
     folder = RunFolder(Path(path), verify=verify)
@@ -232,69 +303,13 @@ def load(
     resolved_precision = resolve_precision(precision, torch_device, config.model)
     notices = folder.verify_files()
     loaded_adapter = read_adapter(Path(adapter), verify=verify) if adapter else None
-    if loaded_adapter is not None:
-        task, notices = load_with_adapter(folder, loaded_adapter), (*notices, *loaded_adapter.notices)
-    elif folder.model_file.exists():
-        task = _load_trained_task(config, folder)
-    else:
-        with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
-            task = TASKS[config.task].load(config, folder.path)
-            notices = (*notices, load_interrupted_weights(task, folder))
+    task, load_notices = load_task(folder, config, loaded_adapter)
     cast_model(task.model.to(torch_device).eval(), resolved_precision)
-    adapter_path = loaded_adapter.path if loaded_adapter else None
     return Run(
         path=folder.path,
         task=task,
         precision=resolved_precision,
-        adapter=adapter_path,
+        adapter=loaded_adapter.path if loaded_adapter else None,
         verify=verify,
-        notices=notices,
+        notices=(*notices, *load_notices),
     )
-
-
-def _load_trained_task(config: Config, folder: RunFolder) -> Task:
-    """The task of a run with its weights; what does not fit the settings is refused before memory is taken."""
-    shapes = folder.read_shapes()
-    if config.model.n_layers > len(shapes):
-        raise CheckpointError(
-            f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
-            f"too few for model.n_layers={config.model.n_layers}"
-        )
-    task = _load_meta_task(config, folder.path)
-    validate_shapes(folder.model_file, shapes, named_weights(task.model))
-    task.model = build_untrained_model(config, task.sizes)
-    load_weights(task.model, folder.read_weights(verify=False), folder.model_file)  # `load` has verified them
-    return task
-
-
-def _load_meta_task(config: Config, folder: Path) -> Task:
-    """The task of a run folder with a model that has shapes and no numbers."""
-    with torch.device("meta"):
-        return TASKS[config.task].load(config, folder)
-
-
-def load_with_adapter(base: RunFolder, adapter: Adapter) -> Task:
-    """What a LoRA run came to, from its base and its adapter."""
-    try:
-        task = _load_meta_task(adapter.config, base.path)
-        load_matching_weights(
-            task, base.path, verify=False
-        )  # here only shapes are compared; `load` has verified the base
-        task.model = build_untrained_model(adapter.config, task.sizes)
-        load_matching_weights(task, base.path, verify=False)
-        adapter.apply_to(task.model)
-    except ConfigError as error:
-        raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
-    return task
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then Apple's MPS, then the CPU; anything else must be there."""
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    if name not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"unknown device {name!r}; choose from auto, cpu, cuda, mps")
-    if (name == "cuda" and not has_cuda) or (name == "mps" and not has_mps):
-        raise ConfigError(f"device {name!r} is not available here; use --device auto or cpu")
-    return torch.device(name)

@@ -37,7 +37,7 @@ def test_baselines_are_fitted_on_what_the_run_was_trained_on_and_judged_by_what_
     triform: Command, classifier: Path, files: Files
 ) -> None:
     task = package.load(classifier).task
-    valid_lines = {row.line for row in task.iter_examples()}
+    valid_lines = {row.line for row in task.data.iter_examples()}
     rows = list(read_rows(str(files.csv), DataConfig()))
     train_rows, valid_rows = (
         [row for row in rows if row.line not in valid_lines],

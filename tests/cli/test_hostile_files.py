@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from triform.config import TokenizerConfig
+from triform.config.settings import build_config
 from triform.data.readers import LabelledText
 from triform.data.token_cache import TokenCache, _write_manifest
-from triform.tasks.classification_data import encode_rows_cached
+from triform.tasks.classification_data import ClassificationData
 from triform.text import train_tokenizer
 
 LONG_NUMBER = "9" * 5000
@@ -133,17 +134,19 @@ def test_a_pickle_in_the_token_cache_is_damage_and_is_built_again(
     data.write_text("a fine day,good\na grey day,bad\n" * 200_000)  # so large that its tokens are kept
     rows = [LabelledText("a fine day", "good", 1), LabelledText("a grey day", "bad", 2)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="word"), [row.text for row in rows])
+    settings = {"data.train": str(data), "data.labels": ("good", "bad"), "data.valid_fraction": 0.0}
+    task_data = ClassificationData(build_config(settings))
+    monkeypatch.setattr(ClassificationData, "read_examples", lambda self, name: iter(rows))
 
     def encode_dataset() -> tuple[list[int], list[str]]:
         notices: list[str] = []
         cache = TokenCache([str(data)], tmp_path / "run" / "tokens", notices)
-        labels = encode_rows_cached(cache, "train", lambda: iter(rows), ["good", "bad"], [tokenizer], "test")[1]
-        return labels.tolist(), notices
+        return task_data.encode_split("train", [[tokenizer]], cache).values.tolist(), notices
 
     assert encode_dataset() == ([0, 1], [])
-    (entry,) = [path for path in (tmp_path / "cache").iterdir() if (path / "train.labels.npy").exists()]
+    (entry,) = [path for path in (tmp_path / "cache").iterdir() if (path / "train.values.npy").exists()]
     for bad in (np.array([{"a": 1}], dtype=object), np.array([0.5, 1.5]), np.arange(7)):
-        np.save(entry / "train.labels.npy", bad, allow_pickle=True)
+        np.save(entry / "train.values.npy", bad, allow_pickle=True)
         (entry / "seal.json").unlink()
         _write_manifest(entry)  # as one would who made it on purpose
         labels, notices = encode_dataset()

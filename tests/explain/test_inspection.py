@@ -187,7 +187,7 @@ def test_attributions_are_of_the_label_that_is_named(make: BuildRun) -> None:
     tokens = torch.tensor([run.task.tokenizer.encode("one two")])
     with torch.no_grad():
         gains = (run.task.model(tokens) - run.task.model(torch.ones_like(tokens)))[0].tolist()
-    for number, label in enumerate(run.task.labels):
+    for number, label in enumerate(run.task.config.data.labels):
         assert run.explain("one two", target=label).attributions[0].total == pytest.approx(gains[number], abs=1e-5)
 
 
@@ -236,7 +236,7 @@ def test_rows_of_cross_attention_are_named_after_the_token_being_written(make: B
 def test_a_target_is_looked_at_as_in_one_pass_over_it(make: BuildRun) -> None:
     run = make("translate")
     explanation = run.explain("one two three", target="deux un")
-    source, target = run.task.source.encode("one two three"), run.task.target.encode("deux un")
+    source, target = run.task.source_tokenizer.encode("one two three"), run.task.target_tokenizer.encode("deux un")
     with record_attention(run.task.model) as recording, torch.no_grad():
         run.task.model(torch.tensor([source]), torch.tensor([[BOS, *target]]))
     for attention_map in explanation.maps:
@@ -247,7 +247,7 @@ def test_the_models_own_translation_is_looked_at_as_it_was_written(make: BuildRu
     run = make("translate", **{"decode.max_new_tokens": 4})
     explanation = run.explain("one two three")
     assert explanation.output == run.predict(["one two three"])[0].output
-    source = run.task.source.encode("one two three")
+    source = run.task.source_tokenizer.encode("one two three")
     with record_attention(run.task.model) as steps, torch.inference_mode():
         stepper = CachedStepper(Seq2SeqAdapter(run.task.model, MAX_LEN, bos=BOS), [source])
         written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=EOS, limits=(4,), banned=(PAD, UNK, BOS)))[
@@ -280,7 +280,7 @@ def test_the_last_row_of_a_cut_target_is_named_after_what_follows_in_it(make: Bu
 
 def test_two_vocabularies_name_each_its_own_side(make: BuildRun) -> None:
     run = make("translate", **{"tokenizer.joint_vocab": False})
-    assert run.task.source.encode("six") != run.task.target.encode("six")
+    assert run.task.source_tokenizer.encode("six") != run.task.target_tokenizer.encode("six")
     explanation = run.explain("six one", target="six cinq")
     assert map_pieces(explanation, "cross") == (("six", "cinq", "<eos>"), ("six", "one"))
 

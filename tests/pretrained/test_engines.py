@@ -88,7 +88,7 @@ def test_a_decoder_scores_and_writes_alike_in_ctranslate2(
         include_prompt_in_result=False,
         suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
     )
-    assert [result.sequences_ids[0] for result in results] == task_object._generate(prompts, [0] * 3)
+    assert [result.sequences_ids[0] for result in results] == task_object.predictor.generate(prompts)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -117,7 +117,7 @@ def test_a_translator_writes_alike_in_ctranslate2(name: str, char_tokenizer: Tok
     actual = [
         [vocabulary.index(piece) for piece in hypothesis_result.hypotheses[0]] for hypothesis_result in results
     ]
-    assert actual == task_object._generate(sources, greedy)
+    assert actual == task_object.predictor.generate(sources, decode=greedy)
 
 
 def test_two_vocabularies_leave_for_ctranslate2_with_both(char_tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_two_vocabularies_leave_for_ctranslate2_with_both(char_tokenizer: Tokeni
         suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
     )[0].hypotheses[0]  # fmt: skip
     greedy = DecodeConfig(strategy="greedy", max_new_tokens=9)
-    assert [target_tokenizer.vocabulary.index(piece) for piece in result] == task_object._generate(
+    assert [target_tokenizer.vocabulary.index(piece) for piece in result] == task_object.predictor.generate(
         [char_tokenizer.encode("abc")], greedy
     )[0]
     assert (tmp_path / "out/tokenizer.json").is_file()
@@ -369,7 +369,7 @@ def test_a_sentencepiece_model_goes_along_and_is_asked_itself(
     task_object = build_task("generate", tokenizer, {"head_bias": False}, **{"tokenizer.kind": "imported"})
     settings = {"decode.strategy": "greedy", "decode.max_new_tokens": 40 - len(tokenizer.encode("the"))}
     task_object = task_object.with_config(build_config(settings, task_object.config))
-    expected = task_object.predict(["the"])[0]
+    expected = task_object.predictor.predict(["the"])[0]
     for export_format in ("hf", "ctranslate2"):
         export(task_object, export_format, tmp_path / export_format)
         assert (tmp_path / export_format / "tokenizer.model").read_bytes() == (

@@ -208,7 +208,7 @@ def test_the_readme_says_what_predict_says(
         monkeypatch.setattr("onnxruntime.InferenceSession", lambda path: FakeSession(task_object))
     export(task_object, to, tmp_path / "out")
     prompt = PROMPTS[task]
-    expected = task_object.predict([prompt])[0].output
+    expected = task_object.predictor.predict([prompt])[0].output
     full_text = prompt + expected if task == "generate" else expected
     assert remove_spaces(run_readme(tmp_path / "out")) == remove_spaces(full_text)
 

@@ -26,8 +26,8 @@ PreparedTasks = Mapping[str, PreparedTask]
 
 
 def test_labels_are_sorted_by_value(prepared_tasks: PreparedTasks) -> None:
-    assert prepared_tasks["classify"].task.labels == ("2", "10", "blue")
-    predictions = prepared_tasks["classify"].task.predict(sentences()[:5])
+    assert prepared_tasks["classify"].task.config.data.labels == ("2", "10", "blue")
+    predictions = prepared_tasks["classify"].task.predictor.predict(sentences()[:5])
     for prediction in predictions:
         assert list(prediction.probabilities) == ["2", "10", "blue"]
         assert sum(prediction.probabilities.values()) == pytest.approx(1, abs=1e-6)
@@ -38,7 +38,7 @@ def test_a_label_never_seen_is_an_error_with_its_line(prepared_tasks: PreparedTa
     path = tmp_path / "new.csv"
     path.write_text("text,label\namber,2\nbirch,green\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"line 3.*green.*2, 10, blue"):
-        prepared_tasks["classify"].task.load_dataset(str(path), [])
+        prepared_tasks["classify"].task.data.load_dataset(str(path), [])
 
 
 def test_texts_that_are_cut_are_counted_in_a_notice(prepared_tasks: PreparedTasks) -> None:
@@ -77,7 +77,7 @@ def test_bits_per_byte_and_perplexity_of_a_model_that_knows_nothing(tmp_path: Pa
     prepared_task = prepare_characters(tmp_path, text)
     for parameter in prepared_task.task.model.parameters():
         torch.nn.init.zeros_(parameter)
-    metrics = prepared_task.task.evaluate(prepared_task.valid)
+    metrics = prepared_task.task.evaluator.evaluate(prepared_task.valid)
     vocab_size, n = 4 + 4, 39  # four specials and four letters; the held-out 40 letters are 50 bytes
     assert metrics["tokens"] == n
     assert metrics["loss"] == pytest.approx(math.log(vocab_size))
@@ -108,9 +108,9 @@ def test_a_prompt_with_unknown_characters_is_an_error_and_special_tokens_are_nev
         tmp_path, "abc\n" * 50, **{"decode.strategy": "sample", "decode.max_new_tokens": 60}
     )
     with pytest.raises(DataError, match="never saw in training: 'x', 'y'"):
-        prepared_task.task.predict(["ab", "axyx"])
+        prepared_task.task.predictor.predict(["ab", "axyx"])
     assert isinstance(prepared_task.task, Generate)
-    generated = [token for row in prepared_task.task._generate([[4]] * 20, list(range(20))) for token in row]
+    generated = [token for row in prepared_task.task.predictor.generate([[4]] * 20) for token in row]
     assert len(generated) > 50
     assert not {PAD, UNK, BOS, EOS} & set(generated)
 
@@ -138,8 +138,8 @@ def test_a_vocabulary_is_shared_or_each_side_has_its_own(shared: bool, tmp_path:
     loaded = Translate.load(task.config, tmp_path)
     load_weights(loaded.model, named_weights(task.model), tmp_path)
     task.model.eval()
-    assert loaded.predict(WORDS) == task.predict(WORDS)
-    assert set(" ".join(prediction.output for prediction in task.predict(WORDS)).split()) <= {
+    assert loaded.predictor.predict(WORDS) == task.predictor.predict(WORDS)
+    assert set(" ".join(prediction.output for prediction in task.predictor.predict(WORDS)).split()) <= {
         "un",
         "deux",
         "trois",

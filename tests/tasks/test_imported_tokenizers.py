@@ -17,6 +17,7 @@ from triform.errors import ConfigError, DataError
 from triform.explain.inspection import explain
 from triform.tasks import TASKS
 from triform.tasks.classify import Classify
+from triform.tasks.explanation import build_explanation_input
 from triform.tasks.generate import Generate
 from triform.tasks.translate import Translate
 from triform.text import SpecialTokens, read_tokenizer
@@ -66,8 +67,8 @@ def test_a_task_learns_judges_and_predicts_with_it(name: TaskName, kind: str, tm
     assert task.config.tokenizer.kind == "imported"
     batch = next(iter(prepared_task.train.batches()))
     assert torch.isfinite(task.loss(batch))
-    assert np.isfinite(task.evaluate(prepared_task.valid)["loss"])
-    outputs = [prediction.output for prediction in task.predict(["amber birch", "cedar", ""])]
+    assert np.isfinite(task.evaluator.evaluate(prepared_task.valid)["loss"])
+    outputs = [prediction.output for prediction in task.predictor.predict(["amber birch", "cedar", ""])]
     assert len(outputs) == 3
     folder = tmp_path / "saved"
     folder.mkdir()
@@ -75,7 +76,7 @@ def test_a_task_learns_judges_and_predicts_with_it(name: TaskName, kind: str, tm
     loaded = TASKS[name].load(task.config, folder)
     loaded.model.load_state_dict(task.model.state_dict())
     loaded.model.eval()
-    assert [prediction.output for prediction in loaded.predict(["amber birch", "cedar", ""])] == outputs
+    assert [prediction.output for prediction in loaded.predictor.predict(["amber birch", "cedar", ""])] == outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +93,7 @@ def test_texts_are_looked_into(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["classify", "translate"])
 def test_batches_hold_the_frame_and_the_tokenizers_own_tokens(name: TaskName, tmp_path: Path) -> None:
     prepared_task = prepare_with_vocabulary(name, "bert", tmp_path)
-    tokenizer = getattr(prepared_task.task, "tokenizer", None) or prepared_task.task.source_tokenizer
+    tokenizer = prepared_task.task.tokenizer
     first, last = tokenizer.bos, tokenizer.eos
     n_full = 0
     for batch in prepared_task.train.batches():
@@ -133,15 +134,19 @@ def test_batches_gathered_on_a_device_are_the_same(name: TaskName, kind: str, tm
 def test_generated_text_begins_and_ends_as_its_tokenizer_says(tmp_path: Path) -> None:
     task = prepare_with_vocabulary("generate", "gpt2", tmp_path).task
     assert isinstance(task, Generate)
-    assert task._stopping_criteria((5,)).eos == 256
-    assert task._stopping_criteria((5,)).banned == ()
+    assert task.predictor.stopping_criteria((5,)).eos == 256
+    assert task.predictor.stopping_criteria((5,)).banned == ()
     bare = prepare_with_vocabulary("generate", "bare", tmp_path).task
-    assert bare._stopping_criteria((5,)).eos == -1, "nothing ends a text but its limit"
-    assert len(bare._generate([[65]], [0])[0]) == 9
+    assert bare.predictor.stopping_criteria((5,)).eos == -1, "nothing ends a text but its limit"
+    assert len(bare.predictor.generate([[65]])[0]) == 9
     framed = prepare_with_vocabulary("generate", "bert", tmp_path).task
-    assert framed._encode_prompt("amber") == framed.tokenizer.encode("amber"), "its training text had no [CLS]"
-    assert framed._encode_prompt("") == [framed.tokenizer.eos], "what stands between texts begins a new one"
-    assert framed._stopping_criteria((5,)).banned == (framed.tokenizer.pad,)
+    assert framed.predictor.encode_prompt("amber") == framed.tokenizer.encode("amber"), (
+        "its training text had no [CLS]"
+    )
+    assert framed.predictor.encode_prompt("") == [framed.tokenizer.eos], (
+        "what stands between texts begins a new one"
+    )
+    assert framed.predictor.stopping_criteria((5,)).banned == (framed.tokenizer.pad,)
 
 
 def test_documents_are_closed_by_the_tokenizers_end_or_by_nothing(tmp_path: Path) -> None:
@@ -191,6 +196,6 @@ def test_runs_of_our_own_are_told_the_same_special_tokens_as_ever(tmp_path: Path
 def test_advice_on_unknown_words_fits_a_tokenizer_that_was_imported(tmp_path: Path) -> None:
     task = prepare_with_vocabulary("generate", "bert", tmp_path).task
     with pytest.raises(DataError) as error_info:
-        task.predict(["amber ☃"])
+        task.predictor.predict(["amber ☃"])
     assert str(error_info.value).endswith("'☃'; leave it out; the imported tokenizer has no token for it")
-    assert "read as [UNK]: '☃'" in task.build_explanation_input("amber ☃").notes[0]
+    assert "read as [UNK]: '☃'" in build_explanation_input(task, "amber ☃").notes[0]

@@ -15,7 +15,7 @@ from task_cases import sentences
 
 from triform.evaluation import metrics
 from triform.nn.loss import IGNORE_INDEX
-from triform.tasks.task import token_metric_sums
+from triform.tasks.evaluation import token_metric_sums
 
 rows = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
 
@@ -60,7 +60,7 @@ def test_logits_of_a_large_vocabulary_are_counted_some_rows_at_a_time(monkeypatc
     sums = token_metric_sums(states, head, targets, 50)
     n_logits: list[int] = []
     head.register_forward_hook(lambda module, inputs, logits: n_logits.append(logits.numel()))
-    monkeypatch.setattr("triform.tasks.task.MAX_EVAL_LOGITS", 210)
+    monkeypatch.setattr("triform.tasks.evaluation.MAX_EVAL_LOGITS", 210)
     torch.testing.assert_close(token_metric_sums(states, head, targets, 50), sums, rtol=1e-12, atol=0)
     assert max(n_logits) <= 210
     assert sums[2] == 18

@@ -13,6 +13,7 @@ import triform
 from triform.config import TaskName
 from triform.run import Run
 from triform.tasks import Task
+from triform.tasks.explanation import build_explanation_input
 
 EMPTY, UNKNOWN = "the text is empty", "no word of the text is known to the model"
 every_task = pytest.mark.parametrize("name", NAMES)
@@ -27,7 +28,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
 
 
 def predicted_notes(task: Task, text: str) -> tuple[str, ...]:
-    return task.predict([text])[0].notes
+    return task.predictor.predict([text])[0].notes
 
 
 @pytest.mark.parametrize("name", ["classify", "translate"])
@@ -36,9 +37,9 @@ def test_an_empty_text_an_unknown_one_and_a_long_one_are_noted(name: TaskName, t
     assert predicted_notes(task, "amber birch zebra") == ()
     assert predicted_notes(task, "") == predicted_notes(task, " \t\n") == (EMPTY,)
     assert predicted_notes(task, "zebra yak") == (UNKNOWN,)
-    prediction = task.predict([" ".join(WORDS * 2)])[0]
+    prediction = task.predictor.predict([" ".join(WORDS * 2)])[0]
     assert (prediction.cut, prediction.notes) == (True, ("only the first 14 of 20 tokens of the text were read",))
-    assert not task.predict([" ".join(WORDS)])[0].cut
+    assert not task.predictor.predict([" ".join(WORDS)])[0].cut
     assert predicted_notes(task, "zebra " * 15) == (UNKNOWN, "only the first 14 of 15 tokens of the text were read")
 
 
@@ -46,19 +47,19 @@ def test_a_generator_notes_an_empty_prompt_and_reads_the_end_of_a_long_one(tasks
     task = tasks["generate"]
     assert predicted_notes(task, "amber birch") == ()
     assert predicted_notes(task, "") == ("the prompt is empty, so the model starts a new text",)
-    prediction = task.predict([" ".join(WORDS * 2)])[0]
+    prediction = task.predictor.predict([" ".join(WORDS * 2)])[0]
     assert (prediction.cut, prediction.notes) == (True, ("only the last 14 of 20 tokens of the prompt were read",))
 
 
 def test_a_recurrent_generator_reads_a_prompt_of_any_length(tmp_path: Path) -> None:
     task = prepare_task("generate", tmp_path, **{"model.kind": "gru", "model.n_heads": 0}).task
-    assert not task.predict([" ".join(WORDS * 2)])[0].notes
+    assert not task.predictor.predict([" ".join(WORDS * 2)])[0].notes
 
 
 @pytest.mark.parametrize("name", ["classify", "translate"])
 def test_explain_notes_what_predict_notes(name: TaskName, tasks: dict[str, Task]) -> None:
     for text in ("zebra yak", "amber " * 15):
-        assert set(predicted_notes(tasks[name], text)) <= set(tasks[name].build_explanation_input(text).notes)
+        assert set(predicted_notes(tasks[name], text)) <= set(build_explanation_input(tasks[name], text).notes)
 
 
 @every_task

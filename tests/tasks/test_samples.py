@@ -27,9 +27,9 @@ def test_a_classifier_shows_held_out_rows_with_their_labels(
 ) -> None:
     monkeypatch.setattr(classify, "MAX_SAMPLED_ROWS", max_rows)
     prepared_task = prepare_task("classify", tmp_path, write_rows(tmp_path), **{"tokenizer.min_count": 3})
-    samples = prepared_task.task.sample_predictions(prepared_task.valid)
+    samples = prepared_task.task.predictor.sample_predictions(prepared_task.valid)
     assert len(samples) == min(max_rows, len(prepared_task.valid))
-    held_out = {row.text: row.label for row in prepared_task.task.iter_examples()}
+    held_out = {row.text: row.label for row in prepared_task.task.data.iter_examples()}
     assert all(held_out[sample["input"]] == sample["expected"] for sample in samples)
     assert {sample["input"] for sample in samples} <= set(TEXTS)
 
@@ -41,7 +41,7 @@ def test_a_generator_shows_prompts_as_they_were_written(tmp_path: Path, kind: st
     prepared_task = prepare_task(
         "generate", tmp_path, path, **{"tokenizer.kind": kind, "tokenizer.lowercase": lowercase}
     )
-    inputs = [sample["input"] for sample in prepared_task.task.sample_predictions(prepared_task.valid)]
+    inputs = [sample["input"] for sample in prepared_task.task.predictor.sample_predictions(prepared_task.valid)]
     assert inputs[0] == ""
     assert "Said He, and She." in inputs[1:]
 
@@ -50,13 +50,16 @@ def test_a_data_file_that_is_gone_leaves_a_report_without_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_rows(tmp_path)
-    original_method = classify.Classify.sample_predictions
+    predictor_class = classify.ClassificationPredictor
+    original_method = predictor_class.sample_predictions
 
-    def removed_before(task: classify.Classify, valid: classify.ClassificationDataset) -> list[dict[str, str]]:
+    def removed_before(
+        predictor: classify.ClassificationPredictor, valid: classify.ClassificationDataset
+    ) -> list[dict[str, str]]:
         data.unlink()
-        return original_method(task, valid)
+        return original_method(predictor, valid)
 
-    monkeypatch.setattr(classify.Classify, "sample_predictions", removed_before)
+    monkeypatch.setattr(predictor_class, "sample_predictions", removed_before)
     tiny = {"d_model": 16, "n_heads": 2, "n_layers": 1}
     run = triform.train(
         "classify", data=data, model=tiny, train={"max_steps": 2}, out=tmp_path / "run", device="cpu", quiet=True

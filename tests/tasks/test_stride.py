@@ -59,7 +59,7 @@ def loss_one_by_one(task: Generate, data: LanguageModelDataset, stride: int) -> 
 @pytest.mark.parametrize("stride", [1, 3, 4, 7, 8])
 def test_metrics_are_those_of_a_window_a_token(task: Generate, n: int, stride: int) -> None:
     data = build_dataset(n).with_stride(stride)
-    metrics = task.evaluate(data)
+    metrics = task.evaluator.evaluate(data)
     assert metrics["tokens"] == n - 1
     assert metrics["loss"] == pytest.approx(loss_one_by_one(task, data, stride), abs=1e-9)
 

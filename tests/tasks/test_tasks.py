@@ -17,8 +17,9 @@ from triform.config.settings import build_config, flatten_config
 from triform.generation import search
 from triform.nn.loss import IGNORE_INDEX
 from triform.tasks import TASKS, Prediction, PreparedTask, Task, language_model_data
+from triform.tasks.batch import BucketedDataset
 from triform.tasks.defaults import resolve_step_defaults
-from triform.tasks.task import BucketedDataset, validation_mask
+from triform.tasks.splits import validation_mask
 from triform.text import BOS, EOS
 from triform.training.tensors import load_weights, named_weights
 
@@ -61,7 +62,7 @@ def test_preparing_gives_a_task_with_data_to_learn_and_to_judge(
     assert prepared_task.task.name == name == prepared_task.task.config.task
     assert len(prepared_task.train) > len(prepared_task.valid) > 0
     assert all(isinstance(notice, str) for notice in prepared_task.notices)
-    assert prepared_task.task.metric in prepared_task.task.evaluate(prepared_task.valid, quick=True)
+    assert prepared_task.task.metric in prepared_task.task.evaluator.evaluate(prepared_task.valid, quick=True)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -114,7 +115,7 @@ def test_the_loss_of_an_evaluation_is_that_of_single_examples(
 ) -> None:
     with torch.no_grad():
         total_loss, n_predictions = loss_one_at_a_time(prepared_tasks[name])
-    metrics = prepared_tasks[name].task.evaluate(prepared_tasks[name].valid)
+    metrics = prepared_tasks[name].task.evaluator.evaluate(prepared_tasks[name].valid)
     assert metrics["loss"] == pytest.approx(total_loss / n_predictions, rel=1e-10)
     assert n_predictions == sum(batch.n_predictions for batch in prepared_tasks[name].valid.batches())
 
@@ -131,12 +132,12 @@ def test_the_size_of_a_batch_changes_no_metric_and_no_prediction(
     name: TaskName, prepared_tasks: PreparedTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, texts = prepared_tasks[name].task, sentences()[:12]
-    metrics, predictions = task.evaluate(prepared_tasks[name].valid), task.predict(texts)
+    metrics, predictions = task.evaluator.evaluate(prepared_tasks[name].valid), task.predictor.predict(texts)
     monkeypatch.setattr(BucketedDataset, "EVAL_TOKENS", 20)
     monkeypatch.setattr(language_model_data, "EVAL_TOKENS", 20)
     monkeypatch.setattr(search, "MAX_BATCH", 3)
-    assert task.evaluate(prepared_tasks[name].valid) == pytest.approx(metrics, rel=1e-10)
-    assert_same_predictions(task.predict(texts), predictions)
+    assert task.evaluator.evaluate(prepared_tasks[name].valid) == pytest.approx(metrics, rel=1e-10)
+    assert_same_predictions(task.predictor.predict(texts), predictions)
 
 
 def assert_same_predictions(actual: list[Prediction], expected: list[Prediction]) -> None:
@@ -156,12 +157,12 @@ def test_there_is_one_prediction_a_text_in_the_order_given(
     task = prepared_tasks[name].task
     decode = replace(task.config.decode, strategy=strategy)
     texts = ["dune ember", "", " ".join(WORDS * 60), "amber", "birch cedar dune ember fjord", "", "amber"]
-    predictions = task.predict(texts, decode=decode)
+    predictions = task.predictor.predict(texts, decode=decode)
     assert [prediction.input for prediction in predictions] == texts
     assert predictions[1] == predictions[5]
     for text, prediction in zip(texts, predictions, strict=True):
-        assert_same_predictions(task.predict([text], decode=decode), [prediction])
-    assert task.predict([]) == []
+        assert_same_predictions(task.predictor.predict([text], decode=decode), [prediction])
+    assert task.predictor.predict([]) == []
 
 
 @pytest.mark.parametrize("name", ["generate", "translate"])
@@ -170,10 +171,10 @@ def test_a_sample_depends_on_the_seed_and_its_place_and_not_on_what_follows(
 ) -> None:
     task, texts = prepared_tasks[name].task, sentences()[:9]
     decode = replace(task.config.decode, strategy="sample", temperature=2.0)
-    predictions = task.predict(texts, decode=decode)
-    assert task.predict(texts, decode=decode) == predictions
-    assert task.predict(texts[:4], decode=decode) == predictions[:4]
-    assert task.predict(texts, decode=decode, seed=4) != predictions
+    predictions = task.predictor.predict(texts, decode=decode)
+    assert task.predictor.predict(texts, decode=decode) == predictions
+    assert task.predictor.predict(texts[:4], decode=decode) == predictions[:4]
+    assert task.predictor.predict(texts, decode=decode, seed=4) != predictions
 
 
 @every_task
@@ -185,7 +186,7 @@ def test_a_saved_task_predicts_the_same_when_it_is_loaded(
     loaded = TASKS[name].load(task.config, tmp_path)
     load_weights(loaded.model, named_weights(task.model), tmp_path)
     loaded.model.eval()
-    assert loaded.predict(sentences()[:8]) == task.predict(sentences()[:8])
+    assert loaded.predictor.predict(sentences()[:8]) == task.predictor.predict(sentences()[:8])
 
 
 @every_task
@@ -195,23 +196,23 @@ def test_better_means_a_better_metric_and_at_a_tie_a_lower_loss(
     task = prepared_tasks[name].task
     low, high = ({task.metric: value, "loss": 1.0} for value in (3.0, 4.0))
     good, bad = (high, low) if task.higher_is_better else (low, high)
-    assert task.is_better(bad, None)
-    assert task.is_better(good, bad)
-    assert not task.is_better(bad, good)
-    assert not task.is_better(good, dict(good))
-    assert task.is_better(good | {"loss": 0.5}, good)
-    assert not task.is_better(good | {"loss": 1.5}, good)
-    assert task.is_better(good | {"loss": 9.0}, bad)
+    assert task.evaluator.is_better(bad, None)
+    assert task.evaluator.is_better(good, bad)
+    assert not task.evaluator.is_better(bad, good)
+    assert not task.evaluator.is_better(good, dict(good))
+    assert task.evaluator.is_better(good | {"loss": 0.5}, good)
+    assert not task.evaluator.is_better(good | {"loss": 1.5}, good)
+    assert task.evaluator.is_better(good | {"loss": 9.0}, bad)
 
 
 def test_a_bleu_near_zero_is_noise_and_the_loss_decides(prepared_tasks: PreparedTasks) -> None:
     task = prepared_tasks["translate"].task
     lucky, learned = {"bleu": 0.4, "loss": 5.0}, {"bleu": 0.1, "loss": 4.0}
-    assert task.is_better(learned, lucky)
-    assert not task.is_better(lucky, learned)
+    assert task.evaluator.is_better(learned, lucky)
+    assert not task.evaluator.is_better(lucky, learned)
     means_something = {"bleu": 1.2, "loss": 6.0}
-    assert task.is_better(means_something, learned)
-    assert not task.is_better(learned, means_something)
+    assert task.evaluator.is_better(means_something, learned)
+    assert not task.evaluator.is_better(learned, means_something)
 
 
 # -- data held out

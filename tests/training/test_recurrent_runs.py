@@ -76,14 +76,14 @@ def test_a_language_model_learns_and_gains_by_what_it_carries(runs: dict[str, tr
     carried_loss = run.evaluate()["loss"]
     assert carried_loss < run.evaluate(stride=width - 1)["loss"]
     assert carried_loss < run.evaluate(stride=width)["loss"]  # side by side, each from an empty state
-    windows = next(iter(run.task.evaluation_batches(run.task.load_validation_dataset([]), quick=False)))
+    windows = next(iter(run.task.evaluator.batches(run.task.data.load_validation_dataset([]), quick=False)))
     assert windows.tokens.shape[1] == EVAL_WINDOWS_PER_STATE * width
 
 
 def test_a_text_goes_on_beyond_a_window_from_a_prompt_of_any_length(runs: dict[str, triform.Run]) -> None:
     run = runs["generate"]
     prompt = "the sea and the wind " * 40
-    assert len(run.task._encode_prompt(prompt)) > run.config.data.max_len
+    assert len(run.task.predictor.encode_prompt(prompt)) > run.config.data.max_len
     result = run.predict([prompt, "the "], max_new_tokens=2 * run.config.data.max_len, strategy="greedy")
     assert result[1].output == run.predict(["the "], max_new_tokens=256, strategy="greedy")[0].output
 
@@ -170,7 +170,7 @@ def test_several_seeds_are_trained_one_after_another(tmp_path: Path) -> None:
         first["encoder.embedding.token_embedding.weight"], second["encoder.embedding.token_embedding.weight"]
     )
     run = triform.load(result.folders[0], device="cpu")
-    assert load_if_stackable(run.task, run.task.load_validation_dataset([]), [0, 1]) is None
+    assert load_if_stackable(run.task, run.task.data.load_validation_dataset([]), [0, 1]) is None
 
 
 def test_nothing_of_it_is_compiled() -> None:

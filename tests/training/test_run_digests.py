@@ -213,7 +213,7 @@ def test_settings_are_compared_with_the_header_before_memory_is_taken(
     config = run / "config.toml"
     assert old in config.read_text()
     config.write_text(config.read_text().replace(old, new))
-    monkeypatch.setattr("triform.run.build_untrained_model", lambda *_: pytest.fail("memory was taken"))
+    monkeypatch.setattr("triform.training.loading.allocate_model", lambda *_: pytest.fail("memory was taken"))
     with pytest.raises(CheckpointError, match=message):
         load(run, device="cpu", verify=False)
 

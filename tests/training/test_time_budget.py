@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from triform.config import TrainConfig
 from triform.launch import train
 from triform.progress import report_progress
-from triform.tasks.classify import Classify
+from triform.tasks.evaluation import Evaluator
 from triform.training import time_budget
 from triform.training.run_folder import RunFolder
 from triform.training.time_budget import estimate_seconds, fit_steps
@@ -24,19 +24,19 @@ TRAIN_SETTINGS = {"max_steps": 400, "batch_size": 8, "schedule": "cosine"}
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes a second, and a validation five."""
-    seconds, original_step, original_evaluate = [0.0], Trainer.step, Classify.evaluate
+    seconds, original_step, original_evaluate = [0.0], Trainer.step, Evaluator.evaluate
 
     def slow_step(self: Trainer) -> None:
         seconds[0] += 1
         original_step(self)
 
-    def slow_evaluation(self: Classify, *arguments: Any, **kwargs: Any) -> Any:
+    def slow_evaluation(self: Evaluator, *arguments: Any, **kwargs: Any) -> Any:
         seconds[0] += 5
         return original_evaluate(self, *arguments, **kwargs)
 
     monkeypatch.setattr(time_budget, "now", lambda: seconds[0])
     monkeypatch.setattr(Trainer, "step", slow_step)
-    monkeypatch.setattr(Classify, "evaluate", slow_evaluation)
+    monkeypatch.setattr(Evaluator, "evaluate", slow_evaluation)
 
 
 def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> RunFolder:
@@ -112,9 +112,9 @@ def test_steps_and_validations_fit_into_the_time(valid_seconds: float, eval_ever
 def test_a_long_validation_is_timed_by_its_beginning(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds, original_evaluate = [0.0], Classify.evaluate
+    seconds, original_evaluate = [0.0], Evaluator.evaluate
 
-    def long_evaluation(self: Classify, *arguments: Any, **kwargs: Any) -> Any:
+    def long_evaluation(self: Evaluator, *arguments: Any, **kwargs: Any) -> Any:
         for done in range(1, 101):
             seconds[0] += 10
             report_progress("validating", done, 100)
@@ -130,7 +130,7 @@ def test_a_long_validation_is_timed_by_its_beginning(
     monkeypatch.setattr(time_budget, "now", lambda: seconds[0])
     with monkeypatch.context() as patch:
         patch.setattr(time_budget, "measure_step_seconds", record_measurement)
-        patch.setattr(Classify, "evaluate", long_evaluation)
+        patch.setattr(Evaluator, "evaluate", long_evaluation)
         patch.setattr(Trainer, "evaluate", lambda *_: {"loss": 1.0, "accuracy": 0.5, "f1": 0.5, "rows": 9})
         train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 4, "max_minutes": 1})
     assert measured[1] == pytest.approx(1_000)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from triform.errors import ConfigError, DivergedError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
-from triform.tasks.translate import Translate
+from triform.tasks.translate import TranslationEvaluator
 from triform.training.display import ProgressDisplay, TimeEstimator
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import batched_to_cpu
@@ -221,7 +221,9 @@ def test_a_validation_loss_that_is_not_finite_is_one_line_where_nothing_can_be_d
 ) -> None:
     data = tmp_path / "pairs.tsv"
     data.write_text("".join(f"one {n} two\tun {n} deux\n" for n in range(40)), encoding="utf-8")
-    monkeypatch.setattr(Translate, "metric_sums", lambda self, batch: torch.tensor([float("nan"), 0.0, 1.0]))
+    monkeypatch.setattr(
+        TranslationEvaluator, "metric_sums", lambda self, batch: torch.tensor([float("nan"), 0.0, 1.0])
+    )
     progress = io.StringIO()
     with pytest.raises(DivergedError, match="the validation loss is not finite at step 4"):
         train(

@@ -166,8 +166,9 @@ def _read_inputs(config: Config, train: str, valid: str, tests: list[str], loade
 
 
 def _read_run_sets(config: Config, loaded_run: Run) -> tuple[AuditSet, AuditSet | None, dict[str, str]]:
-    """The rows that a run learned from, those it was judged by, and their files."""
+    """Return the rows that a run was trained on, those held out for validation, and their files."""
     from triform.data.audit import read_audit_set
+    from triform.tasks.splits import held_out_rows
 
     data = config.data
     train = data.train or f"{data.source},{data.target}"
@@ -176,46 +177,18 @@ def _read_run_sets(config: Config, loaded_run: Run) -> tuple[AuditSet, AuditSet 
     files = {"train": train, "valid": valid or train}
     if valid or not data.valid_fraction:
         return rows, read_audit_set(config.task, valid, data) if valid else None, files
-    is_valid = _validation_flags(config, rows, train)
+    is_valid = held_out_rows(config, train, [rows.line_number(row) for row in range(len(rows.texts))])
     return rows.select([not is_valid_row for is_valid_row in is_valid]), rows.select(is_valid), files
 
 
-def _validation_flags(config: Config, rows: AuditSet, train: str) -> list[bool]:
-    """For each row, whether the run kept it for validation."""
-    from itertools import islice
-
-    from triform.data.readers import is_running_text, read_lines
-    from triform.tasks.generate import find_split_point
-    from triform.tasks.task import validation_mask
-
-    if config.task != "generate":
-        return list(islice(validation_mask(config.data.valid_fraction), len(rows.texts)))
-    stop = find_split_point(config) or 0
-    if not is_running_text(train):
-        return [index >= stop for index in range(len(rows.texts))]
-    offset, line_ends = 0, {}
-    for line, text in read_lines(train):
-        offset += len(text) + 1
-        line_ends[line] = offset
-    return [line_ends[line] - 1 > stop for line in rows.lines]  # a line that is cut counts as held out
-
-
 def _build_token_counter(loaded_run: Run) -> LengthFunction:
-    """Lengths as the run's model counts them."""
-    from triform.tasks.classify import Classify
-    from triform.tasks.generate import Generate
-    from triform.tasks.translate import Translate
+    """Return a function that counts tokens as the run's model does."""
+    task = loaded_run.task
 
     def count(side: str, texts: Sequence[str]) -> list[int]:
-        task = loaded_run.task
-        if isinstance(task, Translate):
-            tokenizer, n_extra = (
-                (task.target_tokenizer, 1) if side == "target" else (task.source_tokenizer, 0)
-            )  # targets end with a token
-        else:
-            assert isinstance(task, Classify | Generate)
-            tokenizer, n_extra = task.tokenizer, 0
-        return [len(tokens) + n_extra for tokens in tokenizer.encode_batch(texts)]
+        is_target = side == "target"  # of translate; targets end with a token
+        tokenizer = task.target_tokenizer if is_target else task.tokenizer
+        return [len(tokens) + is_target for tokens in tokenizer.encode_batch(texts)]
 
     return count
 

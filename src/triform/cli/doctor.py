@@ -63,9 +63,9 @@ def _package_version(package: str) -> str | None:
 def _inspect_devices() -> dict[str, Any]:
     import torch
 
+    from triform.device import resolve_device
     from triform.nn.kernels.int8 import int8_unavailable_reason
     from triform.nn.precision import has_bf16
-    from triform.run import resolve_device
 
     cpu = torch.device("cpu")
     devices: dict[str, Any] = {
@@ -89,12 +89,12 @@ def _inspect_attention() -> dict[str, str]:
     import torch
 
     from triform.config import ModelConfig
+    from triform.device import resolve_device
     from triform.nn.kernels.dispatch import select_kernel
     from triform.nn.kernels.sdpa import ScoreFunction, naive_attention
     from triform.nn.masks import PackedMask, causal_mask, full_mask, window_mask
     from triform.nn.positions import build_relative_position
     from triform.nn.scores import SCORES
-    from triform.run import resolve_device
 
     device = resolve_device("auto")
     model_config = ModelConfig(d_model=64, n_heads=2)

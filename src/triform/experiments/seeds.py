@@ -15,6 +15,7 @@ from triform.config import Config, TaskName
 from triform.config.bounds import MAX_SEEDS, format_value
 from triform.config.merging import flatten_settings
 from triform.config.settings import Settings, build_config
+from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, format_notice
 from triform.evaluation.statistics import SampleSummary, summarise
 from triform.formatting import print_message
@@ -27,7 +28,7 @@ from triform.launch import (
     resolve_out_folder,
     resolve_settings,
 )
-from triform.run import Run, load, resolve_device
+from triform.run import Run, load
 from triform.tasks import TASKS, PreparedTask
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.callbacks import MetricsFile

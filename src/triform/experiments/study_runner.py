@@ -116,7 +116,9 @@ def _metrics_entry(run: Run, eval_set: str, test_file: str) -> JsonDict:
 def _bleu_entry(run: Run, eval_set: str, test_file: str) -> JsonDict | None:
     """BLEU and its statistics for each sentence. Validation rows are translated as in training: few and greedy."""
     notices = run.training_file_notices(test_file) if test_file else []
-    data: Any = run.task.load_dataset(test_file, notices) if test_file else run.task.load_validation_dataset([])
+    data: Any = (
+        run.task.data.load_dataset(test_file, notices) if test_file else run.task.data.load_validation_dataset([])
+    )
     if data is None:
         return None
     pairs: list[TextPair] = list(data.raw_pairs if test_file else data.raw_pairs[:QUICK_PAIRS])

@@ -14,14 +14,14 @@ from triform.models.factory import AnyClassifier
 from triform.nn.loss import check_finite
 from triform.tasks import Task
 from triform.tasks.classify import Classify
-from triform.tasks.task import ExplanationInput
+from triform.tasks.explanation import ExplanationInput, build_explanation_input
 
 
 def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0, title: str = "") -> Explanation:
     """Attention maps of a text (and a target, or the model's own output); for labels also attributions."""
     if not isinstance(task, Classify):  # of a label tokens speak too, whether or not anything attends to them
         require_attention_stacks(task.model)  # refused before anything is written
-    explanation_input = task.build_explanation_input(text, target, max_new_tokens)
+    explanation_input = build_explanation_input(task, text, target, max_new_tokens)
     model = _private_copy(task.model).eval()
     maps = _compute_maps(model, explanation_input) if has_attention(model) else ()
     return Explanation(
@@ -66,7 +66,7 @@ def _compute_attributions(
     return compute_attributions(
         model,
         explanation_input.inputs[0],
-        task.label_ids[label],
+        task.config.data.labels.index(label),
         unknown_token=unknown_token,
         pieces=pieces,
         label_name=label,

@@ -22,7 +22,6 @@ from triform.pretrained.hf_export import exported_family_name, write_hf
 from triform.pretrained.model_card import build_model_card
 from triform.pretrained.onnx_export import MODEL_FILE, write_onnx
 from triform.tasks import Task
-from triform.tasks.translate import Translate
 from triform.text import DEFAULT_SPECIAL_TOKENS, Tokenizer, write_tokenizer
 from triform.text.spm import SentencePieceTokenizer
 
@@ -87,14 +86,8 @@ def _write_export(task: Task, to: str, folder: Path, out: Path) -> None:
 
 
 def export_tokenizers(task: Task) -> list[Tokenizer]:
-    """One, or where a translator has two, the source's and the target's."""
-    if not isinstance(task, Translate):
-        return [task.tokenizer]
-    return (
-        [task.source_tokenizer]
-        if task.source_tokenizer is task.target_tokenizer
-        else [task.source_tokenizer, task.target_tokenizer]
-    )
+    """Return the task's tokenizer; of a translator with two, the source's and the target's."""
+    return [task.tokenizer] if task.tokenizer is task.target_tokenizer else list(task.tokenizers)
 
 
 def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:

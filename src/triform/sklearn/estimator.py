@@ -31,11 +31,12 @@ from triform.config.settings import (
     flatten_config,
     non_default_settings,
 )
+from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, RunInterruptedError
 from triform.io.run_layout import CONFIG_FILE, METRICS_FILE, RUN_FOLDER_PATTERNS
 from triform.launch import RunOptions, train
 from triform.reporting.run_report import write_report
-from triform.run import Run, load, resolve_device
+from triform.run import Run, load
 from triform.sklearn.validation import check_settings, resolve_seed, to_python_scalar, translate_errors
 from triform.training.claim import claim_run_folder
 from triform.training.run_folder import RunFolder

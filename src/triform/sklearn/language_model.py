@@ -7,12 +7,10 @@ from typing import Self, cast
 import numpy as np
 
 from triform.config.settings import coerce_setting
-from triform.data.readers import TextChunk
 from triform.errors import ConfigError
 from triform.sklearn.estimator import TextEstimator
 from triform.sklearn.validation import InputError, check_texts, resolve_seed, to_python_scalar, translate_errors
-from triform.tasks.generate import Generate, encode_pieces
-from triform.tasks.language_model_data import LanguageModelDataset
+from triform.tasks.language_model_data import LanguageModelData
 
 
 class LanguageModel(TextEstimator):
@@ -42,12 +40,11 @@ class LanguageModel(TextEstimator):
         return metrics["bits_per_byte"]
 
     def _evaluate(self, X: object) -> dict[str, float]:
-        task = cast(Generate, self._fitted_run.task)
-        pieces = (TextChunk(text, True, line_number) for line_number, text in enumerate(check_texts(X), 1))
-        stream = LanguageModelDataset(*encode_pieces(pieces, task.tokenizer), task.config.data.max_len)
-        if not len(stream):
+        task = self._fitted_run.task
+        dataset = cast(LanguageModelData, task.data).load_documents(check_texts(X))
+        if not len(dataset):
             raise InputError("X has fewer than two tokens: there is nothing to score")
-        return task.evaluate(stream)
+        return task.evaluator.evaluate(dataset)
 
     @translate_errors()
     def generate(

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
-import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from torch import Tensor
 
-from triform.data.samplers import batch_by_length
-from triform.data.token_store import TokenStore
 from triform.errors import ConfigError
-from triform.nn.layouts import as_layout, pack, pad
-from triform.run import Run
 from triform.sklearn.classifier import fit_classifier
 from triform.sklearn.estimator import PARAMETER_SETTINGS, TextEstimator
 from triform.sklearn.validation import Array, check_texts
-from triform.tasks.classification_data import encode_texts
-from triform.tasks.classify import Classify
-from triform.tasks.task import BucketedDataset
+from triform.tasks.classify import ClassificationPredictor
 
 
 class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEstimator):
@@ -86,7 +77,8 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
 
     def transform(self, X: object) -> Array:
         """(n, d_model) numbers in float32."""
-        return compute_pooled_states(self._fitted_run, check_texts(X))
+        predictor = cast(ClassificationPredictor, self._fitted_run.task.predictor)
+        return predictor.pooled_states(check_texts(X))
 
     @property
     def _n_features_out(self) -> int:
@@ -98,21 +90,3 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         tags.target_tags.required = self.run is None
         tags.transformer_tags.preserves_dtype = []
         return tags
-
-
-@torch.inference_mode()
-def compute_pooled_states(run: Run, texts: list[str]) -> Array:
-    """What the encoder makes of each text, as the layer of labels would read it."""
-    task = cast(Classify, run.task)
-    model, tokenizer, max_len = task.model.eval(), task.tokenizer, task.config.data.max_len
-    store = TokenStore.build_from_batches(encode_texts(texts, tokenizer), vocab_size=tokenizer.vocab_size)
-    collate = pack if task.device.type == "cpu" else partial(pad, fill=tokenizer.special_tokens.pad_or_zero)
-    vectors: Array = np.empty((len(texts), task.config.model.d_model), dtype=np.float32)
-    for indices in batch_by_length(np.minimum(store.lengths, max_len), batch_tokens=BucketedDataset.EVAL_TOKENS):
-        tokens, keep = collate(
-            [tokenizer.special_tokens.truncate(store[index], max_len) for index in indices.tolist()]
-        )
-        layout = as_layout(keep.to(task.device) if isinstance(keep, Tensor) else keep)
-        states = model.encoder(tokens.to(task.device), layout)
-        vectors[indices] = model.pool(layout, states).float().cpu().numpy()
-    return vectors

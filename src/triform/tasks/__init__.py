@@ -1,9 +1,11 @@
-"""What can be learned: one class a task, chosen by name."""
+"""The three tasks: classify, generate and translate. Each is a class, found by its name in `TASKS`."""
 
 from triform.config import TaskName
+from triform.tasks.batch import Batch, Dataset
 from triform.tasks.classify import Classify
 from triform.tasks.generate import Generate
-from triform.tasks.task import Batch, Dataset, Prediction, PreparedTask, Task
+from triform.tasks.prediction import Prediction
+from triform.tasks.task import PreparedTask, Task
 from triform.tasks.translate import Translate
 
 TASKS: dict[TaskName, type[Task]] = {"classify": Classify, "generate": Generate, "translate": Translate}

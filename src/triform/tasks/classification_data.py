@@ -1,12 +1,13 @@
-"""Encoded texts with their labels: in batches, on a device, kept between runs."""
+"""The data of text classification: labelled texts, encoded, in batches and on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import TrainConfig
-from triform.data.readers import LabelledText
+from triform.config.settings import Settings, build_config
+from triform.data.readers import LabelledText, describe_columns, filter_lines, read_rows
 from triform.data.samplers import Indices, round_up_length
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
@@ -22,6 +24,8 @@ from triform.errors import DataError
 from triform.evaluation.metrics import Labels
 from triform.nn.layouts import pad
 from triform.nn.loss import IGNORE_INDEX
+from triform.tasks.batch import Batch, BucketedDataset, Dataset, iter_chunks
+from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import (
     PAD_ROW,
     BatchPlan,
@@ -30,19 +34,22 @@ from triform.tasks.device_data import (
     pad_indices,
     padded_batch_size,
 )
-from triform.tasks.task import Batch, BucketedDataset, iter_chunks
+from triform.tasks.label_warnings import label_warnings
+from triform.tasks.splits import validation_mask
 from triform.text import DEFAULT_SPECIAL_TOKENS, SpecialTokens, Tokenizer, TokenRows, encode_stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationBatch(Batch):
+    """Texts and their label numbers."""
+
     tokens: Tensor  # (B, T)
     keep: Tensor | None  # (B, T), None where nothing is padded
     labels: Tensor  # (B)
 
 
 class ClassificationDataset(BucketedDataset):
-    """Encoded texts with label numbers; a text is cut at `max_len` when it is read, not before."""
+    """Encoded texts with label numbers. The store holds whole texts; batches cut them at `max_len` tokens."""
 
     def __init__(
         self,
@@ -53,11 +60,11 @@ class ClassificationDataset(BucketedDataset):
         special: SpecialTokens = DEFAULT_SPECIAL_TOKENS,
     ) -> None:
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
-        self.special = special
+        self.special, self.pad_token = special, special.pad_or_zero
         self.lengths = np.minimum(store.lengths, max_len)
 
     def batch(self, indices: Indices) -> ClassificationBatch:
-        tokens, keep = pad([self.truncated_row(index) for index in indices.tolist()], fill=self.special.pad_or_zero)
+        tokens, keep = pad([self.truncated_row(index) for index in indices.tolist()], fill=self.pad_token)
         return ClassificationBatch(
             tokens=tokens,
             keep=keep,
@@ -68,8 +75,9 @@ class ClassificationDataset(BucketedDataset):
         )
 
     def truncated_row(self, index: int) -> NDArray[Any]:
-        """The tokens of one text, as many as the model reads."""
-        return self.special.truncate(self.store[index], self.max_len)
+        """Return the tokens of one text, as many as the model reads."""
+        row = self.store[index]
+        return row if len(row) <= self.max_len else self.special.truncate(row, self.max_len)
 
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceClassificationDataset | None:
         return DeviceClassificationDataset(self, device, train) if fits_on_device(self.store) else None
@@ -79,11 +87,11 @@ class ClassificationDataset(BucketedDataset):
 
 
 class DeviceClassificationDataset:
-    """The same on a device."""
+    """The dataset on a device, where batches are gathered from row numbers."""
 
     def __init__(self, dataset: ClassificationDataset, device: torch.device, train: TrainConfig) -> None:
         self.lengths, self.max_len, self.train = dataset.lengths, dataset.max_len, train
-        self.pad_token = dataset.special.pad_or_zero
+        self.pad_token = dataset.pad_token
         self.texts = DeviceSequences(dataset.store, dataset.max_len, device, dataset.special.after)
         self.labels = torch.from_numpy(dataset.labels).to(device)
 
@@ -103,62 +111,123 @@ class DeviceClassificationDataset:
         )
 
 
-def encode_rows(
-    rows: Callable[[], Iterator[LabelledText]],
-    name: str,
-    label_ids: dict[str, int],
-    tokenizers: Sequence[Tokenizer],
-    *,
-    path: Path | None = None,
-) -> tuple[TokenStore, Labels]:
-    """Rows as tokens and label numbers, once for each tokenizer; with a path the tokens go straight to disk."""
-    labels: list[int] = []
+class ClassificationData(TaskData):
+    """Reads and encodes labelled texts."""
 
-    def texts() -> Iterator[str]:
-        for row in rows():
-            if row.label not in label_ids:
-                raise DataError(
-                    f"label {row.label!r} was never seen in training; known are {', '.join(label_ids)}",
-                    path=name,
-                    line=row.line,
-                )
-            labels.append(label_ids[row.label])
-            yield row.text
+    @property
+    def label_ids(self) -> dict[str, int]:
+        return {label: index for index, label in enumerate(self.config.data.labels)}
 
-    encoded = chain.from_iterable(encode_texts(texts(), tokenizer) for tokenizer in tokenizers)
-    store = TokenStore.build_from_batches(encoded, vocab_size=tokenizers[0].vocab_size, path=path)
-    return store, np.array(labels, dtype=np.int64)
+    def read_examples(self, name: str) -> Iterator[LabelledText]:
+        return read_rows(name, self.config.data)
 
+    def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
+        key = ["labels", self.cache_key, self.config.data.labels]
+        labels, n_characters = cache.get_or_compute(key, self._scan_labels)
+        return replace(self, config=build_config({"data.labels": tuple(labels)}, self.config)), [n_characters]
 
-def encode_rows_cached(
-    cache: TokenCache,
-    name: str,
-    rows: Callable[[], Iterator[LabelledText]],
-    labels: Sequence[str],
-    tokenizers: Sequence[Tokenizer],
-    cache_key: object,
-) -> tuple[TokenStore, Labels]:
-    """The same on disk, and not again where it was done before; `what` tells the rows from others of the file."""
-    label_ids = {label: label_id for label_id, label in enumerate(labels)}
+    def _scan_labels(self) -> tuple[Sequence[str], int]:
+        """Return the labels of the training file, sorted, and the number of characters to train on."""
+        labels: set[str] = set()
+        n_characters = 0
+        mask = validation_mask(0.0 if self.validation_name else self.config.data.valid_fraction)
+        for row, is_held_out in zip(self.read_examples(self.training_name), mask, strict=False):
+            labels.add(row.label)  # also a label so rare that all its rows are held out
+            n_characters += 0 if is_held_out else len(row.text)
+        if len(labels) < 2 and not self.config.data.labels:
+            problem = f"only one label, {next(iter(labels))!r}" if labels else "no rows to train on"
+            raise DataError(f"has {problem}; a classifier needs at least two labels", path=self.training_name)
+        return self.config.data.labels or tuple(sorted(labels, key=_label_sort_key)), n_characters
 
-    def write_files(folder: Path) -> None:
-        label_array = encode_rows(rows, cache.files[0], label_ids, tokenizers, path=folder / name)[1]
-        np.save(folder / f"{name}.labels.npy", label_array)
+    def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
+        max_len = self.config.data.max_len or _default_max_len(encoded.stores[0])
+        return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
 
-    def read_files(folder: Path) -> tuple[TokenStore, Labels]:
-        store, label_array = (
-            TokenStore.open(folder / name),
-            np.load(folder / f"{name}.labels.npy", allow_pickle=False),
-        )
-        if label_array.dtype != np.int64 or label_array.shape != (len(store),):
-            raise ValueError(f"{name}.labels.npy does not hold a label for each text")
-        return store, label_array
+    def encode(
+        self,
+        name: str,
+        examples: Callable[[], Iterator[LabelledText]],
+        versions: TokenizerVersions,
+        path: Path | None = None,
+    ) -> EncodedExamples:
+        labels: list[int] = []
+        label_ids = self.label_ids
 
-    return cache.open_entry(
-        ["classify", name, cache_key, list(labels), tokenizers[0].to_json()], write_files, read_files
-    )
+        def texts() -> Iterator[str]:
+            for row in examples():
+                if row.label not in label_ids:
+                    raise DataError(
+                        f"label {row.label!r} was never seen in training; known are {', '.join(label_ids)}",
+                        path=name,
+                        line=row.line,
+                    )
+                labels.append(label_ids[row.label])
+                yield row.text
+
+        (tokenizers,) = versions
+        encoded = chain.from_iterable(encode_texts(texts(), tokenizer) for tokenizer in tokenizers)
+        store = TokenStore.build_from_batches(encoded, vocab_size=tokenizers[0].vocab_size, path=path)
+        return EncodedExamples((store,), np.array(labels, dtype=np.int64))
+
+    def values_shape(self, stores: Sequence[TokenStore]) -> tuple[int, ...]:
+        return (len(stores[0]),)
+
+    def build_dataset(
+        self, name: str, encoded: EncodedExamples, notices: list[str], *, versions: int = 1
+    ) -> ClassificationDataset:
+        (store,), labels = encoded
+        special = self.tokenizers[0].special_tokens
+        dataset = ClassificationDataset(store, labels, self.config.data.max_len, versions, special)
+        if not len(dataset):
+            raise DataError(
+                "no rows are left for validation; give --valid FILE, or raise data.valid_fraction", path=name
+            )
+        if n_truncated := dataset.count_truncated():
+            notices.append(
+                f"{name}: {n_truncated} of {len(dataset)} texts were cut at data.max_len={dataset.max_len} tokens"
+            )
+        return dataset
+
+    def load_dataset(
+        self, name: str, notices: list[str], lines: Container[int] | None = None
+    ) -> ClassificationDataset:
+        rows = filter_lines(self.read_examples(name), lines)
+        encoded = self.encode(name, lambda: rows, [self.tokenizers])
+        if not len(encoded.stores[0]):
+            raise DataError("has no rows to evaluate on", path=name)
+        return self.build_dataset(name, encoded, notices)
+
+    def describe(self, encoded: EncodedExamples, n_versions: int) -> list[str]:
+        name, labels = self.training_name, self.config.data.labels
+        columns = describe_columns(name, self.config.data)
+        label_list = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
+        n_texts = len(encoded.values) // n_versions
+        counts = f"{name}: {n_texts:,} texts to train on, {len(labels)} labels: {label_list}"
+        return [*([f"{name}: {columns}"] if columns else []), counts]
+
+    def find_problems(self, train: Dataset, valid: Dataset | None, folder: Path) -> list[str]:
+        assert isinstance(train, ClassificationDataset)
+        valid_labels = valid.labels if isinstance(valid, ClassificationDataset) else None
+        warnings = label_warnings(self.training_name, self.config.data.labels, train.labels, valid_labels)
+        return [*warnings, *super().find_problems(train, valid, folder)]
 
 
 def encode_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
+    """Yield texts as tokens between special tokens, many at a time."""
     for rows in encode_stream(tokenizer, iter_chunks(texts, count_characters=len)):
         yield tokenizer.special_tokens.wrap_rows(rows)
+
+
+def _label_sort_key(label: str) -> tuple[float, str]:
+    """Sort numbers by size, before everything else."""
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.inf
+    return (value if math.isfinite(value) else math.inf), label
+
+
+def _default_max_len(store: TokenStore) -> int:
+    """Return a length that fits every text if all are short, else 95 % of them, and at most 512 tokens."""
+    longest = int(store.lengths.max())
+    return max(16, longest) if longest <= 256 else min(512, int(np.ceil(np.quantile(store.lengths, 0.95))))

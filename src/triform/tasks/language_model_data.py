@@ -1,21 +1,33 @@
-"""Running text as windows of tokens: drawn anywhere in it, or laid side by side from its beginning to its end."""
+"""The data of a language model: text as one long sequence of tokens, read in windows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triform.config import TrainConfig
+from triform.config.settings import Settings
+from triform.data.readers import TextChunk, count_units, filter_lines, is_running_text, read_chunks, read_lines
 from triform.data.samplers import Indices, RandomWindowSampler, Sampler
+from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
-from triform.errors import ConfigError
+from triform.errors import ConfigError, DataError
+from triform.evaluation.baselines import FittedBaselines, fit_baselines
 from triform.nn.loss import IGNORE_INDEX
+from triform.tasks.batch import Batch, Dataset, iter_chunks
+from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import BatchPlan, copy_to_device, fits_on_device
-from triform.tasks.task import Batch, iter_chunks
+from triform.tasks.leaks import same_text_warnings
+from triform.tasks.splits import find_split_point
+from triform.text import Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
 EVAL_WINDOWS_PER_STATE = 16  # windows through which a recurrent model is read in an evaluation without forgetting
@@ -23,20 +35,22 @@ EVAL_WINDOWS_PER_STATE = 16  # windows through which a recurrent model is read i
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelBatch(Batch):
+    """Windows of tokens."""
+
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T): the tokens shifted by one
 
 
-class LanguageModelDataset:
-    """One long row of tokens. Training draws windows anywhere in it; evaluation goes through it once."""
+class LanguageModelDataset(Dataset):
+    """One long sequence of tokens. Training reads windows at random positions, evaluation reads all of it once."""
 
     def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
-        """Evaluation windows begin `stride` tokens apart; 0: side by side."""
+        """With a `stride`, evaluation windows begin so many tokens apart; 0: they do not overlap."""
         self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
-        self.resets_state = bool(stride)  # who asks for a stride has every window from an empty state
+        self.resets_state = bool(stride)  # with a stride, a recurrent model begins each window with an empty state
 
     def __len__(self) -> int:
-        """Predictions: every token but the first."""
+        """Return the number of predictions: every token but the first."""
         return max(0, self.store.n_tokens - 1)
 
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
@@ -64,13 +78,13 @@ class LanguageModelDataset:
         return DeviceLanguageModelDataset(self, device) if fits_on_device(self.store) else None
 
     def with_stride(self, stride: int) -> LanguageModelDataset:
-        """The same text in windows that overlap: every token is scored once, most after more context."""
+        """Return the text in overlapping windows: every token is predicted once, most with more context."""
         if not 1 <= stride <= self.max_len:
             raise ConfigError(f"a stride of {stride}: give 1 to {self.max_len}, the tokens that the model reads")
         return LanguageModelDataset(self.store, self.n_bytes, self.max_len, stride)
 
     def with_long_windows(self) -> LanguageModelDataset:
-        """The same text in windows so long that they are few, for who carries a state through them."""
+        """Return the text in few, long windows, for recurrent models, which carry a state through them."""
         return (
             self
             if self.resets_state
@@ -78,13 +92,13 @@ class LanguageModelDataset:
         )
 
     def n_batches(self) -> int:
-        """How many `batches` gives."""
+        """Return the number of batches that `batches` yields."""
         n_windows = max(0, (len(self) - self.max_len) // self.stride + 1)  # windows
         n_covered = (n_windows - 1) * self.stride + self.max_len if n_windows else 0
         return -(-n_windows // max(1, EVAL_TOKENS // self.max_len)) + (n_covered < len(self))
 
     def batches(self) -> Iterator[LanguageModelBatch]:
-        """Windows a stride apart; the last, shorter one by itself."""
+        """Yield windows a stride apart. The last, shorter one is a batch of its own."""
         starts = np.arange(0, len(self) - self.max_len + 1, self.stride)
         for chunk in iter_chunks(starts, max(1, EVAL_TOKENS // self.max_len)):
             yield self._mask_scored_targets(self._gather_windows(np.array(chunk), self.max_len), chunk[0] == 0)
@@ -94,7 +108,7 @@ class LanguageModelDataset:
             yield self._mask_scored_targets(self._gather_windows(np.array([start]), len(self) - start), start == 0)
 
     def _mask_scored_targets(self, batch: LanguageModelBatch, includes_first: bool) -> LanguageModelBatch:
-        """Of each window only what the one before it has not scored; of the first, where it is here, all."""
+        """Ignore the targets that the window before has predicted. The first window has none before it."""
         if self.stride == self.max_len:
             return batch
         targets = batch.targets.clone()
@@ -103,7 +117,7 @@ class LanguageModelDataset:
 
 
 class DeviceLanguageModelDataset:
-    """The same on a device. All windows are of one width and nothing is padded, so there is one shape."""
+    """The dataset on a device. All windows have one width and nothing is padded, so there is one shape."""
 
     def __init__(self, dataset: LanguageModelDataset, device: torch.device) -> None:
         self.width = dataset.max_len
@@ -116,3 +130,126 @@ class DeviceLanguageModelDataset:
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> LanguageModelBatch:
         windows = self.tokens[rows[:, None] + torch.arange(shape[1] + 1, device=rows.device)].long()  # (B, T + 1)
         return LanguageModelBatch(tokens=windows[:, :-1], targets=windows[:, 1:])
+
+
+class LanguageModelData(TaskData):
+    """Reads and encodes running text, or documents."""
+
+    @cached_property
+    def split_point(self) -> int | None:
+        return find_split_point(self.config)
+
+    @property
+    def split_key(self) -> object:
+        return self.split_point
+
+    def read_examples(self, name: str) -> Iterator[TextChunk]:
+        return read_chunks(name, self.config.data)
+
+    def split_examples(self, *, held_out: bool) -> Iterator[TextChunk]:
+        if not held_out:
+            yield from read_chunks(self.training_name, self.config.data, stop=self.split_point)
+        elif self.split_point is not None:
+            yield from read_chunks(self.training_name, self.config.data, start=self.split_point)
+
+    def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
+        if is_running_text(self.training_name):
+            return self, [self.split_point or count_units(self.training_name, self.config.data)]
+
+        def count_characters() -> int:
+            return sum(len(chunk.text) for chunk in self.training_examples())
+
+        return self, [cache.get_or_compute(["characters", *self.cache_key], count_characters)]
+
+    def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, ...]:
+        (tokenizer,) = super().train_or_load_tokenizers(cache, n_characters)
+        if not self.config.train.init_from:  # the model never reads what an imported tokenizer puts around a text
+            tokenizer.special_tokens = tokenizer.special_tokens._replace(before=(), after=())
+        return (tokenizer,)
+
+    def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
+        n_tokens = encoded.n_tokens
+        max_len = self.config.data.max_len or max(2, min(128, n_tokens // 4))
+        if n_tokens <= max_len:
+            raise DataError(
+                f"has only {n_tokens} tokens to train on; data.max_len={max_len} needs more: "
+                "lower it or give more text",
+                path=self.training_name,
+            )
+        return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
+
+    def encode(
+        self,
+        name: str,
+        examples: Callable[[], Iterator[TextChunk]],
+        versions: TokenizerVersions,
+        path: Path | None = None,
+    ) -> EncodedExamples:
+        """Encode texts as one sequence of tokens, with an end token after each document."""
+        n_bytes = 0
+        document_ends: deque[list[bool]] = deque()
+
+        def text_chunks() -> Iterator[list[str]]:
+            nonlocal n_bytes
+            for chunk in iter_chunks(examples(), count_characters=lambda part: len(part.text)):
+                n_bytes += sum(len(part.text.encode()) for part in chunk)
+                document_ends.append([part.ends_document for part in chunk])
+                yield [part.text for part in chunk]
+
+        ((tokenizer,),) = versions
+        end = tokenizer.special_tokens.eos_or_bos
+        encoded = encode_stream(tokenizer, text_chunks())
+        closed_rows = (
+            rows if end is None else rows.append_token(end, np.array(document_ends.popleft(), bool))
+            for rows in encoded
+        )
+        store = TokenStore.build_from_batches(closed_rows, vocab_size=tokenizer.vocab_size, path=path)
+        return EncodedExamples((store,), np.array([n_bytes], dtype=np.int64))
+
+    def values_shape(self, stores: Sequence[TokenStore]) -> tuple[int, ...]:
+        return (1,)
+
+    def build_dataset(
+        self, name: str, encoded: EncodedExamples, notices: list[str], *, versions: int = 1
+    ) -> LanguageModelDataset:
+        return LanguageModelDataset(encoded.stores[0], int(encoded.values[0]), self.config.data.max_len)
+
+    def load_dataset(
+        self, name: str, notices: list[str], lines: Container[int] | None = None
+    ) -> LanguageModelDataset:
+        chunks = self.read_examples(name)
+        if lines is not None and is_running_text(name):  # the selected lines become one text
+            chunks = (TextChunk(f"{text}\n", False, line) for line, text in read_lines(name) if line in lines)
+        selected = filter_lines(chunks, lines)
+        return self.build_eval_dataset(name, self.encode(name, lambda: selected, [self.tokenizers]), notices)
+
+    def load_documents(self, documents: Sequence[str]) -> LanguageModelDataset:
+        """Return documents that are held in memory as a dataset to evaluate on."""
+        chunks = (TextChunk(text, True, line) for line, text in enumerate(documents, 1))
+        return self.build_dataset("", self.encode("", lambda: chunks, [self.tokenizers]), [])
+
+    def build_eval_dataset(self, name: str, encoded: EncodedExamples, notices: list[str]) -> LanguageModelDataset:
+        (store,), (tokenizer,) = encoded.stores, self.tokenizers
+        if store.n_tokens < 2:
+            raise DataError("has fewer than two tokens to evaluate on; give more text", path=name)
+        if tokenizer.unk is not None and (n_unknown := store.count(tokenizer.unk)):
+            message = f"{n_unknown} of {store.n_tokens} tokens are not in the vocabulary"
+            notices.append(f"{name}: {message} ({tokenizer.vocabulary[tokenizer.unk]})")
+        return self.build_dataset(name, encoded, notices)
+
+    def find_leaks(self, folder: Path) -> list[str]:
+        data = self.config.data
+        if is_running_text(data.train) or (data.valid and is_running_text(data.valid)):
+            return same_text_warnings(data.train, data.valid)
+        return super().find_leaks(folder)
+
+    def fit_baselines(self) -> FittedBaselines:
+        (tokenizer,) = self.tokenizers
+        return fit_baselines(
+            "generate",
+            self.training_examples(),
+            tokenize=tokenizer.encode,
+            vocab_size=tokenizer.vocab_size,
+            lossless=tokenizer.lossless,
+            eos_id=tokenizer.special_tokens.eos_or_bos,
+        )

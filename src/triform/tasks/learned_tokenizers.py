@@ -1,4 +1,4 @@
-"""Vocabularies learned from training files, once where these are large."""
+"""Tokenizers: trained on training files (once, where these are large), given by the user, or saved in a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import cache as once
 from pathlib import Path
 
-from triform.config import DataConfig, TokenizerConfig
+from triform.config import Config, DataConfig, TokenizerConfig
 from triform.data.token_cache import TokenCache
 from triform.errors import CheckpointError, ConfigError
 from triform.text import (
@@ -23,13 +23,13 @@ from triform.text.exporting import Side
 
 
 def reader_options(data: DataConfig) -> dict[str, object]:
-    """The settings that decide how a file is read."""
+    """Return the settings that decide how a file is read."""
     names = ("text_column", "label_column", "source_column", "target_column", "header")
     return {name: value for name, value in asdict(data).items() if name in names}
 
 
 def tokenizer_versions(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:
-    """The tokenizers by which training text is split, each all of it: one, or several that differ at random."""
+    """Return the tokenizers that encode all training text: one or, with BPE dropout, several random variants."""
     if not config.bpe_dropout:
         return [tokenizer]
     if not isinstance(tokenizer, BpeTokenizer) or tokenizer.kind != "bpe":
@@ -37,17 +37,33 @@ def tokenizer_versions(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequenc
     return bpe_dropout.build_dropout_versions(tokenizer, config.bpe_dropout)
 
 
+def load_tokenizers(config: Config, folder: Path) -> tuple[Tokenizer, ...]:
+    """Load the tokenizer of a run folder; for translate, those of the source and of the target."""
+    if config.task != "translate":
+        return (load_tokenizer(folder / "tokenizer.json"),)
+    if config.tokenizer.joint_vocab and not (folder / "tokenizer.source.json").exists():
+        return (load_tokenizer(folder / "tokenizer.json"),) * 2
+    # two, even where the vocabulary is one: each language can have its own way to split text
+    return load_tokenizer(folder / "tokenizer.source.json"), load_tokenizer(folder / "tokenizer.target.json")
+
+
+def save_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
+    """Write tokenizers to a run folder, where `load_tokenizers` finds them."""
+    if tokenizers[0] is tokenizers[-1]:
+        tokenizers[0].save(folder / "tokenizer.json")
+    else:
+        tokenizers[0].save(folder / "tokenizer.source.json")
+        tokenizers[1].save(folder / "tokenizer.target.json")
+
+
 def has_two_tokenizers(file: str) -> bool:
-    """Whether a folder holds a tokenizer for each language, as Marian's do, and runs that began with one."""
+    """Return whether a folder holds a tokenizer for each language, as Marian models and some runs do."""
     pairs = (("tokenizer.source.json", "tokenizer.target.json"), ("source.spm", "target.spm"))
     return bool(file) and any(all((Path(file) / name).is_file() for name in pair) for pair in pairs)
 
 
 def load_configured_tokenizer(config: TokenizerConfig, side: Side = "source") -> Tokenizer:
-    """The vocabulary of `tokenizer.file`, which must be of the kind and size that were asked for.
-
-    Where there are two, it is a folder that holds them, as runs do.
-    """
+    """Load the tokenizer of `tokenizer.file`, a file or a folder. Its kind and size must match the settings."""
     path = Path(config.file)
     if not config.joint_vocab and not path.is_dir():
         raise ConfigError(
@@ -68,7 +84,16 @@ def train_or_load_tokenizer(
     cache: TokenCache, config: TokenizerConfig, cache_key: object, texts: Iterable[str], n_characters: int,
     side: Side = "source",
 ) -> Tokenizer:  # fmt: skip
-    """A tokenizer learned from texts, which `what` tells apart from others of the same files; or one given."""
+    """Return the tokenizer of `tokenizer.file`, or one trained on texts.
+
+    Args:
+        cache: Keeps a tokenizer that was trained on large files.
+        config: The tokenizer settings.
+        cache_key: What distinguishes these texts from others of the same files.
+        texts: Read only if a tokenizer is trained.
+        n_characters: The number of characters in the texts.
+        side: Which tokenizer of a folder that holds two.
+    """
     if config.file:
         return load_configured_tokenizer(config, side)
     name = ",".join(cache.files)

@@ -1,24 +1,30 @@
-"""Encoded pairs: in batches, on a device, kept between runs."""
+"""The data of translation: sentence pairs, encoded, in batches and on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triform.config import TrainConfig
-from triform.data.readers import TextPair
+from triform.config.settings import Settings, build_config
+from triform.data import builtin_sets
+from triform.data.readers import TextPair, filter_lines, read_pairs_or_aligned
 from triform.data.samplers import Indices, round_up_length
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
+from triform.errors import ConfigError, DataError
 from triform.nn.layouts import pad
 from triform.nn.loss import IGNORE_INDEX
+from triform.tasks.batch import Batch, BucketedDataset, iter_chunks
+from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import (
     PAD_ROW,
     BatchPlan,
@@ -27,12 +33,15 @@ from triform.tasks.device_data import (
     pad_indices,
     padded_batch_size,
 )
-from triform.tasks.task import Batch, BucketedDataset, iter_chunks
+from triform.tasks.learned_tokenizers import has_two_tokenizers, train_or_load_tokenizer
 from triform.text import DEFAULT_SPECIAL_TOKENS, SpecialTokens, Tokenizer, encode_stream
+from triform.text.exporting import Side
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationBatch(Batch):
+    """Sources, and targets shifted by one."""
+
     source: Tensor  # (B, S)
     source_keep: Tensor | None  # (B, S)
     decoder_input: Tensor  # (B, T): begin token and target
@@ -40,7 +49,7 @@ class TranslationBatch(Batch):
 
 
 class TranslationDataset(BucketedDataset):
-    """Encoded pairs. `texts` are the untouched references, kept for sets that are translated and judged."""
+    """Encoded pairs. Datasets to evaluate on also keep the pairs as text, to translate and compare."""
 
     def __init__(
         self,
@@ -90,7 +99,7 @@ class TranslationDataset(BucketedDataset):
 
 
 class DeviceTranslationDataset:
-    """The same on a device."""
+    """The dataset on a device, where batches are gathered from row numbers."""
 
     def __init__(self, dataset: TranslationDataset, device: torch.device, train: TrainConfig) -> None:
         self.max_len, self.train, self.special = dataset.max_len, train, dataset.special
@@ -129,45 +138,155 @@ class DeviceTranslationDataset:
         return TranslationBatch(source=source, source_keep=keep, decoder_input=decoder_input, targets=targets)
 
 
-def encode_pairs(
-    pairs: Callable[[], Iterable[TextPair]],
-    source_tokenizers: Sequence[Tokenizer],
-    target_tokenizers: Sequence[Tokenizer],
-    folder: Path | None = None,
-) -> tuple[TokenStore, TokenStore]:
-    """Both sides as tokens, a reading for each tokenizer; with a folder they go straight to disk."""
+class TranslationData(TaskData):
+    """Reads and encodes sentence pairs, from one file or from two aligned ones."""
 
-    def encode_side(side_name: str, tokenizers: Sequence[Tokenizer], *, add_frame: bool) -> TokenStore:
-        encoded = chain.from_iterable(
-            encode_stream(tokenizer, iter_chunks(map(attrgetter(side_name), pairs()), count_characters=len))
-            for tokenizer in tokenizers
+    store_names = (".source", ".target")
+
+    def with_resolved_names(self) -> Self:
+        if self.config.data.source:
+            return self
+        train = builtin_sets.resolve_path(self.config.data.train, "translate")
+        settings: Settings = {"data.train": train}
+        if not self.validation_name:
+            settings["data.valid"] = builtin_sets.validation_path(train)
+        return replace(self, config=build_config(settings, self.config))
+
+    @property
+    def training_files(self) -> list[str]:
+        data = self.config.data
+        return [data.train] if data.train else [data.source, data.target]
+
+    @property
+    def validation_name(self) -> str:
+        data = self.config.data
+        return data.valid or (f"{data.valid_source},{data.valid_target}" if data.valid_source else "")
+
+    def read_examples(self, name: str) -> Iterator[TextPair]:
+        return read_pairs_or_aligned(name, self.config.data)
+
+    def training_examples(self) -> Iterator[TextPair]:
+        """Read the pairs to train on. Nothing is learned from a pair with an empty side."""
+        return filter(_has_both_sides, self.split_examples(held_out=False))
+
+    def source_text(self, example: TextPair) -> str:
+        return example.source
+
+    def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
+        *n_characters, n_skipped = cache.get_or_compute(["pairs", self.cache_key], self._count_characters)
+        if n_skipped:
+            cache.notices.append(
+                f"{self.training_name}: {n_skipped} pairs with an empty side were left out of training"
+            )
+        return self, n_characters
+
+    def _count_characters(self) -> list[int]:
+        """Return the characters of sources and of targets, and how many pairs have an empty side."""
+        n_source = n_target = n_skipped = 0
+        for pair in self.split_examples(held_out=False):
+            if _has_both_sides(pair):
+                n_source += len(pair.source)
+                n_target += len(pair.target)
+            else:
+                n_skipped += 1
+        return [n_source, n_target, n_skipped]
+
+    def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, Tokenizer]:
+        config = self.config.tokenizer
+
+        def train(name: str, texts: Iterator[str], n_characters: int, side: Side = "source") -> Tokenizer:
+            return train_or_load_tokenizer(cache, config, [name, self.cache_key], texts, n_characters, side)
+
+        sources = (pair.source for pair in self.training_examples())  # read only if a tokenizer is trained
+        targets = (pair.target for pair in self.training_examples())
+        if not config.joint_vocab:
+            return train("source", sources, n_characters[0]), train("target", targets, n_characters[1], "target")
+        tokenizer = train("shared", chain(sources, targets), sum(n_characters))
+        if not has_two_tokenizers(config.file):
+            return tokenizer, tokenizer
+        target_tokenizer = train("target", targets, n_characters[1], "target")
+        if tokenizer.vocabulary != target_tokenizer.vocabulary:
+            raise ConfigError(
+                f"tokenizer.file={config.file} holds two vocabularies: set tokenizer.joint_vocab=false"
+            )
+        return tokenizer, target_tokenizer
+
+    def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
+        source, target = encoded.stores
+        if not len(source):
+            raise DataError("no pairs to train on: each has an empty side", path=self.training_name)
+        longest = int(max(source.lengths.max(), target.lengths.max() + 1))
+        settings: Settings = {"data.max_len": self.config.data.max_len or min(256, longest + 8)}
+        if self.config.tokenizer.joint_vocab:  # two vocabularies have two sizes: each is found from the data again
+            settings["tokenizer.vocab_size"] = tokenizers[0].vocab_size
+        return settings
+
+    def encode(
+        self,
+        name: str,
+        examples: Callable[[], Iterator[TextPair]],
+        versions: TokenizerVersions,
+        path: Path | None = None,
+    ) -> EncodedExamples:
+        def encode_side(side: Side, tokenizers: Sequence[Tokenizer], *, add_frame: bool) -> TokenStore:
+            encoded = chain.from_iterable(
+                encode_stream(tokenizer, iter_chunks(map(attrgetter(side), examples()), count_characters=len))
+                for tokenizer in tokenizers
+            )
+            rows = map(tokenizers[0].special_tokens.wrap_rows, encoded) if add_frame else encoded
+            file = path and path.with_name(f"{path.name}.{side}")
+            return TokenStore.build_from_batches(rows, vocab_size=tokenizers[0].vocab_size, path=file)
+
+        stores = (
+            encode_side("source", versions[0], add_frame=True),
+            encode_side("target", versions[1], add_frame=False),
         )
-        rows = map(tokenizers[0].special_tokens.wrap_rows, encoded) if add_frame else encoded
-        path = folder and folder / f"train.{side_name}"
-        return TokenStore.build_from_batches(rows, vocab_size=tokenizers[0].vocab_size, path=path)
+        return EncodedExamples(stores, np.empty(0, dtype=np.int64))
 
-    return encode_side("source", source_tokenizers, add_frame=True), encode_side(
-        "target", target_tokenizers, add_frame=False
-    )
+    def build_dataset(
+        self,
+        name: str,
+        encoded: EncodedExamples,
+        notices: list[str],
+        *,
+        versions: int = 1,
+        raw_pairs: Sequence[TextPair] = (),
+    ) -> TranslationDataset:
+        source, target = encoded.stores
+        special = self.tokenizers[0].special_tokens, self.tokenizers[1].special_tokens
+        dataset = TranslationDataset(source, target, self.config.data.max_len, raw_pairs, versions, special)
+        if not len(dataset):
+            raise DataError(
+                "no pairs are left for validation; give a validation set, or raise data.valid_fraction", path=name
+            )
+        if n_truncated := dataset.count_truncated():
+            notices.append(
+                f"{name}: {n_truncated} of {len(dataset)} pairs were cut at data.max_len={dataset.max_len} tokens"
+            )
+        return dataset
+
+    def load_dataset(
+        self, name: str, notices: list[str], lines: Container[int] | None = None
+    ) -> TranslationDataset:
+        pairs = list(filter_lines(self.read_examples(name), lines))
+        if not any(map(_has_both_sides, pairs)):
+            raise DataError("has no pair with both sides filled to evaluate on", path=name)
+        return self._build_from_pairs(name, pairs, notices)
+
+    def load_validation_dataset(self, notices: list[str], folder: Path | None = None) -> TranslationDataset | None:
+        """Read the validation pairs. They are translated, so they are kept as text and not cached as tokens."""
+        if self.validation_name:
+            return self.load_dataset(self.validation_name, notices)
+        if not self.config.data.valid_fraction:
+            return None
+        pairs = list(self.split_examples(held_out=True))
+        usable = pairs if any(map(_has_both_sides, pairs)) else []
+        return self._build_from_pairs(self.training_name, usable, notices)
+
+    def _build_from_pairs(self, name: str, pairs: list[TextPair], notices: list[str]) -> TranslationDataset:
+        encoded = self.encode(name, lambda: iter(pairs), [[tokenizer] for tokenizer in self.tokenizers])
+        return self.build_dataset(name, encoded, notices, raw_pairs=pairs)
 
 
-def encode_pairs_cached(
-    cache: TokenCache,
-    pairs: Callable[[], Iterable[TextPair]],
-    source_tokenizers: Sequence[Tokenizer],
-    target_tokenizers: Sequence[Tokenizer],
-    cache_key: object,
-) -> tuple[TokenStore, TokenStore]:
-    """The same on disk, and not again where it was done before; `what` tells the pairs from others of the files."""
-
-    def write_files(folder: Path) -> None:
-        encode_pairs(pairs, source_tokenizers, target_tokenizers, folder)
-
-    def read_files(folder: Path) -> tuple[TokenStore, TokenStore]:
-        return TokenStore.open(folder / "train.source"), TokenStore.open(folder / "train.target")
-
-    return cache.open_entry(
-        ["translate", cache_key, source_tokenizers[0].to_json(), target_tokenizers[0].to_json()],
-        write_files,
-        read_files,
-    )
+def _has_both_sides(pair: TextPair) -> bool:
+    return bool(pair.source.strip() and pair.target.strip())

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from triform.data.samplers import Indices
 from triform.nn.kernels.bf16_weights import Bf16Weights
+from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
-from triform.tasks.task import Dataset, Task
+from triform.tasks.task import Task
 from triform.training.compilation import compiled_blocks, is_worth_compiling
 from triform.training.graph_cache import GraphCache, Shapes, side_stream
 from triform.training.train_step import StepStats, TrainStep, collect_step_stats

@@ -18,8 +18,9 @@ from triform.config import Config, TrainConfig
 from triform.errors import ConfigError, DivergedError
 from triform.evaluation.metrics import Metrics
 from triform.progress import report_progress_to
+from triform.tasks.batch import Dataset
 from triform.tasks.device_data import BatchPlan, DeviceDataset
-from triform.tasks.task import Dataset, Task
+from triform.tasks.task import Task
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
 from triform.training.stopping import ValidationInterrupted, interruptible

@@ -20,7 +20,7 @@ from triform.data.readers import fingerprint
 from triform.errors import CheckpointError
 from triform.formatting import print_message
 from triform.tasks import TASKS, PreparedTask
-from triform.tasks.task import BucketedDataset
+from triform.tasks.batch import BucketedDataset
 from triform.training.callbacks import MetricsFile
 from triform.training.display import ProgressDisplay
 from triform.training.init_from import load_initial_weights

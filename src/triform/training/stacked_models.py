@@ -19,8 +19,10 @@ from torch.func import functional_call
 
 from triform.evaluation.metrics import Metrics
 from triform.nn.kernels.vmap import use_vmap_attention
+from triform.tasks.batch import Dataset
 from triform.tasks.device_data import BatchPlan, DeviceDataset, pad_indices
-from triform.tasks.task import Dataset, Task, add_metric_sums
+from triform.tasks.evaluation import add_metric_sums
+from triform.tasks.task import Task
 from triform.training.batched_optimizer import build_batched_optimizer, clip_grad_norms
 from triform.training.graph_cache import GraphCache, Shapes
 from triform.training.train_step import TrainStep
@@ -178,18 +180,18 @@ class StackedModels:
         self.task.model.eval()
         batch_sums = []
         with torch.no_grad(), self.autocast():
-            for batch in self.task.evaluation_batches(data, quick=True):
+            for batch in self.task.evaluator.batches(data, quick=True):
                 tensors = _batch_tensors(batch.to(self.device))
                 chunk_size = self._eval_chunk_size(batch.n_positions)
                 batch_sums.append(
                     self._map_models(
-                        self.task.metric_sums, batch, tensors, shared_batch=True, chunk_size=chunk_size
+                        self.task.evaluator.metric_sums, batch, tensors, shared_batch=True, chunk_size=chunk_size
                     )
                 )
         self.task.model.train()
         rows = zip(self.train_steps, add_metric_sums(batch_sums).tolist(), strict=True)
         with torch.inference_mode(), self.autocast():
-            return [train_step.task.compute_metrics(sums, data, quick=True) for train_step, sums in rows]
+            return [train_step.task.evaluator.compute_metrics(sums, data, quick=True) for train_step, sums in rows]
 
     def _eval_chunk_size(self, n_positions: int) -> int:
         """How many members may be judged at once: the widest layer's output is what fills the memory."""

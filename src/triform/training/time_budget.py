@@ -141,7 +141,7 @@ def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
 
     try:
         with report_progress_to(on_progress), trainer.train_step.autocast():
-            trainer.task.evaluate(trainer.valid_data, quick=True)
+            trainer.task.evaluator.evaluate(trainer.valid_data, quick=True)
     except TimingLimitReached:
         return estimate
     return now() - started_at

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from triform.config import Config
 from triform.data.samplers import Indices
+from triform.tasks.batch import Batch, Dataset
 from triform.tasks.device_data import BatchPlan
-from triform.tasks.task import Batch, Dataset, Task
+from triform.tasks.task import Task
 from triform.training.optim import build_optimizer
 
 

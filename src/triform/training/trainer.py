@@ -33,8 +33,9 @@ from triform.evaluation.metrics import Metrics
 from triform.io.errors import damaged_error
 from triform.nn.lora import merge_lora, merged_weights
 from triform.progress import report_progress_to
+from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
-from triform.tasks.task import Dataset, PreparedTask, Task
+from triform.tasks.task import PreparedTask, Task
 from triform.training.adapter import AdapterFile
 from triform.training.checkpoint import Progress, checkpoint_state, checkpoint_tensors, restore_checkpoint
 from triform.training.cuda_graph_step import CudaGraphTrainStep
@@ -295,7 +296,7 @@ class Trainer:
     def evaluate(self, data: Dataset) -> Metrics:
         """Return the validation metrics of the current weights."""
         with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
-            return self.task.evaluate(data, quick=True)
+            return self.task.evaluator.evaluate(data, quick=True)
 
     def _update_best(self, metrics: Metrics) -> None:
         """Keep the model if it is the best so far, and finish training if progress has stopped."""
@@ -304,7 +305,7 @@ class Trainer:
         progress = self.progress
         self._emit_now("valid", **metrics)
         self.schedule.on_validation_loss(metrics["loss"])
-        if self.task.is_better(metrics, progress.best):
+        if self.task.evaluator.is_better(metrics, progress.best):
             progress.best, progress.best_step, progress.stale = metrics, progress.step, 0
             self._save_model()
             self._emit_now("best", metric=self.task.metric, value=metrics[self.task.metric])

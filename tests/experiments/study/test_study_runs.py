@@ -345,7 +345,7 @@ def test_every_metric_that_a_study_may_name_is_one_the_task_gives(
     files = {"classify": "rows.tsv", "generate": "text.txt", "translate": "a.en,a.fr"}
     spec["common"] |= {"data.train": files[task], "data.max_len": 8, "tokenizer.kind": "char"}
     prepared_task = prepare_task(build_config(read_study(spec | {"task": task}).variants[0].settings), workdir)
-    assert set(TASK_METRICS[task]) <= prepared_task.task.evaluate(prepared_task.valid, quick=True).keys()  # type: ignore[index]
+    assert set(TASK_METRICS[task]) <= prepared_task.task.evaluator.evaluate(prepared_task.valid, quick=True).keys()  # type: ignore[index]
 
 
 def test_training_time_is_summed_over_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from triform.evaluation.baselines import fit_baselines
 from triform.evaluation.metrics import Metrics
 from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.embeddings import build_vocabulary
-from triform.tasks.generate import find_split_point
+from triform.tasks.splits import find_split_point
 from triform.text import load_tokenizer
 
 

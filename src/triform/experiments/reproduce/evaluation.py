@@ -6,14 +6,12 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-import torch
-
 from triform.data.readers import read_aligned
 from triform.evaluation.metrics import Metrics, compute_translation_metrics, lowercase_bleu
 from triform.experiments.engine import Evaluation, JsonDict
 from triform.experiments.reproduce.data import ExperimentData
 from triform.run import Run
-from triform.tasks.task import add_metric_sums
+from triform.tasks.evaluation import TokenEvaluator
 
 DECODE_SETTINGS: dict[str, dict[str, object]] = {
     "test greedy": {"strategy": "greedy"},
@@ -40,16 +38,11 @@ def _evaluate_set(run: Run, eval_set: str, path: str, *, task: str) -> JsonDict:
     return {"scores": {name: float(value) for name, value in metrics.items()}}
 
 
-@torch.inference_mode()
 def teacher_forced_metrics(run: Run, path: str) -> Metrics:
     """Loss and token accuracy when each token is predicted from the true tokens before it."""
-    task = run.task
-    task.model.eval()
-    data = task.load_dataset(path, [])
-    nats, n_correct, n_tokens = add_metric_sums(
-        task.metric_sums(batch.to(task.device)) for batch in data.batches()
-    ).tolist()
-    return {"loss": nats / n_tokens, "token_accuracy": n_correct / n_tokens}
+    evaluator = run.task.evaluator
+    assert isinstance(evaluator, TokenEvaluator)
+    return evaluator.teacher_forced_metrics(run.task.data.load_dataset(path, []))
 
 
 def timed_translation_metrics(run: Run, path: str, decode_settings: Mapping[str, object]) -> Metrics:

@@ -9,6 +9,7 @@ from typing import Any
 
 from triform.config.settings import Settings, merge_settings
 from triform.data.files import content_sha256
+from triform.device import resolve_device
 from triform.evaluation.metrics import bleu_signature
 from triform.experiments.engine import (
     VariantResult,
@@ -39,7 +40,7 @@ from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
 from triform.experiments.seeds import collect_results
 from triform.formatting import print_message
 from triform.launch import resolve_settings
-from triform.run import load, resolve_device
+from triform.run import load
 
 NO_EARLY_STOPPING: Settings = {"train.patience": 0}  # unless a variant sets a patience
 

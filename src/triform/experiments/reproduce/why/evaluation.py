@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-import torch.nn.functional as F
-
 from triform.config import DataConfig
 from triform.data.readers import read_aligned, read_rows
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
@@ -14,7 +11,7 @@ from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.leaks import leaked_mask
 from triform.experiments.reproduce.why.parts import ComparisonTask
 from triform.run import Run
-from triform.tasks.generate import Generate
+from triform.tasks.generate import LanguageModelEvaluator
 
 MetricsBySet = dict[str, Metrics]
 
@@ -74,29 +71,15 @@ def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[st
     return {name: indices for name, indices in indices_by_bin.items() if indices}
 
 
-@torch.inference_mode()
 def _language_model_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
     """The validation loss, and the loss by the number of tokens read since the start of a window."""
-    task = run.task
-    assert isinstance(task, Generate)
-    held_out = task.load_validation_dataset([])
-    assert held_out is not None
-    task.model.eval()
-    width = task.config.data.max_len
-    totals = torch.zeros(width, dtype=torch.float64, device=task.device)
-    n_windows = 0
-    for batch in held_out.batches():
-        if batch.tokens.shape[1] < width:
-            continue  # the last one, cut short
-        logits = task.model(batch.tokens.to(task.device)).float()  # (B, T, V)
-        losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.to(task.device).flatten(), reduction="none")
-        totals += losses.view(-1, width).sum(dim=0)
-        n_windows += len(batch.tokens)
-    mean_losses = (totals / max(1, n_windows)).tolist()
+    evaluator = run.task.evaluator
+    assert isinstance(evaluator, LanguageModelEvaluator)
+    mean_losses = evaluator.position_losses(run.task.data.load_validation_dataset([]))
     metrics: MetricsBySet = {"valid": {"loss": float(run.evaluate()["loss"])}}
-    if n_windows:
-        metrics["windows"] = {"loss": sum(mean_losses) / width}
-        for name, positions in _group_by_bin(comparison, range(1, width + 1)).items():
+    if mean_losses:
+        metrics["windows"] = {"loss": sum(mean_losses) / len(mean_losses)}
+        for name, positions in _group_by_bin(comparison, range(1, len(mean_losses) + 1)).items():
             metrics[name] = {"loss": sum(mean_losses[position] for position in positions) / len(positions)}
     return metrics
 

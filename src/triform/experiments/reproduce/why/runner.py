@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from triform.config.settings import Settings, flatten_config, merge_settings
+from triform.device import resolve_device
 from triform.errors import ConfigError, DivergedError
 from triform.experiments.engine import (
     Evaluation,
@@ -50,8 +51,7 @@ from triform.experiments.reproduce.why.parts import (
     ComparisonTask,
 )
 from triform.launch import resolve_settings
-from triform.run import Run, load, resolve_device
-from triform.tasks.generate import iter_split_pieces
+from triform.run import Run, load
 
 LOG_EVERY = 5
 EVAL_SET = "by length"  # all sets and length bins are evaluated at once
@@ -160,7 +160,7 @@ class ComparisonRun:
         validation_settings: Settings = {"data.valid_fraction": 0.1}
         if self.task == "generate":  # the end of the file is the evaluation set and must not choose the rate
             train_file = self.data.folder / "learned.txt"
-            text = "".join(piece.text for piece in iter_split_pieces(pilot.config, held_out=False))
+            text = "".join(piece.text for piece in pilot.task.data.training_examples())
             train_file.write_text(text, encoding="utf-8", newline="")
             validation_settings["data.train"] = str(train_file.absolute())
         rates = LEARNING_RATES[:2] if self.options.smoke else LEARNING_RATES

@@ -1,0 +1,104 @@
+"""Batches and datasets: encoded examples as tensors, for one training step or one pass over a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from triform.config import TrainConfig
+from triform.data.samplers import BucketSampler, Indices, Sampler, batch_by_length
+from triform.progress import track_progress
+from triform.tasks.device_data import DeviceDataset
+
+MAX_CHUNK_CHARACTERS = 1 << 20
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The tensors of one step and their counts. A batch gathered on a device leaves its counts at 0."""
+
+    n_predictions: int = 0
+    n_tokens: int = 0  # without padding
+    n_positions: int = 0  # with padding: what is computed
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch with its tensors on a device."""
+        tensors: dict[str, Any] = {
+            field.name: value.to(device, non_blocking=True)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **tensors)
+
+
+class Dataset(ABC):
+    """Encoded examples that can be read in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    @abstractmethod
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        """Return an endless sequence of training batches, as indices."""
+
+    @abstractmethod
+    def batch(self, indices: Indices) -> Any:
+        """Return these examples as a batch of tensors."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Any]:
+        """Yield every example once, in batches for evaluation."""
+
+    @abstractmethod
+    def to_device(self, device: torch.device, train: TrainConfig) -> DeviceDataset | None:
+        """Copy the examples to a device, where batches are gathered. None if there are too many."""
+
+
+class BucketedDataset(Dataset):
+    """Examples of different lengths. Batches hold examples of similar length."""
+
+    EVAL_TOKENS = 8_192  # tokens of one evaluation batch; only the speed depends on it
+    lengths: Indices
+    max_len: int
+    versions = 1  # encodings of every example, stored one after another; see `tokenizer_versions`
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.versions
+
+    def sampler(self, train: TrainConfig, seed: int) -> Sampler:
+        return BucketSampler(
+            self.lengths,
+            batch_size=train.batch_size,
+            batch_tokens=train.batch_tokens,
+            seed=seed,
+            n_versions=self.versions,
+            max_length=self.max_len,
+        )
+
+    def batches(self) -> Iterator[Any]:
+        batches = batch_by_length(self.lengths, batch_tokens=self.EVAL_TOKENS)
+        return map(self.batch, track_progress(batches, "validating", len(batches)))
+
+
+def iter_chunks(
+    items: Iterable[Item], size: int = 2048, *, count_characters: Callable[[Item], int] = lambda item: 0
+) -> Iterator[list[Item]]:
+    """Yield lists of up to `size` items, shorter once they hold a million characters."""
+    chunk: list[Item] = []
+    n_characters = 0
+    for item in items:
+        chunk.append(item)
+        n_characters += count_characters(item)
+        if len(chunk) == size or n_characters >= MAX_CHUNK_CHARACTERS:
+            yield chunk
+            chunk, n_characters = [], 0
+    if chunk:
+        yield chunk

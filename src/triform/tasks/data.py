@@ -1,0 +1,226 @@
+"""The data of a task: which files it reads, how they are split and encoded. Nothing here needs a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triform.config import Config
+from triform.config.settings import Settings, build_config
+from triform.data import builtin_sets
+from triform.data.token_cache import TokenCache
+from triform.data.token_store import TokenStore
+from triform.evaluation.baselines import FittedBaselines, fit_baselines
+from triform.tasks.batch import Dataset
+from triform.tasks.leaks import leak_warnings
+from triform.tasks.learned_tokenizers import reader_options, train_or_load_tokenizer
+from triform.tasks.splits import validation_mask
+from triform.text import Tokenizer
+
+TokenizerVersions = Sequence[Sequence[Tokenizer]]  # of every tokenizer; see `tokenizer_versions`
+
+
+class EncodedExamples(NamedTuple):
+    """Examples as tokens."""
+
+    stores: tuple[TokenStore, ...]  # the texts; of pairs, the sources and the targets
+    values: NDArray[np.int64]  # labels of classify, the number of bytes of generate
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(store.n_tokens for store in self.stores)
+
+
+@dataclass(frozen=True)
+class TaskData(ABC):
+    """Abstract base of the data of the three tasks."""
+
+    config: Config
+    tokenizers: tuple[Tokenizer, ...] = ()  # empty until they have been trained
+    store_names: ClassVar[tuple[str, ...]] = ("",)  # endings of the files in which an encoded split is stored
+
+    # -- files and splits
+
+    def with_resolved_names(self) -> Self:
+        """Return the data with the built-in set filled in where no file is given."""
+        train = builtin_sets.resolve_path(self.config.data.train, self.config.task)
+        valid = self.config.data.valid or builtin_sets.validation_path(train)
+        return replace(self, config=build_config({"data.train": train, "data.valid": valid}, self.config))
+
+    @property
+    def training_files(self) -> list[str]:
+        return [self.config.data.train]
+
+    @property
+    def training_name(self) -> str:
+        """How messages call the training files."""
+        return ",".join(self.training_files)
+
+    @property
+    def validation_name(self) -> str:
+        """The validation file, or nothing where validation data is held out of the training file."""
+        return self.config.data.valid
+
+    @property
+    def split_key(self) -> object:
+        """What decides which examples are held out of the training file."""
+        return 0.0 if self.validation_name else self.config.data.valid_fraction
+
+    @property
+    def cache_key(self) -> list[object]:
+        """What decides the examples of a split, besides the content of the files."""
+        return [self.split_key, reader_options(self.config.data)]
+
+    def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
+        return TokenCache(self.training_files, folder / "tokens", notices)
+
+    @abstractmethod
+    def read_examples(self, name: str) -> Iterator[Any]:
+        """Read the examples of a file."""
+
+    def split_examples(self, *, held_out: bool) -> Iterator[Any]:
+        """Read the examples to train on, or those held out of the same file."""
+        mask = validation_mask(0.0 if self.validation_name else self.config.data.valid_fraction)
+        pairs = zip(self.read_examples(self.training_name), mask, strict=False)
+        return (example for example, is_held_out in pairs if is_held_out == held_out)
+
+    def training_examples(self) -> Iterator[Any]:
+        return self.split_examples(held_out=False)
+
+    def iter_examples(self, name: str = "") -> Iterator[Any]:
+        """Read the examples of a file, or those used for validation, as text."""
+        name = name or self.validation_name
+        return self.read_examples(name) if name else self.split_examples(held_out=True)
+
+    def source_text(self, example: Any) -> str:
+        """The input text of an example."""
+        return str(example.text)
+
+    # -- what is learned from the training file before a model exists
+
+    @abstractmethod
+    def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
+        """Read the training examples once.
+
+        Returns:
+            The data with what its settings leave to the file, such as the labels; and the number of characters
+            for each tokenizer.
+        """
+
+    def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, ...]:
+        texts = map(self.source_text, self.training_examples())  # read only if a tokenizer is trained
+        config = self.config.tokenizer
+        return (train_or_load_tokenizer(cache, config, self.cache_key, texts, sum(n_characters)),)
+
+    @abstractmethod
+    def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
+        """Return the settings that the encoded training examples decide: lengths and vocabulary sizes."""
+
+    # -- encoding
+
+    @abstractmethod
+    def encode(
+        self,
+        name: str,
+        examples: Callable[[], Iterator[Any]],
+        versions: TokenizerVersions,
+        path: Path | None = None,
+    ) -> EncodedExamples:
+        """Encode examples with every version of the tokenizers.
+
+        Args:
+            name: The file that errors name.
+            examples: Called once for every reading.
+            versions: See `tokenizer_versions`.
+            path: Where tokens are written while they are computed; None keeps them in memory.
+        """
+
+    def encode_split(
+        self, split: str, versions: TokenizerVersions, cache: TokenCache | None = None
+    ) -> EncodedExamples:
+        """Encode the "train" or "valid" examples of the training file, or read them from the cache."""
+
+        def examples() -> Iterator[Any]:
+            return self.training_examples() if split == "train" else self.split_examples(held_out=True)
+
+        if cache is None:
+            return self.encode(self.training_name, examples, versions)
+
+        def write(folder: Path) -> None:
+            encoded = self.encode(self.training_name, examples, versions, folder / split)
+            np.save(folder / f"{split}.values.npy", encoded.values)
+
+        def read(folder: Path) -> EncodedExamples:
+            stores = tuple(TokenStore.open(folder / f"{split}{name}") for name in self.store_names)
+            values = np.load(folder / f"{split}.values.npy", allow_pickle=False)
+            if values.dtype != np.int64 or values.shape != self.values_shape(stores):
+                raise ValueError(f"{split}.values.npy does not fit the texts")
+            return EncodedExamples(stores, values)
+
+        tokenizers = [first.to_json() for first, *_ in versions]
+        dropout = self.config.tokenizer.bpe_dropout if len(versions[0]) > 1 else 0.0
+        key = [self.config.task, split, self.cache_key, dropout, list(self.config.data.labels), tokenizers]
+        return cache.open_entry(key, write, read)
+
+    def values_shape(self, stores: Sequence[TokenStore]) -> tuple[int, ...]:
+        """The shape of `EncodedExamples.values`."""
+        return (0,)
+
+    @abstractmethod
+    def build_dataset(self, name: str, encoded: EncodedExamples, notices: list[str], *, versions: int = 1) -> Any:
+        """Return encoded examples as a dataset. `notices` are told what was cut."""
+
+    @abstractmethod
+    def load_dataset(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Any:
+        """Read a file (or `source,target`) to evaluate on.
+
+        Args:
+            name: The file.
+            notices: Receives sentences about what was cut or skipped.
+            lines: Only use examples that begin on one of these lines.
+        """
+
+    def load_validation_dataset(self, notices: list[str], folder: Path | None = None) -> Any:
+        """Read the validation file, or what is held out of the training file. None if there is neither.
+
+        Args:
+            notices: Receives sentences about what was cut or skipped.
+            folder: The run folder, where tokens are cached during training.
+        """
+        if self.validation_name:
+            return self.load_dataset(self.validation_name, notices)
+        if not self.config.data.valid_fraction:
+            return None
+        cache = self.open_cache(folder, notices) if folder else None
+        encoded = self.encode_split("valid", [[tokenizer] for tokenizer in self.tokenizers], cache)
+        return self.build_eval_dataset(self.training_name, encoded, notices)
+
+    def build_eval_dataset(self, name: str, encoded: EncodedExamples, notices: list[str]) -> Any:
+        """Return encoded examples as a dataset to evaluate on."""
+        return self.build_dataset(name, encoded, notices)
+
+    # -- what users should know, and baselines
+
+    def describe(self, encoded: EncodedExamples, n_versions: int) -> list[str]:
+        """Return notices about how the training file was read."""
+        return []
+
+    def find_problems(self, train: Dataset, valid: Dataset | None, folder: Path) -> list[str]:
+        """Return warnings about the data, for example that validation examples are also in the training data."""
+        return [] if valid is None else self.find_leaks(folder)
+
+    def find_leaks(self, folder: Path) -> list[str]:
+        cache = self.open_cache(folder, [])
+        train_texts = map(self.source_text, self.split_examples(held_out=False))
+        valid_texts = map(self.source_text, self.iter_examples())
+        return leak_warnings(cache, self.validation_name, self.cache_key, train_texts, valid_texts)
+
+    def fit_baselines(self) -> FittedBaselines:
+        """Fit models that need no Transformer on the training data."""
+        return fit_baselines(self.config.task, self.training_examples())

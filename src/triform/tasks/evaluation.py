@@ -1,0 +1,114 @@
+"""Evaluation: a pass over a dataset adds up sums, from which the metrics are computed once at the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from triform.config import DecodeConfig
+from triform.evaluation.metrics import Metrics
+from triform.nn.loss import IGNORE_INDEX, cross_entropy
+from triform.tasks.batch import iter_chunks
+
+SUMS_PER_SYNC = 256  # batches of an evaluation that are added up together
+MAX_EVAL_LOGITS = 1 << 26  # logits of an evaluation that exist at once: 256 MB in float32
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC):
+    """Abstract base: computes the metrics of a task's model."""
+
+    task: Any
+
+    @torch.inference_mode()
+    def evaluate(self, data: Any, *, quick: bool = False, decode: DecodeConfig | None = None) -> Metrics:
+        """Return the metrics on a dataset. The model is left in evaluation mode.
+
+        Args:
+            data: What `TaskData.load_dataset` returned.
+            quick: Use less of the data, as validation during training does.
+            decode: How to decode, for metrics that need it; None: as the run's settings say.
+        """
+        return self.compute_metrics(self.sum_metrics(data, quick=quick), data, quick=quick, decode=decode)
+
+    @torch.inference_mode()
+    def sum_metrics(self, data: Any, *, quick: bool = False) -> list[float]:
+        """Return the sums over a dataset from which `compute_metrics` computes the metrics."""
+        self.task.model.eval()
+        batches = self.batches(data, quick=quick)
+        sums: list[float] = add_metric_sums(
+            self.metric_sums(batch.to(self.task.device)) for batch in batches
+        ).tolist()
+        return sums
+
+    def batches(self, data: Any, *, quick: bool) -> Iterator[Any]:
+        """Yield the batches of an evaluation."""
+        batches: Iterator[Any] = data.batches()
+        return batches
+
+    @abstractmethod
+    def metric_sums(self, batch: Any) -> Tensor:
+        """Return the counts and sums of one batch. They stay on the device."""
+
+    @abstractmethod
+    def compute_metrics(
+        self, sums: list[float], data: Any, *, quick: bool, decode: DecodeConfig | None = None
+    ) -> Metrics:
+        """Compute the metrics from the sums over a dataset."""
+
+    def is_better(self, metrics: Metrics, best: Metrics | None) -> bool:
+        """Return whether metrics beat the best ones so far. If the task's metric is equal, the lower loss wins."""
+        if best is None:
+            return True
+        sign, name = (1 if self.task.higher_is_better else -1), self.task.metric
+        return (sign * metrics[name], -metrics["loss"]) > (sign * best[name], -best["loss"])
+
+
+class TokenEvaluator(Evaluator):
+    """Abstract base of the evaluators that predict tokens: sums are the loss, the hits and the predictions."""
+
+    @abstractmethod
+    def hidden_states(self, batch: Any) -> Tensor:
+        """Return what the language-model head reads: (B, T, D)."""
+
+    def metric_sums(self, batch: Any) -> Tensor:
+        model, vocab_size = self.task.model, self.task.target_tokenizer.vocab_size
+        return token_metric_sums(self.hidden_states(batch), model.lm_head, batch.targets, vocab_size)
+
+    def teacher_forced_metrics(self, data: Any) -> Metrics:
+        """Return the loss and accuracy where each token is predicted from the true tokens before it."""
+        loss, n_correct, n_predictions = self.sum_metrics(data)
+        return {"loss": loss / n_predictions, "token_accuracy": n_correct / n_predictions}
+
+
+def token_metric_sums(hidden_states: Tensor, head: nn.Module, targets: Tensor, vocab_size: int) -> Tensor:
+    """Return the loss, the hits and the number of predictions: (B, T, D), (B, T) -> (3).
+
+    The logits of a large vocabulary are computed some rows at a time. All of them would take gigabytes, and one
+    operation would take so long that Ctrl-C has to wait for it.
+    """
+    chunk_rows = max(1, MAX_EVAL_LOGITS // vocab_size)
+    chunked = (tensor.split(chunk_rows) for tensor in (hidden_states.flatten(0, -2), targets.flatten()))  # type: ignore[no-untyped-call]
+    sums = [_token_metric_sums(head(states), target) for states, target in zip(*chunked, strict=True)]
+    return torch.stack(sums).sum(dim=0)
+
+
+def _token_metric_sums(logits: Tensor, targets: Tensor) -> Tensor:  # (N, V), (N) -> (3)
+    loss = cross_entropy(logits, targets, 0.0)
+    flags = (logits.argmax(-1) == targets, targets != IGNORE_INDEX)
+    return torch.stack([loss, *(flag.sum(dtype=loss.dtype) for flag in flags)])
+
+
+def add_metric_sums(sums: Iterable[Tensor]) -> Tensor:
+    """Add up sums in float64, many at a time, so that the device is rarely waited for.
+
+    Not all at once: the confusion matrix of a thousand labels has a million entries.
+    """
+    chunk_sums = (torch.stack(chunk).cpu().double().sum(dim=0) for chunk in iter_chunks(sums, SUMS_PER_SYNC))
+    return reduce(torch.add, chunk_sums)

@@ -1,0 +1,79 @@
+"""Opening the task of a run folder with its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from triform.config import Config
+from triform.errors import CheckpointError, ConfigError
+from triform.tasks import TASKS, Task
+from triform.training.adapter import Adapter
+from triform.training.init_from import load_interrupted_weights, load_matching_weights
+from triform.training.run_folder import RunFolder
+from triform.training.tensors import load_weights, named_weights, validate_shapes
+
+
+def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None) -> tuple[Task, tuple[str, ...]]:
+    """Open a run's task on the CPU: with its best weights, with an adapter, or with those of its last checkpoint.
+
+    The caller's random numbers are left alone.
+
+    Args:
+        folder: The run folder.
+        config: Its settings.
+        adapter: A LoRA adapter that was trained on this run.
+
+    Returns:
+        The task, and notices for the user.
+
+    Raises:
+        CheckpointError: There are no weights, or they do not fit the settings.
+    """
+    if adapter is not None:
+        return _load_with_adapter(folder, adapter), adapter.notices
+    if folder.model_file.exists():
+        return _load_best(folder, config), ()
+    with torch.random.fork_rng(devices=[]):  # the weights that are initialised here are replaced at once
+        task = TASKS[config.task].load(config, folder.path)
+        return task, (load_interrupted_weights(task, folder),)
+
+
+def _load_best(folder: RunFolder, config: Config) -> Task:
+    """Weights that do not fit the settings are refused before memory is taken."""
+    shapes = folder.read_shapes()
+    if config.model.n_layers > len(shapes):
+        raise CheckpointError(
+            f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
+            f"too few for model.n_layers={config.model.n_layers}"
+        )
+    task = _load_without_weights(config, folder.path)
+    validate_shapes(folder.model_file, shapes, named_weights(task.model))
+    allocate_model(task)
+    load_weights(task.model, folder.read_weights(verify=False), folder.model_file)  # the files have been verified
+    return task
+
+
+def _load_with_adapter(base: RunFolder, adapter: Adapter) -> Task:
+    try:
+        task = _load_without_weights(adapter.config, base.path)
+        load_matching_weights(task, base.path, verify=False)  # only compares shapes; the base has been verified
+        allocate_model(task)
+        load_matching_weights(task, base.path, verify=False)
+        adapter.apply_to(task.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
+    return task
+
+
+def _load_without_weights(config: Config, folder: Path) -> Task:
+    """Return the task of a run folder with a model that has shapes but no memory."""
+    with torch.device("meta"):
+        return TASKS[config.task].load(config, folder)
+
+
+def allocate_model(task: Task) -> None:
+    """Replace a model without memory by one whose weights can be loaded."""
+    with torch.random.fork_rng(devices=[]):
+        task.model = task.build_model()
