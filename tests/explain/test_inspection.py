@@ -254,7 +254,7 @@ def test_the_models_own_translation_is_looked_at_as_it_was_written(make: BuildRu
             0
         ]
     assert len(written) > 1
-    assert map_pieces(explanation, "decoder")[0] == ("<bos>", *run.task.target.pieces(written))
+    assert map_pieces(explanation, "decoder")[0] == ("<bos>", *run.task.target_tokenizer.format_pieces(written))
     for attention_map in explanation.maps:
         stepped = steps[attention_map.name][:, 0].numpy()
         t, s = stepped.shape[-2:]
