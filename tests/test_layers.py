@@ -29,7 +29,7 @@ WITHOUT_TORCH = (
     "reporting",
 )
 # A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
-READS_ENVIRONMENT = ("text/base.py", "data/token_cache.py")
+READS_ENVIRONMENT = ("text/base.py", "io/cache.py")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS: tuple[str, ...] = ()

@@ -21,8 +21,8 @@ from triform.data.catalogue import (
     get_dataset,
     verify_dataset,
 )
-from triform.data.token_cache import datasets_folder
 from triform.errors import ConfigError, DataError
+from triform.io.cache import datasets_folder
 
 PLAIN_CONTENT, ZIPPED_CONTENT = b"one\ntwo\n", b"un\ndeux\n"
 

@@ -13,8 +13,9 @@ import pytest
 from triform.data import files
 from triform.data import token_cache as cache_module
 from triform.data.files import content_sha256, count_characters
-from triform.data.token_cache import MANIFEST_FILE, TokenCache, cache_folder, prune
+from triform.data.token_cache import MANIFEST_FILE, TokenCache, prune
 from triform.errors import CheckpointError, DataError
+from triform.io.cache import cache_folder
 
 
 @pytest.fixture(autouse=True)

@@ -519,7 +519,7 @@ def test_a_piece_that_stands_twice_is_named(tmp_path: Path) -> None:
     folder = write_gpt2(tmp_path / "folder")
     text = (folder / "vocab.json").read_text(encoding="utf-8")
     (folder / "vocab.json").write_text('{"!": 0, ' + text[1:], encoding="utf-8")
-    assert_refused(folder, r"vocab\.json: '!' stands in it twice")
+    assert_refused(folder, r"vocab\.json: duplicate key '!'")
 
 
 def test_bytes_that_are_lacking_are_counted(tmp_path: Path) -> None:

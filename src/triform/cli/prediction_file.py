@@ -54,13 +54,13 @@ def write_predictions(
     output: Path, inputs: PredictionInputs, predictions: Sequence[Prediction], task: TaskName
 ) -> None:
     """Write the rows with a column for the prediction and, where there are any, for probabilities and notes."""
-    from triform.io.files import atomic_replace
+    from triform.io.files import atomic_file
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.
         with (
-            atomic_replace(output) as temporary_path,
+            atomic_file(output) as temporary_path,
             temporary_path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
         ):
             if output.suffix.lower() == ".jsonl":

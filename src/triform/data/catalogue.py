@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triform.data.files import content_sha256, open_bytes
-from triform.data.token_cache import datasets_folder
 from triform.errors import ConfigError, DataError
+from triform.io.cache import datasets_folder
 from triform.io.files import write_bytes
 
 GITHUB_RAW_URL = "https://raw.githubusercontent.com"

@@ -12,8 +12,6 @@ import json
 import os
 import re
 import shutil
-import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -24,38 +22,18 @@ from typing import TypeVar
 import triform
 from triform.data.files import BLOCK_SIZE, MIN_CACHED_BYTES, content_sha256, file_size
 from triform.errors import CheckpointError
+from triform.io.cache import cache_folder
+from triform.io.files import atomic_folder
 
 CACHE_FORMAT = 1  # part of every name: a new one leaves old entries unused
 MAX_CACHE_BYTES = 10 << 30  # bytes of all entries
 STALE_SECONDS = 24 * 3600  # seconds after which something half made will not be finished
 MANIFEST_FILE, VALUE_FILE = "seal.json", "fact.json"
 ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
-PARTIAL_ENTRY_NAME = re.compile(rf"{ENTRY_NAME.pattern}\..*\.part")
+PARTIAL_ENTRY_NAME = re.compile(rf"\.?{ENTRY_NAME.pattern}\..*\.part")
 
 Builder = Callable[[Path], None]
 T = TypeVar("T")
-
-
-def cache_folder() -> Path:
-    """For tokens: TRIFORM_CACHE, or where the system keeps such things."""
-    configured = os.environ.get("TRIFORM_CACHE")
-    return Path(configured) if configured else _system_cache_folder() / "tokens"
-
-
-def datasets_folder() -> Path:
-    """For known sets that were downloaded: beside the tokens."""
-    configured = os.environ.get("TRIFORM_CACHE")
-    return (Path(configured) if configured else _system_cache_folder()) / "sets"
-
-
-def _system_cache_folder() -> Path:
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "triform"
 
 
 class TokenCache:
@@ -134,23 +112,16 @@ class TokenCache:
                 os.utime(entry / MANIFEST_FILE)  # its last use
             return entry
         entry.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{entry.name}.{os.getpid()}.", suffix=".part", dir=entry.parent))
         try:
-            build(partial)
-            _write_manifest(partial)
-            self._publish(partial, entry)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with atomic_folder(entry, sync=False) as partial:  # the manifest has checksums
+                build(partial)
+                _write_manifest(partial)
+        except OSError:
+            if not entry.is_dir():
+                raise
+            return self._get_or_build_entry(entry, build)  # another process was faster, and its entry is as good
         prune(entry.parent, keep=entry)
         return entry
-
-    def _publish(self, partial: Path, entry: Path) -> None:
-        """Under its name; another process may have been faster, and what it made is as good."""
-        try:
-            partial.rename(entry)
-        except OSError:
-            if not entry.is_dir() or self._discard_if_corrupt(entry):
-                partial.rename(entry)
 
     def _discard_if_corrupt(self, entry: Path) -> bool:
         """Whether an entry is not as it was sealed; it is then removed."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import CheckpointError
-from triform.io.files import temporary_path
+from triform.io.files import atomic_files
 from triform.text.base import TokenRows, token_dtype
 
 Tokens = NDArray[Any]  # uint16 or uint32
@@ -152,20 +152,14 @@ def _cast_tokens(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
 
 
 def _write_store(path: Path, batches: Iterable[TokenRows], dtype: np.dtype[Any]) -> None:
-    """Stream to files beside the final ones, then rename; the index comes last and makes the store whole."""
-    final_paths = _store_paths(path)
-    partial_paths = [temporary_path(file) for file in final_paths]
+    """Stream tokens and offsets to their files. The index is renamed last and completes the store."""
+    tokens_path, index_path = _store_paths(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial_paths[0].open("wb") as tokens, partial_paths[1].open("wb") as offsets:
+    with atomic_files(tokens_path, index_path, sync=False) as (temporary_tokens, temporary_index):
+        with temporary_tokens.open("wb") as tokens, temporary_index.open("wb") as offsets:
             offsets.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize))
             _write_batches(batches, dtype, tokens, offsets)
-        final_paths[1].unlink(missing_ok=True)  # an old index must never stand beside new tokens
-        for partial_path, final_path in zip(partial_paths, final_paths, strict=True):
-            partial_path.replace(final_path)
-    finally:
-        for partial_path in partial_paths:
-            partial_path.unlink(missing_ok=True)
+        index_path.unlink(missing_ok=True)  # an old index must never stand beside new tokens
 
 
 def _write_batches(batches: Iterable[TokenRows], dtype: np.dtype[Any], tokens: BinaryIO, offsets: BinaryIO) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.errors import ConfigError, require_package
-from triform.io.files import atomic_replace
+from triform.io.files import atomic_file
 
 AttentionWeights = NDArray[np.float32]
 
@@ -127,7 +127,7 @@ class Explanation:
         explanation = self.select_map(stack) if stack else self
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_replace(path) as temporary_path:
+            with atomic_file(path) as temporary_path:
                 explanation._write(temporary_path, suffix)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from triform.errors import CheckpointError
-from triform.io.files import write_text
+from triform.io.files import atomic_files, write_text
 from triform.io.run_layout import CONFIG_FILE, DIGESTS_FILE, RUN_FILES
 
 DIGESTS_FORMAT = 1
@@ -48,6 +49,11 @@ def replace_files(renames: Mapping[Path, Path]) -> None:
         temporary_path.replace(path)
     if transitional != final:
         _write_digests(folder, final)
+
+
+def atomic_recorded_files(*paths: Path) -> AbstractContextManager[tuple[Path, ...]]:
+    """Write files of one folder as `triform.io.files.atomic_files` does, and record their digests."""
+    return atomic_files(*paths, publish=replace_files)
 
 
 def verify_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> bool:

@@ -1,17 +1,21 @@
-"""Files that appear under their name only when they are complete."""
+"""Files and folders that appear under their name only when they are complete, and reading text and JSON."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from triform.errors import CheckpointError
 
+_folder_numbers = count()  # two threads may write folders of one name at the same time
 TEMPORARY_NAME = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
 
 
@@ -31,28 +35,121 @@ def fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-@contextmanager
-def atomic_replace(path: Path) -> Iterator[Path]:
-    """Yield the temporary name of `path`, and rename what was written there; a failure leaves nothing."""
-    temporary = temporary_path(path)
-    try:
-        yield temporary
+def rename_files(renames: Mapping[Path, Path]) -> None:
+    """Rename temporary files to their final names, in order."""
+    for temporary, path in renames.items():
         temporary.replace(path)
+
+
+@contextmanager
+def atomic_files(
+    *paths: Path, sync: bool = True, publish: Callable[[Mapping[Path, Path]], None] = rename_files
+) -> Iterator[tuple[Path, ...]]:
+    """Write files that appear under their names only when the block has ended without an error.
+
+    Args:
+        paths: The final names.
+        sync: Wait until the content is on the disk, so that a power failure cannot leave an incomplete file.
+        publish: Renames the files, given the final name of each temporary one.
+
+    Yields:
+        A temporary name for each path, in the same folder. An error in the block leaves nothing behind.
+    """
+    temporaries = tuple(map(temporary_path, paths))
+    try:
+        yield temporaries
+        for temporary in temporaries if sync else ():
+            fsync_path(temporary)
+        publish(dict(zip(temporaries, paths, strict=True)))
     finally:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            for temporary in temporaries:
+                temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Write one file as `atomic_files` does; yields its temporary name."""
+    with atomic_files(path) as (temporary,):
+        yield temporary
+
+
+@contextmanager
+def atomic_folder(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Write a folder that appears under its name only when the block has ended without an error.
+
+    Args:
+        path: The final name, which must be free, or an empty folder, when the block ends.
+        sync: Wait until the content of its files is on the disk.
+
+    Yields:
+        A new folder under a temporary name. An error in the block leaves nothing behind.
+
+    Raises:
+        OSError: Another folder has the name by now.
+    """
+    temporary = temporary_path(path.with_name(f"{path.name}.{next(_folder_numbers)}"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in sorted(temporary.rglob("*")) if sync else ():
+            if file.is_file():
+                fsync_path(file)
+        temporary.replace(path)
+        if sync:
+            fsync_path(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it, so that a kill leaves the old file or the new one."""
-    with atomic_replace(path) as temporary:
+    """Write a file whole: a kill at any moment leaves the old file or the new one."""
+    with atomic_file(path) as temporary:
         temporary.write_bytes(content)
-        fsync_path(temporary)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text as `write_bytes` does; line endings stay as they are."""
     write_bytes(path, text.encode())
+
+
+def read_text(path: Path) -> str:
+    """Return the UTF-8 text of a file.
+
+    Raises:
+        CheckpointError: The file is missing, cannot be read, or is not UTF-8; the message says in which line.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise CheckpointError(f"{path}, line {line}: not UTF-8") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        CheckpointError: The file cannot be read, is not JSON, or has an object with a duplicate key.
+    """
+
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            names = [name for name, _ in pairs]
+            duplicate = next(name for index, name in enumerate(names) if name in names[:index])
+            raise CheckpointError(f"{path}: duplicate key {duplicate!r}")
+        return result
+
+    try:
+        return json.loads(read_text(path), object_pairs_hook=reject_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON, or a damaged file ({error})") from None
 
 
 def refuse_special_files(folder: Path) -> None:

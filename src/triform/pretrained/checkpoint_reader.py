@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from triform.errors import CheckpointError
-from triform.io.files import refuse_special_files
-from triform.text.special_tokens import read_json
+from triform.io.files import read_json, refuse_special_files
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 NANOGPT_FILE = "ckpt.pt"

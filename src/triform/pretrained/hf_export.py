@@ -13,7 +13,7 @@ from triform.errors import ConfigError
 from triform.pretrained.ctranslate2_export import find_unsupported_settings
 from triform.pretrained.model_export import find_matching_family, infer_sizes, to_hf
 from triform.text import Tokenizer
-from triform.training.tensors import write_tensors
+from triform.training.tensors import save_tensors
 
 SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
@@ -29,7 +29,7 @@ def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], 
     )
     token_ids = {name: token_id for name, token_id in ids_by_key.items() if token_id is not None}
     hf_config, tensors = to_hf(model, config, token_ids)
-    write_tensors(out / "model.safetensors", tensors, {"format": "pt"})
+    save_tensors(out / "model.safetensors", tensors, {"format": "pt"})
     files: dict[str, Any] = {"config.json": hf_config}
     if config.task != "classify":
         generation_ids = {name: token_id for name, token_id in token_ids.items() if name in hf_config}

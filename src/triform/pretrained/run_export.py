@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 from triform.config import Config
 from triform.config.settings import suggest_name
 from triform.errors import CheckpointError, ConfigError
-from triform.io.files import temporary_path
+from triform.io.files import atomic_folder
 from triform.nn.kernels.int8 import Int8Linear
 from triform.pretrained.ctranslate2_export import write_ctranslate2
 from triform.pretrained.hf_export import exported_family_name, write_hf
@@ -43,18 +42,13 @@ def export(task: Task, to: str, out: Path) -> str:
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
-    partial = temporary_path(out)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_export(task, to, partial, out)
-        if out.is_dir():
-            out.rmdir()
-        partial.replace(out)
+        with atomic_folder(out) as temporary:
+            _write_export(task, to, temporary, out)
+            if out.is_dir():
+                out.rmdir()
     except OSError as error:
         raise CheckpointError(f"{out}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return family
 
 

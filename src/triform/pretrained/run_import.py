@@ -9,8 +9,8 @@ from pathlib import Path
 import triform
 from triform.config import TaskName
 from triform.config.settings import Settings, build_config
-from triform.data.token_cache import cache_folder
 from triform.errors import CheckpointError, ConfigError
+from triform.io.cache import cache_folder
 from triform.io.locks import LOCK_FILE, folder_lock
 from triform.pretrained.checkpoint_reader import read_checkpoint
 from triform.pretrained.families import FAMILY_BY_MODEL_TYPE

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from triform.config import Config
 from triform.errors import CheckpointError
-from triform.io.digests import replace_files, verify_digests
+from triform.io.digests import atomic_recorded_files, verify_digests
 from triform.io.errors import write_errors
-from triform.io.files import temporary_path
 from triform.io.locks import folder_lock
 from triform.io.run_config import encode_run_config, read_run_config
 from triform.io.run_layout import CONFIG_FILE, MODEL_FILE, RUN_FOLDER_PATTERNS
@@ -34,10 +33,9 @@ def write_run(
         prepare_folder(folder, overwrite=overwrite)
         for name, tokenizer in tokenizers.items():
             tokenizer.save(folder / name)
-        model_path, config_path = folder / MODEL_FILE, folder / CONFIG_FILE
-        weights.save_tensors(temporary_path(model_path), parameters)
-        temporary_path(config_path).write_bytes(encode_run_config(config))
-        replace_files({temporary_path(model_path): model_path, temporary_path(config_path): config_path})
+        with atomic_recorded_files(folder / MODEL_FILE, folder / CONFIG_FILE) as (model_file, config_file):
+            weights.save_tensors(model_file, parameters)
+            config_file.write_bytes(encode_run_config(config))
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:

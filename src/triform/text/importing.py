@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triform.errors import CheckpointError
+from triform.io.files import read_json
 from triform.text.base import SpecialTokens, Tokenizer
 from triform.text.exporting import Side
-from triform.text.special_tokens import adds_bos, find_special_tokens, read_json, read_tokenizer_settings
+from triform.text.special_tokens import adds_bos, find_special_tokens, read_tokenizer_settings
 from triform.text.spm import SentencePieceTokenizer, load_processor
 from triform.text.tiktoken_files import read_ranks
 from triform.text.tokenizer import load_tokenizer

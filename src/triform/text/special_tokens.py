@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 
 from triform.errors import CheckpointError
+from triform.io.files import read_json
 from triform.text.base import SpecialTokens
 
 # In order of preference; where a vocabulary has only a [CLS] and a [SEP], these begin and end its texts.
@@ -75,35 +75,6 @@ def find_template_tokens(backend: Core) -> tuple[tuple[int, ...], tuple[int, ...
             if wrapped_ids[start : start + len(plain_ids)] == plain_ids:
                 return tuple(wrapped_ids[:start]), tuple(wrapped_ids[start + len(plain_ids) :])
     return (), ()
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file, in which no name may stand twice."""
-
-    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            seen: set[str] = set()
-            duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise CheckpointError(f"{path}: {duplicate!r} stands in it twice")
-        return result
-
-    try:
-        return json.loads(read_text(path), object_pairs_hook=reject_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON, or a damaged file ({error})") from None
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise CheckpointError(f"{path}, line {line}: not UTF-8") from None
 
 
 def _token_name(value: Any) -> str:

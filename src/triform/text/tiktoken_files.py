@@ -16,9 +16,10 @@ from pathlib import Path
 from tokenizers import models
 
 from triform.errors import CheckpointError
+from triform.io.files import read_json, read_text
 from triform.text.bpe import byte_characters
 from triform.text.imported_tokenizers import ImportedBpe
-from triform.text.special_tokens import find_special_tokens, read_json, read_text
+from triform.text.special_tokens import find_special_tokens
 from triform.text.split_patterns import CL100K_PATTERN, GPT2_PATTERN
 from triform.text.vocabulary_files import build_byte_level_backend
 

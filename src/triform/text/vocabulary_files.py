@@ -10,14 +10,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 
 from triform.errors import CheckpointError
+from triform.io.files import read_json, read_text
 from triform.text.bpe import byte_characters
 from triform.text.imported_tokenizers import ImportedBpe, ImportedSubword, parse_backend, wrap_backend
 from triform.text.special_tokens import (
     adds_bos,
     find_special_tokens,
     find_template_tokens,
-    read_json,
-    read_text,
     read_tokenizer_settings,
 )
 

@@ -22,9 +22,10 @@ from triform.config import Config
 from triform.config.settings import build_config, parse_settings, to_toml
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import damaged_error, write_errors
+from triform.io.files import atomic_file
 from triform.io.migration import format1_key, migrate_settings, migrate_tensors
 from triform.nn.lora import base_parameter_name, lora_scale, merge_weight
-from triform.training.tensors import read_shapes, read_tensors, validate_finite, write_temporary
+from triform.training.tensors import read_shapes, read_tensors, save_tensors, validate_finite
 
 ADAPTER_FORMAT = 3  # 1 had no digest, 2 the names of run-folder format 1
 OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
@@ -43,11 +44,8 @@ class AdapterFile:
         metadata = {"format": ADAPTER_FORMAT, "triform": triform.__version__, "base": self.base_fingerprint}
         metadata |= {"config": to_toml(self.config, {})}
         metadata_json = json.dumps(metadata | {"sha256": adapter_digest(metadata, trainable)})
-        with write_errors(self.path, self.path.parent):
-            temporary = write_temporary(
-                self.path, trainable, {METADATA_KEY: metadata_json}
-            )  # one entry, for the library keeps no order
-            temporary.replace(self.path)
+        with write_errors(self.path, self.path.parent), atomic_file(self.path) as temporary:
+            save_tensors(temporary, trainable, {METADATA_KEY: metadata_json})  # one key: the library keeps no order
 
     @cached_property
     def base_fingerprint(self) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from triform.config import Config
 from triform.errors import CheckpointError
 from triform.io import files
-from triform.io.digests import record_digests, replace_files, verify_digests
+from triform.io.digests import atomic_recorded_files, record_digests, verify_digests
 from triform.io.errors import damaged_error, write_errors
 from triform.io.locks import folder_lock
 from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
@@ -40,7 +40,7 @@ from triform.io.run_layout import (
     TOKENS_FOLDER,
 )
 from triform.training.checkpoint_schema import find_state_problem
-from triform.training.tensors import read_shapes, read_tensors, write_temporary
+from triform.training.tensors import read_shapes, read_tensors, save_tensors
 
 UNVALIDATED_SUFFIX = "-unvalidated"  # ends the name of a checkpoint whose validation was interrupted
 
@@ -99,9 +99,9 @@ class RunFolder:
             tensors, state = self.read_checkpoint(checkpoint)
             with write_errors(checkpoint, self.path):
                 tensors_file, state_file = (checkpoint / name for name in CHECKPOINT_FILES)
-                temporary_state = files.temporary_path(state_file)
-                files.write_text(temporary_state, json.dumps(state))
-                replace_files({write_temporary(tensors_file, tensors): tensors_file, temporary_state: state_file})
+                with atomic_recorded_files(tensors_file, state_file) as (temporary_tensors, temporary_state):
+                    save_tensors(temporary_tensors, tensors)
+                    temporary_state.write_bytes(json.dumps(state).encode())
         if self.model_file.exists():
             self.write_weights(self.read_weights())
         self.write_config(self.read_config())
@@ -122,16 +122,14 @@ class RunFolder:
         shutil.rmtree(self.tokens_folder, ignore_errors=True)
 
     def write_config(self, config: Config) -> None:
-        with write_errors(self.config_file, self.path):
-            temporary = files.temporary_path(self.config_file)
+        """Write the settings of the run."""
+        with write_errors(self.config_file, self.path), atomic_recorded_files(self.config_file) as (temporary,):
             temporary.write_bytes(encode_run_config(config))
-            files.fsync_path(temporary)
-            replace_files({temporary: self.config_file})
 
     def write_weights(self, weights: dict[str, Tensor]) -> None:
         """Write the model that the run answers with."""
-        with write_errors(self.model_file, self.path):
-            replace_files({write_temporary(self.model_file, weights): self.model_file})
+        with write_errors(self.model_file, self.path), atomic_recorded_files(self.model_file) as (temporary,):
+            save_tensors(temporary, weights)
 
     def read_weights(self, *, verify: bool = True) -> dict[str, Tensor]:
         """Return the weights of the model; with `verify`, they are compared with their digest first."""
@@ -159,18 +157,10 @@ class RunFolder:
             return
         with write_errors(destination, self.path):
             self.checkpoints_folder.mkdir(exist_ok=True)
-            temporary = files.temporary_path(destination)
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()
-            try:
-                tensors_file, state_file = (temporary / name for name in CHECKPOINT_FILES)
-                write_temporary(tensors_file, tensors).replace(tensors_file)
-                files.write_text(state_file, json.dumps(state))
+            with files.atomic_folder(destination) as temporary:
+                save_tensors(temporary / TENSORS_FILE, tensors)
+                (temporary / STATE_FILE).write_bytes(json.dumps(state).encode())
                 record_digests(temporary, CHECKPOINT_FILES)
-                temporary.replace(destination)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-            files.fsync_path(self.checkpoints_folder)
             for old_checkpoint in self.checkpoints_folder.glob("step-*"):
                 if old_checkpoint != destination:
                     shutil.rmtree(old_checkpoint)

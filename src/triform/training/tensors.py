@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,30 +11,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from triform.errors import CheckpointError
-from triform.io import files
-from triform.io.errors import damaged_error, write_errors
+from triform.io.errors import damaged_error
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # number formats of weights, as safetensors calls them
 MAX_BATCHED_COPY_NUMEL = 1 << 20  # numbers of a tensor that is copied together with others
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    with write_errors(path):
-        write_temporary(path, tensors, metadata).replace(path)
-
-
-def write_temporary(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> Path:
-    """Write tensors under the temporary name of `path`, and return that name."""
-    temporary = files.temporary_path(path)
-    try:
-        save_file(to_cpu(tensors), temporary, metadata)
-        temporary.chmod(0o644)  # the library writes for the owner alone
-        files.fsync_path(temporary)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that others may read; to write it whole, give a temporary name."""
+    save_file(to_cpu(tensors), path, metadata)
+    path.chmod(0o644)  # the library writes for the owner alone
 
 
 def to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

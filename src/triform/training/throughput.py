@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import torch
 
-from triform.data.token_cache import cache_folder
+from triform.io.cache import cache_folder
 from triform.io.files import write_text
 from triform.training.train_step import StepStats
 

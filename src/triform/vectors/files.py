@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 from triform.data.files import BLOCK_SIZE, MAX_LINE_BYTES, iter_byte_lines, open_bytes
 from triform.errors import CheckpointError, ConfigError, DataError
-from triform.io.files import temporary_path
+from triform.io.files import atomic_file, temporary_path
 
 Matrix = NDArray[np.float32]
 FORMAT_VERSION = "1"  # of our safetensors; another number in a file means that it is newer than this code
@@ -291,25 +291,22 @@ def write_vectors(path: Path, words: Sequence[str], matrix: Matrix, metadata: di
     check_writable(path)
     kind = detect_format(path, WRITE_FORMATS)
     _check_words(path, words, kind)
-    temp_path = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if kind == "safetensors":
-            word_bytes = np.frombuffer("\n".join(words).encode(), np.uint8)
-            save_file(
-                {"vectors": matrix, "words": word_bytes},
-                temp_path,
-                {"format": FORMAT_VERSION, "about": json.dumps(metadata)},
-            )
-            temp_path.chmod(0o644)  # the library writes for the owner alone
-        else:
-            with temp_path.open("wb") as file:
-                file.write(f"{len(words)} {matrix.shape[1]}\n".encode())
-                for word, row in zip(words, matrix, strict=True):
-                    file.write(word.encode() + b" ")
-                    file.write((" ".join(row.astype(str)) + "\n").encode() if kind == "text" else row.tobytes())
-        temp_path.replace(path)
+        with atomic_file(path) as temporary:
+            _write_file(temporary, kind, words, matrix, metadata)
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
-        with suppress(OSError):
-            temp_path.unlink(missing_ok=True)
         raise _build_write_error(path, error) from None
+
+
+def _write_file(path: Path, kind: str, words: Sequence[str], matrix: Matrix, metadata: dict[str, Any]) -> None:
+    if kind == "safetensors":
+        tensors: dict[str, Any] = {"vectors": matrix, "words": np.frombuffer("\n".join(words).encode(), np.uint8)}
+        save_file(tensors, path, {"format": FORMAT_VERSION, "about": json.dumps(metadata)})
+        path.chmod(0o644)  # the library writes for the owner alone
+        return
+    with path.open("wb") as file:
+        file.write(f"{len(words)} {matrix.shape[1]}\n".encode())
+        for word, row in zip(words, matrix, strict=True):
+            file.write(word.encode() + b" ")
+            file.write((" ".join(row.astype(str)) + "\n").encode() if kind == "text" else row.tobytes())

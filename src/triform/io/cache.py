@@ -1,0 +1,29 @@
+"""Where downloads and encoded data are kept between runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the folder of encoded data: TRIFORM_CACHE, or a folder in the cache of the system."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return Path(configured) if configured else _system_cache_folder() / "tokens"
+
+
+def datasets_folder() -> Path:
+    """Return the folder of downloaded data sets, beside the encoded data."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return (Path(configured) if configured else _system_cache_folder()) / "sets"
+
+
+def _system_cache_folder() -> Path:
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "triform"
