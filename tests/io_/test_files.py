@@ -8,7 +8,7 @@ import pytest
 
 from triform.errors import CheckpointError
 from triform.io.digests import atomic_recorded_files, verify_digests
-from triform.io.files import atomic_files, atomic_folder, read_json
+from triform.io.files import atomic_file, atomic_files, atomic_folder, read_json
 
 
 def names_in(folder: Path) -> list[str]:
@@ -27,25 +27,32 @@ def test_files_keep_their_old_content_until_all_new_ones_are_complete(tmp_path: 
     assert names_in(tmp_path) == ["a.txt", "b.txt"]
 
 
-def test_an_error_leaves_no_file_and_no_folder_behind(tmp_path: Path) -> None:
+def fail_while_writing(path: Path, *, folder: bool) -> None:
+    with atomic_folder(path) if folder else atomic_file(path) as temporary:
+        (temporary / "file" if folder else temporary).write_text("incomplete")
+        raise KeyError
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_an_error_leaves_nothing_behind(folder: bool, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("old")
-    with pytest.raises(KeyError), atomic_files(tmp_path / "a.txt") as (temporary,):
-        temporary.write_text("half")
-        raise KeyError
-    with pytest.raises(KeyError), atomic_folder(tmp_path / "folder") as temporary:
-        (temporary / "file").write_text("half")
-        raise KeyError
+    with pytest.raises(KeyError):
+        fail_while_writing(tmp_path / ("folder" if folder else "a.txt"), folder=folder)
     assert names_in(tmp_path) == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
-def test_of_two_folders_of_one_name_the_first_complete_one_stays(tmp_path: Path) -> None:
-    path = tmp_path / "entry"
-    with pytest.raises(OSError, match="entry"), atomic_folder(path) as slow:
+def write_while_another_finishes(path: Path) -> None:
+    with atomic_folder(path) as slow:
         (slow / "file").write_text("slow")
         with atomic_folder(path) as fast:
             (fast / "file").write_text("fast")
-    assert (path / "file").read_text() == "fast"
+
+
+def test_of_two_folders_of_one_name_the_first_complete_one_stays(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="entry"):
+        write_while_another_finishes(tmp_path / "entry")
+    assert (tmp_path / "entry" / "file").read_text() == "fast"
     assert names_in(tmp_path) == ["entry"]
 
 
