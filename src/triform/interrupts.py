@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a run is prepared, trained and closed."""
+"""Handling Ctrl-C, SIGTERM and SIGHUP while a run is set up, trained and closed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAVING_MESSAGE = "stopping: saving the run; a second Ctrl-C stops at once, without saving"
 STOPPING_NOW_MESSAGE = "stopping at once, without saving"
-GRACE_SECONDS = 1.0  # seconds in which the main thread may answer a signal, before a command is ended without it
-EXIT_INTERRUPTED = 130  # the exit code
+GRACE_SECONDS = 1.0  # how long the main thread may take to react to a signal before the process is ended
+EXIT_INTERRUPTED = 130  # the exit code of an interrupted command
 
 
-_running_as_command = (
-    threading.Event()
-)  # set while the process is a command of ours, and not a library in somebody else's
+_running_as_command = threading.Event()  # set while the process is a triform command, and not another program
 
 
 class Stoppable(Protocol):
-    """What trains: it can be asked to save and stop."""
+    """A trainer, which can be asked to save and stop."""
 
     stop_requested: bool
 
     def stop(self) -> None:
-        """Stop after the current step, or inside a validation at once."""
+        """Stop after the current step, or at once during a validation."""
 
 
 @contextmanager
@@ -40,9 +38,14 @@ def handle_signals(
 ) -> Iterator[None]:
     """Let the first signal stop `trainer`, and a second one raise KeyboardInterrupt.
 
-    With no trainer the first signal raises KeyboardInterrupt. Each signal is acknowledged at once on `out`, by
-    default standard error, also while a long operation of torch keeps Python's own handlers waiting. A command
-    whose main thread does not answer, because it waits for another library, prints `exit_message()` and ends.
+    Without a trainer the first signal raises KeyboardInterrupt. Each signal is acknowledged at once, also while a
+    long torch operation keeps Python's own handlers waiting. A command whose main thread does not react, because it
+    waits for another library, prints `exit_message()` and ends.
+
+    Args:
+        trainer: What to stop.
+        stream: Where to acknowledge a signal; None: standard error.
+        exit_message: Returns the message of a process that is ended without its main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,7 +62,7 @@ def handle_signals(
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: by KeyboardInterrupt."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, while a command runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,7 +77,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
 @contextmanager
 def _installed_handlers(new_handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     previous = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    if previous.get(HANGUP) is signal.SIG_IGN:  # that is how `nohup` keeps a command alive
+    if previous.get(HANGUP) is signal.SIG_IGN:  # `nohup` ignores it to keep a command alive
         del previous[HANGUP]
     for signum in previous:
         signal.signal(signum, new_handler)
@@ -90,8 +93,8 @@ def _installed_handlers(new_handler: Callable[[int, FrameType | None], None]) ->
 def _acknowledge_signals(
     trainer: Stoppable | None, stream: TextIO | None, exit_message: Callable[[], object] | None
 ) -> Iterator[None]:
-    """Start a thread that is woken by the interpreter's C handler, also while the main thread is busy."""
-    if os.name == "nt":  # there a wake-up descriptor must be a socket, and SIGTERM is not sent to processes
+    """Acknowledge signals from a thread that the interpreter's C handler wakes even if the main thread is busy."""
+    if os.name == "nt":  # a wake-up descriptor must be a socket there
         yield
         return
     read_fd, write_fd = os.pipe()

@@ -1,7 +1,8 @@
-"""Progress reports of long work, such as a validation, for whoever shows them.
+"""Progress reports of long operations, such as a validation.
 
-Work that takes long calls `report` or `tracked`; `reporting_to` says who receives the reports. Without a receiver a
-report costs little. The receiver is kept in a context variable, so that threads do not mix their reports.
+A long operation calls `report_progress` or `track_progress`. `report_progress_to` sets the callback that receives
+the reports; without one they cost next to nothing. The callback is a context variable, so threads do not mix
+their reports.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-ProgressCallback = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+ProgressCallback = Callable[[str, int, int], None]  # label, done, total
 Item = TypeVar("Item")
-_callback: ContextVar[ProgressCallback | None] = ContextVar("listener", default=None)
+_callback: ContextVar[ProgressCallback | None] = ContextVar("progress_callback", default=None)
 
 
 @contextmanager
 def report_progress_to(callback: ProgressCallback) -> Iterator[None]:
-    """Send the reports of the work done inside to `listener`."""
+    """Send the reports of the operations inside the `with` block to `callback`."""
     token = _callback.set(callback)
     try:
         yield
@@ -27,14 +28,21 @@ def report_progress_to(callback: ProgressCallback) -> Iterator[None]:
 
 
 def report_progress(label: str, done: int, total: int) -> None:
-    """Say that so much of something is done."""
+    """Report that `done` of `total` is done."""
     callback = _callback.get()
     if callback is not None:
         callback(label, done, total)
 
 
 def track_progress(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Yield the items, and report whenever the work on one is done."""
+    """Yield the items, and report progress after each.
+
+    >>> reports = []
+    >>> with report_progress_to(lambda *report: reports.append(report)):
+    ...     total = sum(track_progress([2, 3], "adding", 2))
+    >>> total, reports
+    (5, [('adding', 0, 2), ('adding', 1, 2), ('adding', 2, 2)])
+    """
     report_progress(label, 0, total)
     for done, item in enumerate(items, 1):
         yield item

@@ -1,4 +1,4 @@
-"""One progress line for many runs: what all of them have said of the same moment is told once, as a mean."""
+"""One progress display for several runs that are trained together: their events are combined into means."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from triform.training.trainer import Callback, Event
 
 
 class RunProgress(Callback):
-    """What one run says, passed on."""
+    """Passes the events of one run on to an `AggregateProgress`."""
 
     def __init__(self, aggregate: AggregateProgress) -> None:
         self.aggregate = aggregate
-        self.event_counts: dict[str, int] = {}  # how often each kind of event was heard
+        self.event_counts: dict[str, int] = {}  # how often each kind of event was received
 
     def on_event(self, event: Event) -> None:
         event_name = event["event"]
@@ -30,23 +30,29 @@ class RunProgress(Callback):
 
 
 class AggregateProgress:
-    """Waits until all who still train have logged, or validated, for the nth time; then tells the line."""
+    """Waits until all runs that still train have logged, or validated, for the nth time, and shows the mean.
+
+    Args:
+        display: Where the combined events are shown.
+    """
 
     AVERAGED_FIELDS = ("loss", "lr", "step_ms", "real_share", "grad_norm")
-    SUMMED_FIELDS = ("tokens_per_s", "utilisation")  # all of them share one device
+    SUMMED_FIELDS = ("tokens_per_s", "utilisation")  # the runs share one device
 
     def __init__(self, display: ProgressDisplay) -> None:
         self.display, self.metric = display, display.metric
         self.runs: list[RunProgress] = []
         self.pending: dict[tuple[str, int], list[Event]] = {}
         self.end_events: list[Event] = []
-        self.lock = Lock()  # files are written by threads, and events told by them
+        self.lock = Lock()  # runs write their files, and emit events, in threads
 
     def add_run(self) -> RunProgress:
+        """Return a callback for one more run."""
         self.runs.append(RunProgress(self))
         return self.runs[-1]
 
     def on_run_event(self, run: RunProgress, occurrence: int, event: Event) -> None:
+        """Receive an event of a run, which is the nth of its kind."""
         event_name = event["event"]
         with self.lock:
             if event_name in ("train", "valid"):
@@ -73,7 +79,7 @@ class AggregateProgress:
         self.display.on_event(summary | {"event": "seeds", "n": len(events), "spread": text})
 
     def _emit_end(self) -> None:
-        """The slowest tells when it was over; what came out is told by who asked for it."""
+        """Show the end of the longest run. The results of all are shown by the command."""
         last = max(self.end_events, key=lambda event: event["step"])
         self.display.on_event({name: value for name, value in last.items() if not name.startswith("best")})
 

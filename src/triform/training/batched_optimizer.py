@@ -1,6 +1,7 @@
-"""The optimizers for many models at once: everything is a matrix with a row a model, each with its own rate.
+"""Optimizers for many models at once: weights are a matrix with one row per model, and so is the state.
 
-They do what torch's optimizers of the same names do, and keep their state under the same names.
+Each row has its own learning rate and weight decay. The updates are those of torch's optimizers of the same names,
+and so are the names of the state.
 """
 
 from __future__ import annotations
@@ -18,27 +19,42 @@ ADAM_EPS = 1e-8  # torch's own, in Adam and AdamW
 
 
 class BatchedOptimizer:
-    """Moves weights (N, P) against gradients (N, P). Abstract: says in `move` how."""
+    """Updates weights (N, P) by their gradients (N, P). Subclasses implement `update`.
 
-    state_names: ClassVar[tuple[str, ...]] = ()  # for every weight; as torch calls it
-    uses_step_count: ClassVar[bool] = False  # whether it must know how many steps were taken
+    Args:
+        configs: The training settings of each model; they may differ in learning rate and weight decay.
+        weights: The weights of all models.
+        n_decaying: How many weights of a row have weight decay. They come first in the row.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()  # of a state of the size of the weights
+    uses_step_count: ClassVar[bool] = False  # whether `update` depends on the number of steps
 
     def __init__(self, configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> None:
-        """Only the first `n_decaying` of a row's weights decay, and each row at its own pace."""
         self.config, self.n_decaying = configs[0], n_decaying
         weight_decays = [config.weight_decay for config in configs]
         self.weight_decays = weights.new_tensor(weight_decays)[:, None] if any(weight_decays) else None
 
     def update(self, weights: Tensor, grads: Tensor, lrs: Tensor, state: dict[str, Tensor], steps: Tensor) -> None:
-        """`rates` and `steps` (this one included) are (N, 1); the gradients may be overwritten."""
+        """Update the weights and the state in place.
+
+        Args:
+            weights: (N, P).
+            grads: (N, P); may be overwritten.
+            lrs: The learning rates, (N, 1).
+            state: A tensor (N, P) for each of `state_names`.
+            steps: The number of steps, this one included, (N, 1).
+        """
         raise NotImplementedError
 
     def decay_term(self, weights: Tensor) -> Tensor | None:
-        """What decay would take from the weights at a rate of 1; None where nothing decays."""
+        """Return the weight decay at a learning rate of 1, or None without weight decay."""
         return None if self.weight_decays is None else weights[:, : self.n_decaying] * self.weight_decays
 
 
 class BatchedSGD(BatchedOptimizer):
+    """`torch.optim.SGD` without momentum."""
+
     def update(self, weights: Tensor, grads: Tensor, lrs: Tensor, state: dict[str, Tensor], steps: Tensor) -> None:
         if (decay := self.decay_term(weights)) is not None:
             grads[:, : self.n_decaying].add_(decay)
@@ -46,6 +62,8 @@ class BatchedSGD(BatchedOptimizer):
 
 
 class BatchedMomentumSGD(BatchedSGD):
+    """`torch.optim.SGD` with momentum."""
+
     state_names = ("momentum_buffer",)
 
     def update(self, weights: Tensor, grads: Tensor, lrs: Tensor, state: dict[str, Tensor], steps: Tensor) -> None:
@@ -55,6 +73,8 @@ class BatchedMomentumSGD(BatchedSGD):
 
 
 class BatchedAdam(BatchedOptimizer):
+    """`torch.optim.Adam`: weight decay is added to the gradient."""
+
     state_names = ("exp_avg", "exp_avg_sq")
     uses_step_count = True
 
@@ -74,7 +94,7 @@ class BatchedAdam(BatchedOptimizer):
 
 
 class BatchedAdamW(BatchedAdam):
-    """Decay does not pass through the moments."""
+    """`torch.optim.AdamW`: weight decay is applied to the weights directly."""
 
     def update(self, weights: Tensor, grads: Tensor, lrs: Tensor, state: dict[str, Tensor], steps: Tensor) -> None:
         if (decay := self.decay_term(weights)) is not None:
@@ -83,18 +103,19 @@ class BatchedAdamW(BatchedAdam):
 
 
 def _bias_correction(beta: float, steps: Tensor) -> Tensor:
-    """1 - beta ** steps, exact also where that is small: the share of a mean that has been seen so far."""
+    """Return 1 - beta ** steps, exact also where that is small."""
     return -torch.expm1(steps * math.log(beta)) if beta else torch.ones_like(steps)
 
 
 def build_batched_optimizer(configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> BatchedOptimizer:
+    """Return the optimizer that the settings name. See `BatchedOptimizer` for the arguments."""
     optimizer_classes: dict[str, type[BatchedOptimizer]] = {"adam": BatchedAdam, "adamw": BatchedAdamW}
     optimizer_classes["sgd"] = BatchedMomentumSGD if configs[0].momentum else BatchedSGD
     return optimizer_classes[configs[0].optimizer](configs, weights, n_decaying)
 
 
 def clip_grad_norms(grads: Tensor, max_norms: Tensor) -> Tensor:  # (N, P), (N, 1) -> (N)
-    """Scale each row down to its longest allowed; the lengths before, as `clip_grad_norm_` gives them."""
+    """Clip each row to its maximum norm and return the norms before, as `torch.nn.utils.clip_grad_norm_` does."""
     norms = torch.linalg.vector_norm(grads, dim=1)
     grads.mul_((max_norms / (norms[:, None] + 1e-6)).clamp(max=1.0))
     return norms

@@ -1,4 +1,4 @@
-"""What a checkpoint must look like: a malformed one is refused in one line, not by a traceback later on."""
+"""Checks of a checkpoint's content: a malformed one is refused with one line, not by a traceback later on."""
 
 from __future__ import annotations
 
@@ -87,7 +87,13 @@ def _find_problem(values: dict[str, Any], checks: dict[str, Check], prefix: str)
 
 
 def validate_optimizer_state(moments: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
-    """Each moment belongs to a parameter and has its shape; torch itself would notice only at the next step."""
+    """Check that each tensor of an optimizer's state belongs to a parameter and has its shape.
+
+    torch itself would notice only at the next step.
+
+    Raises:
+        ValueError: A tensor does not belong to the optimizer.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in moments.items():
         if not 0 <= index < len(parameters):

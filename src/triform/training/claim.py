@@ -1,4 +1,4 @@
-"""Which folder a run is written to, and whether it may be: free, or an earlier run that goes on or is replaced."""
+"""Claiming the folder of a run: it must be free, or hold an earlier run that is resumed or replaced."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triform.training.run_folder import RunFolder
 
 
 def create_default_folder(requested: Settings) -> str:
-    """Create runs/TASK-DATA, numbered when that is taken, and return its name."""
+    """Create the folder `runs/TASK-DATA`, with a number if that exists, and return its name."""
     name = str(requested.get("data.train") or requested.get("data.source") or "builtin")
     stem = Path(name.removeprefix("builtin:")).name.split(".")[0]
     base = Path("runs") / f"{requested['task']}-{stem}"
     path, number = base, 1
     while True:
         with write_errors(path), suppress(FileExistsError):
-            path.mkdir(parents=True)  # looking first and creating later would let two processes take one name
+            path.mkdir(parents=True)  # not checked before: two processes could take the same name
             return str(path)
         number += 1
         path = base.with_name(f"{base.name}-{number}")
@@ -33,10 +33,10 @@ def create_default_folder(requested: Settings) -> str:
 def claim_run_folder(
     folder: RunFolder, requested: Settings, *, resume: bool = False, overwrite: bool = False
 ) -> Iterator[tuple[Config | None, tuple[str, ...]]]:
-    """Lock a folder for this process until the run in it is closed.
+    """Lock a run folder for this process inside the `with` block.
 
     Yields:
-        The stored settings when an earlier run is to go on, else None; and notices for the user.
+        The stored settings if an earlier run is to be resumed, else None; and notices for the user.
 
     Raises:
         CheckpointError: Another process holds the folder, or it may not be used.
@@ -48,7 +48,7 @@ def claim_run_folder(
 
 
 def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, overwrite: bool) -> Config | None:
-    """Make sure the locked folder may be used; the stored config when an earlier run is to go on."""
+    """Check that the locked folder may be used, and return the stored settings if its run is to be resumed."""
     if str(requested.get("train.init_from", "")) == str(folder.path.absolute()):
         raise ConfigError(f"{folder.path}: a run cannot begin with itself; choose another --out")
     if resume and folder.config_file.exists():
@@ -74,16 +74,16 @@ def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, ove
 
 
 def _has_only_model(folder: RunFolder) -> bool:
-    """Whether nothing tells where training stood: its checkpoints are lost, or it was not `train` that saved it.
+    """Whether a folder has a model but no checkpoint to resume from: it is lost, or the model was imported.
 
-    A run killed before its first checkpoint has metrics that do not end: it may begin again.
+    A run that was killed before its first checkpoint has metrics without an end: it may begin again.
     """
     without_metrics = folder.model_file.exists() and not folder.metrics_file.exists()
     return folder.latest_checkpoint() is None and (folder.metrics_show_end() or without_metrics)
 
 
 def _has_foreign_files(path: Path) -> bool:
-    """Whether a folder holds anything that a run stopped early would not have left."""
+    """Whether a folder holds files that are not those of a run."""
     return any(
         not any(entry.match(pattern) for pattern in (*RUN_FOLDER_PATTERNS, ".*")) for entry in path.iterdir()
     )

@@ -1,7 +1,7 @@
-"""Compiled blocks for long runs of large models, whose time goes into passes over memory between the products.
+"""Transformer blocks compiled with torch.compile, for long runs of large models.
 
-One block is compiled and serves all layers, so that it takes seconds, not minutes. Only steps of learning use it:
-validation comes in other shapes and is short.
+One compiled block serves all layers, so compiling takes seconds and not minutes. Only training steps use it:
+validation has other batch shapes and is short.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from triform.nn.block import Block, CrossBlock
 from triform.nn.kernels.bf16_weights import matmul_dtype
 
-MIN_RUN_FLOPS = 3e16  # operations of a run from which on a quarter of a minute of compiling is won back
-MIN_TOKENS_PER_STEP = (
-    4_096  # tokens a step; with fewer, starting kernels takes the time, and a replay has saved that already
-)
+MIN_RUN_FLOPS = 3e16  # from here on a run gains more time than the 15 seconds that compiling takes
+MIN_TOKENS_PER_STEP = 4_096  # smaller steps are limited by kernel launches, which CUDA graphs have removed already
 
 
 def is_worth_compiling(n_parameters: int, n_positions: int, n_steps: int) -> bool:
-    """Whether a run of so many steps, of so many tokens each, is long enough."""
+    """Whether a run is long enough, and its steps large enough, to gain from compiling."""
     return n_positions > MIN_TOKENS_PER_STEP and 6.0 * n_parameters * n_positions * n_steps >= MIN_RUN_FLOPS
 
 
 @contextmanager
 def compiled_blocks(model: nn.Module) -> Iterator[None]:
-    """Let the model's blocks run compiled in here."""
+    """Run the model's blocks compiled inside the `with` block."""
     blocks = [module for module in model.modules() if isinstance(module, Block | CrossBlock)]
     for block in blocks:
         compile_forward = _compiled_block_forward if isinstance(block, Block) else _compiled_cross_block_forward
@@ -46,7 +44,7 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
 
 
 def _run_in_product_dtype(forward: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *args: Any) -> Tensor:
-    """With the residual stream in the format of the products: half the bytes to read and write."""
+    """Keep the residual stream in the dtype of matrix products: half the bytes to read and write under autocast."""
     y: Tensor = forward(block, x.to(matmul_dtype(x)), *args)
     return y
 

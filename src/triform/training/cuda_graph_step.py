@@ -1,8 +1,8 @@
-"""A step of learning as one CUDA graph: recorded once for each shape of batch, then replayed.
+"""An optimisation step as a CUDA graph: captured once for each batch shape, then replayed.
 
-A small model spends its time on starting kernels; a replay starts all of them at once. The host sends row numbers
-and a rate and says go. The rows are gathered by the device, dropout moves on with every replay, and what is
-computed is the same.
+A small model spends most of its time on launching kernels; a replay launches all of them at once. For each step the
+host sends only row indices and a learning rate. The device gathers the rows from data that it holds, and dropout
+differs with every replay. The result is the same as that of `TrainStep`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ from triform.training.train_step import StepStats, TrainStep, collect_step_stats
 
 
 class CudaGraphTrainStep(TrainStep):
+    """A `TrainStep` on a CUDA device that also holds the training data.
+
+    Args:
+        task: The task, whose model is on the device.
+        data: The training data on the host.
+        device_dataset: The same data on the device.
+        max_steps: How many steps the run has; compiling is worth its time for long runs only.
+    """
+
     def __init__(self, task: Task, data: Dataset, device_dataset: DeviceDataset, max_steps: int) -> None:
         super().__init__(task, data)
         self.device_dataset, self.max_steps = device_dataset, max_steps
-        self.use_compile: bool | None = None  # decided at the first step, which shows whether it can be done
+        self.use_compile: bool | None = None  # decided at the first step, from the size of its batches
         self.compile_succeeded = False
         self.bf16_weights = Bf16Weights(task.model) if self.compute_dtype == "bf16" else None
         self.graph_cache = GraphCache(task.model, self.device, self.notices)
@@ -45,7 +54,7 @@ class CudaGraphTrainStep(TrainStep):
         return stats
 
     def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
-        """Gather the batches that the message names, and learn from them."""
+        """Gather the batches whose rows are in `inputs` (learning rate, predictions, rows), and optimize."""
         batches, start = [], 2
         for shape in shapes:
             row_indices = inputs[start : start + shape[0]].long()
@@ -65,13 +74,13 @@ class CudaGraphTrainStep(TrainStep):
         self.compile_succeeded = True
 
     def _forward_context(self) -> AbstractContextManager[Any]:
-        """What makes the forward and backward pass faster here."""
+        """Return what makes forward and backward faster: compiled blocks, or bf16 copies of the weights."""
         if self.use_compile:
             return compiled_blocks(self.task.model)
         return nullcontext() if self.bf16_weights is None else self.bf16_weights.swapped_in()
 
     @contextmanager
     def training_context(self) -> Iterator[None]:
-        """On a stream of its own, where graphs can be recorded."""
+        """Use a separate stream: graphs cannot be captured on the default one."""
         with side_stream(self.device), super().training_context():
             yield

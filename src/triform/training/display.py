@@ -1,4 +1,4 @@
-"""The progress of training on a terminal, as a bar, and elsewhere as plain lines."""
+"""Showing the progress of training: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.live import Live
 
-MIN_BAR_COLUMNS, PREFERRED_BAR_COLUMNS, MAX_BAR_COLUMNS = (
-    8,
-    20,
-    40,
-)  # columns: beside the time left, beside other text, and at most
-REFRESHES_PER_SECOND = 5  # a second
-MIN_EXPECTED_SECONDS = 10.0  # a shorter run is over before its expected time is read
+MIN_BAR_COLUMNS = 8  # the time left is shown if the bar keeps this width
+PREFERRED_BAR_COLUMNS = 20  # other texts are shown if it keeps this one
+MAX_BAR_COLUMNS = 40
+REFRESHES_PER_SECOND = 5
+MIN_EXPECTED_SECONDS = 10.0  # the expected time of a shorter run is not shown
 
 
 class ProgressDisplay(Callback):
-    """A listener that shows a bar with the time left on a terminal; elsewhere plain lines, now and then."""
+    """Shows a bar with the time left on a terminal. Elsewhere it prints a plain line now and then.
 
-    LINE_INTERVAL_SECONDS = 15.0  # seconds between plain lines
+    Args:
+        max_steps: How many steps the run has.
+        metric: The metric to show after a validation.
+        stream: Where to show progress; None: standard error.
+        eval_every: How many steps apart the validations are; 0: there are none.
+    """
+
+    LINE_INTERVAL_SECONDS = 15.0  # between plain lines
 
     def __init__(self, max_steps: int, metric: str, stream: TextIO | None = None, *, eval_every: int = 0) -> None:
         self.max_steps, self.metric = max_steps, metric
@@ -35,9 +40,9 @@ class ProgressDisplay(Callback):
         self.bar = TerminalBar(self.stream) if self.stream.isatty() else None
         self.time_left = TimeEstimator(max_steps, eval_every)
         self.loss_text = self.metric_text = self.throughput_text = ""
-        self.last_line_at = time.monotonic()  # when a plain line was written
-        self.last_refresh_at = 0.0  # when a tick was last shown
-        self.estimate_shown = False  # whether the expected time was shown
+        self.last_line_at = time.monotonic()  # when the last plain line was printed
+        self.last_refresh_at = 0.0  # when the bar was last updated
+        self.estimate_shown = False  # whether the expected time of the run was shown
 
     def on_event(self, event: Event) -> None:
         handlers = {
@@ -59,7 +64,7 @@ class ProgressDisplay(Callback):
             self._show_bar(self.bar, label, done, total)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         if self.bar is not None:
             self.bar.close()
 
@@ -68,13 +73,13 @@ class ProgressDisplay(Callback):
         bar.show(f"{label} {done}/{total}", done / max(1, total), parts, self.time_left.format_left)
 
     def _on_validation_end(self, step: int) -> None:
-        """A validation is over: the bar shows steps again."""
+        """Show steps again after a validation."""
         self.time_left.finish_validation(time.monotonic())
         if self.bar is not None and self.bar.live is not None:
             self._show_bar(self.bar, "step", step, self.max_steps)
 
     def _show_estimate(self, step: int) -> None:
-        """Show how long training takes, once, as soon as that is known."""
+        """Show once how long training takes, as soon as that can be estimated."""
         if self.estimate_shown or not step or not self.time_left.is_known:
             return
         self.estimate_shown = True
@@ -104,7 +109,7 @@ class ProgressDisplay(Callback):
         )
 
     def _on_seeds(self, event: Event) -> None:
-        """A validation of several runs at once."""
+        """Show a validation of several runs that are trained together."""
         self.metric_text = f"{self.metric} {event['spread']}"
         self._on_validation_end(event["step"])
         heading = f"step {event['step']}/{self.max_steps}  {event['n']} seeds"
@@ -137,17 +142,20 @@ class ProgressDisplay(Callback):
 
 
 class TimeEstimator:
-    """How long training still takes, with its validations once one of them has been timed."""
+    """Estimates how long training still takes. Validations are included once one of them has been timed.
+
+    Args:
+        max_steps: How many steps the run has.
+        eval_every: How many steps apart the validations are; 0: there are none.
+    """
 
     def __init__(self, max_steps: int, eval_every: int) -> None:
         self.max_steps, self.eval_every = max_steps, eval_every
-        self.step, self.last_step_at = 0, 0.0  # the last step, and when it was done
-        self.first_step: tuple[int, float] | None = (
-            None  # the first step, which takes longer than others, and its end
-        )
+        self.step, self.last_step_at = 0, 0.0  # the last step, and when it ended
+        self.first_step: tuple[int, float] | None = None  # and its end; it takes longer, so it is not counted
         self.step_seconds = self.valid_seconds = 0.0
         self.validation_started_at: float | None = None
-        self.total_valid_seconds = 0.0  # seconds since the first step
+        self.total_valid_seconds = 0.0  # since the first step
 
     @property
     def is_known(self) -> bool:
@@ -190,7 +198,7 @@ class TimeEstimator:
 
 
 class TerminalBar:
-    """The last line of a terminal: what is done, a bar, and as much else as the terminal has room for."""
+    """The last line of a terminal: a heading, a bar, and as many other texts as fit."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -202,7 +210,14 @@ class TerminalBar:
     def show(
         self, heading: str, fraction: float, parts: list[str], format_time_left: Callable[[float], str]
     ) -> None:
-        """`parts` are shown while there is room, the first ones first; `left` tells the time left at any moment."""
+        """Update the line.
+
+        Args:
+            heading: What is being done, such as `step 10/40`.
+            fraction: How much of it is done.
+            parts: Other texts, the most important first.
+            format_time_left: Returns the time left at a moment, as text.
+        """
         self.heading, self.fraction, self.parts, self.format_time_left = heading, fraction, parts, format_time_left
         if self.live is None:
             self._start()
@@ -212,7 +227,7 @@ class TerminalBar:
         from rich.live import Live
 
         console = Console(file=self.stream)
-        if console.is_dumb_terminal:  # it cannot go back to the beginning of a line
+        if console.is_dumb_terminal:  # it cannot overwrite a line
             return
         live = Live(
             self, console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND, redirect_stdout=False
@@ -222,7 +237,7 @@ class TerminalBar:
             self.live = live
 
     def print_line(self, text: str) -> None:
-        """A line above the bar, which stays."""
+        """Print a line above the bar."""
         if self.live is None:
             print_message(text, self.stream)
             return
@@ -239,7 +254,7 @@ class TerminalBar:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        columns_left = options.max_width - len(self.heading) - 2  # columns for the bar and the rest
+        columns_left = options.max_width - len(self.heading) - 2  # for the bar and the texts
         texts: list[str] = []
         for text in filter(None, [self.format_time_left(time.monotonic()), *self.parts]):
             if columns_left - len(text) - 1 < (PREFERRED_BAR_COLUMNS if texts else MIN_BAR_COLUMNS):
@@ -254,7 +269,7 @@ class TerminalBar:
 
 
 def format_throughput(event: Event) -> str:
-    """How fast it goes: what there is of tokens a second, step time, share of real tokens, memory, utilisation."""
+    """Format the rates of a `train` event: tokens per second, time per step, padding, memory, utilisation."""
     parts = [f"{event['tokens_per_s']:,.0f} tokens/s"]
     if "step_ms" in event:
         parts += [f"{format_duration(event['step_ms'] / 1000)} a step", f"{100 * event['real_share']:.0f} % real"]

@@ -1,8 +1,8 @@
-"""Training that begins with word vectors (`--embeddings`): rows of an embedding, found by the text of their pieces.
+"""Starting from word vectors (`--embeddings`): rows of the token embedding are replaced by vectors of their words.
 
-All vectors are multiplied by one number, so that they are as large, on the whole, as the rows that they replace:
-the rest of the model was drawn for inputs of that size, and how long one word's vector is beside another's stays.
-Nothing random is drawn here, so a model with vectors differs from one without in these rows only.
+All vectors are scaled by one factor, so that their mean size is that of the rows they replace, which the rest of
+the model was initialised for. No random number is drawn here, so a model with vectors differs from one without in
+these rows only.
 """
 
 from __future__ import annotations
@@ -28,21 +28,28 @@ ResultT = TypeVar("ResultT")
 
 
 class MatchedVectors(NamedTuple):
-    """Which pieces have a vector, and those vectors."""
+    """The token ids that have a vector, and their vectors."""
 
     piece_ids: NDArray[np.int64]
     vectors: NDArray[np.float32]
 
 
 def infer_d_model(requested: Settings) -> Settings:
-    """A width left open is that of the vectors."""
+    """Set `model.d_model` to the size of the vectors, unless it was requested."""
     if requested.get("model.d_model"):
         return requested
     return requested | {"model.d_model": _read_vectors_file(read_width, Path(str(requested["train.embeddings"])))}
 
 
 def load_embeddings(task: Task) -> str:
-    """Give each table of tokens the vectors that its pieces have; what came of it, for the user."""
+    """Copy vectors into every token embedding of the model.
+
+    Returns:
+        A notice for the user: how many tokens have a vector.
+
+    Raises:
+        ConfigError: No token has a vector, the vectors have another size, or the file cannot be read.
+    """
     path = Path(task.config.train.embeddings)
     summaries: dict[str, int] = {}
     loaded: set[int] = set()
@@ -60,9 +67,10 @@ def load_embeddings(task: Task) -> str:
 
 
 def piece_words(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """For each piece the word whose vector it may have; empty for one that only goes on with a word.
+    """Return for each token the word whose vector it may use, or an empty string if it only continues a word.
 
-    Where pieces that begin a word are told by a space, the others have no word of their own, but for marks.
+    If the tokenizer marks the beginning of a word by a space, a token without it continues a word, unless it is
+    punctuation.
     """
     pieces = [tokenizer.format_piece(token) for token in range(tokenizer.vocab_size)]
     has_word_starts = any(piece[0] == " " and piece.strip() for piece in pieces if piece)
@@ -74,7 +82,7 @@ def piece_words(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)  # several seeds have the same pieces
 def _match_vectors(path: str, mtime_ns: int, words: tuple[str, ...]) -> MatchedVectors:
-    """By the very word; where no piece has a capital, also by the most frequent word that differs in case only."""
+    """Match by the exact word, or ignoring case if the vocabulary is in lower case; frequent words come first."""
     vectors_file = _read_vectors_file(read_vectors, Path(path))
     row_by_word = {word: row for row, word in enumerate(vectors_file.words)}
     if is_lowercase(words):
@@ -86,7 +94,7 @@ def _match_vectors(path: str, mtime_ns: int, words: tuple[str, ...]) -> MatchedV
 
 
 def is_lowercase(words: Sequence[str]) -> bool:
-    """Whether a vocabulary knows no capitals, those in names of special tokens ([CLS], <S>) aside."""
+    """Whether a vocabulary has no capital letters, except in special tokens such as [CLS]."""
     return all(word == word.lower() for word in words if word[:1].isalnum())
 
 
@@ -108,7 +116,7 @@ def _copy_vectors(matched: MatchedVectors, table: nn.Embedding, path: Path) -> N
 
 
 def _describe_no_match(path: Path, words: Sequence[str]) -> str:
-    """Why no piece has a vector, as far as that can be told."""
+    """Say why no token has a vector."""
     known = {word.lower() for word in _read_vectors_file(read_vectors, path).words}
     if n := sum(word.lower() in known for word in words):
         return f"no piece of the vocabulary has a vector; {n:,} would if both were learned in lower case"
@@ -125,7 +133,7 @@ def _example_words(words: Sequence[str]) -> list[str]:
 
 
 def _read_vectors_file(reader: Callable[[Path], ResultT], path: Path) -> ResultT:
-    """What is wrong with the file is wrong with the setting."""
+    """Report a problem with the file as one with the setting."""
     try:
         return reader(path)
     except DataError as error:

@@ -1,7 +1,8 @@
-"""Many runs of one small model trained together: a stack takes their steps, and each keeps a folder of its own.
+"""An ensemble: several runs of one small model trained together, each with its own seed and run folder.
 
-A member is a trainer like any other. It draws its own batches, has its own rate, looks, stops early and keeps its
-best weights; only the step itself, and the computing part of a validation, are done for all at once.
+A member is a trainer like any other: it draws its own batches, follows its own schedule, stops early and keeps its
+best weights. Only the step itself and the forward passes of validations are computed for all at once, by
+`StackedModels`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from triform.training.throughput import peak_memory
 from triform.training.train_step import TrainStep, collect_step_stats
 from triform.training.trainer import Trainer, load_device_dataset
 
-PROBE_STEPS = 8  # steps whose batches are looked at before deciding
-MAX_MEMBERS = 128  # members of a stack; more gain nothing
-MAX_CHECKPOINT_SHARE = 0.1  # the share of the time that checkpoints may take
-DISK_BYTES_PER_SECOND = 1 << 29  # bytes a second, until the first checkpoint shows how fast the disk is
+PROBE_STEPS = 8  # steps whose batch shapes decide whether training together is worth it
+MAX_MEMBERS = 128  # that are stacked at once; more are not faster
+MAX_CHECKPOINT_SHARE = 0.1  # of the training time that checkpoints may take
+DISK_BYTES_PER_SECOND = 1 << 29  # assumed until the first checkpoint is timed
 PER_MEMBER_SETTINGS = (
     "lr", "weight_decay", "schedule", "warmup_steps", "min_lr_ratio", "plateau_factor", "plateau_patience",
     "clip_norm", "patience", "max_steps", "epochs", "eval_every", "checkpoint_every", "log_every",
@@ -39,32 +40,28 @@ PER_MEMBER_SETTINGS = (
 
 
 class StackLimit(NamedTuple):
-    """Up to where a stack is faster than one run after another."""
+    """Up to which size training together is faster than one run after another."""
 
-    max_step_flops: float  # operations of a member's step; beyond, a single model keeps the device busy
-    max_padding_ratio: (
-        float  # places computed for one that is needed, when batches of unequal shape become one shape
-    )
+    max_step_flops: float  # of one member's step; a larger model keeps the device busy alone
+    max_padding_ratio: float  # positions computed per position needed, when batches are padded to one shape
 
 
 STACK_LIMITS = {"cpu": StackLimit(3e7, 1.5), "cuda": StackLimit(3e10, 4.0)}
 
 
 def stack_key(config: Config) -> Config:
-    """What the members of a stack must have in common: all but the seed, the rates and when to look and stop."""
+    """Return what members must have in common: everything except the seed, the learning rate and the intervals."""
     defaults = TrainConfig()
     reset_values = {name: getattr(defaults, name) for name in PER_MEMBER_SETTINGS}
     return replace(config, seed=0, train=replace(config.train, **reset_values))
 
 
 def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> DeviceDataset | None:
-    """The data on the device, if these seeds are trained faster together; None: better one after another.
+    """Return the data on the device if these seeds are faster trained together, else None.
 
-    That is so where the model is small, and where little is wasted when their batches are brought to one shape.
+    They are if the model is small, and if padding their batches to one shape wastes little.
     """
-    separate = (
-        must_train_alone(task.config.train) or task.config.model.is_recurrent
-    )  # whose layers are torch's: a model each
+    separate = must_train_alone(task.config.train) or task.config.model.is_recurrent  # cuDNN layers have no vmap
     limit = None if separate else STACK_LIMITS.get(task.device.type)
     device_dataset = load_device_dataset(task, data) if limit and len(seeds) > 1 else None
     if limit is None or device_dataset is None:
@@ -86,23 +83,23 @@ def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> Device
 
 
 def must_train_alone(config: TrainConfig) -> bool:
-    """Whether a run asks for what a stack does not do."""
+    """Whether the settings need something that `StackedModels` does not support."""
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
     return bool(config.ema_decay or config.r_drop or partly_frozen)
 
 
 class EnsembleMember(Trainer):
-    """A trainer that leaves its steps to a population."""
+    """A trainer whose steps and validations are computed by an `Ensemble`."""
 
     ensemble: Ensemble
-    defer_checkpoint = checkpoint_requested = False  # whether a checkpoint can wait, and whether one is due
+    defer_checkpoint = checkpoint_requested = False  # whether to only note that a checkpoint is due
     failure: DivergedError | None = None
 
     def build_train_step(self) -> TrainStep:
         return TrainStep(self.task, self.train_data)
 
     def finish_step(self) -> None:
-        """As alone, but a checkpoint is only asked for: the population writes those of all together, or none."""
+        """As a single trainer, but the ensemble writes the checkpoints of all members together."""
         self.defer_checkpoint, self.checkpoint_requested = True, False
         super().finish_step()
         self.defer_checkpoint = False
@@ -114,7 +111,7 @@ class EnsembleMember(Trainer):
             super().save_checkpoint()
 
     def run_guarded(self, action: Callable[[EnsembleMember], None]) -> None:
-        """One that diverges leaves the others to go on, and says so: who waits for all to be heard must know."""
+        """Run an action. If the member diverges, remember it and let the other members continue."""
         try:
             action(self)
         except DivergedError as failure:
@@ -134,10 +131,17 @@ class EnsembleMember(Trainer):
 
 
 class Ensemble:
-    """Members that share their data and differ in their seeds, and perhaps in what `alike` leaves free."""
+    """Trains members together, which share their data and everything that `stack_key` returns.
+
+    Args:
+        members: The trainers.
+        device_dataset: Their training data, on their device.
+    """
 
     def __init__(self, members: Sequence[EnsembleMember], device_dataset: DeviceDataset) -> None:
-        assert len({repr(stack_key(member.task.config)) for member in members}) == 1, "members of a stack are alike"
+        assert len({repr(stack_key(member.task.config)) for member in members}) == 1, (
+            "members of an ensemble must be alike"
+        )
         self.members, self.device_dataset = members, device_dataset
         self.device = members[0].task.device
         self.stacked_models: StackedModels | None = None
@@ -146,10 +150,8 @@ class Ensemble:
         self._eval_cache: tuple[Dataset, list[Metrics]] | None = None
         self._peak_memory = 0
         n_bytes = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
-        self._last_saved_at, self._save_seconds = (
-            time.monotonic(),
-            3 * n_bytes / DISK_BYTES_PER_SECOND,
-        )  # with two moments each
+        self._last_saved_at = time.monotonic()
+        self._save_seconds = 3 * n_bytes / DISK_BYTES_PER_SECOND  # weights, and two moments of the optimizer
         for member in members:
             member.ensemble = self
             member.meter.get_peak_memory = self._get_peak_memory
@@ -169,23 +171,21 @@ class Ensemble:
                 member.close_callbacks()
 
     def stop(self) -> None:
-        """Ask for a stop after the current step, or inside a validation at once; all states are saved first."""
+        """Ask for a stop after the current step, or at once during a validation. All states are saved first."""
         self.stop_requested = True
         if self.interruptible:
             raise ValidationInterrupted
 
     def _next_group(self) -> list[EnsembleMember]:
-        """Who goes next: a kill while saving may leave some members behind the others."""
+        """Return the members at the lowest step: a kill while saving may have left some behind the others."""
         active = [member for member in self.members if member.is_training]
         first_step = min((member.progress.step for member in active), default=0)
         return [member for member in active if member.progress.step == first_step][: self.max_members]
 
     def _train_group(self, group: list[EnsembleMember]) -> None:
-        """Steps until all are done or level with the rest, or so few are left that a smaller stack is better."""
-        self.stacked_models, self._eval_cache = (
-            StackedModels([member.train_step for member in group], self.device_dataset),
-            None,
-        )
+        """Train until the group catches up with the other members, or until half of it has ended."""
+        self.stacked_models = StackedModels([member.train_step for member in group], self.device_dataset)
+        self._eval_cache = None
         other_steps = [
             member.progress.step for member in self.members if member.is_training and member not in group
         ]
@@ -193,7 +193,7 @@ class Ensemble:
         plans: list[list[BatchPlan]] = [[] for _ in group]
         if pending := [member for member in group if member.progress.validation_due]:
             self._run_between_steps(pending, EnsembleMember.finish_step)
-            if not all(member.is_training for member in group):  # the others go on in a smaller stack
+            if not all(member.is_training for member in group):  # the others continue in a smaller group
                 return
         while not self.stop_requested:
             lrs = [0.0] * len(group)
@@ -202,7 +202,7 @@ class Ensemble:
             for index in active:
                 batch_indices, lrs[index] = group[index].draw_batches()
                 plans[index] = [self.device_dataset.plan(indices) for indices in batch_indices]
-            try:  # who is done goes through old batches at no rate, and stays as it is
+            try:  # members that have ended get old batches and a learning rate of 0, which changes nothing
                 self.stacked_models.step(plans, lrs, [member.steps_since_log for member in group])
             except torch.OutOfMemoryError:
                 for index, state in zip(active, sampler_states, strict=True):
@@ -219,7 +219,7 @@ class Ensemble:
         self.sync_losses()
 
     def _reduce_group_size(self, n_models: int) -> None:
-        """So many do not fit into memory: from here on half of them at a time."""
+        """Train half as many members at a time, after memory ran out."""
         assert self.stacked_models is not None
         if n_models == 1 or self.stacked_models.updating:
             message = f"{self.device} has too little memory for {n_models} models"
@@ -233,7 +233,7 @@ class Ensemble:
     def _run_between_steps(
         self, members: list[EnsembleMember], action: Callable[[EnsembleMember], None] = EnsembleMember.after_step
     ) -> None:
-        """What each does between steps, files written side by side."""
+        """Let each member log and validate, then write the files of all in parallel."""
         if self.stacked_models is not None:
             members[0].train_step.notices += self.stacked_models.notices
             self.stacked_models.notices.clear()
@@ -249,7 +249,7 @@ class Ensemble:
         )
 
     def _run_in_threads(self, members: Sequence[EnsembleMember], action: Callable[[EnsembleMember], None]) -> None:
-        """For each member in a thread of its own: most of the time is spent waiting for the disk."""
+        """Run an action of each member in a thread: most of the time is spent waiting for the disk."""
         if not members:
             return
         self.sync_losses()
@@ -258,20 +258,21 @@ class Ensemble:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda member: member.run_guarded(action), members))
 
-    # -- what members ask for
+    # -- called by the members
 
     def sync_losses(self) -> None:
+        """Copy the losses of all members to the host, unless that has been done."""
         if self.stacked_models is not None and not self.stacked_models.synced:
             self.stacked_models.sync_losses()
             self._peak_memory = peak_memory(self.device)
 
     def _get_peak_memory(self) -> int:
-        """The memory of all: asked of the device once a look, not by each member."""
+        """Return the peak memory of the whole ensemble, which is read once per log and not by each member."""
         return self._peak_memory
 
     def evaluate_member(self, member: EnsembleMember, data: Dataset) -> Metrics:
-        """The scores of a member; who asks first has all of them computed."""
-        assert self.stacked_models is not None, "only who has taken a step is judged"
+        """Return the metrics of a member. The first call computes those of all."""
+        assert self.stacked_models is not None, "a validation follows a step"
         if self._eval_cache is None:
             with interruptible(self), report_progress_to(member.on_progress):
                 self._eval_cache = data, self.stacked_models.evaluate(data)

@@ -1,4 +1,4 @@
-"""How deep each parameter lies, and what of a model learns: all of it, its upper layers, or adapters and a head."""
+"""Which parameters are trained: all of them, the upper layers, or LoRA adapters and a new head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYER_NAME = re.compile(r"(encoder\.)?blocks\.(\d+)\.")
 
 
 class TrainableCount(NamedTuple):
-    """How many parameters learn, and how many of those are adapters', which the model has only meanwhile."""
+    """How many parameters are trained, and how many of these belong to LoRA adapters."""
 
     trainable: int
     adapters: int
@@ -27,10 +27,10 @@ def count_trainable(model: nn.Module) -> TrainableCount:
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
-    """For each parameter its layer, counted from the input: 0 for embeddings, the highest for the head.
+    """Return the layer of each parameter, counted from the input: 0 for embeddings, the highest for the head.
 
-    A decoder's layers come after those of the encoder that it reads. A norm goes with the layer before it, and a
-    matrix that is embedding and head in one with the embeddings.
+    A decoder's layers come after those of its encoder. A final norm belongs to the layer before it, and a head that
+    is tied to the embedding belongs to the embedding.
     """
     names = [name for name, _ in model.named_parameters()]
     matches = {name: match for name in names if (match := LAYER_NAME.match(name))}
@@ -50,9 +50,12 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
 
 
 def freeze_parameters(model: nn.Module, config: Config) -> None:
-    """Freeze what the settings say; with `lora_rank`, all but adapters and the head of a classifier.
+    """Freeze what the settings name; with `lora_rank`, everything except adapters and a classification head.
 
-    A head over a vocabulary comes with the base and is as large as its embedding; one over labels may be new.
+    A classification head is always trained, because it may be new. A language-model head comes with the base model.
+
+    Raises:
+        ConfigError: The model has fewer layers than `train.freeze_layers`, or nothing would be left to train.
     """
     train = config.train
     if train.lora_rank:
@@ -66,7 +69,7 @@ def freeze_parameters(model: nn.Module, config: Config) -> None:
 
 
 def _unfreeze_positions(model: nn.Module, *, vectors_loaded: bool) -> None:
-    """Where word vectors were `given`, only they are frozen: all else of an embedding has learned nothing yet."""
+    """If word vectors were loaded, freeze only these: the rest of the embedding is not trained yet."""
     for name, parameter in model.named_parameters():
         if vectors_loaded and "embedding" in (parts := name.split(".")) and "token_embedding" not in parts:
             parameter.requires_grad_()

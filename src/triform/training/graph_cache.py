@@ -1,4 +1,4 @@
-"""Work that is told what to do in a message: on CUDA recorded once for each shape, then replayed as one graph."""
+"""A function of one input tensor, captured as a CUDA graph for each shape and then replayed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ GraphFn = Callable[[Tensor, Shapes], None]
 
 
 class GraphCache:
-    """The first message of a shape is followed as it is, the second while being recorded, the rest by replaying."""
+    """Runs a function eagerly for the first input of a shape, captures it for the second, and replays the rest.
+
+    Args:
+        model: The model that the function calls.
+        device: On devices other than CUDA every call is eager.
+        notices: Where to append what the user should know, such as that capturing failed.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, notices: list[str]) -> None:
-        """`model` is what the work calls; `notices` hears what a user may want to know of how it went."""
         self.model, self.device, self.notices = model, device, notices
         self.capture_enabled = device.type == "cuda"
         self.memory_pool = torch.cuda.graph_pool_handle() if self.capture_enabled else None
-        self.static_inputs: dict[Shapes, Tensor] = {}  # of each shape seen: where its messages lie
+        self.static_inputs: dict[Shapes, Tensor] = {}  # for each shape: the buffer that its graph reads
         self.graphs: dict[Shapes, torch.cuda.CUDAGraph] = {}
         self.retained_masks: list[object] = []
 
     def __call__(self, fn: GraphFn, inputs: Tensor, shapes: Shapes) -> None:
+        """Run `fn(inputs, shapes)`, by replaying its graph where there is one."""
         seen_before = shapes in self.static_inputs
         if seen_before:
             self.static_inputs[shapes].copy_(inputs, non_blocking=True)
@@ -57,23 +63,23 @@ class GraphCache:
             self.notices.append(f"the step cannot be recorded as a CUDA graph and runs as it is ({reason})")
 
     def _disable_capture(self) -> None:
-        """From here on every step runs as it is. What was made while recording has no numbers in it."""
+        """Run eagerly from here on. Tensors made during a failed capture were never computed, so drop them."""
         self.capture_enabled = False
         self.model.zero_grad(set_to_none=True)
         for mask in self._masks():
             mask.clear_caches()
-        self.graphs.clear()  # they draw dropout from a state that is gone, and hold memory that steps may need
+        self.graphs.clear()  # their dropout state is gone, and eager steps may need the memory
         self.retained_masks.clear()
         torch.cuda.empty_cache()
 
     def _masks(self) -> list[AttentionMask]:
-        """The model's rules, which remember masks: a graph that read one will read it again."""
+        """Return the model's attention masks. They cache tensors, which a graph reads again at every replay."""
         return [mask for module in self.model.modules() for mask in getattr(module, "layer_masks", ())]
 
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """On CUDA a stream where graphs can be recorded; elsewhere nothing."""
+    """Use a stream on which CUDA graphs can be captured. Does nothing on other devices."""
     if device.type != "cuda":
         yield
         return

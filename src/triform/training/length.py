@@ -1,4 +1,4 @@
-"""How long a run trains: its steps, when it stops early, and how a run that has ended is trained longer."""
+"""How long a run trains: the number of steps, early stopping, and extending a run that has ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resolve_length(prepared: PreparedTask) -> Config:
 
 
 def count_steps(config: Config, prepared: PreparedTask) -> int:
-    """How many steps the settings come to with this data."""
+    """Return the number of steps that the settings mean with this data."""
     steps_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
     return config.train.max_steps or steps_for_epochs(
         config.train.epochs, steps_per_epoch, config.train.grad_accumulation
@@ -36,7 +36,7 @@ def count_steps(config: Config, prepared: PreparedTask) -> int:
 
 
 def format_early_stopping_notice(trainer: Trainer) -> list[str]:
-    """When training may end before its last step, if it may."""
+    """Return a notice if training may stop before its last step."""
     train = trainer.config
     if train.patience <= 0 or trainer.valid_data is None or train.patience * train.eval_every >= trainer.max_steps:
         return []
@@ -44,12 +44,12 @@ def format_early_stopping_notice(trainer: Trainer) -> list[str]:
     return [f"training stops early after {train.patience} validations without {criterion} (train.patience)"]
 
 
-# -- longer than before
+# -- extending a run
 
 
 def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Config:
-    """A run's settings with the length that is asked for on a resume; what is left open stays as it is."""
-    if stored.train.max_minutes and "train.max_minutes" in requested:  # as the command said before
+    """Return a run's settings with the number of steps, epochs and patience that a resume asks for."""
+    if stored.train.max_minutes and "train.max_minutes" in requested:  # the same command again
         return stored
     overrides = {
         name: requested[name] for name in LENGTH_SETTINGS if requested.get(name, DEFAULTS[name]) != DEFAULTS[name]
@@ -62,10 +62,10 @@ def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Confi
 
 
 def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
-    """Make a resumed run as long as its settings now say, and return notices for the user.
+    """Write the settings of a resumed run that is to train for longer, and return notices for the user.
 
     Raises:
-        ConfigError: The settings would make it shorter.
+        ConfigError: The settings would make the run shorter.
     """
     new, old = prepared.task.config, folder.read_config()
     if new == old:
@@ -94,7 +94,7 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
             f"the run was also validated at step {old_steps}, where it ended: the best weights may differ from "
             "those of having trained so long from the start"
         )
-    (folder.path / "report.html").unlink(missing_ok=True)  # first: a run without one is not taken for complete
+    (folder.path / "report.html").unlink(missing_ok=True)  # first, so that the run no longer counts as complete
     folder.write_config(new)
     return notices
 
@@ -108,7 +108,7 @@ def _format_changes(old: Config, new: Config) -> list[str]:
 
 
 def format_stopped_early_notice(trainer: Trainer) -> list[str]:
-    """Why a run that has ended does not go on, where more steps were asked for."""
+    """Return a notice if a run had stopped early, so that more steps do not make it continue."""
     progress = trainer.progress
     if progress.finished != "patience" or progress.step >= trainer.max_steps:
         return []

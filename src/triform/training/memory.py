@@ -20,19 +20,25 @@ AUTO_BATCH_HINT = "or let --set train.auto_batch=true find it"
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process could still take, with those it holds for later."""
+    """Return the bytes of GPU memory that this process can still allocate, its own cached ones included."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def require_training_memory(task: Task, device: torch.device) -> None:
-    """Refuse to train where weights, gradients and the optimizer's state alone do not fit."""
+    """Check that weights, gradients and the optimizer's state fit into memory.
+
+    Raises:
+        ConfigError: They do not.
+    """
     if device.type not in ("cpu", "cuda"):
         return
     usage = build_workload(task.config, task.config.data.max_len, bf16=False, gpu=device.type == "cuda")
     usage = replace(usage, **count_trainable(task.model)._asdict())
     needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
-    model_bytes = sum(p.numel() * p.element_size() for p in task.model.parameters())  # by the model, on the host
+    model_bytes = sum(
+        p.numel() * p.element_size() for p in task.model.parameters()
+    )  # the model is on the host already
     available = free_memory(device) if device.type == "cuda" else available_memory() + model_bytes
     if needed > available:
         raise ConfigError(
@@ -43,7 +49,7 @@ def require_training_memory(task: Task, device: torch.device) -> None:
 
 
 def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:
-    """The most texts at once that fit there, as long as the model reads them."""
+    """Return how many texts of the maximum length fit into so much memory at once."""
     bf16 = resolve_compute_dtype(task.config, device) == "bf16"
     usage = build_workload(task.config, task.config.data.max_len, bf16=bf16, gpu=device.type != "cpu")
     usage = replace(usage, **count_trainable(task.model)._asdict())
@@ -65,7 +71,7 @@ def fit_batch_to_memory(task: Task, device: torch.device) -> tuple[Config, list[
 
 
 def halve_batch(config: Config) -> tuple[Config, str]:
-    """For another try, after memory ran out all the same; and what the user is told of it."""
+    """Return settings with half the micro-batch, after memory ran out, and a notice for the user."""
     return _limit_batch(config, micro_batch_size(config) // 2)
 
 
@@ -76,12 +82,13 @@ def _limit_batch(config: Config, max_batch: int) -> tuple[Config, str]:
 
 
 def micro_batch_size(config: Config) -> int:
+    """Return how many texts of the maximum length a micro-batch holds."""
     train = config.train
     return train.batch_size or max(1, train.batch_tokens // config.data.max_len)
 
 
 def out_of_memory_error(task: Task, device: torch.device, memory: int) -> ConfigError:
-    """What to tell who asked for too much."""
+    """Return the error for training that ran out of memory, with settings that would fit."""
     train = task.config.train
     name = "batch_size" if train.batch_size else "batch_tokens"
     problem = f"out of memory on {device} with train.{name}={getattr(train, name)}"

@@ -16,9 +16,13 @@ ScheduleState = dict[str, float]
 def build_parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float = 1.0
 ) -> list[dict[str, object]]:
-    """Matrices decay; biases and norms do not. What is frozen has no place here, and so no state.
+    """Group the trainable parameters: matrices have weight decay, biases and norms do not.
 
-    With `layer_decay` a group has a depth too, and its `scale` is what its rate is multiplied by.
+    Args:
+        model: The model; frozen parameters are left out.
+        weight_decay: The weight decay of matrices.
+        layer_decay: Below 1, layers also get smaller learning rates the closer they are to the input. A group's
+            `scale` is the factor of its learning rate.
     """
     depth_by_name = layer_depths(model) if layer_decay < 1 else {name: 0 for name, _ in model.named_parameters()}
     max_depth = max(depth_by_name.values())
@@ -40,63 +44,79 @@ def build_parameter_groups(
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """Return the optimizer that `train.optimizer` names, for the trainable parameters of a model.
+
+    >>> from torch import nn
+    >>> type(build_optimizer(nn.Linear(3, 2), TrainConfig(optimizer="sgd", lr=0.1))).__name__
+    'SGD'
+    """
     groups = build_parameter_groups(model, config.weight_decay, config.layer_decay)
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     beta1, beta2 = config.betas
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    capturable = next(model.parameters()).is_cuda  # a step may be recorded as a CUDA graph
+    capturable = next(model.parameters()).is_cuda  # the step may be captured as a CUDA graph
     return optimizer_class(groups, lr=config.lr, betas=(beta1, beta2), fused=fused, capturable=capturable)
 
 
 class Schedule:
-    """The learning rate as a share of `train.lr`: a shape over the steps, after a linear warm-up. Abstract."""
+    """The learning rate over the steps, as a factor of `train.lr`: a linear warm-up, then a decay.
+
+    Subclasses implement `decay_factor`.
+    """
 
     def __init__(self, config: TrainConfig, max_steps: int) -> None:
         self.config, self.max_steps = config, max_steps
         self.warmup_steps = max(0, config.warmup_steps)
 
     def lr_factor(self, step: int) -> float:
-        """For the step numbered from 1."""
+        """Return the factor of `train.lr` at a step, counted from 1."""
         return min(1.0, step / self.warmup_steps if self.warmup_steps else 1.0) * self.decay_factor(step)
 
     def decay_factor(self, step: int) -> float:
-        """What is left of the rate once the warm-up is over."""
+        """Return the factor at a step without the warm-up."""
         raise NotImplementedError
 
     def decay_progress(self, step: int) -> float:
-        """0 at the end of the warm-up, 1 at the last step."""
+        """Return how far the decay has come: 0 at the end of the warm-up, 1 at the last step."""
         return min(1.0, max(0.0, (step - self.warmup_steps) / max(1, self.max_steps - self.warmup_steps)))
 
     def on_validation_loss(self, loss: float) -> None:
-        """Hear of a validation loss."""
+        """Receive the loss of each validation."""
 
     def state_dict(self) -> ScheduleState:
+        """Return what a checkpoint keeps of the schedule."""
         return {}
 
     def load_state_dict(self, state: ScheduleState) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state_dict` returned."""
 
 
 class ConstantSchedule(Schedule):
+    """No decay."""
+
     def decay_factor(self, step: int) -> float:
         return 1.0
 
 
 class CosineSchedule(Schedule):
+    """Half a cosine down to `min_lr_ratio`."""
+
     def decay_factor(self, step: int) -> float:
         min_ratio = self.config.min_lr_ratio
         return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * self.decay_progress(step))) / 2
 
 
 class LinearSchedule(Schedule):
+    """A straight line down to `min_lr_ratio`."""
+
     def decay_factor(self, step: int) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * self.decay_progress(step)
 
 
 class NoamSchedule(Schedule):
-    """Inverse square root of the step, 1 at the end of the warm-up."""
+    """The inverse square root of the step, 1 at the end of the warm-up."""
 
     def decay_factor(self, step: int) -> float:
         return math.sqrt(max(1, self.warmup_steps) / max(step, self.warmup_steps, 1))
@@ -105,7 +125,7 @@ class NoamSchedule(Schedule):
 class PlateauSchedule(Schedule):
     """Multiplies by `plateau_factor` after more than `plateau_patience` validations without a lower loss."""
 
-    THRESHOLD = 1e-4  # relative: a smaller gain is none
+    THRESHOLD = 1e-4  # relative; a smaller decrease of the loss does not count
 
     def __init__(self, config: TrainConfig, max_steps: int) -> None:
         super().__init__(config, max_steps)
@@ -140,4 +160,10 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def build_schedule(config: TrainConfig, max_steps: int) -> Schedule:
+    """Return the schedule that `train.schedule` names.
+
+    >>> schedule = build_schedule(TrainConfig(schedule="linear", warmup_steps=10, min_lr_ratio=0), max_steps=110)
+    >>> [schedule.lr_factor(step) for step in (5, 10, 60, 110)]
+    [0.5, 1.0, 0.5, 0.0]
+    """
     return SCHEDULES[config.schedule](config, max_steps)

@@ -1,4 +1,4 @@
-"""The state of torch's random generators, which a checkpoint keeps."""
+"""Saving and restoring the state of torch's random generators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def get_rng_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's own random generators, of the CPU and of the device."""
+    """Return the state of torch's random generators, of the CPU and of the device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -17,7 +17,7 @@ def get_rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore what `rng_state` returned, on this device or another."""
+    """Restore what `get_rng_state` returned, on this device or another."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)

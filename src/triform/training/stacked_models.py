@@ -1,7 +1,7 @@
-"""Many models of one shape as one: their parameters are the rows of a matrix, and one step moves them all.
+"""Many models of one shape trained as one: their parameters are rows of a matrix, and one step updates them all.
 
-A model's own parameters become views of its row, and so does what its optimizer keeps: whoever validates, saves or
-resumes a single model need not know that it stands in a stack.
+Each model's own parameters become views of its row, and so does the state of its optimizer. Code that validates,
+saves or resumes a single model needs no change: it sees an ordinary model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ from triform.training.batched_optimizer import build_batched_optimizer, clip_gra
 from triform.training.graph_cache import GraphCache, Shapes
 from triform.training.train_step import TrainStep
 
-PAD_MULTIPLE = 64  # rows are filled up to a multiple of this, so that each begins where matrix units like it
-MAX_EVAL_ELEMENTS = 1 << 26  # numbers that a validation may hold at once on a CPU
-EVAL_TENSOR_COPIES = 8  # of the largest tensor of a validation
+PAD_MULTIPLE = 64  # rows are padded to a multiple of this, so that each begins at an aligned address
+MAX_EVAL_ELEMENTS = 1 << 26  # elements of the largest tensor of a validation on a CPU
+EVAL_TENSOR_COPIES = 8  # a validation on a GPU needs about this many times its largest tensor
 
 
 class StackedModels:
+    """Takes the steps of several models at once, with `torch.vmap` over their weights.
+
+    Args:
+        train_steps: The models with their optimizers. From here on their tensors are views of this object's.
+        device_dataset: The training data, on the models' device.
+    """
+
     def __init__(self, train_steps: Sequence[TrainStep], device_dataset: DeviceDataset) -> None:
         self.train_steps, self.device_dataset = train_steps, device_dataset
         first = train_steps[0]
@@ -42,12 +49,12 @@ class StackedModels:
         self.functional_model = _FunctionalModel(self.task)
         self._stack_parameters([_matrices_first(train_step.task.model) for train_step in train_steps])
         self._stack_losses()
-        self.updating = False  # whether weights are being changed: who fails before has changed nothing
-        self.notices: list[str] = []  # what a user may want to know of how it went
+        self.updating = False  # whether weights are being changed; a failure before that has changed nothing
+        self.notices: list[str] = []  # for the user; the trainers emit them
         self.graph_cache = GraphCache(self.task.model, self.device, self.notices)
 
     def _stack_parameters(self, models: list[dict[str, nn.Parameter]]) -> None:
-        """Copy all parameters and what optimizers keep into matrices, and let their owners look there."""
+        """Copy all parameters and optimizer states into matrices, and replace them by views of these."""
         names, shapes = list(models[0]), [parameter.shape for parameter in models[0].values()]
         configs = [train_step.config for train_step in self.train_steps]
         self.weights = _flatten_rows([list(model.values()) for model in models])
@@ -84,33 +91,33 @@ class StackedModels:
         self.max_norms = self.weights.new_tensor(max_norms)[:, None] if min(max_norms) < torch.inf else None
 
     def _stack_losses(self) -> None:
-        """Losses and lengths of gradients stay on the device until someone looks; then all come at once."""
-        losses = [
-            train_step.losses for train_step in self.train_steps
-        ]  # of unequal length, where some log more often
+        """Keep losses and gradient norms on the device. `sync_losses` copies those of all models at once."""
+        losses = [train_step.losses for train_step in self.train_steps]  # log_every may differ
         self.losses = nn.utils.rnn.pad_sequence(losses, batch_first=True).to(self.device)  # (N, log_every)
         self.grad_norms = torch.stack(
             [train_step.grad_norm.to(self.device) for train_step in self.train_steps]
         )  # (N)
         self.host_losses, self.host_norms = self.losses.cpu(), self.grad_norms.cpu()
         for row, train_step in enumerate(self.train_steps):
-            train_step.losses, train_step.grad_norm = self.host_losses[row], self.host_norms[row]
-            train_step.loss_index = train_step.loss_index.cpu()  # the members say where a loss goes, see `step`
+            train_step.share_buffers(self.host_losses[row], self.host_norms[row])
         self.synced = True
 
     def sync_losses(self) -> None:
-        """Let the members see what has happened since the last look."""
+        """Copy the losses and gradient norms to the host, where the train steps see them."""
         if not self.synced:
             self.host_losses.copy_(self.losses)
             self.host_norms.copy_(self.grad_norms)
             self.synced = True
 
-    # -- one step of all
+    # -- one step of all models
 
     def step(self, plans: Sequence[Sequence[BatchPlan]], lrs: Sequence[float], loss_indices: Sequence[int]) -> None:
-        """For each member the batches to learn from, brought to one shape, and a rate; 0 leaves it as it is.
+        """Take one step of every model.
 
-        `places` is how many losses each has seen since its last look.
+        Args:
+            plans: The micro-batches of each model; they are padded to one shape.
+            lrs: The learning rate of each model; 0 leaves its weights unchanged.
+            loss_indices: How many losses each model has since its last log.
         """
         micro_batches = list(zip(*plans, strict=True))  # for each micro-batch, that of each member
         shapes = tuple(common_shape(micro_batch) for micro_batch in micro_batches)
@@ -125,8 +132,8 @@ class StackedModels:
         self.synced = False
 
     def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
-        """Gather the batches that the message names, and learn from them."""
-        n_models, self.updating = self.n_models, False  # a recording that failed may have left it
+        """Gather the batches whose rows are in `inputs` (rates, predictions, loss indices, rows), and update."""
+        n_models, self.updating = self.n_models, False  # a failed capture may have left it set
         header = inputs[: 2 * n_models].to(self.weights.dtype)
         lrs, n_predictions = header[:n_models, None], header[n_models:]
         loss_indices = inputs[2 * n_models : 3 * n_models, None].long()
@@ -159,7 +166,7 @@ class StackedModels:
         self, fn: Callable[[Any], Tensor], batch: Any, tensors: dict[str, Tensor], *, shared_batch: bool = False,
         chunk_size: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Work on each member's batch with its weights; a `shared` batch is the same for all."""
+        """Apply `fn` to each model's batch with its weights; a `shared_batch` is the same for all."""
 
         def run_member(weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Tensor:
             parameters = {path: weights[name] for path, name in self.functional_model.weight_names.items()}
@@ -173,10 +180,10 @@ class StackedModels:
         )
         return results
 
-    # -- validation of all
+    # -- validation of all models
 
     def evaluate(self, data: Dataset) -> list[Metrics]:
-        """The scores of every member, as each would get them by itself."""
+        """Return the metrics of every model, equal to those that it would get alone."""
         self.task.model.eval()
         batch_sums = []
         with torch.no_grad(), self.autocast():
@@ -194,7 +201,7 @@ class StackedModels:
             return [train_step.task.evaluator.compute_metrics(sums, data, quick=True) for train_step, sums in rows]
 
     def _eval_chunk_size(self, n_positions: int) -> int:
-        """How many members may be judged at once: the widest layer's output is what fills the memory."""
+        """Return how many models are evaluated at once. The output of the widest layer takes most memory."""
         widest = max(m.out_features for m in self.task.model.modules() if isinstance(m, nn.Linear))
         max_elements = MAX_EVAL_ELEMENTS
         if self.device.type == "cuda":
@@ -205,14 +212,14 @@ class StackedModels:
 
 
 class _FunctionalModel(nn.Module):
-    """A task's model that is filled with the weights of one member, and then works for it."""
+    """A task's model as a module for `functional_call`, which runs it with the weights of one of the models."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.model = task.model
         names = {id(parameter): name for name, parameter in task.model.named_parameters()}
-        # Every place that a parameter fills; tied ones fill two. A module that is used twice is named once, for
-        # `functional_call` would not find its way back from filling it twice.
+        # Every name of a parameter; a tied one has two. A module that is used twice is listed once, because
+        # `functional_call` cannot restore a parameter that it replaced twice.
         self.weight_names = {
             f"{prefix}.{attribute}": names[id(parameter)]
             for prefix, module in self.named_modules()
@@ -224,12 +231,12 @@ class _FunctionalModel(nn.Module):
 
 
 def common_shape(plans: Sequence[BatchPlan]) -> tuple[int, ...]:
-    """A shape in which each of these batches has room."""
+    """Return the smallest shape that each of these batches fits into."""
     return tuple(max(sizes) for sizes in zip(*(plan.shape for plan in plans), strict=True))
 
 
 def _matrices_first(model: nn.Module) -> dict[str, nn.Parameter]:
-    """In this order, what decays is a contiguous part of a row."""
+    """Return the parameters in an order in which those with weight decay are contiguous."""
     return dict(sorted(model.named_parameters(), key=lambda item: item[1].ndim < 2))
 
 

@@ -1,4 +1,4 @@
-"""Stopping a run: breaking off a validation, and telling the user what was saved and how to go on."""
+"""Stopping a run: interrupting a validation, and telling the user what was saved and how to continue."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from triform.training.run_folder import RunFolder, checkpoint_step
 
 
 class ValidationInterrupted(KeyboardInterrupt):
-    """A stop was asked for during a validation, which is abandoned."""
+    """A stop was requested during a validation. A resume repeats the validation."""
 
 
 class Interruptible(Protocol):
+    """A trainer, or several that are trained together."""
+
     stop_requested: bool
     interruptible: bool
 
 
 @contextmanager
 def interruptible(trainer: Interruptible) -> Iterator[None]:
-    """Around what `stop` may break off at any point."""
+    """Let `stop` raise ValidationInterrupted at any point inside the `with` block."""
     if trainer.stop_requested:
         raise ValidationInterrupted
     trainer.interruptible = True
@@ -34,18 +36,18 @@ def interruptible(trainer: Interruptible) -> Iterator[None]:
 
 
 def format_resume_command(task: object, path: Path, device: str, extra_options: str = "") -> str:
-    """The command that goes on with a run; `more` are further options."""
+    """Return the command that continues a run."""
     device_option = "" if device == "auto" else f" --device {device}"
     return f"triform train {task} --out {shlex.quote(str(path))}{extra_options} --resume{device_option}"
 
 
 def interrupted_error(step: int, command: str) -> RunInterruptedError:
-    """The run was asked to stop, and has saved where it stood; `again` is the command that goes on."""
+    """Return the error for a run that was stopped and has saved its state."""
     return RunInterruptedError(f"stopped at step {step}, everything is saved; go on with: {command}")
 
 
 def stopped_without_saving_error(folders: Sequence[RunFolder], command: str) -> RunInterruptedError:
-    """The run was ended without saving: what there is to go on with."""
+    """Return the error for runs that were ended without saving. It says which checkpoint they can continue from."""
     checkpoints = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
     if checkpoints and all(folder.is_finished() for folder in folders):
         return RunInterruptedError(f"stopped after training, before the report was written; finish with: {command}")

@@ -1,4 +1,4 @@
-"""Fitting a run into `train.max_minutes`: a few steps and a validation are timed, then undone."""
+"""Fitting a run into `train.max_minutes`: a few steps and a validation are timed, and then undone."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 
-WARM_UP_STEPS = 2  # not timed: the first ones take longer
-MAX_TIMED_STEPS = 20  # at most
-MAX_TIMING_SHARE = 0.03  # of the budget that timing steps may take, and timing a validation too
+WARM_UP_STEPS = 2  # not timed, because the first steps take longer
+MAX_TIMED_STEPS = 20
+MAX_TIMING_SHARE = 0.03  # of the budget, for timing steps, and as much for timing a validation
 TRAINING_BUDGET_SHARE = 0.95  # of the budget; the rest is for checkpoints and the report
 DEFAULT_N_VALIDATIONS = 10  # where the settings leave open how often to validate
 MAX_VALIDATION_SHARE = 1 / 3  # of the budget, at most, where that is left open
 
 
 class TimingLimitReached(Exception):
-    """A validation has been timed for long enough to tell how long all of it takes."""
+    """A validation has run for long enough to extrapolate its time."""
 
 
 def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Config, list[str]]:
@@ -67,7 +67,7 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
 def fit_steps(
     seconds: float, max_steps: int, step_seconds: float, valid_seconds: float, train: TrainConfig
 ) -> tuple[int, int]:
-    """How many steps take so long, `most` at most, and how many steps apart the validations are."""
+    """Return how many steps fit into `seconds`, at most `max_steps`, and the steps between validations."""
     eval_every = train.eval_every or max(1, min(1_000, max_steps // DEFAULT_N_VALIDATIONS))
     if estimate_seconds(max_steps, eval_every, step_seconds, valid_seconds) <= seconds:
         return max_steps, eval_every
@@ -83,11 +83,12 @@ def fit_steps(
 
 
 def estimate_seconds(steps: int, eval_every: int, step_seconds: float, valid_seconds: float) -> float:
+    """Return how long so many steps take with their validations."""
     return steps * step_seconds + ceil(steps / eval_every) * valid_seconds
 
 
 def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: float) -> tuple[float, float]:
-    """Seconds of a step and of a validation. Weights and random state are as before afterwards."""
+    """Return the seconds of a step and of a validation. Weights and random state are restored afterwards."""
     task, config = prepared.task, prepared.task.config
     initial_weights = {name: parameter.detach().clone() for name, parameter in task.model.named_parameters()}
     random_state = get_rng_state(task.device)
@@ -124,7 +125,7 @@ def _measure_step(trainer: Trainer, limit_seconds: float) -> float:
 
 
 def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
-    """Of a whole validation; one that takes longer than `limit` is broken off, and the rest is extrapolated."""
+    """Return the seconds of a validation. One that takes longer than the limit is interrupted and extrapolated."""
     if trainer.valid_data is None:
         return 0.0
     started_at = phase_started_at = reported_at = now()

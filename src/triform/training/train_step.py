@@ -1,4 +1,8 @@
-"""One step of learning: forward, backward, clipping, update. `recorded.py` has the same for CUDA, replayed."""
+"""One optimisation step: forward, backward, clip, update.
+
+`TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) does the same by replaying CUDA graphs, and
+`StackedModels` (stacked_models.py) takes the steps of many models at once, whose train steps then only hold state.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ from triform.training.optim import build_optimizer
 
 
 class StepStats(NamedTuple):
-    """How much a step learned from."""
+    """How much data a step was trained on."""
 
-    n_predictions: int  # predictions
-    n_tokens: int  # real ones
-    n_positions: int  # with the padding
+    n_predictions: int
+    n_tokens: int  # without padding
+    n_positions: int  # with padding: what is computed
 
 
 def collect_step_stats(batches: Sequence[Batch] | Sequence[BatchPlan]) -> StepStats:
-    """How much there is in the batches of a step, made or only planned."""
+    """Add up the sizes of a step's micro-batches, collated or only planned."""
     return StepStats(
         sum(batch.n_predictions for batch in batches),
         sum(batch.n_tokens for batch in batches),
@@ -35,30 +39,42 @@ def collect_step_stats(batches: Sequence[Batch] | Sequence[BatchPlan]) -> StepSt
 
 
 class TrainStep:
-    """A model, its optimizer and its data. The losses of the last steps stay on the device until someone looks."""
+    """A model with its optimizer, and the step that updates it.
+
+    Losses stay on the device, one per step in `losses`, until the trainer reads them: reading waits for the device.
+
+    Args:
+        task: The task, whose model is on its device.
+        data: The training data, from which batches are collated.
+    """
 
     def __init__(self, task: Task, data: Dataset) -> None:
         self.task, self.data, self.config = task, data, task.config.train
         self.device = task.device
         self.optimizer = build_optimizer(task.model, self.config)
         parameter = next(task.model.parameters())
-        self.losses = parameter.new_zeros(self.config.log_every)  # since the last look
-        self.loss_index = torch.zeros(1, dtype=torch.long, device=self.device)  # where the next one goes
-        self.grad_norm = parameter.new_zeros(())  # of the last gradient, before clipping
-        self.notices: list[str] = []  # what a user may want to know of how it went
+        self.losses = parameter.new_zeros(self.config.log_every)  # of the steps since the last log
+        self.loss_index = torch.zeros(1, dtype=torch.long, device=self.device)  # where the next loss goes
+        self.grad_norm = parameter.new_zeros(())  # of the last step, before clipping
+        self.notices: list[str] = []  # for the user; the trainer emits them
         self.compute_dtype = resolve_compute_dtype(task.config, self.device)
         self.trainable_weights = [p.detach() for p in task.model.parameters() if p.requires_grad]
         self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if self.config.ema_decay else []
 
     def step(self, batch_indices: Sequence[Indices], lr: float) -> StepStats:
-        """Learn from these batches at this rate."""
+        """Take one step.
+
+        Args:
+            batch_indices: The examples of each micro-batch.
+            lr: The learning rate.
+        """
         batches = [self.data.batch(indices) for indices in batch_indices]
         stats = collect_step_stats(batches)
         self.optimize([batch.to(self.device) for batch in batches], stats.n_predictions, lr)
         return stats
 
     def optimize(self, batches: Sequence[Batch], n_predictions: int | Tensor, lr: float | Tensor) -> None:
-        """Sums over micro-batches, divided once by the number of predictions in all of them."""
+        """Update the weights. The loss is summed over all micro-batches and divided once, by all predictions."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr if group["scale"] == 1 else lr * group["scale"]
         total_loss = torch.zeros_like(self.grad_norm)
@@ -79,12 +95,16 @@ class TrainStep:
 
     @contextmanager
     def use_ema_weights(self, step: int) -> Iterator[None]:
-        """With the moving average of the weights in the model, where one is kept; after so many steps."""
+        """Put the moving average of the weights into the model inside the `with` block, if `ema_decay` is set.
+
+        Args:
+            step: How many steps the average covers.
+        """
         if not self.ema or not step:
             yield
             return
         current_weights = [weight.clone() for weight in self.trainable_weights]
-        bias_correction = 1.0 - self.config.ema_decay**step  # the sums began at nothing
+        bias_correction = 1.0 - self.config.ema_decay**step  # the average started at zero
         torch._foreach_copy_(self.trainable_weights, list(torch._foreach_div(self.ema, bias_correction)))
         try:
             yield
@@ -92,27 +112,33 @@ class TrainStep:
             torch._foreach_copy_(self.trainable_weights, current_weights)
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context for forward passes: bf16 autocast, or nothing."""
         if self.compute_dtype == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
     def training_context(self) -> AbstractContextManager[Any]:
-        """Around everything that happens while training."""
+        """Return the context in which all steps and validations of a run take place."""
         return _tf32_matmul() if self.compute_dtype == "tf32" else nullcontext()
 
+    def share_buffers(self, losses: Tensor, grad_norm: Tensor) -> None:
+        """Use these buffers, which `StackedModels` fills: it takes the steps of this model from now on."""
+        self.losses, self.grad_norm = losses, grad_norm
+        self.loss_index = self.loss_index.to(losses.device)
+
     def restore_losses(self, losses: Sequence[float]) -> None:
-        """Stand where these losses have been seen since the last look; none: a new look begins."""
+        """Set the losses since the last log, as read from a checkpoint; an empty list starts again."""
         self.losses[: len(losses)] = torch.tensor(losses)
         self.loss_index.fill_(len(losses))
 
 
-TF32_MAX_WIDTH = 128  # a model no wider than this spends more on casting to half than its products gain
+TF32_MAX_WIDTH = 128  # up to this d_model, casting to bf16 costs more time than it saves
 
 
 def resolve_compute_dtype(config: Config, device: torch.device) -> str:
-    """What `precision = "auto"` comes to: on CUDA bf16, for narrow models float32 through the matrix units.
+    """Return the precision that `train.precision` means on this device.
 
-    Recurrent ones are read by cuDNN in float32 too.
+    On CUDA, "auto" is bf16, or tf32 for narrow and for recurrent models. Elsewhere it is fp32.
     """
     if config.train.precision != "auto":
         return config.train.precision
