@@ -27,7 +27,7 @@ from triform.scratch.training import TrainingData
 D_MODEL, N_LAYERS, N_HEADS = 128, 2, 4
 MODEL_CONFIG = ModelConfig(d_model=D_MODEL, d_ff=4 * D_MODEL, n_layers=N_LAYERS, n_heads=N_HEADS)
 TOKENIZER_KINDS: dict[str, Any] = {"classify": "word", "generate": "char", "translate": "word"}
-BUILTIN_SETS = {"classify": "reviews", "generate": "topics", "translate": "numbers"}
+BUILTIN_SETS = {"classify": "reviews", "generate": "stories", "translate": "numbers"}
 
 
 class PlainMeanClassifier(nn.Module):
@@ -62,7 +62,7 @@ def build_estimator(task: str, n_steps: int) -> tuple[Any, TrainingData]:
     )
     if task == "generate":
         language_model = scratch.LanguageModel(config)
-        return language_model, language_model.prepare_data(builtin_sets.load_text("builtin:topics"))
+        return language_model, language_model.prepare_data(builtin_sets.load_text("builtin:stories"))
     sources, targets = (
         list(side) for side in zip(*builtin_sets.load_pairs(f"builtin:{BUILTIN_SETS[task]}"), strict=True)
     )

@@ -103,7 +103,7 @@ def test_the_three_forms_train_and_answer_on_cuda(tmp_path: Path) -> None:
 def test_fine_tuning_recorded_on_cuda_learns_as_on_the_cpu(
     settings: dict[str, Any], precision: str, tmp_path: Path
 ) -> None:
-    data = {"max_len": 32, "train": "builtin:topics"}
+    data = {"max_len": 32, "train": "builtin:stories"}
     train_settings = {
         "max_steps": 12,
         "batch_size": 8,
@@ -678,7 +678,7 @@ def test_a_model_in_half_precision_is_replayed_too() -> None:
 def test_a_study_on_cuda_trains_scores_and_goes_on(task: str, tmp_path: Path) -> None:
     test_data = {
         "classify": "builtin:reviews/test",
-        "generate": "builtin:topics/test",
+        "generate": "builtin:stories/test",
         "translate": write_pairs(tmp_path / "test.tsv", ("four", "five", "one")),
     }
     study: dict[str, Any] = {

@@ -74,10 +74,10 @@ def write_rows(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("train", "builtin:topics", "--out", "v.npy"), "v.npy: ends in '.npy'"),
+        (("train", "builtin:stories", "--out", "v.npy"), "v.npy: ends in '.npy'"),
         (("train", "none.txt", "--out", "v.bin"), "none.txt: no such file"),
-        (("train", "builtin:topics/valid", "--out", "v.bin", "--min-count", "1000000"), "leaves no word"),
-        (("train", "builtin:topics", "--out", "/dev/null/v.bin"), "v.bin: cannot be written (Not a directory)"),
+        (("train", "builtin:stories/valid", "--out", "v.bin", "--min-count", "1000000"), "leaves no word"),
+        (("train", "builtin:stories", "--out", "/dev/null/v.bin"), "v.bin: cannot be written (Not a directory)"),
         (("nearest", "VECTORS", "catt"), "no vector for 'catt'; did you mean 'cat'"),
         (("nearest", "none.bin", "cat"), "none.bin: no such file"),
         (("evaluate", "VECTORS", "--data", "nowhere"), "word_eval/questions-words.txt"),

@@ -244,15 +244,15 @@ def test_two_empty_aligned_files_are_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count, fingerprint])
 def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object]) -> None:
     assert error_message(read, "builtin:novels") == (
-        ": no such builtin set; there are builtin:numbers, builtin:reviews, builtin:topics"
+        ": no such builtin set; there are builtin:numbers, builtin:reviews, builtin:stories"
     )
-    assert "builtin:topics/train, builtin:topics/valid, builtin:topics/test" in error_message(
-        read, "builtin:topics/dev"
+    assert "builtin:stories/train, builtin:stories/valid, builtin:stories/test" in error_message(
+        read, "builtin:stories/dev"
     )
 
 
 def test_a_builtin_set_of_another_task_names_the_right_one() -> None:
-    assert error_message(load_rows, "builtin:topics") == ": is no set to classify with; that is builtin:reviews"
-    assert error_message(load_pairs, "builtin:reviews") == ": is no set to translate with; that is builtin:numbers"
+    assert error_message(load_rows, "builtin:stories") == ": is not a set for classify; use builtin:reviews"
+    assert error_message(load_pairs, "builtin:reviews") == ": is not a set for translate; use builtin:numbers"
     with pytest.raises(DataError, match=r"give it as data\.train"):
         validate_aligned("builtin:numbers", "builtin:numbers")

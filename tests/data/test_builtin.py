@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from datetime import date
 import pytest
 
 from triform.data import builtin
-from triform.data.builtin import numbers, reviews, topics
+from triform.data.builtin import numbers, reviews, stories
 from triform.data.builtin.numbers import date_pair, number_pair, time_pair
 from triform.data.builtin.reviews import (
     CONTRAST_PATTERNS,
@@ -27,7 +29,7 @@ from triform.data.builtin.reviews import (
     build_contrast,
     build_expectation,
 )
-from triform.data.builtin.topics import drop_repeats
+from triform.data.builtin.stories import NUMBERS, SPLIT_SIZES, WOMEN
 from triform.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -50,13 +52,13 @@ def test_the_public_names_are_sorted() -> None:
     assert builtin.__all__ == sorted(builtin.__all__)
 
 
-@pytest.mark.parametrize("load", [reviews, numbers, topics])
+@pytest.mark.parametrize("load", [reviews, numbers, stories])
 @pytest.mark.parametrize("split", SPLITS)
 def test_asking_twice_gives_the_same(load: Callable[[str], object], split: str) -> None:
     assert load(split) == load(split)
 
 
-@pytest.mark.parametrize("load", [reviews, numbers, topics])
+@pytest.mark.parametrize("load", [reviews, numbers, stories])
 def test_an_unknown_split_is_named_with_the_known_ones(load: Callable[[str], object]) -> None:
     with pytest.raises(DataError, match=r"no split 'dev'.*train, valid, test"):
         load("dev")
@@ -65,18 +67,43 @@ def test_an_unknown_split_is_named_with_the_known_ones(load: Callable[[str], obj
 def test_another_process_makes_the_same_text() -> None:
     """Strings hash differently in every process: nothing may depend on it."""
     code = (
-        "import sys; from triform.data.builtin import numbers, reviews, topics;"
-        "print(ascii((reviews('test'), numbers('test'), topics('test'))))"
+        "import sys; from triform.data.builtin import numbers, reviews, stories;"
+        "print(ascii((reviews('test'), numbers('test'), stories('test'))))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == ascii((reviews("test"), numbers("test"), topics("test")))
+    assert process.stdout.strip() == ascii((reviews("test"), numbers("test"), stories("test")))
+
+
+SHA256 = {
+    "numbers": {
+        "train": "91258e4f7a7f6f926b9f87ea8f36185caa24d6def9ab324f9892680c85238763",
+        "valid": "d4944ab61efde7dca757271360a9df22627f17346ff1477f14139dceab7530a2",
+        "test": "dee1d668b88a5daf678dc487336cec6f4638429a5041766d73036da7121f36a3",
+    },
+    "reviews": {
+        "train": "665f062628b5bf259c74c82c8af786d89e9738211f17502294a3e84bd60c1e06",
+        "valid": "b63c91d4129bf6c607ead46eb03c66025b8133fd4e75edac9c24b0fe20b603e0",
+        "test": "a5263dec2ab20810bf6c585f2c85191520c73cbb15af197ef821b2ddb06d705a",
+    },
+    "stories": {
+        "train": "9722b5327c35f70a840f9a25744cba27481fa957233dfc44eb26b90cecca3532",
+        "valid": "900596fc151885bc90c20679a15d7ebae2a20cf3b36baffb97501179e76e5ca4",
+        "test": "fdfb8fa8e2faafa5ba9f20c0d34abdd1b9aa15f6adc7f7fe7c5ccf34aca4780b",
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_every_machine_and_every_python_makes_the_same_text(name: str) -> None:
+    texts = {split: json.dumps(getattr(builtin, name)(split), ensure_ascii=False) for split in SPLITS}
+    assert {split: hashlib.sha256(text.encode()).hexdigest() for split, text in texts.items()} == SHA256[name]
 
 
 def test_importing_the_sets_does_no_work() -> None:
     """No text is made or read, and no library is loaded, before a split is asked for."""
     code = (  # without `seed` any generator made now would fail
         "import random, sys; random.Random.seed = None; import triform.data.builtin;"
-        "print([m for m in ('torch', 'numpy', 'pydoc_data.topics') if m in sys.modules])"
+        "print([m for m in ('torch', 'numpy') if m in sys.modules])"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "[]"
@@ -353,37 +380,105 @@ def test_the_pairs_are_lowercase_words_without_digits() -> None:
             assert re.fullmatch(r"[a-zàâéèêôûç]+(?:[ '-][a-zàâéèêôûç]+)*", text)
 
 
-# --------------------------------------------------------------------------------------------- topics
+# -------------------------------------------------------------------------------------------- stories
 
 
-def test_no_paragraph_of_the_topics_is_in_two_splits() -> None:
-    """Short ones ("For example:") are idiom and may return."""
-    texts = {split: topics(split) for split in SPLITS}
-    paragraphs = {
-        split: {" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if len(part) > 100}
-        for split, text in texts.items()
-    }
-    assert not paragraphs["train"] & paragraphs["valid"]
-    assert not paragraphs["train"] & paragraphs["test"]
-    assert not paragraphs["valid"] & paragraphs["test"]
+def split_stories(split: str) -> list[tuple[str, str]]:
+    """Titles and paragraphs."""
+    parts = [story.split("\n") for story in stories(split).rstrip("\n").split("\n\n")]
+    assert {len(lines) for lines in parts} == {2}
+    return [(title, paragraph) for title, paragraph in parts]
 
 
-def test_the_topics_are_shared_out_by_length() -> None:
-    sizes = {split: len(topics(split)) for split in SPLITS}
-    total = sum(sizes.values())
-    assert total > 250_000
-    assert sizes["train"] / total == pytest.approx(0.8, abs=0.05)
-    assert sizes["valid"] / total == pytest.approx(0.1, abs=0.05)
+def last_match(pattern: str, text: str) -> re.Match[str]:
+    return list(re.finditer(pattern, text))[-1]
 
 
-def test_the_topics_are_tidy() -> None:
+def check_search(paragraph: str) -> None:
+    """The thing is looked for, and found, where it was last put."""
+    place = r"((?:behind|in|on|under) the (?:well house|apple tree|\w+))"
+    put = last_match(rf"(?:put|kept|hid)(?: it| the \w+ \w+) {place}", paragraph)[1]
+    answers = re.findall(rf"(?:is|Look|looked|And) {place}", paragraph)
+    assert answers == [put, put], paragraph
+
+
+def check_count(paragraph: str) -> None:
+    """What is left and what was given away make what there was."""
+    words = "|".join(NUMBERS)
+    total = re.search(rf"(?:had|found|bought) ({words}) (?!of)", paragraph)
+    given = re.search(rf"({words}) of them", paragraph)
+    left = re.search(
+        rf"there (?:was|were) ({words}),|({words}) of the (?:{words}) (?:was|were) left", paragraph, re.I
+    )
+    assert total, paragraph
+    assert given, paragraph
+    assert left, paragraph
+    left_word = (left[1] or left[2]).lower()
+    assert NUMBERS.index(given[1]) + NUMBERS.index(left_word) == NUMBERS.index(total[1]), paragraph
+
+
+def check_journey(paragraph: str) -> None:
+    """The way home goes through the same places in reverse."""
+    there = re.search(r"walked to (the \w+), then to (the \w+), and then to (the \w+)", paragraph)
+    back = re.search(r"At (the \w+) s?he met .* passed (the \w+) first, and (the \w+) last", paragraph)
+    assert there, paragraph
+    assert back, paragraph
+    assert there.groups() == back.groups()[::-1], paragraph
+
+
+def check_swap(paragraph: str) -> None:
+    """Each has in the end what the other had."""
+    before = re.search(r"(\w+) had an? (\w+ \w+), and (\w+) had an? (\w+ \w+)\.", paragraph)
+    after = re.search(r"So (\w+) went home with the (\w+ \w+), and (\w+) with the (\w+ \w+)\.", paragraph)
+    assert before, paragraph
+    assert after, paragraph
+    assert after.groups() == tuple(before[index] for index in (1, 4, 3, 2)), paragraph
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_story_ends_as_its_beginning_demands(split: str) -> None:
+    checked: Counter[str] = Counter()
+    for _, paragraph in split_stories(split):
+        for word, check in (
+            ("Where", check_search),
+            ("How", check_count),
+            ("Will", check_swap),
+            ("", check_journey),
+        ):
+            if f'"{word} ' in paragraph or not word:
+                check(paragraph)
+                checked[word] += 1
+                break
+    assert min(checked.values()) > 0.1 * sum(checked.values())
+    assert len(checked) == 4
+
+
+def test_pronouns_suit_the_person_they_stand_for() -> None:
+    for _, paragraph in split_stories("train"):
+        if match := re.search(
+            r"(?:On \w+|One \w+ morning) (\w+) (?:found|bought).*?\. (She|He) (?:put|kept)", paragraph
+        ):
+            assert (match[1] in WOMEN) == (match[2] == "She"), paragraph
+
+
+def test_no_story_is_told_twice() -> None:
+    told = [story for split in SPLITS for story in split_stories(split)]
+    assert len(told) == len(set(told)) == sum(SPLIT_SIZES.values())
+
+
+def test_the_stories_are_tidy_and_shared_out_by_length() -> None:
+    sizes = {}
     for split in SPLITS:
-        text = topics(split)
+        text = stories(split)
+        sizes[split] = len(text)
+        assert text.isascii()
         assert text == text.strip() + "\n"
-        assert not re.search(r"[ \t]\n|\n{4}", text)
+        assert not re.search(r"[ \t]\n|\n{3}|  | [.,?]|\ba [aeiou]|\ban (?!hour)[^aeiou]", text)
+    assert sum(sizes.values()) > 500_000
+    assert sizes["train"] / sum(sizes.values()) == pytest.approx(0.8, abs=0.05)
+    assert sizes["valid"] / sum(sizes.values()) == pytest.approx(0.1, abs=0.05)
 
 
-def test_a_topic_repeated_in_a_larger_one_is_kept_once() -> None:
-    part = "A paragraph that is long enough to be worth keeping apart, sixty characters and more."
-    more = "Another paragraph that is long enough to be worth keeping apart, and which is only here."
-    assert drop_repeats({"a": part, "b": f"{part}\n\n{more}\n", "c": part}) == {"b": f"{part}\n\n{more}"}
+def test_every_word_of_a_test_story_is_in_training() -> None:
+    training_words = collect_words([stories("train")])
+    assert collect_words([stories("valid"), stories("test")]) <= training_words

@@ -256,7 +256,7 @@ def test_a_fingerprint_follows_the_content_not_the_name_or_the_compression(tmp_p
     plain, zipped = write_file(tmp_path, "a.txt", "same"), write_file(tmp_path, "b.txt.gz", "same")
     other = write_file(tmp_path, "c.txt", "Same")
     assert fingerprint(plain) == fingerprint(zipped) != fingerprint(other)
-    names = ["builtin:reviews", "builtin:reviews/valid", "builtin:numbers", "builtin:topics"]
+    names = ["builtin:reviews", "builtin:reviews/valid", "builtin:numbers", "builtin:stories"]
     assert len({fingerprint(name) for name in names}) == 4
     assert fingerprint("builtin:reviews") == fingerprint("builtin:reviews/train")
 
@@ -265,11 +265,11 @@ def test_builtin_sets_read_like_files() -> None:
     rows = list(read_rows("builtin:reviews/test", DATA_CONFIG))
     assert {row.label for row in rows} == {"negative", "positive"}
     assert next(read_pairs("builtin:numbers", DATA_CONFIG)).target
-    count = count_units("builtin:topics/valid", DATA_CONFIG)
-    assert count == len(read_joined("builtin:topics/valid")) > 10_000
-    assert read_joined("builtin:topics/valid", start=100, stop=200) == read_joined("builtin:topics/valid")[100:200]
-    assert "\n".join(line for _, line in read_lines("builtin:topics/valid")) + "\n" == read_joined(
-        "builtin:topics/valid"
+    count = count_units("builtin:stories/valid", DATA_CONFIG)
+    assert count == len(read_joined("builtin:stories/valid")) > 10_000
+    assert read_joined("builtin:stories/valid", start=100, stop=200) == read_joined("builtin:stories/valid")[100:200]
+    assert "\n".join(line for _, line in read_lines("builtin:stories/valid")) + "\n" == read_joined(
+        "builtin:stories/valid"
     )
     assert next(read_rows("builtin:numbers", DATA_CONFIG, labelled=False)).label == ""
     assert next(read_chunks("builtin:reviews", DATA_CONFIG)).ends_document

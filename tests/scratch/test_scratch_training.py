@@ -45,14 +45,14 @@ def test_a_translator_learns_the_numbers() -> None:
     assert np.mean([prediction == target for prediction, target in zip(predictions, targets, strict=False)]) >= 0.9
 
 
-def test_a_language_model_learns_the_topics() -> None:
+def test_a_language_model_learns_the_stories() -> None:
     config = Config(
         data=DataConfig(max_len=32),
         tokenizer=TokenizerConfig(kind="char"),
         model=ModelConfig(d_model=32, n_layers=1, n_heads=2, dropout=0.0),
         train=TrainConfig(max_steps=150, batch_size=16, lr=1e-2),
     )
-    model = scratch.LanguageModel(config).fit(builtin_sets.load_text("builtin:topics"))
+    model = scratch.LanguageModel(config).fit(builtin_sets.load_text("builtin:stories"))
     assert model.losses[0] > 4
     assert np.mean(model.losses[-20:]) < 2.6
     assert len(model.generate(["The "], DecodeConfig(max_new_tokens=30), seed=1)[0]) == 30

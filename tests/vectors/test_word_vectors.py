@@ -81,7 +81,7 @@ def test_a_line_of_any_length_is_read_whole(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_builtin_sets_are_text_too() -> None:
-    assert "the" in WordVectors.train("builtin:topics/valid", size=4, epochs=1)
+    assert "the" in WordVectors.train("builtin:stories/valid", size=4, epochs=1)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.booleans())

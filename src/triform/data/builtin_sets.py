@@ -1,4 +1,4 @@
-"""`builtin:NAME[/SPLIT]`: the sets that come with Triform, as pairs of texts or as one text."""
+"""Read the built-in sets by their names, `builtin:NAME[/SPLIT]`: as pairs of texts, or as one running text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ PAIR_BUILDERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
     "numbers": builtin.numbers,
     "reviews": builtin.reviews,
 }
-TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"topics": builtin.topics}
+TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"stories": builtin.stories}
 
 
 def _parse_path(path: str) -> tuple[str, str]:
-    """The name and the split; train when none is given."""
+    """Split `builtin:NAME[/SPLIT]` into its name and its split, which is train by default."""
     name, _, split = path.removeprefix(BUILTIN_PREFIX).partition("/")
     split = split or "train"
+    if name == "topics":  # the text of earlier versions, which was that of the running Python
+        raise DataError(f"this set was replaced by {BUILTIN_PREFIX}stories", path=path)
     if name not in PAIR_BUILDERS and name not in TEXT_BUILDERS:
         known = ", ".join(BUILTIN_PREFIX + other for other in sorted((*PAIR_BUILDERS, *TEXT_BUILDERS)))
         raise DataError(f"no such builtin set; there are {known}", path=path)
@@ -30,17 +32,17 @@ def _parse_path(path: str) -> tuple[str, str]:
 
 
 def resolve_path(path: str, task: str) -> str:
-    """What was asked for or, when that is nothing, the set that comes with the task."""
+    """Return the path, or the built-in set of the task if the path is empty."""
     return path or BUILTIN_PREFIX + builtin.DEFAULT_SETS[task]
 
 
 def validation_path(path: str) -> str:
-    """The validation part of a builtin set given whole; for anything else there is none."""
+    """Return the validation split of a built-in set that was named without a split; else an empty string."""
     return f"{path}/valid" if path.startswith(BUILTIN_PREFIX) and "/" not in path else ""
 
 
 def is_running_text(path: str) -> bool:
-    """Whether the set is one running text."""
+    """Whether the set is one running text rather than pairs."""
     return _parse_path(path)[0] in TEXT_BUILDERS
 
 
@@ -50,24 +52,22 @@ def matches_task(path: str, task: str) -> bool:
 
 
 def require_task(path: str, task: str) -> None:
-    """A DataError when the set was made for another task."""
+    """Raise a DataError if the set was made for another task."""
     if not matches_task(path, task):
-        raise DataError(
-            f"is no set to {task} with; that is {BUILTIN_PREFIX}{builtin.DEFAULT_SETS[task]}", path=path
-        )
+        raise DataError(f"is not a set for {task}; use {BUILTIN_PREFIX}{builtin.DEFAULT_SETS[task]}", path=path)
 
 
 def load_text(path: str) -> str:
-    """The content of a running text."""
+    """Return a set that is one running text."""
     return _build_text(*_parse_path(path))
 
 
 def load_pairs(path: str) -> tuple[tuple[str, str], ...]:
-    """The content of a set of pairs: a text and its label, or a source and its target."""
+    """Return a set of pairs: a text and its label, or a source and its target."""
     return _build_pairs(*_parse_path(path))
 
 
-@cache  # a run reads its data several times, and these are made anew each time
+@cache  # a run reads its data several times
 def _build_text(name: str, split: str) -> str:
     return TEXT_BUILDERS[name](split)
 

@@ -138,4 +138,4 @@ def test_the_study_of_the_manual_is_one(tmp_path: Path) -> None:
         "rotary",
         "none",
     ]
-    assert study.test_files == {"test": "builtin:topics/test"}
+    assert study.test_files == {"test": "builtin:stories/test"}
