@@ -9,6 +9,7 @@ import typer
 
 from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo, format_duration, format_metric, print_table
+from triform.io.run_layout import METRICS_FILE, REPORT_FILE
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -84,7 +85,7 @@ def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRo
     run = train(task, out=str(out / task), overwrite=True, seed=seed, device=device, **SETTINGS[task])
     seconds = time.monotonic() - start_time
     metrics = run.evaluate()
-    MetricsFile(run.path / "metrics.jsonl").on_event({"event": "test", "name": "test", "scores": metrics})
+    MetricsFile(run.path / METRICS_FILE).on_event({"event": "test", "name": "test", "scores": metrics})
     write_report(run.path)
     metric, target = TARGETS[task]
     return ScoreboardRow(
@@ -94,7 +95,7 @@ def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRo
         score=metrics[metric],
         target=target,
         seconds=seconds,
-        report=run.path / "report.html",
+        report=run.path / REPORT_FILE,
     )
 
 

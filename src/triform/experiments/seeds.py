@@ -20,6 +20,7 @@ from triform.errors import CheckpointError, ConfigError, DataError, DivergedErro
 from triform.evaluation.statistics import SampleSummary, summarise
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
+from triform.io.run_layout import CONFIG_FILE
 from triform.launch import (
     RunOptions,
     finish_run,
@@ -183,9 +184,9 @@ def _claim_folders(
     out: Path, requested: Settings, seeds: Sequence[int], options: RunOptions, exit_stack: ExitStack
 ) -> list[SeedRun]:
     """Lock the folder of every seed until the exit stack is closed."""
-    if (out / "config.toml").exists():
+    if (out / CONFIG_FILE).exists():
         raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
-    if options.resume and not any((out / f"seed-{seed}" / "config.toml").exists() for seed in seeds):
+    if options.resume and not any((out / f"seed-{seed}" / CONFIG_FILE).exists() for seed in seeds):
         raise CheckpointError(f"{out}: nothing to resume: it holds none of the seeds {seeds[0]} to {seeds[-1]}")
     seed_runs = []
     for seed in seeds:

@@ -13,6 +13,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.experiments.engine import JsonDict, describe_file
 from triform.experiments.plan import Study
 from triform.io.errors import write_run_text
+from triform.io.run_layout import CONFIG_FILE
 
 
 def register_plan(folder: Path, study: Study) -> None:
@@ -35,7 +36,7 @@ def register_plan(folder: Path, study: Study) -> None:
     for variant in study.variants:
         current = json.loads(json.dumps(_comparable_settings(variant.settings)))
         stored = variants.get(variant.name)
-        if stored and any((folder / variant.name).glob("seed-*/config.toml")):
+        if stored and any((folder / variant.name).glob(f"seed-*/{CONFIG_FILE}")):
             changes += [f"{variant.name}: {change}" for change in _describe_changes(stored["settings"], current)]
         variants[variant.name] = {"settings": current}
     if changes:

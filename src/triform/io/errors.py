@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from triform.errors import CheckpointError
 from triform.io import files
+from triform.io.run_layout import CHECKPOINTS_FOLDER, STATE_FILE
 
 
 @contextmanager
@@ -27,7 +28,9 @@ def write_errors(path: Path, run_folder: Path | None = None) -> Iterator[None]:
         remedy = "make room or choose another folder, then try again"
         if run_folder is not None:
             saved_message = (
-                "what was saved before is intact. " if any(run_folder.glob("checkpoints/step-*/state.json")) else ""
+                "what was saved before is intact. "
+                if any(run_folder.glob(f"{CHECKPOINTS_FOLDER}/step-*/{STATE_FILE}"))
+                else ""
             )
             remedy = f"{saved_message}Make room or make the folder writable, then go on with --resume"
         raise CheckpointError(f"{path}: cannot be written: {reason}; {remedy}") from None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from triform.errors import CheckpointError
 from triform.io.files import read_json, refuse_special_files
+from triform.io.run_layout import CONFIG_FILE
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there
 NANOGPT_FILE = "ckpt.pt"
@@ -66,7 +67,7 @@ def read_checkpoint(path: Path) -> PretrainedCheckpoint:
             f"{path}: no such folder; give one with config.json and weights, or hub:OWNER/NAME to download it"
         )
     if not (path / "config.json").exists():
-        if (path / "config.toml").exists():
+        if (path / CONFIG_FILE).exists():
             raise CheckpointError(f"{path}: is a run folder already, and needs no import")
         raise CheckpointError(f"{path}: has no config.json, so nothing says what model this is")
     refuse_special_files(path)

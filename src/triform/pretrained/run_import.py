@@ -12,6 +12,7 @@ from triform.config.settings import Settings, build_config
 from triform.errors import CheckpointError, ConfigError
 from triform.io.cache import cache_folder
 from triform.io.locks import LOCK_FILE, folder_lock
+from triform.io.run_layout import CONFIG_FILE
 from triform.pretrained.checkpoint_reader import read_checkpoint
 from triform.pretrained.families import FAMILY_BY_MODEL_TYPE
 from triform.pretrained.hub import HUB_PREFIX, resolve_model_path
@@ -73,7 +74,7 @@ def ensure_run_folder(path: str) -> str:
 
     It is for what its family does; which tasks can begin with that is asked of it as of any run.
     """
-    run_configs = [*Path(path).glob("config.toml"), *Path(path).glob("seed-*/config.toml")]
+    run_configs = [*Path(path).glob(CONFIG_FILE), *Path(path).glob(f"seed-*/{CONFIG_FILE}")]
     if not path.startswith(HUB_PREFIX) and (run_configs or not Path(path).exists()):
         return path
     model_path = resolve_model_path(path)
@@ -85,9 +86,9 @@ def ensure_run_folder(path: str) -> str:
     fingerprint = hashlib.sha256(identity.encode()).hexdigest()[:16]
     model_name = path.rpartition("/")[2] if path.startswith(HUB_PREFIX) else model_path.resolve().name
     out = cache_folder() / "imported" / f"{model_name}-{fingerprint}"
-    if not (out / "config.toml").exists():
+    if not (out / CONFIG_FILE).exists():
         with folder_lock(out, "importing a published model", wait=True):  # another process may be doing the same
-            if not (out / "config.toml").exists():
+            if not (out / CONFIG_FILE).exists():
                 _write_run(path, RunFolder(out))  # also over what was stopped half-way
     return str(out)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from triform.errors import DataError
 from triform.formatting import METRICS
+from triform.io.run_layout import CONFIG_FILE, METRICS_FILE
 from triform.reporting.charts import Point
 
 Event = Mapping[str, Any]
@@ -73,7 +74,7 @@ def read_history(folder: Path) -> RunHistory:
     Raises:
         DataError: The folder has no readable metrics.jsonl.
     """
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_FILE
     try:
         lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -111,7 +112,7 @@ def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
 
 def _read_settings(folder: Path) -> Mapping[str, Any] | None:
     try:
-        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # a report is useful without settings
         return None
 

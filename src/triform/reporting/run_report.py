@@ -13,6 +13,7 @@ from typing import Any
 
 from triform import __version__
 from triform.formatting import METRICS, format_duration, format_metric, metric_label, metric_title
+from triform.io.run_layout import REPORT_FILE
 from triform.reporting.charts import (
     Chart,
     Curve,
@@ -58,7 +59,7 @@ def write_report(folder: Path) -> Path:
     )
     version = history.start.get("version", __version__)
     return write_page(
-        folder / "report.html", render_html_page(f"{history.task} · {history.name}", body, f"Triform {version}")
+        folder / REPORT_FILE, render_html_page(f"{history.task} · {history.name}", body, f"Triform {version}")
     )
 
 

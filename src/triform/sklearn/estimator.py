@@ -33,7 +33,14 @@ from triform.config.settings import (
 )
 from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, RunInterruptedError
-from triform.io.run_layout import CONFIG_FILE, METRICS_FILE, RUN_FOLDER_PATTERNS
+from triform.io.run_layout import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    RUN_FOLDER_PATTERNS,
+    TOKENS_FOLDER,
+)
 from triform.launch import RunOptions, train
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
@@ -58,7 +65,9 @@ PARAMETER_SETTINGS = {
 INPUT_FILE = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
 # What dies with its process need not be saved on the way.
 NO_CHECKPOINTS: Settings = {"train.checkpoint_every": 1_000_000_000}
-PICKLED_FILES = tuple(name for name in RUN_FOLDER_PATTERNS if name not in ("checkpoints", "tokens", "report.html"))
+PICKLED_FILES = tuple(
+    name for name in RUN_FOLDER_PATTERNS if name not in (CHECKPOINTS_FOLDER, TOKENS_FOLDER, REPORT_FILE)
+)
 FIT_LOCK = threading.RLock()
 
 

@@ -17,6 +17,7 @@ from triform.data import builtin_sets
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
 from triform.evaluation.baselines import FittedBaselines, fit_baselines
+from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
 from triform.tasks.leaks import leak_warnings
 from triform.tasks.learned_tokenizers import reader_options, train_or_load_tokenizer
@@ -78,7 +79,7 @@ class TaskData(ABC):
         return [self.split_key, reader_options(self.config.data)]
 
     def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
-        return TokenCache(self.training_files, folder / "tokens", notices)
+        return TokenCache(self.training_files, folder / TOKENS_FOLDER, notices)
 
     @abstractmethod
     def read_examples(self, name: str) -> Iterator[Any]:

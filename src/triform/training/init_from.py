@@ -21,6 +21,7 @@ from triform.config.settings import (
 )
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import damaged_error
+from triform.io.run_layout import CONFIG_FILE
 from triform.nn.lora import apply_lora, merge_lora
 from triform.tasks import Task
 from triform.training.embeddings import infer_d_model, load_embeddings
@@ -111,7 +112,7 @@ def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tupl
     notices = []
     if base and not (resume and folder.latest_checkpoint()):
         report = load_matching_weights(task, Path(base), verify=folder.verify)
-        notices += [*RunFolder(Path(base), verify=folder.verify).verify_files("config.toml"), f"{base}: {report}"]
+        notices += [*RunFolder(Path(base), verify=folder.verify).verify_files(CONFIG_FILE), f"{base}: {report}"]
     if task.config.train.embeddings and not (resume and folder.latest_checkpoint()):
         notices.append(load_embeddings(task))
     freeze_parameters(task.model, task.config)

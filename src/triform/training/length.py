@@ -8,6 +8,7 @@ from math import ceil
 from triform.config import Config
 from triform.config.settings import DEFAULTS, SettingValue, build_config
 from triform.errors import ConfigError
+from triform.io.run_layout import REPORT_FILE
 from triform.tasks.defaults import resolve_patience, resolve_step_defaults
 from triform.tasks.task import PreparedTask
 from triform.training.run_folder import RunFolder
@@ -94,7 +95,7 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
             f"the run was also validated at step {old_steps}, where it ended: the best weights may differ from "
             "those of having trained so long from the start"
         )
-    (folder.path / "report.html").unlink(missing_ok=True)  # first, so that the run no longer counts as complete
+    (folder.path / REPORT_FILE).unlink(missing_ok=True)  # first, so that the run no longer counts as complete
     folder.write_config(new)
     return notices
 

@@ -50,6 +50,7 @@ from triform.experiments.reproduce.why.parts import (
     STUDY_NAME,
     ComparisonTask,
 )
+from triform.io.run_layout import METRICS_FILE
 from triform.launch import resolve_settings
 from triform.run import Run, load
 
@@ -242,4 +243,4 @@ def _resolved_model_settings(run: Run) -> Settings:
 
 
 def _read_run_events(run: Run) -> list[dict[str, Any]]:
-    return read_events(run.path / "metrics.jsonl")
+    return read_events(run.path / METRICS_FILE)
