@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Command
 
+from conftest import Command
 from triform.config.settings import RENAMED_SETTINGS
 
 

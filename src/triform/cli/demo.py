@@ -9,7 +9,6 @@ import typer
 
 from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo, format_duration, format_metric, print_table
-from triform.io.run_layout import METRICS_FILE, REPORT_FILE
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -75,6 +74,7 @@ def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRo
     """Train one task, score it on its test set, and show what it says."""
     import time
 
+    from triform.io.run_layout import METRICS_FILE, REPORT_FILE
     from triform.launch import train
     from triform.reporting.run_report import write_report
     from triform.reporting.scoreboard import ScoreboardRow
