@@ -14,14 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"
 
 
 def find_benchmarks() -> dict[str, str]:
     """Each module here that has a `main`, with the first line of what it says about itself."""
     summaries = {}
-    for path in sorted(HERE.glob("[a-z]*.py")):
+    for path in sorted(FOLDER.glob("[a-z]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             summaries[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]

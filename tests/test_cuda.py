@@ -165,8 +165,8 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     monkeypatch.setattr(TrainStep, "optimize", sync_during_capture)
     failed = train_run("failed")
     assert "cannot be recorded" in (failed / "metrics.jsonl").read_text(encoding="utf-8")
-    again = train_run("again")
-    weights = [load_file(path / "model.safetensors") for path in (failed, again)]
+    repeated = train_run("again")
+    weights = [load_file(path / "model.safetensors") for path in (failed, repeated)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]), "it repeats to the same bits"
     monkeypatch.setattr(TrainStep, "optimize", original_optimize)
     recorded = train_run("recorded", model=MODEL | {"dropout": 0.0})
@@ -416,8 +416,8 @@ def test_flex_attention_equals_the_formula_forward_and_backward(name: str, dtype
 def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: torch.dtype) -> None:
     case = PACKED_CASES[name]
     q, k, _ = case.inputs(dtype)
-    flash_takes_it = dtype is torch.bfloat16 and case.positions == "none"
-    assert (select_kernel(q, k, case.build_mask(), case.build_scorer(), 0.0) is VARLEN) is flash_takes_it
+    flash_supports_it = dtype is torch.bfloat16 and case.positions == "none"
+    assert (select_kernel(q, k, case.build_mask(), case.build_scorer(), 0.0) is VARLEN) is flash_supports_it
     assert_matches_reference(case, [dispatch_attention, sdpa_attention], dtype)
 
 

@@ -169,11 +169,11 @@ def format_duration(seconds: float) -> str:
         return f"{1e3 * seconds:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    minutes, whole_seconds = divmod(round(seconds), 60)
+    minutes, rounded_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {whole_seconds:02d} s" if minutes else f"{whole_seconds} s"
+    return f"{minutes} min {rounded_seconds:02d} s" if minutes else f"{rounded_seconds} s"
 
 
 def metric_label(name: str) -> str:

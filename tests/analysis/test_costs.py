@@ -112,9 +112,9 @@ def configs(draw: Callable[[Any], Any]) -> tuple[Config, DataSizes]:
 
 @settings(max_examples=300)
 @given(configs())
-def test_any_settings_are_counted_as_they_are_built(drawn: tuple[Config, DataSizes]) -> None:
-    param_budget = count_parameters(*drawn)
-    assert param_budget.total == count_model_parameters(build_model(*drawn))
+def test_any_settings_are_counted_as_they_are_built(config_and_sizes: tuple[Config, DataSizes]) -> None:
+    param_budget = count_parameters(*config_and_sizes)
+    assert param_budget.total == count_model_parameters(build_model(*config_and_sizes))
     for _, row in param_budget.iter_rows():
         values = {symbol.name: symbol.value for symbol in param_budget.symbols}
         values["(2k+1)"] = 2 * values.get("k", 0) + 1

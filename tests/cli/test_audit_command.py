@@ -174,8 +174,8 @@ def test_what_cannot_be_scored_apart_is_a_note(triform: Command, tmp_path: Path,
 
 def test_a_run_or_a_file_is_given_by_position(triform: Command, classifier: Path, files: Files) -> None:
     by_name = ("audit", "--train", files.csv, "--json"), ("audit", "--run", classifier, "--json")
-    by_place = ("audit", files.csv, "--json"), ("audit", classifier, "--json")
-    for one, other in zip(by_name, by_place, strict=True):
+    by_position = ("audit", files.csv, "--json"), ("audit", classifier, "--json")
+    for one, other in zip(by_name, by_position, strict=True):
         assert triform(*one).json == triform(*other).json
     both = triform("audit", classifier, "--train", files.csv, "--json").json
     assert both == triform("audit", "--run", classifier, "--train", files.csv, "--json").json

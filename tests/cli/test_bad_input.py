@@ -97,9 +97,9 @@ def test_a_wrong_column_is_answered_with_those_there_are(
 
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_the_other_tasks_refuse_missing_and_empty_files_alike(train: Command, tmp_path: Path, task: str) -> None:
-    ending = "txt" if task == "generate" else "tsv"
+    suffix = "txt" if task == "generate" else "tsv"
     for text, message in ((None, "no such file"), ("", "is empty"), (b"a\tb\n\xff\tc\n", "line 2: is not UTF-8")):
-        path = tmp_path / f"data.{ending}"
+        path = tmp_path / f"data.{suffix}"
         if text is not None:
             write_file(path, text)
         refusal = train(task, "--data", path, "--out", tmp_path / "run").refusal

@@ -190,8 +190,8 @@ def test_doctor_finds_a_kernel_that_differs_from_the_formula(
 ) -> None:
     from triform.nn.kernels import dispatch
 
-    def wrong(q: Any, k: Any, v: Any, *how: Any) -> Any:
-        return dispatch.sdpa_attention(q, k, v, *how) + 0.1
+    def wrong(q: Any, k: Any, v: Any, *arguments: Any) -> Any:
+        return dispatch.sdpa_attention(q, k, v, *arguments) + 0.1
 
     broken = dispatch.SDPA._replace(kernel=wrong)
     monkeypatch.setattr(dispatch, "SDPA", broken)

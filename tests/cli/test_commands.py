@@ -473,7 +473,7 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     result = triform(*arguments, "--out", run)
     assert result.code == 0, result.err
     groups = "encoder.embedding 2, encoder.blocks 14, encoder.final_norm 2, classification_head 2"
-    assert f"{classifier}: 20 tensors taken: {groups}" in result.err
+    assert f"{classifier}: 20 tensors loaded: {groups}" in result.err
     assert "of which learn, on cpu" in result.err
     for command in (("predict", "the soup", "--json"), ("evaluate", "--json")):
         full_result = triform(command[0], run, *command[1:]).json

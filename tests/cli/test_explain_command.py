@@ -168,10 +168,10 @@ def test_the_file_is_maps_html_unless_named(
 
 
 def test_python_and_the_command_line_see_the_same(triform: Command, classifier: Path, tmp_path: Path) -> None:
-    path, again = tmp_path / "maps.html", tmp_path / "again.html"
+    path, python_path = tmp_path / "maps.html", tmp_path / "again.html"
     triform("explain", classifier, "the soup was awful", "--device", "cpu", "--out", path)
-    package.load(classifier, device="cpu").explain("the soup was awful").save(again)
-    assert path.read_bytes() == again.read_bytes()
+    package.load(classifier, device="cpu").explain("the soup was awful").save(python_path)
+    assert path.read_bytes() == python_path.read_bytes()
 
 
 def test_help_comes_without_loading_torch() -> None:

@@ -23,16 +23,16 @@ LONG_NUMBER = "9" * 5000
 DEEP_NESTING = ("[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000)
 
 
-@pytest.mark.parametrize("ending", ["txt", "vec", "bin", "txt.gz", "bin.gz"])
+@pytest.mark.parametrize("suffix", ["txt", "vec", "bin", "txt.gz", "bin.gz"])
 @pytest.mark.parametrize(
     "header", [f"{LONG_NUMBER} 4", f"4 {LONG_NUMBER}", "999999999999 4", "4 999999999999", "2 999999"]
 )
 def test_a_header_of_word_vectors_that_promises_too_much_is_refused(
-    triform: Any, tmp_path: Path, ending: str, header: str
+    triform: Any, tmp_path: Path, suffix: str, header: str
 ) -> None:
-    path = tmp_path / f"words.{ending}"
+    path = tmp_path / f"words.{suffix}"
     content = f"{header}\n".encode() + b"soup 1 2 3 4\nbread 1 2 3 4\n" * 2
-    path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     assert triform("vectors", "nearest", path, "soup").refusal.startswith(str(path))
 
 

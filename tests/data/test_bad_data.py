@@ -84,9 +84,9 @@ def test_a_file_that_may_not_be_read_says_so(
     assert error_message(read, path) == ": may not be read: permission denied"
 
 
-@pytest.mark.parametrize("ending", ["", ".pdf", ".gz", ".txt.zip"])
-def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, ending: str) -> None:
-    message = error_message(load_rows, write_file(tmp_path, "data" + ending, "text,label\na,b\n"))
+@pytest.mark.parametrize("suffix", ["", ".pdf", ".gz", ".txt.zip"])
+def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, suffix: str) -> None:
+    message = error_message(load_rows, write_file(tmp_path, "data" + suffix, "text,label\na,b\n"))
     assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also .gz" in message
 
 

@@ -58,11 +58,11 @@ def sample_texts(rng: np.random.Generator, n: int) -> list[str]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_is_found_is_what_brute_force_finds(seed: int) -> None:
     texts = list(dict.fromkeys(sample_texts(np.random.default_rng(seed), 450)))
-    expected, found = brute_force_pairs(texts), find_pairs(texts)
+    expected, actual = brute_force_pairs(texts), find_pairs(texts)
     assert len(expected) > 60
-    assert found.keys() <= expected.keys()  # nothing that is not near
-    assert len(found) >= 0.99 * len(expected)
-    for indices, similarity in found.items():
+    assert actual.keys() <= expected.keys()  # nothing that is not near
+    assert len(actual) >= 0.99 * len(expected)
+    for indices, similarity in actual.items():
         assert similarity == pytest.approx(expected[indices])
 
 

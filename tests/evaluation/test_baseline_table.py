@@ -47,11 +47,11 @@ def test_language_is_modelled_over_the_tokens_given_or_else_over_characters() ->
     characters = baselines.evaluate_baselines("generate", text, other)["ngram"]
     assert characters["tokens"] == 10
     assert characters["bits_per_byte"] > 0
-    halves = baselines.evaluate_baselines(
+    tokenized = baselines.evaluate_baselines(
         "generate", text, other, tokenize=lambda text: [0, 1] * (len(text) // 2), vocab_size=2
     )
-    assert "bits_per_byte" not in halves["ngram"]
-    assert halves["ngram"]["loss"] == pytest.approx(NGramModel.fit([0, 1] * 150, 2).loss([0, 1] * 5))
+    assert "bits_per_byte" not in tokenized["ngram"]
+    assert tokenized["ngram"]["loss"] == pytest.approx(NGramModel.fit([0, 1] * 150, 2).loss([0, 1] * 5))
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,12 @@ def test_a_rollout_of_a_causal_map_sees_no_future() -> None:
 
 
 @pytest.mark.parametrize(
-    "shown", [random_map("cross"), random_map("decoder", n_queries=2)], ids=["cross", "not square"]
+    "attention_map", [random_map("cross"), random_map("decoder", n_queries=2)], ids=["cross", "not square"]
 )
-def test_there_is_no_rollout_where_queries_are_not_keys(shown: AttentionMap) -> None:
-    assert not shown.supports_rollout
+def test_there_is_no_rollout_where_queries_are_not_keys(attention_map: AttentionMap) -> None:
+    assert not attention_map.supports_rollout
     with pytest.raises(AssertionError, match="self-attention"):
-        shown.rollout()
+        attention_map.rollout()
 
 
 def test_entropy_is_in_bits_and_a_zero_adds_nothing() -> None:

@@ -28,7 +28,7 @@ MODEL_SETTINGS: list[dict[str, Any]] = [
     {"attention_score": "cosine", "positions": "relative", "head_hidden": 5},
     {"window": 2, "n_kv_heads": 1},
 ]
-EVERY_SETTING = pytest.mark.parametrize("chosen", MODEL_SETTINGS, ids=str)
+EVERY_SETTING = pytest.mark.parametrize("settings", MODEL_SETTINGS, ids=str)
 
 
 def build_model(**settings: Any) -> Classifier:
@@ -68,8 +68,8 @@ def label_logit(model: Classifier, tokens: list[int], label: int) -> float:
 
 
 @EVERY_SETTING
-def test_gradient_times_input_equals_the_gradient_of_the_embedding_table(chosen: dict[str, Any]) -> None:
-    model = build_model(**chosen)
+def test_gradient_times_input_equals_the_gradient_of_the_embedding_table(settings: dict[str, Any]) -> None:
+    model = build_model(**settings)
     table = model.encoder.embedding.token_embedding.weight
     (gradient,) = torch.autograd.grad(model(torch.tensor([TOKENS]))[0, 1], table)  # every token comes once
     expected = [(gradient[token] @ table[token]).item() for token in TOKENS]
@@ -87,13 +87,13 @@ def test_a_token_that_comes_twice_has_two_values_of_its_own() -> None:
 
 @EVERY_SETTING
 @pytest.mark.parametrize("label", range(N_LABELS))
-def test_integrated_gradients_add_up_to_the_gain_before_training(chosen: dict[str, Any], label: int) -> None:
-    assert_adds_up(build_model(**chosen), label)
+def test_integrated_gradients_add_up_to_the_gain_before_training(settings: dict[str, Any], label: int) -> None:
+    assert_adds_up(build_model(**settings), label)
 
 
 @EVERY_SETTING
-def test_integrated_gradients_add_up_to_the_gain_after_training(chosen: dict[str, Any]) -> None:
-    model = train_model(build_model(**chosen))
+def test_integrated_gradients_add_up_to_the_gain_after_training(settings: dict[str, Any]) -> None:
+    model = train_model(build_model(**settings))
     for label in range(N_LABELS):
         assert_adds_up(model, label)
 

@@ -109,12 +109,12 @@ def read_readout(tab: Page) -> tuple[int, int, float]:
 def wait_for(tab: Page, layer: int, view: str) -> None:
     """Weights are shown when they are unpacked, a moment after they were chosen."""
     name = "document.getElementById('view-name').textContent"
-    drawn_condition = (
+    heatmap_is_current = (
         "document.getElementById('heatmap').dataset.shown === `${state.map} ${state.layer} ${state.view}`"
     )
     deadline = time.monotonic() + 30
     # Asked from here: `wait_for_function` asks again by eval, which the page's own policy forbids.
-    while not tab.evaluate(f"{name} === 'layer {layer}, {view}' && {drawn_condition}"):
+    while not tab.evaluate(f"{name} === 'layer {layer}, {view}' && {heatmap_is_current}"):
         assert time.monotonic() < deadline, tab.inner_text("#view-name")
         tab.wait_for_timeout(20)
 
@@ -240,11 +240,11 @@ def test_the_page_fits_its_width_and_hovering_moves_nothing(tab: Page, tmp_path:
     tab.set_viewport_size({"width": width, "height": 900})
     open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    places = "() => ['list', 'heatmap', 'entropy', 'keys'].map(id => document.getElementById(id).offsetTop)"
-    before = tab.evaluate(places)
+    offsets_script = "() => ['list', 'heatmap', 'entropy', 'keys'].map(id => document.getElementById(id).offsetTop)"
+    before = tab.evaluate(offsets_script)
     for side, index in [("query", 2), ("key", 4), ("query", 0)]:
         hover(tab, side, index)
-        assert tab.evaluate(places) == before
+        assert tab.evaluate(offsets_script) == before
 
 
 def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path: Path) -> None:

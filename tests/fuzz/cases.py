@@ -355,16 +355,16 @@ def prompt_cases(seed_files: SeedFiles) -> st.SearchStrategy[Case]:
             if run != seed_files.classifier
             else ()
         )
-        drawn_texts = draw(st.lists(prompts, min_size=1, max_size=2))
+        prompt_texts = draw(st.lists(prompts, min_size=1, max_size=2))
         kind = draw(st.integers(0, 3))
         if kind == 0:
-            content = "\n".join(drawn_texts).encode("utf-8", "surrogatepass")
+            content = "\n".join(prompt_texts).encode("utf-8", "surrogatepass")
             return Case("prompts", ("predict", str(run), "--input", "-", *CPU, *limits), stdin=content)
         if kind == 1:
             content = (
                 draw(st.binary(max_size=200))
                 if draw(st.booleans())
-                else draw(mutated_bytes(drawn_texts[0].encode("utf-8", "replace")))
+                else draw(mutated_bytes(prompt_texts[0].encode("utf-8", "replace")))
             )
             return Case(
                 "prompts", ("predict", str(run), "--input", "{}/texts.txt", *CPU, *limits), {"texts.txt": content}
@@ -372,7 +372,7 @@ def prompt_cases(seed_files: SeedFiles) -> st.SearchStrategy[Case]:
         json_ = ("--json",) if kind == 2 else ()
         return Case(
             "prompts",
-            ("predict", str(run), *json_, *CPU, *limits, "--", *(text.replace("{}", "") for text in drawn_texts)),
+            ("predict", str(run), *json_, *CPU, *limits, "--", *(text.replace("{}", "") for text in prompt_texts)),
         )
 
     return build_case()

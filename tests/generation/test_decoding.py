@@ -467,8 +467,10 @@ def test_draws_follow_the_distribution_asked_for(options: dict[str, float]) -> N
 def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
     logits = torch.zeros(6, 50)
     rows = range(6)
-    first, again, other = (TokenSampler(DecodeConfig(), row_seeds(seed, rows))(logits, rows) for seed in (1, 1, 2))
-    assert first.tolist() == again.tolist() != other.tolist()
+    first, repeated, other = (
+        TokenSampler(DecodeConfig(), row_seeds(seed, rows))(logits, rows) for seed in (1, 1, 2)
+    )
+    assert first.tolist() == repeated.tolist() != other.tolist()
     assert len(set(first.tolist())) > 1  # rows do not share a generator
 
 
@@ -481,6 +483,8 @@ def test_no_two_rows_of_two_seeds_share_a_generator() -> None:
 def test_the_edges_of_a_draw_do_not_reach_a_token_without_a_chance(
     uniform_value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "rand", lambda *size, **how: torch.full(size, uniform_value, dtype=torch.float64))
+    monkeypatch.setattr(
+        torch, "rand", lambda *size, **options: torch.full(size, uniform_value, dtype=torch.float64)
+    )
     logits = torch.tensor([[-math.inf, 0.3, -math.inf, 0.1, 0.2, -math.inf]])
     assert TokenSampler(DecodeConfig(), [0])(logits, [0]).item() == (1 if uniform_value == 0 else 4)

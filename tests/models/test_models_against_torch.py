@@ -203,18 +203,18 @@ class Surroundings(nn.Module):
     def __init__(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.tokens = nn.Parameter(embedding.token_embedding.weight.detach().clone())
-        self.places = nn.Parameter(embedding.position_embedding.table.weight.detach().clone())
+        self.position_table = nn.Parameter(embedding.position_embedding.table.weight.detach().clone())
         self.head = nn.Linear(D, V)
         if head is not None:
             self.head.load_state_dict(head.state_dict())
 
     def embed(self, tokens: Tensor) -> Tensor:
         one_hot = nn.functional.one_hot(tokens, len(self.tokens)).to(self.tokens.dtype)
-        return one_hot @ self.tokens + self.places[: tokens.shape[1]]
+        return one_hot @ self.tokens + self.position_table[: tokens.shape[1]]
 
     def assert_same_gradients(self, embedding: nn.Module, head: nn.Linear | None = None) -> None:
         assert_close(embedding.token_embedding.weight.grad, self.tokens.grad, "token embedding")
-        assert_close(embedding.position_embedding.table.weight.grad, self.places.grad, "position embedding")
+        assert_close(embedding.position_embedding.table.weight.grad, self.position_table.grad, "position embedding")
         if head is not None:
             assert_close(head.weight.grad, self.head.weight.grad, "head")
             assert_close(head.bias.grad, self.head.bias.grad, "head's bias")

@@ -62,8 +62,8 @@ def test_one_token_at_a_time_past_the_first_room_and_the_second(window: int) -> 
         random_tokens(2, 75),
         KVCache(SMALL.n_layers),
     )
-    got = run_in_chunks(model, tokens, [1] * 75, cache)
-    assert_close(got, model(tokens))
+    actual = run_in_chunks(model, tokens, [1] * 75, cache)
+    assert_close(actual, model(tokens))
     assert capacity(cache) > 66 > 32  # it started with 32 and grew twice
 
 
@@ -73,8 +73,8 @@ def test_a_decoders_rows_are_reordered_dropped_and_repeated(rows: list[int]) -> 
     run_in_chunks(model, before, [20, 10], cache)
     cache.select(torch.tensor(rows))
     after = random_tokens(len(rows), 12)
-    got = run_in_chunks(model, after, [1, 3, 8], cache)
-    assert_close(got, model(torch.cat([before[rows], after], dim=1))[:, 30:])
+    actual = run_in_chunks(model, after, [1, 3, 8], cache)
+    assert_close(actual, model(torch.cat([before[rows], after], dim=1))[:, 30:])
 
 
 def test_rows_can_be_selected_again_and_again() -> None:
@@ -102,10 +102,10 @@ def test_rows_padded_on_the_left_go_on_from_their_own_positions(window: int) -> 
         for step in range(3):
             keep = torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], dim=1)
             positions = torch.tensor([[length + step] for length in lengths])
-            got = model(new[:, step : step + 1], keep, positions, cache)
+            actual = model(new[:, step : step + 1], keep, positions, cache)
             for b, prompt in enumerate(prompts):
                 alone = torch.cat([prompt, new[b, : step + 1]])[None]
-                assert_close(got[b, 0], model(alone)[0, -1])
+                assert_close(actual[b, 0], model(alone)[0, -1])
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), styles)
@@ -128,8 +128,8 @@ def test_a_translations_rows_are_reordered_dropped_and_repeated(rows: list[int])
         states = model.encoder(source, keep)
         model.decode(before, states, keep, cache)
         cache.select(torch.tensor(rows))
-        got = model.decode(after, states[rows], keep[rows], cache)
-    assert_close(got, model(source[rows], torch.cat([before[rows], after], dim=1), keep[rows])[:, 4:])
+        actual = model.decode(after, states[rows], keep[rows], cache)
+    assert_close(actual, model(source[rows], torch.cat([before[rows], after], dim=1), keep[rows])[:, 4:])
 
 
 def test_the_source_is_projected_once_and_not_again() -> None:
@@ -138,5 +138,5 @@ def test_the_source_is_projected_once_and_not_again() -> None:
     with torch.no_grad():
         states = model.encoder(source)
         model.decode(target[:, :2], states, cache=cache)
-        got = model.decode(target[:, 2:], torch.full_like(states, float("nan")), cache=cache)
-    assert_close(got, model(source, target)[:, 2:])
+        actual = model.decode(target[:, 2:], torch.full_like(states, float("nan")), cache=cache)
+    assert_close(actual, model(source, target)[:, 2:])

@@ -89,11 +89,11 @@ forms = pytest.mark.parametrize(
 def test_how_a_batch_is_cut_does_not_matter(form: type[nn.Module], loss: Loss, cut: int, batch: Batch) -> None:
     model = form(SMALL, SIZES)
     full_loss = loss(model, batch)
-    wanted = torch.autograd.grad(full_loss, list(model.parameters()))
+    expected = torch.autograd.grad(full_loss, list(model.parameters()))
     split_loss = sum(loss(model, batch.select(rows)) for rows in (slice(0, cut), slice(cut, 4)))
     torch.testing.assert_close(split_loss, full_loss, rtol=0, atol=1e-11)
-    got = torch.autograd.grad(split_loss, list(model.parameters()))
-    for (name, _), ours, theirs in zip(model.named_parameters(), got, wanted, strict=True):
+    actual = torch.autograd.grad(split_loss, list(model.parameters()))
+    for (name, _), ours, theirs in zip(model.named_parameters(), actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=name)
 
 
@@ -144,13 +144,13 @@ def test_half_precision_gives_nearly_the_same_and_finite_gradients(
         SMALL, n_layers=1, norm="rms", n_kv_heads=1, window=4, positions=positions, attention_score=score
     )
     model = form(config, SIZES).float()
-    wanted = loss(model, batch).item()
+    expected = loss(model, batch).item()
     if precision == "cast":
         model.to(torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        got = loss(model, batch)
-    got.backward()
-    assert got.item() == pytest.approx(wanted, rel=0.05)
+        actual = loss(model, batch)
+    actual.backward()
+    assert actual.item() == pytest.approx(expected, rel=0.05)
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 

@@ -56,10 +56,10 @@ def test_an_encoder_equals_torchs_own_two_directions_forward_and_backward(kind: 
     lengths = torch.tensor([len(row) for row in ROWS])
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     expected = pad_packed_sequence(theirs(packed)[0], batch_first=True)[0]
-    got = model.encoder(tokens, keep)
-    for ours, reference in zip(unpad(got), unpad(expected), strict=True):
+    actual = model.encoder(tokens, keep)
+    for ours, reference in zip(unpad(actual), unpad(expected), strict=True):
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
-    (got * keep[..., None]).square().sum().backward()
+    (actual * keep[..., None]).square().sum().backward()
     expected.square().sum().backward()
     first = model.encoder.blocks[0].forward_cell.rnn.weight_hh_l0.grad
     torch.testing.assert_close(first, theirs.weight_hh_l0.grad, rtol=0, atol=1e-12)
@@ -119,8 +119,8 @@ def test_a_translation_is_the_same_alone_padded_and_packed(kind: RecurrentKind, 
     model = RecurrentSeq2Seq(build_config(kind, attention_score=score), SIZES)
     alone = [model(torch.tensor([s]), torch.tensor([t]))[0] for s, t in zip(SOURCES, ROWS, strict=True)]
     source, keep = pad(SOURCES, fill=3)
-    for got, one in zip(unpad(model(source, pad(ROWS)[0], keep)), alone, strict=True):
-        torch.testing.assert_close(got, one, rtol=0, atol=1e-12)
+    for actual, one in zip(unpad(model(source, pad(ROWS)[0], keep)), alone, strict=True):
+        torch.testing.assert_close(actual, one, rtol=0, atol=1e-12)
     (source, keep), (target, target_keep) = pack(SOURCES), pack(ROWS)
     packed = model(source, target, keep, target_keep)[0]
     torch.testing.assert_close(packed, torch.cat(alone), rtol=0, atol=1e-12)
@@ -140,8 +140,8 @@ def test_attention_is_the_published_formula_and_its_weights_sum_to_one(score: st
     weights = scores.softmax(dim=-1)
     expected = model.lm_head(torch.tanh(model.cross_attn.out_proj(weights @ v) + model.state_proj(x)))
     with record_attention(model) as recording:
-        got = model(source, target)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+        actual = model(source, target)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     assert recording.stacks() == ("cross",)
     recorded = recording["cross"]
     assert recorded.shape == (1, 1, 1, 5, 6)

@@ -40,8 +40,8 @@ def test_every_preset_of_reported_size_can_be_built_without_memory(name: str) ->
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     tokens = torch.zeros(2, sizes.max_len, dtype=torch.long, device="meta")
     output = model(tokens, tokens) if isinstance(model, Seq2Seq) else model(tokens)
-    wanted = (2, sizes.n_labels) if sizes.n_labels else (2, sizes.max_len, sizes.vocab_size)
-    assert output.shape == wanted
+    expected = (2, sizes.n_labels) if sizes.n_labels else (2, sizes.max_len, sizes.vocab_size)
+    assert output.shape == expected
 
 
 @pytest.mark.parametrize(

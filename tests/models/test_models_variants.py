@@ -101,8 +101,10 @@ def test_pairs_of_tokens_have_vectors_of_their_own_however_rows_lie() -> None:
     tokens = torch.tensor([rows[0]])
     bigram_rows = hash_bigrams(tokens, torch.arange(5), 11)[0]
     for position, token in enumerate(rows[0]):
-        wanted = embedding.token_embedding.weight[token] + embedding.bigram_embedding.weight[bigram_rows[position]]
-        assert_close(embedding(tokens, torch.arange(5))[0, position], wanted)
+        expected = (
+            embedding.token_embedding.weight[token] + embedding.bigram_embedding.weight[bigram_rows[position]]
+        )
+        assert_close(embedding(tokens, torch.arange(5))[0, position], expected)
 
 
 @pytest.mark.parametrize("n", [1_000, 50_000, 250_000, 1_000_000, 1 << 17, 99_991])
@@ -152,7 +154,7 @@ def seq2seq_outputs(model: Seq2Seq, rows: list[list[int]], targets: list[list[in
 @every_score_case
 @every_window
 @pytest.mark.parametrize(
-    ("form", "answered"),
+    ("form", "compute_logits"),
     [
         (Classifier, classifier_outputs),
         (Decoder, decoder_outputs),
@@ -161,15 +163,15 @@ def seq2seq_outputs(model: Seq2Seq, rows: list[list[int]], targets: list[list[in
     ids=["classify", "generate", "translate"],
 )
 def test_packed_equals_padded_equals_row_by_row(
-    form: Any, answered: Any, positions: PositionKind, score: ScoreKind, windows: str
+    form: Any, compute_logits: Any, positions: PositionKind, score: ScoreKind, windows: str
 ) -> None:
     rows, targets = random_rows(LENGTHS), random_rows(TARGET_LENGTHS)
     for config in build_configs(positions, score, windows):
         model = randomise(form(config, SIZES))
-        alone, *others = answered(model, rows, targets)
-        wanted = outputs_and_gradients(model, alone)
+        alone, *others = compute_logits(model, rows, targets)
+        expected = outputs_and_gradients(model, alone)
         for other in others:
-            assert_close(outputs_and_gradients(model, other), wanted)
+            assert_close(outputs_and_gradients(model, other), expected)
 
 
 @pytest.mark.parametrize("positions", get_args(PositionKind))
@@ -179,9 +181,9 @@ def test_so_it_is_in_an_encoder_that_reads_back_only(positions: PositionKind, wi
         Classifier(next(build_configs(positions, "scaled_dot", windows, attention_direction="causal")), SIZES)
     )
     alone, *others = classifier_outputs(model, random_rows((5, 1, 8)), [])
-    wanted = outputs_and_gradients(model, alone)
+    expected = outputs_and_gradients(model, alone)
     for other in others:
-        assert_close(outputs_and_gradients(model, other), wanted)
+        assert_close(outputs_and_gradients(model, other), expected)
 
 
 @pytest.mark.parametrize("positions", get_args(PositionKind))
@@ -219,13 +221,13 @@ def test_a_cache_changes_nothing_even_with_padding_on_the_left(
     tokens, keep = pad(prompts, fill=7, left=True)
     for config in build_configs(positions, score, windows):
         model, cache = randomise(Decoder(config, SIZES)), KVCache(config.n_layers)
-        got = [model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0), cache)]
+        actual = [model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0), cache)]
         full_keep = keep
         for chunk in new.split([1, 2, 1], dim=1):
             full_keep = torch.cat([full_keep, torch.ones_like(chunk, dtype=torch.bool)], dim=1)
-            got.append(model(chunk, full_keep, (full_keep.cumsum(1) - 1)[:, -chunk.shape[1] :], cache))
+            actual.append(model(chunk, full_keep, (full_keep.cumsum(1) - 1)[:, -chunk.shape[1] :], cache))
         full = model(torch.cat([tokens, new], dim=1), full_keep, (full_keep.cumsum(1) - 1).clamp(min=0))
-        assert_close(torch.cat(got, dim=1)[full_keep], full[full_keep])
+        assert_close(torch.cat(actual, dim=1)[full_keep], full[full_keep])
         for b, prompt in enumerate(prompts):
             alone = torch.tensor([[*prompt, *new[b].tolist()]])
             assert_close(full[b, 6 - len(prompt) :], model(alone)[0])
@@ -239,8 +241,8 @@ def test_a_cache_changes_no_translation(positions: PositionKind, score: ScoreKin
     for config in build_configs(positions, score, windows):
         model, cache = randomise(Seq2Seq(config, SIZES)), KVCache(config.n_layers)
         states = model.encoder(source, keep)
-        got = [model.decode(chunk, states, keep, cache) for chunk in target.split([1, 4, 1], dim=1)]
-        assert_close(torch.cat(got, dim=1), model(source, target, keep))
+        actual = [model.decode(chunk, states, keep, cache) for chunk in target.split([1, 4, 1], dim=1)]
+        assert_close(torch.cat(actual, dim=1), model(source, target, keep))
 
 
 def test_a_cache_holds_only_the_shared_heads() -> None:
@@ -319,7 +321,7 @@ def test_each_layer_keeps_its_own_reach(pattern: tuple[int, ...], score: ScoreKi
     widths = [length if width < 0 else width for width in pattern * (4 // len(pattern))]
     decoder, encoder = randomise(Decoder(config, SIZES)), randomise(Encoder(config, SIZES))
     translator = randomise(Seq2Seq(config, SIZES))
-    for model, arguments, both_ways in ((decoder, 1, False), (encoder, 1, True), (translator, 2, False)):
+    for model, arguments, bidirectional in ((decoder, 1, False), (encoder, 1, True), (translator, 2, False)):
         inputs = InputRecorder(model.blocks)
         model(*(torch.randint(V, (1, length)) for _ in range(arguments)))
         for block, call, width in zip(model.blocks, inputs.calls.copy(), widths, strict=True):
@@ -327,7 +329,7 @@ def test_each_layer_keeps_its_own_reach(pattern: tuple[int, ...], score: ScoreKi
                 [
                     n
                     for n in range(length)
-                    if position <= n < position + width or (both_ways and position - width < n < position)
+                    if position <= n < position + width or (bidirectional and position - width < n < position)
                 ]
                 for position in range(length)
             ]
@@ -353,15 +355,15 @@ def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation
     more = {"norm": norm, "activation": activation, "norm_position": norm_position}
     model = randomise(Decoder(next(build_configs("rotary", "scaled_dot", "window", **more)), SIZES))
     alone, *others = decoder_outputs(model, random_rows(LENGTHS), [])
-    wanted = outputs_and_gradients(model, alone)
+    expected = outputs_and_gradients(model, alone)
     for other in others:
-        assert_close(outputs_and_gradients(model, other), wanted)
+        assert_close(outputs_and_gradients(model, other), expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in tracing
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize(
-    "chosen",
+    "settings",
     [
         {"window": 8},
         {"positions": "t5", "n_kv_heads": 1},
@@ -370,10 +372,10 @@ def test_other_parts_too_treat_rows_alike_however_they_lie(norm: str, activation
     ],
     ids=str,
 )
-def test_a_model_can_be_traced_whole_and_gives_the_same(chosen: dict[str, Any], packed: bool) -> None:
+def test_a_model_can_be_traced_whole_and_gives_the_same(settings: dict[str, Any], packed: bool) -> None:
     """What a compiler needs: no break, no trace left behind, the same numbers."""
     rows = [[5, 6, 7, 8, 9, 4] * 25, [7, 8] * 30, [9, 4, 5] * 10]
-    config = ModelConfig(d_model=16, n_heads=4, n_layers=1, d_ff=24, dropout=0.0, **chosen)
+    config = ModelConfig(d_model=16, n_heads=4, n_layers=1, d_ff=24, dropout=0.0, **settings)
     model = Decoder(config, DataSizes(vocab_size=12, max_len=160))
     tokens, keep = pack(rows) if packed else pad(rows)
     torch.compiler.reset()

@@ -40,9 +40,9 @@ def assert_close(ours: Tensor, theirs: Tensor, atol: float = 1e-12) -> None:
 def assert_same_gradients(ours: Tensor, theirs: Tensor, x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> None:
     assert_close(ours, theirs)
     cotangent = torch.randn_like(ours)
-    got = torch.autograd.grad(ours, [x, *(ours_grad for ours_grad, _ in pairs)], cotangent)
-    wanted = torch.autograd.grad(theirs, [x, *(theirs_grad for _, theirs_grad in pairs)], cotangent)
-    for ours_grad, theirs_grad in zip(got, wanted, strict=True):
+    actual = torch.autograd.grad(ours, [x, *(ours_grad for ours_grad, _ in pairs)], cotangent)
+    expected = torch.autograd.grad(theirs, [x, *(theirs_grad for _, theirs_grad in pairs)], cotangent)
+    for ours_grad, theirs_grad in zip(actual, expected, strict=True):
         assert_close(ours_grad, theirs_grad)
 
 
@@ -56,8 +56,10 @@ def test_rms_norm_equals_llamas() -> None:
     assert_close(ours(x), ours.weight * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt())
     x32 = x.detach().float().requires_grad_()
     ours, theirs = ours.float(), theirs.float()
-    got, wanted = (torch.autograd.grad(norm(x32).square().sum(), [x32, norm.weight]) for norm in (ours, theirs))
-    for ours_grad, theirs_grad in zip(got, wanted, strict=True):
+    actual, expected = (
+        torch.autograd.grad(norm(x32).square().sum(), [x32, norm.weight]) for norm in (ours, theirs)
+    )
+    for ours_grad, theirs_grad in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-5)
 
 
@@ -66,11 +68,11 @@ def test_layer_norm_equals_the_formula(bias: bool) -> None:
     norm, x = NORMS["layer"](config(bias=bias)), torch.randn(3, 5, D)
     nn.init.normal_(norm.weight)
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
-    wanted = (x - mean) / (variance + 1e-5).sqrt() * norm.weight
+    expected = (x - mean) / (variance + 1e-5).sqrt() * norm.weight
     if bias:
         nn.init.normal_(norm.bias)
-        wanted = wanted + norm.bias
-    assert_close(norm(x), wanted)
+        expected = expected + norm.bias
+    assert_close(norm(x), expected)
     assert (norm.bias is None) is not bias
 
 
@@ -119,9 +121,9 @@ def test_rotary_positions_equal_llamas(base: float) -> None:
     q, k = torch.randn(2, HEADS, 7, width), torch.randn(2, 2, 7, width)
     for positions in (torch.arange(7), torch.arange(190, 197), torch.tensor([[0, 0, 0, 1, 2, 3, 4], range(7)])):
         cos, sin = theirs(q, positions.expand(2, 7))
-        wanted = apply_rotary_pos_emb(q, k, cos, sin)
+        expected = apply_rotary_pos_emb(q, k, cos, sin)
         for ours_rotated, theirs_rotated in zip(
-            (ours.rotate(q, positions), ours.rotate(k, positions)), wanted, strict=True
+            (ours.rotate(q, positions), ours.rotate(k, positions)), expected, strict=True
         ):
             assert_close(ours_rotated, theirs_rotated, atol=1e-4)  # Llama's angles are float32
 
@@ -147,12 +149,12 @@ def test_t5_biases_equal_t5s(t: int, s: int, causal: bool) -> None:
     )
     ours = T5Bias(config(positions="t5"), 0, causal=causal)
     ours.table.weight.data = theirs.relative_attention_bias.weight.detach().clone()
-    wanted = theirs.compute_bias(s, s)[:, :, s - t :]  # (1, H, T, S)
-    got = ours.score_bias(torch.randn(1, HEADS, t, 6), torch.arange(-(s - 1), t))
-    assert_close(got, wanted)
+    expected = theirs.compute_bias(s, s)[:, :, s - t :]  # (1, H, T, S)
+    actual = ours.score_bias(torch.randn(1, HEADS, t, 6), torch.arange(-(s - 1), t))
+    assert_close(actual, expected)
     cotangent = torch.randn(1, HEADS, t, s)
-    (ours_grad,) = torch.autograd.grad(got, ours.table.weight, cotangent)
-    (theirs_grad,) = torch.autograd.grad(wanted, theirs.relative_attention_bias.weight, cotangent)
+    (ours_grad,) = torch.autograd.grad(actual, ours.table.weight, cotangent)
+    (theirs_grad,) = torch.autograd.grad(expected, theirs.relative_attention_bias.weight, cotangent)
     assert_close(ours_grad, theirs_grad)
 
 

@@ -130,14 +130,14 @@ def test_an_embedding_has_the_gradients_of_what_it_computes(positions: str, scal
 def test_embeddings_are_the_scaled_token_plus_the_position() -> None:
     embedding = InputEmbedding(replace(TINY, scale_embeddings=True), vocab_size=5, max_len=4)
     tokens, positions = torch.tensor([[1, 2], [4, 0]]), torch.tensor([[0, 1], [3, 2]])
-    got = embedding(tokens, positions)
+    actual = embedding(tokens, positions)
     for b in range(2):
         for t in range(2):
             token_vector, position_vector = (
                 embedding.token_embedding.weight[tokens[b, t]],
                 embedding.position_embedding.table.weight[positions[b, t]],
             )
-            torch.testing.assert_close(got[b, t], token_vector * 2.0 + position_vector)  # sqrt(4) = 2
+            torch.testing.assert_close(actual[b, t], token_vector * 2.0 + position_vector)  # sqrt(4) = 2
 
 
 def test_positions_alike_for_all_rows_may_be_given_once() -> None:
@@ -164,8 +164,8 @@ def test_heads_do_not_mix_before_the_output_projection() -> None:
 def test_without_positions_attention_does_not_see_order() -> None:
     attention, x = Attention(TINY, NO_POSITION), torch.randn(1, 6, 4)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    straight, shuffled = (attention(y, y, full_mask, torch.arange(6), NoKVCache()) for y in (x, x[:, order]))
-    torch.testing.assert_close(shuffled, straight[:, order], rtol=0, atol=1e-12)
+    ordered, shuffled = (attention(y, y, full_mask, torch.arange(6), NoKVCache()) for y in (x, x[:, order]))
+    torch.testing.assert_close(shuffled, ordered[:, order], rtol=0, atol=1e-12)
 
 
 def test_attention_dropout_acts_in_training_only() -> None:

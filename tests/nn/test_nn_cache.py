@@ -24,9 +24,9 @@ def test_growing_gives_back_all_it_was_given_in_order(lengths: list[int]) -> Non
     past, pairs = DynamicKVCache(), []
     for length in lengths:
         pairs.append(random_kv(length))
-        got = past.read(lambda: pairs[-1])
-        for ours, wanted in zip(got, concat_pairs(pairs), strict=True):
-            assert torch.equal(ours, wanted)
+        actual = past.read(lambda: pairs[-1])
+        for ours, expected in zip(actual, concat_pairs(pairs), strict=True):
+            assert torch.equal(ours, expected)
         assert past.length == sum(lengths[: len(pairs)])
 
 
@@ -52,8 +52,8 @@ def test_growing_selects_rows_and_goes_on(rows: list[int]) -> None:
     past, first, second = DynamicKVCache(), random_kv(5), random_kv(40, len(rows))
     past.read(lambda: first)
     past.select(torch.tensor(rows))
-    got = past.read(lambda: second)
-    for ours, old, new in zip(got, first, second, strict=True):
+    actual = past.read(lambda: second)
+    for ours, old, new in zip(actual, first, second, strict=True):
         assert torch.equal(ours, torch.cat([old[rows], new], dim=2))
 
 
@@ -85,8 +85,8 @@ def test_once_selects_rows(rows: list[int]) -> None:
     source, source_kv = CrossKVCache(), random_kv(4)
     source.read(lambda: source_kv)
     source.select(torch.tensor(rows))
-    for ours, wanted in zip(source.read(lambda: random_kv(1)), source_kv, strict=True):
-        assert torch.equal(ours, wanted[rows])
+    for ours, expected in zip(source.read(lambda: random_kv(1)), source_kv, strict=True):
+        assert torch.equal(ours, expected[rows])
 
 
 def test_no_cache_remembers_nothing() -> None:

@@ -54,15 +54,15 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
     if score == "additive" and position in ("rotary", "relative"):
         return
     q = fake_tensor(cuda=cuda)
-    got = select_kernel(q, q, causal_mask & window_mask(64), build_score_fn(score, position, causal=True), 0.0)
+    actual = select_kernel(q, q, causal_mask & window_mask(64), build_score_fn(score, position, causal=True), 0.0)
     if score == "additive" or position == "relative":
-        assert got is CHUNKED
+        assert actual is CHUNKED
     else:
-        assert got is (FLEX if cuda else SDPA_TILED)
+        assert actual is (FLEX if cuda else SDPA_TILED)
 
 
 @pytest.mark.parametrize(
-    ("mask", "t", "s", "wanted"),
+    ("mask", "t", "s", "expected"),
     [
         (causal_mask & window_mask(64), LONG_LEN, LONG_LEN, FLEX),
         (window_mask(64), LONG_LEN, LONG_LEN, FLEX),
@@ -84,10 +84,10 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
     ],
 )
 def test_on_cuda_a_long_text_in_a_narrow_window_is_compiled(
-    mask: AttentionMask, t: int, s: int, wanted: KernelChoice
+    mask: AttentionMask, t: int, s: int, expected: KernelChoice
 ) -> None:
-    got = select_kernel(fake_tensor(t), fake_tensor(s), mask, DOT_SCORE, 0.0)
-    assert got.kernel is wanted.kernel
+    actual = select_kernel(fake_tensor(t), fake_tensor(s), mask, DOT_SCORE, 0.0)
+    assert actual.kernel is expected.kernel
     assert (
         select_kernel(fake_tensor(t, cuda=False), fake_tensor(s, cuda=False), mask, DOT_SCORE, 0.0).kernel
         is sdpa_attention
@@ -181,7 +181,7 @@ def test_automatic_calls_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(arguments)
         return "answer"
 
-    monkeypatch.setattr(dispatch, "select_kernel", lambda *asked: KernelChoice("mine", kernel, "a test"))
+    monkeypatch.setattr(dispatch, "select_kernel", lambda *arguments: KernelChoice("mine", kernel, "a test"))
     assert dispatch.dispatch_attention("q", "k", "v", causal_mask, DOT_SCORE, 0.25) == "answer"
     assert calls == [("q", "k", "v", causal_mask, DOT_SCORE, 0.25)]
 
@@ -225,10 +225,10 @@ def test_flash_is_given_what_the_formula_asks(
     monkeypatch.setattr(varlen, "varlen_attn", varlen_reference)
     case = MaskCase(13, 13, 2, causes, width, lengths=(5, 1, 7))
     score_fn, qkv = build_score_fn(score, "none", causal=causes), random_qkv(2, 13, 13, kv_heads)
-    got, wanted = (
+    actual, expected = (
         run_kernel(kernel, qkv, case.mask, score_fn) for kernel in (flash.varlen_attention, naive_attention)
     )
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_flash_of_packed_targets_over_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,8 +236,8 @@ def test_flash_of_packed_targets_over_their_sources(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(varlen, "varlen_attn", varlen_reference)
     mask = PackedLayout([2, 6, 1]).cross_attention_mask(PackedLayout([4, 1, 5]))
     score_fn, qkv = build_score_fn("scaled_dot", "none", causal=False), random_qkv(1, 10, 9, 2)
-    got, wanted = (kernel(*qkv, mask, score_fn, 0.0) for kernel in (flash.varlen_attention, naive_attention))
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    actual, expected = (kernel(*qkv, mask, score_fn, 0.0) for kernel in (flash.varlen_attention, naive_attention))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------ blocks
@@ -270,17 +270,17 @@ def block_table(mask: AttentionMask, t: int, s: int) -> BlockTable:
 @given(block_cases())
 def test_blocks_are_those_that_hold_something_and_those_that_hold_all(case: MaskCase) -> None:
     any_visible, all_visible = reference_blocks(case.mask, case.t, case.s)
-    got = block_table(case.mask, case.t, case.s)
-    assert torch.equal(got.any_visible, any_visible)
-    assert torch.equal(got.all_visible, all_visible)
+    actual = block_table(case.mask, case.t, case.s)
+    assert torch.equal(actual.any_visible, any_visible)
+    assert torch.equal(actual.all_visible, all_visible)
 
 
 @given(block_cases(), st.integers(0, 9))
 def test_where_padding_may_hide_more_no_block_is_called_whole(case: MaskCase, seed: int) -> None:
     keep = torch.rand(1, case.s, generator=torch.Generator().manual_seed(seed)) < 0.5
-    got = block_table(case.mask & padding_mask(keep), case.t, case.s)
-    assert not got.all_visible.any()
-    assert torch.equal(got.any_visible, reference_blocks(case.mask, case.t, case.s)[0])
+    actual = block_table(case.mask & padding_mask(keep), case.t, case.s)
+    assert not actual.all_visible.any()
+    assert torch.equal(actual.any_visible, reference_blocks(case.mask, case.t, case.s)[0])
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size=1, max_size=6))
@@ -290,9 +290,9 @@ def test_blocks_of_packed_targets_over_their_sources(sizes: list[tuple[int, int]
     sources.append(BLOCK_SIZE - sum(sources) % BLOCK_SIZE)
     mask, t, s = PackedLayout(sources).cross_attention_mask(PackedLayout(targets)), sum(targets), sum(sources)
     any_visible, all_visible = reference_blocks(mask, t, s)
-    got = block_table(mask, t, s)
-    assert torch.equal(got.any_visible, any_visible)
-    assert torch.equal(got.all_visible, all_visible)
+    actual = block_table(mask, t, s)
+    assert torch.equal(actual.any_visible, any_visible)
+    assert torch.equal(actual.all_visible, all_visible)
 
 
 @given(block_cases())
@@ -303,8 +303,8 @@ def test_the_lists_given_to_flex_attention_name_each_block_once(case: MaskCase) 
         (block_mask.kv_num_blocks, block_mask.kv_indices, any_visible & ~all_visible),
         (block_mask.full_kv_num_blocks, block_mask.full_kv_indices, all_visible),
     ):
-        for count, row, wanted in zip(counts[0, 0], indices[0, 0], visible, strict=True):
-            assert sorted(row[:count].tolist()) == wanted.nonzero().flatten().tolist()
+        for count, row, expected in zip(counts[0, 0], indices[0, 0], visible, strict=True):
+            assert sorted(row[:count].tolist()) == expected.nonzero().flatten().tolist()
 
 
 def test_rules_of_one_span_share_their_lists_of_blocks_whatever_padding_they_hide() -> None:

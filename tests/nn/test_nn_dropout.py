@@ -41,12 +41,12 @@ def test_every_kernel_drops_weights_and_keeps_their_mean(
     for parameter in score_fn.parameters():
         torch.nn.init.constant_(parameter, 0.1)
     q, k, v = (x.detach() * 0.3 for x in random_qkv(40, 8, 60, 2))
-    got = run_kernel(kernel, (q, k, torch.ones_like(v)), full_mask, score_fn, dropout=0.3)
+    actual = run_kernel(kernel, (q, k, torch.ones_like(v)), full_mask, score_fn, dropout=0.3)
     full = run_kernel(
         kernel, (q, k, torch.ones_like(v)), full_mask, score_fn
     )  # the sum of all weights, and a relation
-    assert (got - full).std() > 0.01
-    assert (got - full).mean().item() == pytest.approx(0.0, abs=0.02)
+    assert (actual - full).std() > 0.01
+    assert (actual - full).mean().item() == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_what_is_computed_again_drops_the_same(score: str, position: str, monkey
     qkv = random_qkv(rows, t, t, 2)
     leaves = [*qkv, *score_fn.parameters()]
     torch.manual_seed(3)
-    wanted = list(output_and_gradients(tiled_reference(qkv, causal_mask, score_fn, queries, 0.4), leaves))
+    expected = list(output_and_gradients(tiled_reference(qkv, causal_mask, score_fn, queries, 0.4), leaves))
     torch.manual_seed(3)
-    got = list(output_and_gradients(run_kernel(chunked_attention, qkv, causal_mask, score_fn, 0.4), leaves))
-    assert not torch.allclose(got[0], run_kernel(chunked_attention, qkv, causal_mask, score_fn))
-    for ours, theirs in zip(got, wanted, strict=True):
+    actual = list(output_and_gradients(run_kernel(chunked_attention, qkv, causal_mask, score_fn, 0.4), leaves))
+    assert not torch.allclose(actual[0], run_kernel(chunked_attention, qkv, causal_mask, score_fn))
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

@@ -36,8 +36,8 @@ def config(**settings: Any) -> ModelConfig:
     return ModelConfig(**{"d_model": 48, "d_ff": 96, "n_layers": 2, "n_heads": 4, "dropout": 0.0, **settings})
 
 
-def relative_error(got: Tensor, expected: Tensor) -> float:
-    return ((got - expected).norm() / expected.norm()).item()
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm()).item()
 
 
 @needs_int8
@@ -45,12 +45,12 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("shape", [(1, 64), (7, 64), (2, 5, 64), (0, 64)])
 def test_an_int8_layer_is_close_to_its_original(bias: bool, shape: tuple[int, ...]) -> None:
     layer, x = nn.Linear(64, 33, bias=bias), torch.randn(shape)
-    got = int8.Int8Linear(layer)(x)
-    assert got.shape == (*shape[:-1], 33)
-    assert got.dtype == torch.float32
+    actual = int8.Int8Linear(layer)(x)
+    assert actual.shape == (*shape[:-1], 33)
+    assert actual.dtype == torch.float32
     if x.numel():
-        assert relative_error(got, layer(x)) < 0.02
-        assert not got.equal(layer(x))
+        assert relative_error(actual, layer(x)) < 0.02
+        assert not actual.equal(layer(x))
 
 
 @needs_int8
@@ -114,9 +114,9 @@ def test_every_form_answers_closely_in_lower_precision(kind: Any, form: str, var
     quantized = copy.deepcopy(model)
     precision.cast_model(quantized, kind)
     with torch.inference_mode():
-        got, exact = FORWARD_BY_FORM[form](quantized).float(), FORWARD_BY_FORM[form](model)
-    assert relative_error(got, exact) < 0.06
-    assert not got.equal(exact)
+        actual, exact = FORWARD_BY_FORM[form](quantized).float(), FORWARD_BY_FORM[form](model)
+    assert relative_error(actual, exact) < 0.06
+    assert not actual.equal(exact)
 
 
 def test_the_mean_of_a_long_packed_row_is_exact_in_bf16_too() -> None:

@@ -84,9 +84,9 @@ def test_fused_equals_explicit_forward_and_backward(case: MaskCase, seed: int) -
 @settings(max_examples=30)
 def test_explicit_equals_the_formula_by_loops(case: MaskCase) -> None:
     q, k, v = random_qkv(case)
-    wanted_weights, wanted = reference_attention(q.detach(), k.detach(), v.detach(), case)
-    got = naive_attention(q, k, v, case.mask, SCORE_FN, 0.0)
-    torch.testing.assert_close(got.flatten(0, 2), torch.tensor(wanted).double(), rtol=0, atol=1e-12)
+    wanted_weights, expected = reference_attention(q.detach(), k.detach(), v.detach(), case)
+    actual = naive_attention(q, k, v, case.mask, SCORE_FN, 0.0)
+    torch.testing.assert_close(actual.flatten(0, 2), torch.tensor(expected).double(), rtol=0, atol=1e-12)
     weights = attention_weights(q, k, case.mask, SCORE_FN)
     torch.testing.assert_close(weights.flatten(0, 2), torch.tensor(wanted_weights).double(), rtol=0, atol=1e-12)
 
@@ -124,8 +124,8 @@ def test_a_target_longer_than_its_source_reads_all_of_it(kernel: AttentionKernel
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, generator=generator) for n in (5, 3, 3))
     visible_kv = k[:, :, :2], v[:, :, :2]
-    wanted = ((q @ visible_kv[0].mT) / math.sqrt(WIDTH)).softmax(-1) @ visible_kv[1]
-    torch.testing.assert_close(kernel(q, k, v, padding_mask(keep), SCORE_FN, 0.0), wanted, rtol=0, atol=1e-12)
+    expected = ((q @ visible_kv[0].mT) / math.sqrt(WIDTH)).softmax(-1) @ visible_kv[1]
+    torch.testing.assert_close(kernel(q, k, v, padding_mask(keep), SCORE_FN, 0.0), expected, rtol=0, atol=1e-12)
     expected_full = ((q @ k.mT) / math.sqrt(WIDTH)).softmax(-1) @ v
     torch.testing.assert_close(kernel(q, k, v, full_mask, SCORE_FN, 0.0), expected_full, rtol=0, atol=1e-12)
 

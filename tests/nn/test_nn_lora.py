@@ -83,8 +83,8 @@ def test_an_adapted_layer_is_the_published_formula() -> None:
     x = torch.randn(5, 6)
     a, b = layer.lora_a.weight, layer.lora_b.weight
     assert a.shape == (3, 6)
-    wanted = F.linear(x, layer.base.weight, layer.base.bias) + 5.0 / 3 * (x @ a.T) @ b.T
-    torch.testing.assert_close(layer(x), wanted)
+    expected = F.linear(x, layer.base.weight, layer.base.bias) + 5.0 / 3 * (x @ a.T) @ b.T
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_only_adapters_have_gradients() -> None:

@@ -27,24 +27,24 @@ def random_inputs(*, bias: bool, n: int = 1000) -> tuple[Tensor, nn.Linear, Tens
 @pytest.mark.parametrize("rows", [64, 128, 10_000])
 def test_the_loss_in_parts_and_its_gradients_are_torchs(bias: bool, smoothing: float, rows: int) -> None:
     states, head, targets = random_inputs(bias=bias)
-    wanted = F.cross_entropy(
+    expected = F.cross_entropy(
         head(states).flatten(0, 1),
         targets.flatten(),
         ignore_index=IGNORE_INDEX,
         reduction="sum",
         label_smoothing=smoothing,
     )
-    got = chunked_cross_entropy(states, head, targets, smoothing, max_logits=rows * 1000)
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-9)
+    actual = chunked_cross_entropy(states, head, targets, smoothing, max_logits=rows * 1000)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-9)
     inputs = [states, *head.parameters()]
-    gradients = [torch.autograd.grad(loss / 7, inputs) for loss in (wanted, got)]
+    gradients = [torch.autograd.grad(loss / 7, inputs) for loss in (expected, actual)]
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
 def test_a_vocabulary_is_filled_up_and_the_filling_is_never_likely() -> None:
     states, head, targets = random_inputs(bias=True, n=77)
-    wanted = cross_entropy(head(states), targets, 0.0)
-    torch.testing.assert_close(chunked_cross_entropy(states, head, targets, 0.0), wanted, rtol=1e-12, atol=1e-9)
+    expected = cross_entropy(head(states), targets, 0.0)
+    torch.testing.assert_close(chunked_cross_entropy(states, head, targets, 0.0), expected, rtol=1e-12, atol=1e-9)
 
 
 def test_few_scores_and_scores_on_a_cpu_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +59,12 @@ def test_in_half_precision_the_parts_stay_near_the_whole() -> None:
         tensor.float() if not isinstance(tensor, Tensor) else tensor for tensor in random_inputs(bias=True)
     )
     states = states.detach().float().requires_grad_()
-    wanted = cross_entropy(head(states), targets, 0.0)
+    expected = cross_entropy(head(states), targets, 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = chunked_cross_entropy(states, head, targets, 0.0, max_logits=64_000)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0)
-    gradients = [torch.autograd.grad(loss, [states, head.weight]) for loss in (wanted, got)]
+        actual = chunked_cross_entropy(states, head, targets, 0.0, max_logits=64_000)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=0)
+    gradients = [torch.autograd.grad(loss, [states, head.weight]) for loss in (expected, actual)]
     for expected_grad, grad in zip(*gradients, strict=True):
         assert (expected_grad - grad).norm() < 0.02 * expected_grad.norm()
 
@@ -77,12 +77,14 @@ def two_layers() -> nn.Module:
 def test_halves_give_what_autocast_gives_and_whole_gradients() -> None:
     model, x = two_layers(), torch.randn(3, 7, 32).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = model(x)
+        expected = model(x)
     bf16_weights = Bf16Weights(model)
     with torch.autocast("cpu", dtype=torch.bfloat16), bf16_weights.swapped_in():
-        got = model(x)
-    torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
-    gradients = [torch.autograd.grad(y.float().square().sum(), list(model.parameters())) for y in (wanted, got)]
+        actual = model(x)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    gradients = [
+        torch.autograd.grad(y.float().square().sum(), list(model.parameters())) for y in (expected, actual)
+    ]
     for expected_grad, grad in zip(*gradients, strict=True):
         assert grad.dtype == torch.float32
         assert (expected_grad - grad).norm() < 0.01 * expected_grad.norm()
@@ -95,9 +97,9 @@ def test_halves_follow_the_weights() -> None:
     with torch.no_grad():
         model[0].weight.mul_(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted = model(x)
+        expected = model(x)
         with bf16_weights.swapped_in():
-            torch.testing.assert_close(model(x), wanted, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(model(x), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_wide_product_adds_up_in_float32() -> None:

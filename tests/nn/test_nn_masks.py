@@ -80,13 +80,13 @@ def check_tiles(case: MaskCase, max_queries: int = 0) -> None:
 
 
 @given(short_mask_cases(), st.integers(0, 5))
-def test_pieces_hold_all_that_may_be_read_and_say_truly_what_they_hide(case: MaskCase, most: int) -> None:
-    check_tiles(case, most)
+def test_pieces_hold_all_that_may_be_read_and_say_truly_what_they_hide(case: MaskCase, max_hidden: int) -> None:
+    check_tiles(case, max_hidden)
 
 
 @given(long_mask_cases(), st.sampled_from([0, 1, 7, 64, 100]))
-def test_long_texts_too_are_cut_without_loss(case: MaskCase, most: int) -> None:
-    check_tiles(case, most)
+def test_long_texts_too_are_cut_without_loss(case: MaskCase, max_hidden: int) -> None:
+    check_tiles(case, max_hidden)
 
 
 @given(short_mask_cases())
@@ -101,7 +101,7 @@ def test_what_is_said_of_the_whole_is_true(case: MaskCase) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "t", "s", "how"),
+    ("mask", "t", "s", "expected_kind"),
     [
         (full_mask, 5, 5, MaskKind.NONE),
         (full_mask, 2, 5, MaskKind.NONE),
@@ -117,8 +117,10 @@ def test_what_is_said_of_the_whole_is_true(case: MaskCase) -> None:
         (causal_mask & padding_mask(torch.ones(1, 5, dtype=torch.bool)), 1, 5, MaskKind.DENSE),
     ],
 )
-def test_a_kernel_is_told_no_more_than_it_needs(mask: AttentionMask, t: int, s: int, how: MaskKind) -> None:
-    assert mask_kind(mask, full_tile(t, s)) is how
+def test_a_kernel_is_told_no_more_than_it_needs(
+    mask: AttentionMask, t: int, s: int, expected_kind: MaskKind
+) -> None:
+    assert mask_kind(mask, full_tile(t, s)) is expected_kind
 
 
 @given(short_mask_cases())
@@ -142,9 +144,9 @@ def test_everything_and_everything_is_everything() -> None:
 def test_joining_is_associative_and_has_no_order(case: MaskCase, width: int) -> None:
     a, b, c = case.mask, window_mask(width), causal_mask
     left, right, reversed_order = (a & b) & c, a & (b & c), c & b & a
-    wanted = expanded_mask(a, case) & expanded_mask(b, case) & expanded_mask(c, case)
+    expected = expanded_mask(a, case) & expanded_mask(b, case) & expanded_mask(c, case)
     for mask in (left, right, reversed_order):
-        assert torch.equal(expanded_mask(mask, case), wanted)
+        assert torch.equal(expanded_mask(mask, case), expected)
         assert (mask.span, mask.span_is_exact, mask.is_shift_invariant, mask.batch_size) == (
             left.span,
             left.span_is_exact,
@@ -220,10 +222,10 @@ def test_a_packed_target_reads_its_own_source_and_no_other(sizes: list[tuple[int
     targets, sources = zip(*sizes, strict=True)
     mask = PackedLayout(sources).cross_attention_mask(PackedLayout(targets))
     t, s = sum(targets), sum(sources)
-    wanted = torch.block_diag(*(torch.ones(size) for size in sizes)).bool()
-    assert torch.equal(dense(mask, t, s)[0, 0], wanted)
-    assert torch.equal(create_mask(mask.mask_mod(t, s), 1, 1, t, s, device="cpu")[0, 0], wanted)
-    uncovered = wanted.clone()
+    expected = torch.block_diag(*(torch.ones(size) for size in sizes)).bool()
+    assert torch.equal(dense(mask, t, s)[0, 0], expected)
+    assert torch.equal(create_mask(mask.mask_mod(t, s), 1, 1, t, s, device="cpu")[0, 0], expected)
+    uncovered = expected.clone()
     for tile in split_into_tiles(mask, t, s):
         assert mask_kind(mask, tile) is MaskKind.NONE
         uncovered[tile.q_start : tile.q_start + tile.q_len, tile.k_start : tile.k_start + tile.k_len] = False
@@ -253,17 +255,17 @@ def test_a_window_is_cut_into_pieces_of_the_keys_around_them() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=5))
-def test_slices_taken_together_are_slices_and_their_gradients_add_up(places: list[tuple[int, int]]) -> None:
+def test_slices_taken_together_are_slices_and_their_gradients_add_up(slices: list[tuple[int, int]]) -> None:
     x = torch.randn(2, 9, 3, requires_grad=True)
-    factors = [torch.randn(2, length, 3) for _, length in places]
-    parts = multi_slice(x, places)
-    for part, (start, length) in zip(parts, places, strict=True):
+    factors = [torch.randn(2, length, 3) for _, length in slices]
+    parts = multi_slice(x, slices)
+    for part, (start, length) in zip(parts, slices, strict=True):
         assert torch.equal(part, x[:, start : start + length])
     sum((part * factor).sum() for part, factor in zip(parts, factors, strict=True)).backward()
-    wanted = torch.zeros_like(x)
-    for factor, (start, length) in zip(factors, places, strict=True):
-        wanted[:, start : start + length] += factor
-    torch.testing.assert_close(x.grad, wanted, rtol=0, atol=1e-12)
+    expected = torch.zeros_like(x)
+    for factor, (start, length) in zip(factors, slices, strict=True):
+        expected[:, start : start + length] += factor
+    torch.testing.assert_close(x.grad, expected, rtol=0, atol=1e-12)
 
 
 def test_a_slice_that_nothing_reads_gives_no_gradient() -> None:

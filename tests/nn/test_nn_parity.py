@@ -31,8 +31,12 @@ from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.flex import flex_attention_args
 from triform.nn.kernels.sdpa import AttentionKernel, chunked_attention, naive_attention, sdpa_attention
 
-ON, OFF = True, False
-KEEP = ((ON,) * 11, (OFF,) * 4 + (ON,) * 5 + (OFF,) * 2, (OFF,) * 11)  # whole, padded on both sides, nothing real
+REAL, PADDING = True, False
+KEEP = (
+    (REAL,) * 11,
+    (PADDING,) * 4 + (REAL,) * 5 + (PADDING,) * 2,
+    (PADDING,) * 11,
+)  # whole, padded on both sides, nothing real
 MASK_CASES = {
     "full": MaskCase(11, 11),
     "causal": MaskCase(11, 11, causal=True),
@@ -83,11 +87,11 @@ def test_every_kernel_equals_the_formula_forward_and_backward(
     for kv_heads in (HEADS, 2, 1):
         qkv = random_qkv(case.rows, case.t, case.s, kv_heads)
         leaves = [*qkv, *score_fn.parameters()]
-        wanted = list(output_and_gradients(reference_output(case, score, position, qkv, score_fn), leaves))
-        assert all(grad.abs().sum() > 0 for grad in wanted)
+        expected = list(output_and_gradients(reference_output(case, score, position, qkv, score_fn), leaves))
+        assert all(grad.abs().sum() > 0 for grad in expected)
         for kernel in supported_kernels(score, position)[: None if kv_heads == 2 else -1]:
-            got = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
-            for ours, theirs in zip(got, wanted, strict=True):
+            actual = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
+            for ours, theirs in zip(actual, expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=error_prefix(kernel))
 
 
@@ -113,12 +117,12 @@ def test_kernels_agree_on_texts_long_enough_to_be_cut(
     score_fn = build_score_fn(score, position, causal=case.causal)
     qkv = random_qkv(case.rows, case.t, case.s, kv_heads)
     leaves = [*qkv, *score_fn.parameters()]
-    wanted = list(output_and_gradients(run_kernel(naive_attention, qkv, case.mask, score_fn), leaves))
+    expected = list(output_and_gradients(run_kernel(naive_attention, qkv, case.mask, score_fn), leaves))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", queries * case.rows * HEADS * case.s)
         for kernel in supported_kernels(score, position)[1:]:
-            got = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
-            for ours, theirs in zip(got, wanted, strict=True):
+            actual = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
+            for ours, theirs in zip(actual, expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10, msg=error_prefix(kernel))
 
 
@@ -127,7 +131,7 @@ FLEX_MASK_CASES = {
     "window": MaskCase(256, 256, 1, width=20),
     "cached": MaskCase(128, 256, 1, causal=True, width=50),
     "causal-window-padding": MaskCase(
-        256, 256, causal=True, width=40, keep=((ON,) * 256, (OFF,) * 60 + (ON,) * 100 + (OFF,) * 96)
+        256, 256, causal=True, width=40, keep=((REAL,) * 256, (PADDING,) * 60 + (REAL,) * 100 + (PADDING,) * 96)
     ),
     "packed": MaskCase(256, 256, 1, causal=True, lengths=(100, 28, 128)),
     "packed-window": MaskCase(256, 256, 1, width=30, lengths=(40, 216)),
@@ -150,6 +154,6 @@ def test_flex_attention_is_given_what_the_formula_asks(mask_name: str, score: st
     q, k, v = (x.detach() for x in random_qkv(case.rows, case.t, case.s, 2, width=16))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        got = flex_attention(*flex_attention_args(*rotate_qk(score_fn, q, k), v, case.mask, score_fn))
-        wanted = reference_output(case, score, position, (q, k, v), score_fn)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        actual = flex_attention(*flex_attention_args(*rotate_qk(score_fn, q, k), v, case.mask, score_fn))
+        expected = reference_output(case, score, position, (q, k, v), score_fn)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)

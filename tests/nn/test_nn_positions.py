@@ -32,8 +32,8 @@ def sinusoid(p: int, k: int, d: int) -> float:
 @pytest.mark.parametrize("d", [2, 6, 64])
 def test_sinusoidal_positions_equal_the_formula(d: int) -> None:
     table = build_sinusoidal_table(50, d)
-    wanted = torch.tensor([[sinusoid(p, k, d) for k in range(d)] for p in range(50)])
-    torch.testing.assert_close(table, wanted, rtol=0, atol=1e-12)
+    expected = torch.tensor([[sinusoid(p, k, d) for k in range(d)] for p in range(50)])
+    torch.testing.assert_close(table, expected, rtol=0, atol=1e-12)
 
 
 def test_far_positions_are_exact_in_float32_too() -> None:
@@ -47,11 +47,11 @@ def test_far_positions_are_exact_in_float32_too() -> None:
 def test_sinusoidal_positions_are_looked_up_in_any_order_and_shape() -> None:
     embedding = SinusoidalPositionEmbedding(10, 4)
     positions = torch.tensor([[7, 0, 3], [9, 9, 1]])
-    got = embedding(torch.ones(2, 3, 4), positions) - 1
-    assert got.shape == (2, 3, 4)
+    actual = embedding(torch.ones(2, 3, 4), positions) - 1
+    assert actual.shape == (2, 3, 4)
     for b in range(2):
         for t in range(3):
-            assert got[b, t].tolist() == pytest.approx([sinusoid(int(positions[b, t]), k, 4) for k in range(4)])
+            assert actual[b, t].tolist() == pytest.approx([sinusoid(int(positions[b, t]), k, 4) for k in range(4)])
 
 
 def test_sinusoidal_positions_have_nothing_to_learn_and_nothing_to_save() -> None:

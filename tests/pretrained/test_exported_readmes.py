@@ -204,7 +204,7 @@ def test_the_readme_says_what_predict_says(
 ) -> None:
     task_object = build_decided_task(task, model, tokenizer)
     if to == "onnx":  # writing a graph takes seconds, and other tests compare graphs: here the model answers itself
-        monkeypatch.setattr("triform.pretrained.run_export.write_onnx", lambda *given: None)
+        monkeypatch.setattr("triform.pretrained.run_export.write_onnx", lambda *arguments: None)
         monkeypatch.setattr("onnxruntime.InferenceSession", lambda path: FakeSession(task_object))
     export(task_object, to, tmp_path / "out")
     prompt = PROMPTS[task]

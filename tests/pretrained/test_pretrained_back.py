@@ -166,7 +166,7 @@ def test_a_model_of_our_own_loads_in_transformers_with_equal_logits(name: str, t
 
 
 @pytest.mark.parametrize(
-    ("task", "settings", "stands_in_the_way"),
+    ("task", "settings", "unsupported_setting"),
     [
         ("generate", {"head_bias": False, "positions": "alibi"}, "model.positions=alibi (gpt2 has learned)"),
         ("generate", {"head_bias": False, "window": 8}, "model.window=8 (gpt2 has -1)"),
@@ -211,14 +211,14 @@ def test_a_model_of_our_own_loads_in_transformers_with_equal_logits(name: str, t
     ],
 )
 def test_where_nothing_fits_the_setting_in_the_way_is_named(
-    task: Any, settings: Any, stands_in_the_way: str
+    task: Any, settings: Any, unsupported_setting: str
 ) -> None:
     config = Config(task=task, model=ModelConfig(**BASE_SETTINGS | settings), data=DataConfig(max_len=24))
     with pytest.raises(ConfigError) as caught:
         to_hf(MODEL_CLASSES[task](config.model, SIZES), config)
     message = str(caught.value)
     assert message.startswith("no family of published models has these settings: ")
-    assert stands_in_the_way in message
+    assert unsupported_setting in message
     assert "\n" not in message
 
 

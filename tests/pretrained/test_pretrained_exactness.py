@@ -57,16 +57,16 @@ def test_gradients_are_equal(name: str, double: bool, tolerance: float, tmp_path
     expected.backward(cotangent)
     reference_gradients = map_gradients(reference, imported)
     largest = max(float(gradient.detach().abs().max()) for gradient in reference_gradients.values())
-    for name_here, parameter in imported.model.named_parameters():
-        if name_here == "lm_head.bias" and imported.config.task != "classify":
+    for own_name, parameter in imported.model.named_parameters():
+        if own_name == "lm_head.bias" and imported.config.task != "classify":
             continue  # theirs is not trained
         assert parameter.grad is not None
         if double:
-            assert relative_difference(parameter.grad, reference_gradients[name_here]) <= tolerance, name_here
+            assert relative_difference(parameter.grad, reference_gradients[own_name]) <= tolerance, own_name
         else:  # terms as large as the largest gradient cancel in small ones, and leave their rounding behind
             assert (
-                float((parameter.grad - reference_gradients[name_here].detach()).abs().max()) <= tolerance * largest
-            ), name_here
+                float((parameter.grad - reference_gradients[own_name].detach()).abs().max()) <= tolerance * largest
+            ), own_name
 
 
 @EVERY_MODEL

@@ -73,7 +73,7 @@ def test_a_classifier_begins_with_a_published_folder(bert: Path, tmp_path: Path,
         train={"max_steps": 2},
     )  # fmt: skip
     events = (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "35 tensors taken" in events, "the pooler, which knows nothing of labels, among them"
+    assert "35 tensors loaded" in events, "the pooler, which knows nothing of labels, among them"
     assert "2 tensors new: classification_head 2" in events
     assert trained_run.predict(["a film"])[0].output in ("0", "1")
     imported_folders = list((tmp_path / "cache" / "imported").iterdir())
@@ -96,7 +96,7 @@ def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: 
         "train": {"max_steps": 1},
     }
     trained_run = triform.train("translate", out=tmp_path / "run", **train_settings)
-    assert "33 tensors taken: encoder" in (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "33 tensors loaded: encoder" in (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="is for classify; generate can begin with a run of generate"):
         triform.train("generate", out=tmp_path / "other", **train_settings)
 

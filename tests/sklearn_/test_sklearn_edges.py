@@ -187,8 +187,8 @@ def test_the_states_of_all_devices_are_kept_once_cuda_has_begun(monkeypatch: pyt
 
     monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    for begun in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda begun=begun: begun)
+    for initialized in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda initialized=initialized: initialized)
         with estimator_module.isolated_rng("cpu"):
             pass
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

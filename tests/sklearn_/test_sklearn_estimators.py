@@ -28,7 +28,7 @@ from triform.sklearn import InputError, LanguageModel, TextClassifier, TextVecto
 from triform.sklearn import estimator as estimator_module
 
 GOOD_WORDS, BAD_WORDS = ("fine", "lovely", "great", "superb"), ("dull", "awful", "grim", "sad")
-X = [f"the {thing} was {word}" for thing in ("soup", "room", "film") for word in GOOD_WORDS + BAD_WORDS]
+X = [f"the {noun} was {word}" for noun in ("soup", "room", "film") for word in GOOD_WORDS + BAD_WORDS]
 Y = [1 if text.split()[-1] in GOOD_WORDS else 0 for text in X]
 PAIRS = [(f"to see {n} black cats", f"voir les {n} chats noirs") for n in range(24)]
 SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))

@@ -136,9 +136,9 @@ def test_generated_text_begins_and_ends_as_its_tokenizer_says(tmp_path: Path) ->
     assert isinstance(task, Generate)
     assert task.predictor.stopping_criteria((5,)).eos == 256
     assert task.predictor.stopping_criteria((5,)).banned == ()
-    bare = prepare_with_vocabulary("generate", "bare", tmp_path).task
-    assert bare.predictor.stopping_criteria((5,)).eos == -1, "nothing ends a text but its limit"
-    assert len(bare.predictor.generate([[65]])[0]) == 9
+    without_eos = prepare_with_vocabulary("generate", "bare", tmp_path).task
+    assert without_eos.predictor.stopping_criteria((5,)).eos == -1, "nothing ends a text but its limit"
+    assert len(without_eos.predictor.generate([[65]])[0]) == 9
     framed = prepare_with_vocabulary("generate", "bert", tmp_path).task
     assert framed.predictor.encode_prompt("amber") == framed.tokenizer.encode("amber"), (
         "its training text had no [CLS]"
@@ -154,8 +154,8 @@ def test_documents_are_closed_by_the_tokenizers_end_or_by_nothing(tmp_path: Path
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["ab"] * 40), encoding="utf-8")
     ended = prepare_with_vocabulary("generate", "gpt2", tmp_path, train=path).train.store.tokens.tolist()
     assert ended[:6] == [ord("a"), ord("b"), 256] * 2 or 256 in ended
-    bare = prepare_with_vocabulary("generate", "bare", tmp_path, train=path).train.store.tokens.tolist()
-    assert set(bare) == {ord("a"), ord("b")}
+    without_eos = prepare_with_vocabulary("generate", "bare", tmp_path, train=path).train.store.tokens.tolist()
+    assert set(without_eos) == {ord("a"), ord("b")}
 
 
 def test_two_tokenizers_of_one_vocabulary_are_both_kept(tmp_path: Path) -> None:

@@ -73,12 +73,12 @@ def test_how_a_batch_is_cut_does_not_matter(
     prepared_task, rows = prepared_tasks[name], np.array([5, 0, 33, 71, 18, 90, 2, 44])
     config = build_config({"train.label_smoothing": smoothing}, prepared_task.task.config)
     prepared_task = prepared_task.with_config(config)
-    whole_loss, whole_gradients = gradients(prepared_task.task, [rows], prepared_task)
+    full_loss, full_gradients = gradients(prepared_task.task, [rows], prepared_task)
     for split_points in ([4], [1, 3], list(range(1, 8))):
         parts = np.split(rows, split_points)
         loss, part_gradients = gradients(prepared_task.task, parts, prepared_task)
-        assert loss == pytest.approx(whole_loss, rel=1e-12)
-        torch.testing.assert_close(part_gradients, whole_gradients, rtol=1e-9, atol=1e-12)
+        assert loss == pytest.approx(full_loss, rel=1e-12)
+        torch.testing.assert_close(part_gradients, full_gradients, rtol=1e-9, atol=1e-12)
         batches = [prepared_task.train.batch(part) for part in parts]
         assert sum(batch.n_predictions for batch in batches) == prepared_task.train.batch(rows).n_predictions
         assert sum(batch.n_tokens for batch in batches) == prepared_task.train.batch(rows).n_tokens
@@ -276,8 +276,8 @@ TRAIN_SETTINGS = ("train.lr", "train.eval_every", "train.checkpoint_every", "tra
 
 @every_task
 def test_no_setting_is_left_open(name: TaskName, tmp_path: Path) -> None:
-    bare = build_config({"task": name, "data.train": str(write_data(name, tmp_path))}, Config())
-    config = resolve_step_defaults(TASKS[name].prepare(bare, tmp_path / "run").task.config, 200)
+    initial_config = build_config({"task": name, "data.train": str(write_data(name, tmp_path))}, Config())
+    config = resolve_step_defaults(TASKS[name].prepare(initial_config, tmp_path / "run").task.config, 200)
     settings = flatten_config(config)
     assert all(settings[setting] for setting in (*DATA_AND_MODEL_SETTINGS, *TRAIN_SETTINGS))
     assert bool(settings["train.batch_size"]) != bool(settings["train.batch_tokens"])

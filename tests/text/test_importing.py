@@ -273,8 +273,8 @@ def test_a_run_folder_keeps_an_imported_tokenizer(case: tuple[Tokenizer, EncodeF
 
 def test_what_is_said_to_lose_nothing_comes_back_exactly(case: tuple[Tokenizer, EncodeFn]) -> None:
     ours = case[0]
-    back = [ours.decode(ours.encode(text)) for text in HARD_TEXTS]
-    assert (back == HARD_TEXTS) == ours.lossless
+    decoded = [ours.decode(ours.encode(text)) for text in HARD_TEXTS]
+    assert (decoded == HARD_TEXTS) == ours.lossless
 
 
 def test_special_tokens_are_left_out_of_text_and_unknown_ones_shown(case: tuple[Tokenizer, EncodeFn]) -> None:

@@ -21,7 +21,7 @@ from triform.data.samplers import round_up_length
 from triform.models.decoder import Decoder
 from triform.tasks import TASKS, PreparedTask
 from triform.training import graph_cache
-from triform.training.compilation import compiled_blocks, is_worth_compiling
+from triform.training.compilation import compiled_blocks, should_compile
 from triform.training.cuda_graph_step import CudaGraphTrainStep
 from triform.training.freezing import freeze_parameters
 from triform.training.train_step import TrainStep
@@ -123,7 +123,7 @@ def assert_same_training(
         {"train.freeze_layers": 1, "train.layer_decay": 0.5},
         {"train.init_from": "a run", "train.lora_rank": 2, "train.layer_decay": 0.8},
     ],
-    ids=lambda asked: "-".join(f"{name}={value}" for name, value in asked.items()) or "plain",
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()) or "plain",
 )
 @every_task
 def test_what_is_replayed_learns_as_what_is_run(name: TaskName, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_blocks_that_cannot_be_compiled_run_as_they_are(tmp_path: Path, monkeypa
 
     first, plain, graph_step = build_pair("classify", tmp_path)
     monkeypatch.setattr(cuda_graph_step, "compiled_blocks", broken_blocks)
-    monkeypatch.setattr(cuda_graph_step, "is_worth_compiling", lambda *size: True)
+    monkeypatch.setattr(cuda_graph_step, "should_compile", lambda *size: True)
     assert_same_training(first, plain, graph_step)
     assert len(graph_step.notices) == 1
     assert "cannot be compiled here and run as they are (Failed to find C compiler)" in graph_step.notices[0]
@@ -244,10 +244,10 @@ def test_a_rung_is_near_and_there_are_few(length: int, max_length: int) -> None:
 
 
 def test_compiling_is_for_long_runs_of_many_tokens() -> None:
-    assert is_worth_compiling(124_000_000, 16_384, 5_000)
-    assert not is_worth_compiling(124_000_000, 16_384, 20)
-    assert not is_worth_compiling(800_000, 768, 5_000)
-    assert not is_worth_compiling(100_000_000, 512, 20_000)
+    assert should_compile(124_000_000, 16_384, 5_000)
+    assert not should_compile(124_000_000, 16_384, 20)
+    assert not should_compile(800_000, 768, 5_000)
+    assert not should_compile(100_000_000, 512, 20_000)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it traces

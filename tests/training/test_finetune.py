@@ -182,7 +182,7 @@ def test_groups_differ_in_depth_and_decay_and_hold_everything_once() -> None:
 @pytest.mark.parametrize(
     "settings",
     [{"freeze_layers": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "init_from": "x"}],
-    ids=lambda asked: next(iter(asked)),
+    ids=lambda settings: next(iter(settings)),
 )
 def test_a_stack_does_none_of_it_and_leaves_it_to_single_runs(settings: dict[str, Any]) -> None:
     assert must_train_alone(TrainConfig(**settings))

@@ -248,7 +248,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     for name in TASK_NAMES:
-        with tempfile.TemporaryDirectory() as made:
-            found = [f"{loss:.13g}" for loss in compute_first_losses(name, Path(made))]
-        rows = [", ".join(found[start : start + 6]) for start in range(0, STEPS, 6)]
+        with tempfile.TemporaryDirectory() as folder:
+            losses = [f"{loss:.13g}" for loss in compute_first_losses(name, Path(folder))]
+        rows = [", ".join(losses[start : start + 6]) for start in range(0, STEPS, 6)]
         print(f'    "{name}": [', *(f"        {row}," for row in rows), "    ],", sep="\n")

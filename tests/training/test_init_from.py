@@ -87,8 +87,8 @@ def test_other_labels_have_a_new_head_on_the_same_encoder(
     before, after = load_file(classifier / "model.safetensors"), load_file(result.path / "model.safetensors")
     assert all(tensor.equal(after[name]) for name, tensor in before.items() if name.startswith("encoder."))
     assert after["classification_head.weight"].shape == (3, 16)
-    message = f"{classifier}: 32 tensors taken: encoder.embedding 2, encoder.blocks 28, encoder.final_norm 2; "
-    message += "2 tensors new: classification_head 2; 2 tensors left: classification_head 2"
+    message = f"{classifier}: 32 tensors loaded: encoder.embedding 2, encoder.blocks 28, encoder.final_norm 2; "
+    message += "2 tensors new: classification_head 2; 2 tensors unused: classification_head 2"
     assert read_notices(result.path)[-1] == message
 
 
@@ -96,11 +96,11 @@ def test_a_hidden_layer_of_the_head_stays_where_it_is_as_wide(files: DataFiles, 
     pooled: Any = {"data": files.labelled, "model": MODEL | {"head_hidden": 8}, "train": TRAIN_SETTINGS, **OPTIONS}
     base = train("classify", out=str(tmp_path / "base"), **pooled).path
     result = fine_tune("classify", files.other_labels, base, tmp_path / "other", {"lora_rank": 1})
-    assert "2 tensors new: classification_head 2; 2 tensors left" in "".join(read_notices(result.path)), (
+    assert "2 tensors new: classification_head 2; 2 tensors unused" in "".join(read_notices(result.path)), (
         "scores are of labels, it is not"
     )
     wider = fine_tune("classify", files.labelled, base, tmp_path / "wider", model={"head_hidden": 12})
-    assert "4 tensors new: classification_head 4; 4 tensors left" in "".join(read_notices(wider.path)), (
+    assert "4 tensors new: classification_head 4; 4 tensors unused" in "".join(read_notices(wider.path)), (
         "the labels are the same here"
     )
 
@@ -110,7 +110,7 @@ def test_the_same_labels_keep_the_head(files: DataFiles, classifier: Path, tmp_p
     new_task = TASKS["classify"].load(run.config, classifier)
     report = load_matching_weights(new_task, classifier)
     assert not report.new
-    assert not report.left
+    assert not report.unused
     text = ["word3 thing2"]
     assert new_task.predict(text) == run.predict(text)
 
@@ -130,9 +130,9 @@ def test_an_encoder_is_shared_by_a_classifier_and_a_translator(
     assert any(
         "encoder.blocks 28" in text and "tensors new: embedding" in text for text in read_notices(result.path)
     )
-    back = fine_tune("classify", files.labelled, result.path, tmp_path / "back")
-    notices = read_notices(back.path)
-    assert any("tensors left: " in text and "tensors new: classification_head 2" in text for text in notices)
+    second_result = fine_tune("classify", files.labelled, result.path, tmp_path / "back")
+    notices = read_notices(second_result.path)
+    assert any("tensors unused: " in text and "tensors new: classification_head 2" in text for text in notices)
 
 
 def test_two_vocabularies_come_along(files: DataFiles, tmp_path: Path) -> None:
@@ -197,22 +197,22 @@ def test_a_run_that_has_begun_needs_its_base_no_more(files: DataFiles, classifie
     weights = (result.path / "model.safetensors").read_bytes()
     (result.path / "report.html").unlink()  # so that something is left to do
     shutil.rmtree(base)
-    again = fine_tune("classify", files.labelled, base, tmp_path / "run", {"lora_rank": 2}, resume=True)
-    assert (again.path / "model.safetensors").read_bytes() == weights
+    repeated = fine_tune("classify", files.labelled, base, tmp_path / "run", {"lora_rank": 2}, resume=True)
+    assert (repeated.path / "model.safetensors").read_bytes() == weights
 
 
 def test_the_settings_of_a_run_that_began_with_another_run_again(
     files: DataFiles, classifier: Path, adapted: Path, tmp_path: Path
 ) -> None:
-    again = train("classify", config=adapted / "config.toml", out=str(tmp_path / "again"), **OPTIONS)
+    repeated = train("classify", config=adapted / "config.toml", out=str(tmp_path / "again"), **OPTIONS)
     for name in ("config.toml", "model.safetensors", "adapter.safetensors"):
-        assert (again.path / name).read_bytes() == (adapted / name).read_bytes(), name
+        assert (repeated.path / name).read_bytes() == (adapted / name).read_bytes(), name
 
 
 def test_a_run_that_is_replaced_begins_with_the_base_too(files: DataFiles, writer: Path, tmp_path: Path) -> None:
     before = load_file(writer / "model.safetensors")
-    for again in (False, True):
-        result = fine_tune("generate", files.text, writer, tmp_path / "run", {"lr": 1e-9}, overwrite=again)
+    for repeated in (False, True):
+        result = fine_tune("generate", files.text, writer, tmp_path / "run", {"lr": 1e-9}, overwrite=repeated)
         for name, tensor in load_file(result.path / "model.safetensors").items():
             assert (tensor - before[name]).abs().max() < 1e-6, name
 

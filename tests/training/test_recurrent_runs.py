@@ -250,7 +250,7 @@ def test_memory_does_not_grow_with_what_is_written() -> None:
     assert short.cache_per_token == (("a token", 0),)
     assert long.forward_flops == 8 * short.forward_flops
     cells = next(component for component in long.flop_items if component.name == "decoder: cells")
-    assert cells.each == 2 * 2 * 4 * 2 * 8 * 8  # two operations, two layers, four gates, two matrices
+    assert cells.per_unit == 2 * 2 * 4 * 2 * 8 * 8  # two operations, two layers, four gates, two matrices
 
 
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])

@@ -203,9 +203,9 @@ def test_training_text_is_split_in_many_ways_and_other_text_in_one(task: Any, ro
     assert plain.valid is not None
     assert varied.valid.lengths.tolist() == plain.valid.lengths.tolist()
     assert varied.task.config.model == plain.task.config.model
-    first, again = (varied.train.batch(np.array([row, row + len(plain.train)])) for row in (5, 7))
+    first, second = (varied.train.batch(np.array([row, row + len(plain.train)])) for row in (5, 7))
     assert first.n_predictions
-    assert again.n_predictions
+    assert second.n_predictions
 
 
 def test_dropout_of_merges_is_for_bpe_and_rows() -> None:

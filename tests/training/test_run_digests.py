@@ -38,23 +38,23 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Run:
+def trained_run(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Run:
     out = tmp_path_factory.mktemp("runs") / "run"
     return train("classify", data=rows, model=MODEL, train=TRAIN_SETTINGS, out=str(out), **OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory, rows: Path, made: Run) -> Path:
+def adapted(tmp_path_factory: pytest.TempPathFactory, rows: Path, trained_run: Run) -> Path:
     out = tmp_path_factory.mktemp("runs") / "lora"
     train_settings = {**TRAIN_SETTINGS, "lora_rank": 2}
     return train(
-        "classify", data=rows, init_from=str(made.path), train=train_settings, out=str(out), **OPTIONS
+        "classify", data=rows, init_from=str(trained_run.path), train=train_settings, out=str(out), **OPTIONS
     ).path
 
 
 @pytest.fixture
-def run(tmp_path: Path, made: Run) -> Path:
-    return Path(shutil.copytree(made.path, tmp_path / "run"))
+def run(tmp_path: Path, trained_run: Run) -> Path:
+    return Path(shutil.copytree(trained_run.path, tmp_path / "run"))
 
 
 def generate_mutations(content: bytes, count: int, seed: str) -> Iterator[bytes]:
@@ -79,17 +79,17 @@ def generate_mutations(content: bytes, count: int, seed: str) -> Iterator[bytes]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.toml", DIGESTS_FILE])
-def test_a_run_with_a_mutated_file_is_refused(run: Path, made: Run, name: str) -> None:
-    path, answers = run / name, made.predict(TEXTS)
+def test_a_run_with_a_mutated_file_is_refused(run: Path, trained_run: Run, name: str) -> None:
+    path, answers = run / name, trained_run.predict(TEXTS)
     for content in generate_mutations(path.read_bytes(), N_MUTATIONS, name):
         path.write_bytes(content)
         try:
-            opened = load(run, device="cpu")
+            loaded = load(run, device="cpu")
         except CheckpointError as error:
             refusal = str(error)
         else:  # only where the seal itself was changed without changing what it says
             assert name == DIGESTS_FILE
-            assert opened.predict(TEXTS) == answers
+            assert loaded.predict(TEXTS) == answers
             continue
         assert refusal.startswith(str(run))
         assert "\n" not in refusal
@@ -111,19 +111,19 @@ def test_a_mutated_checkpoint_is_not_resumed(run: Path, name: str) -> None:
         assert state == before
 
 
-def test_a_mutated_adapter_is_refused_or_says_the_same(made: Run, adapted: Path, tmp_path: Path) -> None:
+def test_a_mutated_adapter_is_refused_or_says_the_same(trained_run: Run, adapted: Path, tmp_path: Path) -> None:
     original = (adapted / "adapter.safetensors").read_bytes()
     path = tmp_path / "adapter.safetensors"
-    answers = load(made.path, device="cpu", adapter=adapted / "adapter.safetensors").predict(TEXTS)
+    answers = load(trained_run.path, device="cpu", adapter=adapted / "adapter.safetensors").predict(TEXTS)
     refused = 0
     for content in generate_mutations(original, N_MUTATIONS, "adapter"):
         path.write_bytes(content)
         try:
-            opened = load(made.path, device="cpu", adapter=path)
+            loaded = load(trained_run.path, device="cpu", adapter=path)
         except CheckpointError:
             refused += 1
         else:
-            assert opened.predict(TEXTS) == answers
+            assert loaded.predict(TEXTS) == answers
     assert refused >= 0.9 * N_MUTATIONS
 
 
@@ -141,17 +141,17 @@ def test_every_use_of_a_run_verifies_it_and_can_be_told_not_to(rows: Path, run: 
     config = run / "config.toml"
     config.write_text(config.read_text().replace("beam_size = 4", "beam_size = 5"))
     actions: list[Callable[..., Run]] = [
-        lambda **how: load(run, device="cpu", **how),
-        lambda **how: train(
+        lambda **options: load(run, device="cpu", **options),
+        lambda **options: train(
             "classify",
             data=rows,
             init_from=str(run),
             train=TRAIN_SETTINGS,
             out=str(tmp_path / "new"),
             **OPTIONS,
-            **how,
+            **options,
         ),
-        lambda **how: train("classify", out=str(run), resume=True, **OPTIONS, **how),
+        lambda **options: train("classify", out=str(run), resume=True, **OPTIONS, **options),
     ]
     for action in actions:
         with pytest.raises(TriformError, match=r"config\.toml: is damaged, or was edited after the run was saved"):
@@ -168,15 +168,15 @@ def test_resuming_without_verifying_seals_what_is_there(run: Path) -> None:
     assert load(run, device="cpu").config.decode.beam_size == 5
 
 
-def test_an_older_run_without_digests_opens_with_a_notice(run: Path, made: Run) -> None:
+def test_an_older_run_without_digests_opens_with_a_notice(run: Path, trained_run: Run) -> None:
     (run / DIGESTS_FILE).unlink()
-    opened = load(run, device="cpu")
-    assert opened.notices == (
+    loaded = load(run, device="cpu")
+    assert loaded.notices == (
         f"{run}: was saved by an older Triform without digests, so damage would not be noticed",
     )
-    assert opened.predict(TEXTS) == made.predict(TEXTS)
+    assert loaded.predict(TEXTS) == trained_run.predict(TEXTS)
     assert load(run, device="cpu", verify=False).notices == ()
-    assert made.notices == ()
+    assert trained_run.notices == ()
 
 
 # -- weights that do not fit, or are no numbers
@@ -298,7 +298,7 @@ def read_adapter_metadata(adapted: Path) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_malformed_adapter_is_one_line(
-    made: Run, adapted: Path, tmp_path: Path, name: str, value: object
+    trained_run: Run, adapted: Path, tmp_path: Path, name: str, value: object
 ) -> None:
     path = tmp_path / "adapter.safetensors"
     metadata_json = json.dumps(change_entry(read_adapter_metadata(adapted), name, value))
@@ -306,7 +306,7 @@ def test_a_malformed_adapter_is_one_line(
     for verify in (True, False):
         if (name, verify) != ("sha256", False) or value is ...:
             with pytest.raises(CheckpointError, match=r"adapter\.safetensors: is (damaged|an adapter for another)"):
-                load(made.path, device="cpu", adapter=path, verify=verify)
+                load(trained_run.path, device="cpu", adapter=path, verify=verify)
 
 
 @pytest.mark.parametrize("text", ["", "3", "null", "{", "[" * 9_000])
@@ -317,7 +317,7 @@ def test_an_adapter_whose_metadata_is_no_json_object_is_one_line(adapted: Path, 
         read_adapter(path)
 
 
-def test_an_adapter_with_other_tensors_is_one_line(made: Run, adapted: Path, tmp_path: Path) -> None:
+def test_an_adapter_with_other_tensors_is_one_line(trained_run: Run, adapted: Path, tmp_path: Path) -> None:
     path = tmp_path / "adapter.safetensors"
     tensors, metadata = (
         load_file(adapted / "adapter.safetensors"),
@@ -337,7 +337,7 @@ def test_an_adapter_with_other_tensors_is_one_line(made: Run, adapted: Path, tmp
     for bad_tensors in malformed:
         save_file(bad_tensors, path, metadata)
         with pytest.raises(CheckpointError, match=r"adapter\.safetensors: "):
-            load(made.path, device="cpu", adapter=path, verify=False)
+            load(trained_run.path, device="cpu", adapter=path, verify=False)
 
 
 def test_an_older_adapter_without_a_digest_opens_with_a_notice(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_an_older_adapter_without_a_digest_opens_with_a_notice(tmp_path: Path) -
     metadata = {name: value for name, value in read_adapter_metadata(adapted).items() if name != "sha256"}
     metadata |= {"format": 1}
     save_file(load_file(adapted / "adapter.safetensors"), path, {METADATA_KEY: json.dumps(metadata)})
-    opened = load(FORMAT1 / "plain", device="cpu", adapter=path)
-    assert opened.notices == (
+    loaded = load(FORMAT1 / "plain", device="cpu", adapter=path)
+    assert loaded.notices == (
         f"{path}: was saved by an older Triform without a digest, so damage would not be noticed",
     )

@@ -68,10 +68,10 @@ def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
     left, right = (load_file(folder.model_file) for folder in (fitted, plain))
     assert left.keys() == right.keys()
     assert all(tensor.equal(right[name]) for name, tensor in left.items())
-    again = train_run(
+    resumed = train_run(
         rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True
     )  # the same command
-    assert again.read_config() == fitted.read_config()
+    assert resumed.read_config() == fitted.read_config()
 
 
 @pytest.mark.usefixtures("clock")

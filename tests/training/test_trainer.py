@@ -52,7 +52,7 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
         {"grad_accumulation": 2, "label_smoothing": 0.1},
         {"schedule": "noam", "optimizer": "adam", "patience": 2},
     ],
-    ids=lambda pace: "-".join(pace),
+    ids=lambda intervals: "-".join(intervals),
 )
 @pytest.mark.parametrize("steps", [1, 6, 8])
 def test_stopped_and_resumed_a_run_ends_as_if_it_had_never_stopped(

@@ -125,13 +125,13 @@ def test_the_plane_is_that_of_the_two_main_directions() -> None:
     assert explained_variance[0] > explained_variance[1]
 
 
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_a_map_is_drawn_and_the_same_again(tmp_path: Path, ending: str) -> None:
-    first, second = (tmp_path / f"{name}.{ending}" for name in "ab")
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_map_is_drawn_and_the_same_again(tmp_path: Path, suffix: str) -> None:
+    first, second = (tmp_path / f"{name}.{suffix}" for name in "ab")
     assert draw_map(random_vectors(), first, max_words=40) == 40, "there is room for forty labels"
     draw_map(random_vectors(), second, max_words=40)
     assert first.read_bytes() == second.read_bytes()
-    if ending == "png":
+    if suffix == "png":
         assert imread(first).std() > 0
 
 

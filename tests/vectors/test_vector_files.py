@@ -13,13 +13,13 @@ from triform.errors import CheckpointError, ConfigError, DataError, TriformError
 from triform.vectors import WordVectors
 from triform.vectors.files import check_writable, read_width
 
-ENDINGS = pytest.mark.parametrize("ending", ["txt", "bin", "safetensors"])
+EVERY_SUFFIX = pytest.mark.parametrize("suffix", ["txt", "bin", "safetensors"])
 
 
-@ENDINGS
-def test_vectors_come_back_bit_for_bit(tmp_path: Path, ending: str) -> None:
+@EVERY_SUFFIX
+def test_vectors_come_back_bit_for_bit(tmp_path: Path, suffix: str) -> None:
     vectors = random_vectors()
-    path = tmp_path / "new" / f"v.{ending}"
+    path = tmp_path / "new" / f"v.{suffix}"
     vectors.save(path)
     loaded = WordVectors.load(path)
     assert loaded.words == vectors.words
@@ -75,9 +75,9 @@ def test_an_ending_that_says_nothing_is_refused(tmp_path: Path) -> None:
         WordVectors.load(tmp_path / "v.model")
 
 
-@ENDINGS
-def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"v.{ending}"
+@EVERY_SUFFIX
+def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"v.{suffix}"
     random_vectors().save(path)
     content = path.read_bytes()
     for size in (len(content) - 20, len(content) // 2, 3, 0):
@@ -85,7 +85,7 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, endin
         with pytest.raises(DataError, match=r"cut short|is not a whole|not word vectors|numbers instead of"):
             WordVectors.load(path)
     with pytest.raises(DataError, match="no such file"):
-        WordVectors.load(tmp_path / f"none.{ending}")
+        WordVectors.load(tmp_path / f"none.{suffix}")
 
 
 @pytest.mark.parametrize(
@@ -146,31 +146,31 @@ def test_tensors_of_other_numbers_are_read_or_refused(tmp_path: Path) -> None:
             WordVectors.load(path)
 
 
-@ENDINGS
-def test_a_folder_is_called_one(tmp_path: Path, ending: str) -> None:
-    (tmp_path / f"v.{ending}").mkdir()
+@EVERY_SUFFIX
+def test_a_folder_is_called_one(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"v.{suffix}").mkdir()
     with pytest.raises(DataError, match="is a folder"):
-        WordVectors.load(tmp_path / f"v.{ending}")
+        WordVectors.load(tmp_path / f"v.{suffix}")
     with pytest.raises(CheckpointError, match=r"cannot be written \(it is a folder\)"):
-        check_writable(tmp_path / f"v.{ending}")
+        check_writable(tmp_path / f"v.{suffix}")
 
 
-@ENDINGS
-def test_a_place_that_cannot_be_written_is_told_before_the_work_and_after(tmp_path: Path, ending: str) -> None:
+@EVERY_SUFFIX
+def test_a_place_that_cannot_be_written_is_told_before_the_work_and_after(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / f"v.{ending}", tmp_path / "file" / "new" / f"v.{ending}"):
+    for path in (tmp_path / "file" / f"v.{suffix}", tmp_path / "file" / "new" / f"v.{suffix}"):
         for write in (random_vectors().save, check_writable):
-            with pytest.raises(CheckpointError, match=rf"v\.{ending}: cannot be written \(Not a directory\)"):
+            with pytest.raises(CheckpointError, match=rf"v\.{suffix}: cannot be written \(Not a directory\)"):
                 write(path)
-    check_writable(tmp_path / "new" / f"v.{ending}")
+    check_writable(tmp_path / "new" / f"v.{suffix}")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "nothing is left of the question"
 
 
-@ENDINGS
+@EVERY_SUFFIX
 @pytest.mark.parametrize("word", ["a b", "a\nb", "", "\ud800"])
-def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, ending: str, word: str) -> None:
-    vectors, path = WordVectors([word, "c"], np.eye(2)), tmp_path / f"v.{ending}"
-    if (word, ending) == ("a b", "safetensors"):
+def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, suffix: str, word: str) -> None:
+    vectors, path = WordVectors([word, "c"], np.eye(2)), tmp_path / f"v.{suffix}"
+    if (word, suffix) == ("a b", "safetensors"):
         vectors.save(path)
         assert WordVectors.load(path).words == vectors.words
         return
@@ -192,9 +192,9 @@ def test_numbers_of_any_finite_size_have_a_direction() -> None:
     assert vectors.similarity("huge", "zero") == 0
 
 
-@ENDINGS
-def test_any_damage_is_an_error_of_ours_or_none(tmp_path: Path, ending: str) -> None:
-    path, rng = tmp_path / f"v.{ending}", np.random.default_rng(0)
+@EVERY_SUFFIX
+def test_any_damage_is_an_error_of_ours_or_none(tmp_path: Path, suffix: str) -> None:
+    path, rng = tmp_path / f"v.{suffix}", np.random.default_rng(0)
     random_vectors(20, 4).save(path)
     content = path.read_bytes()
     for _ in range(60):

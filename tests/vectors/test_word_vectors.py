@@ -85,13 +85,13 @@ def test_builtin_sets_are_text_too() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.booleans())
-def test_words_are_cut_as_the_word_tokenizer_cuts_them(some: str, lowercase: bool) -> None:
+def test_words_are_cut_as_the_word_tokenizer_cuts_them(text: str, lowercase: bool) -> None:
     config = TokenizerConfig(kind="word", lowercase=lowercase)
-    words = split_words(some, lowercase=lowercase)
+    words = split_words(text, lowercase=lowercase)
     if not words:
         return
-    tokenizer = WordTokenizer.train(config, TrainingText([some], "it"))
-    assert [tokenizer.format_piece(token) for token in tokenizer.encode(some)] == words
+    tokenizer = WordTokenizer.train(config, TrainingText([text], "it"))
+    assert [tokenizer.format_piece(token) for token in tokenizer.encode(text)] == words
 
 
 def test_words_that_belong_together_are_joined_and_marks_never(tmp_path: Path) -> None:

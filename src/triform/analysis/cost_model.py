@@ -48,13 +48,13 @@ class FlopItem:
     per: str  # whose cost it is: a token, a source token, a target token, a text
     formula: str  # for one of them
     numbers: str
-    each: int
+    per_unit: int
     times: int  # how many of them a text has
     needed: int  # for the whole text, without what masks hide
 
     @property
     def total(self) -> int:
-        return self.each * self.times
+        return self.per_unit * self.times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Costs:
     def flops_per_token(self) -> dict[str, int]:
         """Operations forward for each kind of token, attention counted in full."""
         kinds = [item.per for item in self.flop_items if item.per != "text"]
-        return {kind: sum(item.each for item in self.flop_items if item.per == kind) for kind in kinds}
+        return {kind: sum(item.per_unit for item in self.flop_items if item.per == kind) for kind in kinds}
 
     @property
     def step_flops(self) -> int:
@@ -158,12 +158,18 @@ class CostModel:
 
     def _flop_item(self, name: str, per: str, formula: str, needed: int | None = None) -> FlopItem:
         formula = simplify(formula)
-        each = evaluate_formula(formula, self.symbols)
+        per_unit = evaluate_formula(formula, self.symbols)
         times = 1 if per == "text" else self.workload.length
-        total_needed = each * times if needed is None else needed
+        total_needed = per_unit * times if needed is None else needed
         numbers = format_formula(formula, self.symbols)
         return FlopItem(
-            name=name, per=per, formula=formula, numbers=numbers, each=each, times=times, needed=total_needed
+            name=name,
+            per=per,
+            formula=formula,
+            numbers=numbers,
+            per_unit=per_unit,
+            times=times,
+            needed=total_needed,
         )
 
     def _memory_item(self, name: str, formula: str, bytes_each: int, note: str = "") -> MemoryItem:

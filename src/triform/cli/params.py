@@ -276,7 +276,7 @@ FLOPS_NOTE = (
 
 def _format_flops_row(flops: FlopItem) -> tuple[str, ...]:
     note = f"{_format_operations(flops.needed)} after masks" if flops.needed != flops.total else ""
-    per_unit = _format_operations(flops.each)
+    per_unit = _format_operations(flops.per_unit)
     return f"  {flops.name}", flops.formula, per_unit, f"a {flops.per}", _format_operations(flops.total), note
 
 

@@ -124,5 +124,5 @@ def print_seeds(seed_runs: SeedResults, *, as_json: bool) -> None:
             f"{seed_runs.metric} of {len(seed_runs.values)} seeds: {mean} (95 % interval: {interval}, Student's t)"
         )
     folder_names = [str(folder) for folder in seed_runs.folders]
-    shown = folder_names if len(folder_names) < 5 else [folder_names[0], "...", folder_names[-1]]
-    echo(f"run folders: {', '.join(shown)}")
+    displayed_names = folder_names if len(folder_names) < 5 else [folder_names[0], "...", folder_names[-1]]
+    echo(f"run folders: {', '.join(displayed_names)}")

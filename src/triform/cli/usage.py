@@ -33,6 +33,7 @@ RENAMED_OPTIONS = {
     "--like": "--format",
     "--setting": "--variant",
     "--quick": "--smoke",
+    "--most": "--max-words",
 }
 # Settings that --set changes in a command; those that are not listed take all settings or have no --set.
 SETTABLE = {

@@ -166,11 +166,11 @@ def map_(
         list[str] | None, typer.Argument(metavar="WORD", help="Words to show with their nearest.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The picture: .png or .svg.")] = Path("map.png"),
-    most: Annotated[int, typer.Option(help="How many words in all.")] = 100,
+    max_words: Annotated[int, typer.Option(metavar="N", help="Show at most N words.")] = 100,
 ) -> None:
     """Draw words where their two main directions put them: those given with their nearest, or the most frequent."""
     from triform.vectors import WordVectors
     from triform.vectors.figure import draw_map
 
-    n_labelled = draw_map(WordVectors.load(file), out, words or (), most)
+    n_labelled = draw_map(WordVectors.load(file), out, words or (), max_words)
     echo(f"map: {out}, {n_labelled} words labelled")

@@ -121,15 +121,15 @@ class RandomWindowSampler:
     def __init__(self, n_starts: int, *, width: int, batch_size: int, seed: int) -> None:
         self.n_starts, self.batch_size, self.seed = n_starts, batch_size, seed
         self.steps_per_epoch = max(1, round((n_starts + width) / (width * batch_size)))
-        self.n_drawn = 0
+        self.n_batches = 0
 
     def next_batch(self) -> Indices:
-        rng = np.random.default_rng([self.seed, self.n_drawn])
-        self.n_drawn += 1
+        rng = np.random.default_rng([self.seed, self.n_batches])
+        self.n_batches += 1
         return rng.integers(0, self.n_starts, size=self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
-        return {"drawn": self.n_drawn}
+        return {"drawn": self.n_batches}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.n_drawn = state["drawn"]
+        self.n_batches = state["drawn"]

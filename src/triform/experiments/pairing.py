@@ -34,7 +34,7 @@ def pair_over_seeds(
     return paired_test([first[seed] for seed in seeds], [second[seed] for seed in seeds])
 
 
-def judge_pairs(pairs: Sequence[VariantPair]) -> list[PairVerdict]:
+def compare_pairs(pairs: Sequence[VariantPair]) -> list[PairVerdict]:
     """Correct the p-values of all pairs together by Holm's method, and put each result into words."""
     corrected = holm([pair.difference.p for pair in pairs])
     return [

@@ -23,7 +23,7 @@ from triform.evaluation.statistics import (
     summarise,
 )
 from triform.experiments.engine import SeedResult, VariantResult
-from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
+from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
 from triform.experiments.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.experiments.seeds import TRAINING_LOSS
 from triform.formatting import metric_info
@@ -196,7 +196,7 @@ def _compare_pairs(
             if differences := _paired_differences(eval_set, *sides):
                 difference, over_seeds = differences
                 tested.append((eval_set, VariantPair(first, second, metric, difference), over_seeds))
-    verdicts = judge_pairs([pair for _, pair, _ in tested])
+    verdicts = compare_pairs([pair for _, pair, _ in tested])
     return [
         Comparison(
             eval_set=eval_set,

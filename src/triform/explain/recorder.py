@@ -95,22 +95,22 @@ def watch_attention(model: nn.Module, watcher: Callable[[KernelCall], None]) -> 
     Answers do not change: each layer's own kernel still computes them. Only calls of the thread that watches are
     seen; other threads may use the model, and watch it too.
     """
-    watched: list[tuple[AttentionLayer, WatchedKernel]] = []
+    wrapped_layers: list[tuple[AttentionLayer, RecordingKernel]] = []
     with _KERNEL_LOCK:
         for stack, layers in require_attention_stacks(model).items():
             for index, layer in enumerate(layers):
-                layer.kernel = WatchedKernel(layer.kernel, partial(KernelCall, stack, index), watcher)
-                watched.append((layer, layer.kernel))
+                layer.kernel = RecordingKernel(layer.kernel, partial(KernelCall, stack, index), watcher)
+                wrapped_layers.append((layer, layer.kernel))
     try:
         yield
     finally:
         with _KERNEL_LOCK:
-            for layer, kernel in watched:
+            for layer, kernel in wrapped_layers:
                 layer.kernel = kernel.unwrap(layer.kernel)
 
 
-class WatchedKernel:
-    """A kernel whose calls from one thread are shown to a watcher."""
+class RecordingKernel:
+    """A kernel that reports its calls from one thread to a watcher."""
 
     def __init__(
         self, kernel: AttentionKernel, make_call: Callable[..., KernelCall], watcher: Callable[[KernelCall], None]
@@ -131,7 +131,7 @@ class WatchedKernel:
         """The kernel without this watcher; other threads may have put theirs around it meanwhile."""
         if kernel is self:
             return self.kernel
-        if isinstance(kernel, WatchedKernel):
+        if isinstance(kernel, RecordingKernel):
             kernel.kernel = self.unwrap(kernel.kernel)
         return kernel
 

@@ -315,7 +315,7 @@ class Translator(NumpyEstimator):
 
 
 ESTIMATORS: dict[str, type[NumpyEstimator]] = {
-    each.task: each for each in (TextClassifier, LanguageModel, Translator)
+    estimator_class.task: estimator_class for estimator_class in (TextClassifier, LanguageModel, Translator)
 }
 
 

@@ -21,7 +21,7 @@ MIN_RUN_FLOPS = 3e16  # from here on a run gains more time than the 15 seconds t
 MIN_TOKENS_PER_STEP = 4_096  # smaller steps are limited by kernel launches, which CUDA graphs have removed already
 
 
-def is_worth_compiling(n_parameters: int, n_positions: int, n_steps: int) -> bool:
+def should_compile(n_parameters: int, n_positions: int, n_steps: int) -> bool:
     """Whether a run is long enough, and its steps large enough, to gain from compiling."""
     return n_positions > MIN_TOKENS_PER_STEP and 6.0 * n_parameters * n_positions * n_steps >= MIN_RUN_FLOPS
 

@@ -20,7 +20,7 @@ from triform.nn.kernels.bf16_weights import Bf16Weights
 from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Task
-from triform.training.compilation import compiled_blocks, is_worth_compiling
+from triform.training.compilation import compiled_blocks, should_compile
 from triform.training.graph_cache import GraphCache, Shapes, side_stream
 from triform.training.train_step import StepStats, TrainStep, collect_step_stats
 
@@ -48,7 +48,7 @@ class CudaGraphTrainStep(TrainStep):
         stats = collect_step_stats(plans)
         if self.use_compile is None:
             n_parameters = sum(p.numel() for p in self.task.model.parameters())
-            self.use_compile = is_worth_compiling(n_parameters, stats.n_positions, self.max_steps)
+            self.use_compile = should_compile(n_parameters, stats.n_positions, self.max_steps)
         inputs = np.concatenate([[lr, stats.n_predictions], *(plan.rows for plan in plans)])
         self.graph_cache(self._run_step, torch.from_numpy(inputs), tuple(plan.shape for plan in plans))
         return stats

@@ -149,11 +149,11 @@ def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
 
 
 class LoadReport(NamedTuple):
-    """The names of what came from a base, of what it did not have, and of what it had for nothing."""
+    """Names of the tensors loaded from the base, of those it lacks, and of those this model has no use for."""
 
-    taken: list[str]
+    loaded: list[str]
     new: list[str]
-    left: list[str]
+    unused: list[str]
 
     def __str__(self) -> str:
         parts = ((kind, names) for kind, names in zip(self._fields, self, strict=True) if names)
@@ -171,17 +171,17 @@ def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> Loa
     folder = RunFolder(path, verify=verify)
     config, weights = load_base_config(path, task.name, verify=verify), folder.read_weights()
     validate_finite(folder.model_file, weights)
-    taken, new = [], []
+    loaded, new = [], []
     for name, parameter in named_weights(task.model).items():
         if name not in weights or not _is_transferable(name, config, task.config):
             new.append(name)
             continue
         with torch.no_grad():
             parameter.copy_(_fit_positions(name, weights[name], parameter, path))
-        taken.append(name)
+        loaded.append(name)
     if missing := [name for name in new if config.task == task.name and not name.startswith(HEADS)]:
         raise ConfigError(f"{path}: does not fit the settings: it has no {missing[0]}")
-    return LoadReport(taken, new, sorted(weights.keys() - set(taken)))
+    return LoadReport(loaded, new, sorted(weights.keys() - set(loaded)))
 
 
 def _is_transferable(name: str, base: Config, config: Config) -> bool:

@@ -51,7 +51,7 @@ class BoundingBox(NamedTuple):
 def choose_words(vectors: WordVectors, query_words: Sequence[str], max_words: int) -> list[MapPoint]:
     """The words given, each with its nearest, a group each; without any, the most frequent words."""
     if max_words < 2:
-        raise ConfigError(f"--most {max_words}: a map needs at least 2 words")
+        raise ConfigError(f"--max-words {max_words}: a map needs at least 2 words")
     if not query_words:
         words = [word for word in vectors.words if word[0].isalpha()][:max_words]
         return [MapPoint(word, 0) for word in words]

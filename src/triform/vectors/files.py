@@ -29,7 +29,7 @@ from triform.io.files import atomic_file, temporary_path
 Matrix = NDArray[np.float32]
 FORMAT_VERSION = "1"  # of our safetensors; another number in a file means that it is newer than this code
 READ_FORMATS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safetensors"}
-WRITE_FORMATS = {ending: kind for ending, kind in READ_FORMATS.items() if ending != ".vec"}
+WRITE_FORMATS = {suffix: kind for suffix, kind in READ_FORMATS.items() if suffix != ".vec"}
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
 WORD_SEPARATORS = {
     "text": " \n",

@@ -57,7 +57,7 @@ def test_aligned_files_are_found_from_the_studys_folder_too(workdir: Path, spec:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"sedes": 3}, "unknown key 'sedes' in a study; did you mean 'seeds'?"),
         ({"task": None}, "no task is named; choose from classify, generate, translate"),
@@ -91,9 +91,9 @@ def test_aligned_files_are_found_from_the_studys_folder_too(workdir: Path, spec:
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_trained(
-    workdir: Path, spec: StudySpec, change: StudySpec, said: str
+    workdir: Path, spec: StudySpec, change: StudySpec, message: str
 ) -> None:
-    assert said in error_message(spec | change)
+    assert message in error_message(spec | change)
     assert not (workdir / "runs").exists()
 
 

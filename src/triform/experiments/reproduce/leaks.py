@@ -38,8 +38,8 @@ def split_leaked_rows(data: ExperimentData) -> dict[str, str]:
     mask = leaked_mask(data, "test")
     rows = list(read_rows(data.resolve_path(data.system.eval_files["test"]), DataConfig()))
     paths = {}
-    for name, wanted in (("seen", True), ("unseen", False)):
-        lines = [f"{row.label}\t{row.text}\n" for row, leaked in zip(rows, mask, strict=True) if leaked is wanted]
+    for name, expected in (("seen", True), ("unseen", False)):
+        lines = [f"{row.label}\t{row.text}\n" for row, leaked in zip(rows, mask, strict=True) if leaked is expected]
         if lines:
             path = data.folder / f"{name}.tsv"
             path.write_text("".join(lines), encoding="utf-8")

@@ -16,8 +16,8 @@ SPEAKERS = {"obama": "Obama", "wbush": "W. Bush", "hbush": "G.H. Bush"}
 LM_EVAL_FILES = {"train": "train_LM.txt", **{name: f"test_LM_{name}.txt" for name in SPEAKERS}}
 LM_COLUMNS = (
     *(
-        MetricColumn(eval_set=name, metric="perplexity", title=f"{said}, perplexity")
-        for name, said in SPEAKERS.items()
+        MetricColumn(eval_set=name, metric="perplexity", title=f"{label}, perplexity")
+        for name, label in SPEAKERS.items()
     ),
     MetricColumn(eval_set="train", metric="perplexity", title="train, perplexity"),
 )

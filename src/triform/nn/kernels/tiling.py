@@ -103,7 +103,7 @@ class _MultiSlice(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.shape, ctx.places = inputs[0].shape, inputs[1]
+        ctx.shape, ctx.ranges = inputs[0].shape, inputs[1]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, ranges: Any) -> tuple[tuple[Tensor, ...], int]:
@@ -113,6 +113,6 @@ class _MultiSlice(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         total = grads[0].new_zeros(ctx.shape)
-        for bounds, grad in zip(ctx.places, grads, strict=True):
+        for bounds, grad in zip(ctx.ranges, grads, strict=True):
             total.narrow(-2, *bounds).add_(grad)
         return total, None

@@ -1,0 +1,95 @@
+"""Identifiers use the words of PyTorch, transformers and scikit-learn, and the glossary is true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "benchmarks")
+WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # of snake_case, CamelCase and UPPER_CASE
+# Words of everyday speech that name nothing: not allowed in any identifier, alone or as a part of it.
+WORDS = """
+    alike among apart around ask asked asks bare beat began begun beside board carry chance chorus consult crew drawn
+    ear ears fact folded given halves hear heard here inward judge judged lacking learner learners least lesson
+    lessons listener listeners look looked maker mine most never our outward pace place places population put puts
+    resident room rowwise rung said say says seal settle settled sight some spelled spoken straight stretches stuff
+    take taken takes tall tallies tally tell tells these thing things those together told tried trouble truth turned
+    undisturbed unfit usual voice watched way ways where whereabouts which who whole whom whose wild worth wrote
+"""
+# Words that say nothing by themselves, though they may be a part of a name, as in `n_found` or `kept_tokens`.
+NAMES = """
+    again answered back chosen each ending endings found got held how kept made meant odd off once opened shown so
+    wanted what
+"""
+BANNED_WORDS, BANNED_NAMES = frozenset(WORDS.split()), frozenset(NAMES.split())
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of all that a module defines, but tests, which are named as sentences."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name, lineno=line) | ast.AsyncFunctionDef(name=name, lineno=line):
+                if not name.startswith("test_"):
+                    yield line, name
+            case ast.ClassDef(name=name, lineno=line) | ast.arg(arg=name, lineno=line):
+                yield line, name
+            case (
+                ast.Name(id=name, ctx=ast.Store(), lineno=line)
+                | ast.Attribute(attr=name, ctx=ast.Store(), lineno=line)
+            ):
+                yield line, name
+            case ast.MatchAs(name=str(name), lineno=line) | ast.MatchStar(name=str(name), lineno=line):
+                yield line, name
+
+
+def find_banned(name: str) -> set[str]:
+    """Return the banned words in an identifier.
+
+    >>> find_banned("whereabouts_of_rows"), find_banned("kept"), find_banned("kept_tokens")
+    ({'whereabouts'}, {'kept'}, set())
+    """
+    words = {word.lower() for word in WORD.findall(name)}
+    return (words & BANNED_WORDS) | ({name.lower().strip("_")} & BANNED_NAMES)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_are_plain(folder: str) -> None:
+    problems = [
+        f"{path.relative_to(ROOT)}:{line}: {name} ({', '.join(sorted(banned))})"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, name in identifiers(ast.parse(path.read_text(encoding="utf-8")))
+        if (banned := find_banned(name))
+    ]
+    assert not problems, "names that say nothing:\n" + "\n".join(problems)
+
+
+def test_the_glossary_names_classes_and_packages_that_exist() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    cells = [line.strip("|").rpartition("|")[2] for line in page.splitlines() if line.startswith("| ")]
+    terms = {term for cell in cells for term in re.findall(r"`([\w.]+)`", cell)}
+    modules = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "src").rglob("*.py")
+    }
+    classes = {
+        node.name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(terms) > 40
+    assert not terms - modules - classes, "the glossary names what does not exist"
+
+
+def test_the_words_of_the_glossary_are_settings_that_exist() -> None:
+    from triform.config.settings import SETTING_TYPES
+
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    settings = set(re.findall(r"`((?:model|train|decode|data|tokenizer)\.\w+)`", page))
+    assert len(settings) >= 8
+    assert not settings - SETTING_TYPES.keys()
