@@ -14,12 +14,13 @@ FOLDERS = ("src", "tests", "benchmarks")
 WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")  # of snake_case, CamelCase and UPPER_CASE
 # Words of everyday speech that name nothing: not allowed in any identifier, alone or as a part of it.
 WORDS = """
-    alike among apart around ask asked asks bare beat began begun beside board carry chance chorus consult crew drawn
-    ear ears fact folded given halves hear heard here inward judge judged lacking learner learners least lesson
-    lessons listener listeners look looked maker mine most never our outward pace place places population put puts
-    resident room rowwise rung said say says seal settle settled sight some spelled spoken straight stretches stuff
-    take taken takes tall tallies tally tell tells these thing things those together told tried trouble truth turned
-    undisturbed unfit usual voice watched way ways where whereabouts which who whole whom whose wild worth wrote
+    alike among apart around ask asked asks bare beat began begun beside board carry chance chorus consult
+    crew drawn ear ears fact folded given halves hear heard here inward judge judged lacking learner learners
+    least lesson lessons listener listeners look looked maker mine most never our outward pace place places
+    population put puts resident room rowwise rung said say says seal settle settled sight some spelled spoken
+    straight stretches stuff take taken takes tall tallies tally tell tells these thing things those together
+    told tried trouble truth turned undisturbed unfit usual voice watched way ways where whereabouts which who
+    whole whom whose wild worth wrote
 """
 # Words that say nothing by themselves, though they may be a part of a name, as in `n_found` or `kept_tokens`.
 NAMES = """

@@ -309,7 +309,7 @@ def test_a_run_folder_holds_what_the_design_says_and_nothing_pickled(
 def test_a_stored_config_leaves_nothing_open(request: pytest.FixtureRequest, name: str) -> None:
     run = request.getfixturevalue(name)
     stored = tomllib.loads((run / "config.toml").read_text())
-    assert stored["format"] == 1
+    assert stored["format"] == 2
     assert stored["triform"] == package.__version__
     assert stored["tokenizer"]["kind"] != "auto"
     unset_sizes = [stored["data"]["max_len"], stored["tokenizer"]["vocab_size"], stored["train"]["lr"]]
