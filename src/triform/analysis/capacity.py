@@ -1,4 +1,4 @@
-"""What a device can hold and how much work a token is, from the costs on paper."""
+"""How large a batch fits into memory, and how much work a training token is, from estimated costs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ from dataclasses import replace
 from triform.analysis.costs import Workload, estimate_costs
 from triform.config import Config, DataSizes
 
-MEMORY_HEADROOM = 0.2  # of a device's memory: for workspaces, passing buffers and the framework
+MEMORY_HEADROOM = 0.2  # share of a device's memory for workspaces, temporary buffers and the framework
+DEFAULT_BATCH_SIZE = 16
 
 
-def build_workload(config: Config, length: int, *, bf16: bool, gpu: bool = True) -> Workload:
-    """How a run uses its model, with texts of so many tokens."""
+def build_workload(config: Config, length: int, *, bf16: bool, gpu: bool = True, **trainable: int) -> Workload:
+    """The workload of a training run with texts of `length` tokens.
+
+    Args:
+        config: The settings of the run. Without a batch size, `DEFAULT_BATCH_SIZE` is assumed.
+        length: Tokens in each text.
+        bf16: Whether matrix products are computed in bfloat16.
+        gpu: Whether the model is on a GPU, where dropout stores one byte per element.
+        **trainable: `trainable` and `adapters` of the workload, if not all parameters are trained.
+    """
     train = config.train
+    batch_size = max(1, train.batch_tokens // length) if train.batch_tokens else DEFAULT_BATCH_SIZE
     return Workload(
-        batch_size=train.batch_size or max(1, train.batch_tokens // length),
+        batch_size=train.batch_size or batch_size,
         length=length,
         optimizer=train.optimizer,
         momentum=train.momentum,
         precision="bf16" if bf16 else "fp32",
         gpu=gpu,
+        **trainable,
     )
 
 
 def find_max_batch_size(config: Config, sizes: DataSizes, workload: Workload, memory_bytes: int) -> int:
-    """The most texts at once that train within so many bytes; 0 where not even one does."""
+    """The largest number of texts in a batch that trains within `memory_bytes`; 0 if not even one text fits."""
 
     def fits(batch_size: int) -> bool:
         needed = estimate_costs(config, sizes, replace(workload, batch_size=batch_size)).training_bytes
@@ -42,19 +53,19 @@ def find_max_batch_size(config: Config, sizes: DataSizes, workload: Workload, me
 
 
 def split_batch(config: Config, max_batch_size: int) -> dict[str, int]:
-    """Settings with which a step learns from as much as before, in batches of at most so many texts."""
+    """Settings for the same number of texts per step, in micro-batches of at most `max_batch_size` texts."""
     train = config.train
     name = "batch_size" if train.batch_size else "batch_tokens"
     full_size = train.batch_size or train.batch_tokens
     max_size = max(1, max_batch_size if train.batch_size else max_batch_size * config.data.max_len)
     min_parts = -(-full_size // max_size)
-    # a number of parts that leaves them equal, if one is near; else a little more is learned from
+    # Prefer a number of parts that divides the batch; otherwise a step uses a few texts more.
     n_parts = next((n for n in range(min_parts, 2 * min_parts) if full_size % n == 0), min_parts)
     return {f"train.{name}": -(-full_size // n_parts), "train.grad_accumulation": train.grad_accumulation * n_parts}
 
 
 def training_flops_per_token(config: Config, sizes: DataSizes, length: int) -> float:
-    """Operations of learning from one token: forward and backward, without what masks hide."""
+    """Floating-point operations to train on one token, forward and backward, without masked attention."""
     costs_per_text = estimate_costs(config, sizes, Workload(batch_size=1, length=length))
     n_sides = 2 if config.task == "translate" else 1
     return 3 * costs_per_text.needed_forward_flops / (n_sides * length)

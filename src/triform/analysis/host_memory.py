@@ -1,4 +1,4 @@
-"""Whether the memory of this computer can hold a model, told before any of it is built."""
+"""Check that a model fits into the memory of this computer before any of it is built."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from triform.config import Config, DataSizes
 from triform.errors import ConfigError
 
 GIB = 2**30
-BYTES_PER_NUMBER = 4  # bytes of a number
+BYTES_PER_WEIGHT = 4  # float32
 MEMINFO, PROC_STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
-CGROUP_FILES = (  # limit and use of a container: of control groups 2, then of 1
+CGROUP_FILES = (  # limit and usage of a container: control groups version 2, then version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
         Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
-# What makes each role of a parameter large, in the order in which to lower it.
+# The settings that make the parameters of each role many, in the order in which to lower them.
 SETTINGS_BY_ROLE = {
     "tokens": "the vocabulary (tokenizer.vocab_size), model.bigram_buckets or model.d_model",
     "output": "the vocabulary (tokenizer.vocab_size), model.head_hidden or model.d_model",
@@ -30,10 +30,12 @@ SETTINGS_BY_ROLE = {
 
 
 def require_memory(config: Config, sizes: DataSizes) -> None:
-    """Refuse a model whose weights alone do not fit into memory; counted by formulas, so that it takes no time."""
-    _validate_sizes(config, sizes)
+    """Raise a ConfigError if the weights of a model alone do not fit into memory.
+
+    The weights are counted by formulas, so this takes no time. A size that is missing is an error, too.
+    """
     parameters = count_parameters(config, sizes)
-    needed_bytes = BYTES_PER_NUMBER * (parameters.total + _count_table_elements(config, sizes))
+    needed_bytes = BYTES_PER_WEIGHT * (parameters.total + _count_table_elements(config, sizes))
     available_bytes = available_memory()
     if needed_bytes <= available_bytes:
         return
@@ -51,20 +53,8 @@ def require_memory(config: Config, sizes: DataSizes) -> None:
     )
 
 
-def _validate_sizes(config: Config, sizes: DataSizes) -> None:
-    """Nothing is left open of what a stored config must say."""
-    model = config.model
-    required = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
-    values = {f"model.{name}": getattr(model, name) for name in required} | {"data.max_len": sizes.max_len}
-    for name, value in values.items():
-        if not value:
-            raise ConfigError(f"{name}=0 does not say how large the model is: it must be above 0")
-    if config.task == "classify" and not sizes.n_labels:
-        raise ConfigError("data.labels names no labels, so nothing says what a text may be")
-
-
 def _count_table_elements(config: Config, sizes: DataSizes) -> int:
-    """Numbers that are computed rather than trained, and kept all the same."""
+    """Numbers that are computed instead of trained, but stored like weights: tables of positions."""
     model = config.model
     if model.positions in ("sinusoidal", "sinusoidal_halves"):
         return sizes.max_len * model.d_model
@@ -72,7 +62,7 @@ def _count_table_elements(config: Config, sizes: DataSizes) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still have: of the computer, its container, and the limit of the process."""
+    """Bytes that this process can still allocate: the least of what computer, container and process limit allow."""
     return max(0, min(_machine_memory(), *map(_container_memory, CGROUP_FILES), _process_memory()))
 
 
@@ -80,7 +70,7 @@ def _machine_memory() -> int:
     available_bytes = _read_field(MEMINFO, "MemAvailable:")
     if available_bytes is not None:
         return available_bytes
-    try:  # elsewhere all that there is: better than no limit
+    try:  # other systems: all physical memory is better than no limit
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return sys.maxsize
@@ -95,15 +85,15 @@ def _container_memory(files: tuple[Path, Path]) -> int:
 
 
 def _reclaimable_memory(stat: Path) -> int:
-    """Of what counts as used, the cache of files, which the system gives up when memory is short."""
-    for prefix in ("total_", ""):  # control groups 1 count the groups inside with the first
+    """The part of used memory that caches files, which the system frees when memory is short."""
+    for prefix in ("total_", ""):  # version 1 counts nested groups under total_
         if (inactive := _read_field(stat, f"{prefix}inactive_file", unit=1)) is not None:
             return inactive + (_read_field(stat, f"{prefix}active_file", unit=1) or 0)
     return 0
 
 
 def _process_memory() -> int:
-    """What a limit such as `ulimit -v` leaves."""
+    """What a limit such as `ulimit -v` leaves to this process."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource
@@ -113,7 +103,7 @@ def _process_memory() -> int:
 
 
 def _read_field(file: Path, name: str, *, unit: int = 1024) -> int | None:
-    """A number of a file that has lines of names and numbers."""
+    """Read the number after a name from a file with one name and number per line."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -119,20 +119,16 @@ def count_parameters(config: Config, sizes: DataSizes) -> ParameterBudget:
 
 
 def validate_sizes(config: Config, sizes: DataSizes) -> None:
-    """Every size that a formula needs is there."""
+    """Raise a ConfigError if a size is missing that the number of parameters depends on."""
     model = config.model
     needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
-    unset = [name for name in needed if not getattr(model, name)]
-    if unset:
-        raise ConfigError(
-            f"model.{unset[0]} is left open, so nothing can be counted: --set model.{unset[0]}=NUMBER"
-        )
-    required = {"--vocab-size": sizes.vocab_size, "--max-len": sizes.max_len}
-    if config.task == "classify":
-        required["--labels"] = sizes.n_labels
-    for option, size in required.items():
-        if size < 1:
-            raise ConfigError(f"a size is missing that depends on the data: give {option} NUMBER")
+    missing = [f"model.{name}=0: it must be above 0" for name in needed if not getattr(model, name)]
+    missing += ["the size of the vocabulary is unknown: give --vocab-size NUMBER"] * (sizes.vocab_size < 1)
+    missing += ["data.max_len=0: it must be above 0; give --max-len NUMBER"] * (sizes.max_len < 1)
+    if config.task == "classify" and sizes.n_labels < 1:
+        missing.append("data.labels is empty, so the number of labels is unknown: give --labels NUMBER")
+    if missing:
+        raise ConfigError(missing[0])
 
 
 class _TransformerCounter:

@@ -1,10 +1,9 @@
-"""`triform params`: how many parameters a model has and what it costs, without building it."""
+"""`triform params`: count the parameters of a model and estimate what it costs, without building it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,12 +20,8 @@ from triform.cli.model_argument import (
 )
 from triform.cli.options import JsonOption, NoVerifyOption, SetOption, print_json
 from triform.errors import ConfigError
-from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
-    from triform.analysis.costs import Costs, FlopItem, MemoryItem, Workload
-    from triform.analysis.parameters import ParameterBudget, ParameterGroup, ParameterRow
-    from triform.analysis.reported_counts import ReconciliationStep
     from triform.config import Config, DataSizes
     from triform.config.settings import Settings
 
@@ -53,10 +48,12 @@ def params(
     no_verify: NoVerifyOption = False,
 ) -> None:
     """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
+    from triform.analysis.capacity import build_workload
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
     from triform.analysis.reported_counts import is_published_model, reconcile_counts
     from triform.config.settings import parse_assignments
+    from triform.reporting.parameter_report import print_report, report_to_dict
 
     _validate_non_negative(
         vocab_size=vocab_size, max_len=max_len, labels=labels, batch_size=batch_size, length=length
@@ -74,18 +71,23 @@ def params(
     arguments = replace(arguments, no_verify=no_verify)
     resolved_config, sizes = resolve_model(arguments)
     param_budget = count_parameters(resolved_config, sizes)
-    cost = estimate_costs(
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
+    if length > sizes.max_len:
+        raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
+    workload = build_workload(
         resolved_config,
-        sizes,
-        _build_workload(resolved_config, sizes, length, device, **_count_trainable(resolved_config, sizes)),
+        length or sizes.max_len,
+        bf16=resolved_config.train.precision == "bf16",
+        gpu=device == "cuda",
+        **_count_trainable(resolved_config, sizes),
     )
+    costs = estimate_costs(resolved_config, sizes, workload)
     steps = reconcile_counts(param_budget) if is_published_model(resolved_config, sizes) else ()
     if json_:
-        print_json(_report_to_dict(arguments.name, resolved_config, param_budget, cost, steps))
+        print_json(report_to_dict(arguments.name, resolved_config, param_budget, costs, steps))
         return
-    echo(f"{arguments.name}: {param_budget.form}, {param_budget.total:,} parameters")
-    for section in _build_sections(param_budget, cost, steps):
-        _print_section(section)
+    print_report(arguments.name, param_budget, costs, steps)
 
 
 def _validate_non_negative(**values: int) -> None:
@@ -95,7 +97,7 @@ def _validate_non_negative(**values: int) -> None:
 
 
 def _count_trainable(config: Config, sizes: DataSizes) -> dict[str, int]:
-    """Where not everything learns, how much does: of a model that is built without its numbers."""
+    """How many parameters are trained, if not all of them are; counted in a model without weights."""
     if config.train.freeze_layers < 0 and not config.train.lora_rank:
         return {}
     import torch
@@ -107,239 +109,3 @@ def _count_trainable(config: Config, sizes: DataSizes) -> dict[str, int]:
         model = build_untrained_model(config, sizes)
         freeze_parameters(model, config)
     return count_trainable(model)._asdict()
-
-
-def _build_workload(config: Config, sizes: DataSizes, length: int, device: str, **trainable: int) -> Workload:
-    from triform.analysis.costs import Workload
-
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
-    train = config.train
-    if length > sizes.max_len:
-        raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
-    length = length or sizes.max_len
-    return Workload(
-        batch_size=train.batch_size or max(1, train.batch_tokens // length) * bool(train.batch_tokens) or 16,
-        length=length,
-        optimizer=train.optimizer,
-        momentum=train.momentum,
-        precision="bf16" if train.precision == "bf16" else "fp32",
-        gpu=device == "cuda",
-        **trainable,
-    )
-
-
-TextRows = list[tuple[str, ...]]
-
-
-class Section(NamedTuple):
-    """A table of the report, with a line above it and a remark below it, either of which may be empty."""
-
-    rows: TextRows
-    align: str
-    title: str = ""
-    remark: str = ""
-
-
-def _build_sections(
-    param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
-) -> list[Section]:
-    sections = [
-        _symbols_section(param_budget),
-        _components_section(param_budget, cost.workload),
-        *_memory_sections(cost),
-        _flops_section(cost),
-    ]
-    return [*sections, _reconciliation_section(steps)] if steps else sections
-
-
-def _print_section(section: Section) -> None:
-    echo()
-    if section.title:
-        echo(section.title)
-    print_table(section.rows, section.align)
-    if section.remark:
-        echo(f"\n{section.remark}")
-
-
-def _symbols_section(param_budget: ParameterBudget) -> Section:
-    symbols = [(symbol.name, f"{symbol.value:,}", symbol.meaning) for symbol in param_budget.symbols]
-    return Section([("symbol", "value", "meaning"), *symbols], "lrl")
-
-
-def _components_section(param_budget: ParameterBudget, workload: Workload) -> Section:
-    rows: TextRows = [("component", "formula", "in numbers", "each", "times", "total", "share", "")]
-    for group in param_budget.groups:
-        name = f"{group.name}, {group.layers} layers" if group.layers > 1 else group.name
-        per_layer = f"{group.per_layer:,}" if group.layers > 1 else ""
-        n_layers = f"{group.layers}" if group.layers > 1 else ""
-        share = _format_share(group.total, param_budget.total)
-        rows.append((name, "", "", per_layer, n_layers, f"{group.total:,}", share, ""))
-        rows += [_format_component_row(group, row, param_budget.total) for row in group.lines]
-    note = f"sharing saves {param_budget.shared:,}" if param_budget.shared else ""
-    name = "all, every one trained" if workload.trainable is None else "all"
-    rows.append((name, "", "", "", "", f"{param_budget.total:,}", "100.0 %", note))
-    if workload.adapters:
-        rows.append(
-            ("adapters beside them", "", "", "", "", f"{workload.adapters:,}", "", "added to them at the end")
-        )
-    if workload.trainable is not None:
-        share = _format_share(workload.trainable, param_budget.total)
-        rows.append(("what learns", "", "", "", "", f"{workload.trainable:,}", share, ""))
-    return Section(rows, "lllrrrrl")
-
-
-def _format_component_row(group: ParameterGroup, row: ParameterRow, total: int) -> tuple[str, ...]:
-    if row.tied:
-        return f"  {row.name}", row.formula, row.numbers, f"{row.per_instance:,}", "", "shared", "", row.note
-    if not row.formula:
-        return f"  {row.name}", "", "", "", "", "0", "", row.note
-    count = group.layers * row.total
-    multiplier = f"{row.times * group.layers}" if row.times * group.layers > 1 else ""
-    return (
-        *(f"  {row.name}", row.formula, row.numbers, f"{row.per_instance:,}"),
-        *(multiplier, f"{count:,}", _format_share(count, total), row.note),
-    )
-
-
-def _format_share(count: int, total: int) -> str:
-    return f"{100 * count / total:.1f} %"
-
-
-def _memory_sections(cost: Costs) -> list[Section]:
-    workload = cost.workload
-    device_text = "a GPU" if workload.gpu else "a CPU"
-    conditions = (
-        f"{workload.precision}, a batch of {workload.batch_size} × {workload.length} tokens, on {device_text}"
-    )
-    header = ("", "formula", "numbers", "bytes each", "memory", "")
-    training: TextRows = [header, *map(_format_memory_row, cost.training)]
-    note = "as if all learned" if workload.trainable is not None else ""
-    training += [("  activations", "", "", "", _format_bytes(cost.activation_bytes), note)]
-    training += [_format_memory_row(item, "    ") for item in cost.activations]
-    training += [("together", "", "", "", _format_bytes(cost.training_bytes), "")]
-    inference: TextRows = [header, *map(_format_memory_row, cost.inference)]
-    inference += [(f"    for {name}", "", "", "", f"{size:,} B", "") for name, size in cost.cache_per_token]
-    inference += [("together", "", "", "", _format_bytes(cost.inference_bytes), "")]
-    return [
-        Section(training, "llrrrl", title=f"memory to train: {conditions}"),
-        Section(inference, "llrrrl", title=f"memory to use it: {conditions}", remark=MEMORY_NOTE),
-    ]
-
-
-MEMORY_NOTE = (
-    "B texts of T tokens (S of a source), no padding. Activations are what autograd keeps for the\n"
-    "backward pass; passing buffers of kernels and torch itself come on top: leave a fifth of the memory free."
-)
-
-
-def _format_memory_row(item: MemoryItem, indent: str = "  ") -> tuple[str, ...]:
-    return (
-        indent + item.name,
-        item.formula,
-        f"{item.count:,}",
-        f"{item.bytes_each}",
-        _format_bytes(item.total),
-        item.note,
-    )
-
-
-def _format_bytes(count: int) -> str:
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{count:,} B" if units[0] == "B" else f"{size:,.1f} {units[0]}"
-
-
-def _flops_section(cost: Costs) -> Section:
-    length = cost.workload.length
-    rows: TextRows = [("operations forward", "formula for one", "for one", "", "for a text", "")]
-    rows += [_format_flops_row(flops) for flops in cost.flop_items]
-    for kind, count in cost.flops_per_token.items():
-        rows.append(
-            (f"a {kind}", "", _format_operations(count), "", "", f"{_format_operations(3 * count)} in training")
-        )
-    rows.append(
-        (f"a text of {length} tokens, every key read", "", "", "", _format_operations(cost.forward_flops), "")
-    )
-    rows.append(("a text, only what masks leave", "", "", "", _format_operations(cost.needed_forward_flops), ""))
-    step_name = f"a training step of {cost.workload.batch_size} texts"
-    rows.append((step_name, "", "", "", _format_operations(cost.step_flops), "3 × forward"))
-    return Section(rows, "llrrrl", remark=FLOPS_NOTE)
-
-
-FLOPS_NOTE = (
-    "Matrix products only, two operations for a multiplication with its addition; backward costs twice forward.\n"
-    "Attention counts as if every token read every token; what masks and windows leave is said beside it."
-)
-
-
-def _format_flops_row(flops: FlopItem) -> tuple[str, ...]:
-    note = f"{_format_operations(flops.needed)} after masks" if flops.needed != flops.total else ""
-    per_unit = _format_operations(flops.per_unit)
-    return f"  {flops.name}", flops.formula, per_unit, f"a {flops.per}", _format_operations(flops.total), note
-
-
-def _format_operations(count: int) -> str:
-    size, units = float(count), ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:,.0f} {units[0]}" if units[0] == "FLOP" else f"{size:,.2f} {units[0]}"
-
-
-def _reconciliation_section(steps: Sequence[ReconciliationStep]) -> Section:
-    from triform.analysis.reported_counts import PUBLISHED_COUNT
-
-    rows: TextRows = [("a published count for these sizes, and this one", "change", "sum", "")]
-    rows += [(f"  {step.name}", f"{step.change:+,}", f"{step.sum:,}", step.why) for step in steps]
-    rows.append(("this model, exactly", "", f"{steps[-1].sum:,}", f"published {PUBLISHED_COUNT:,}"))
-    return Section(rows, "lrrl", remark=HEADS_NOTE)
-
-
-HEADS_NOTE = (
-    "Attention's matrices do not grow with the number of heads: H heads of d / H each are d wide together, which\n"
-    "makes 4·d·d weights for 1 head, for 8 or for 64."
-)
-
-
-def _report_to_dict(
-    name: str, config: Config, param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
-) -> dict[str, Any]:
-    groups = [
-        {
-            **asdict(group),
-            "per_layer": group.per_layer,
-            "total": group.total,
-            "lines": [{**asdict(row), "each": row.per_instance, "total": row.total} for row in group.lines],
-        }
-        for group in param_budget.groups
-    ]
-    return {
-        "name": name,
-        "task": config.task,
-        "form": param_budget.form,
-        "parameters": param_budget.total,
-        "trainable": param_budget.total if cost.workload.trainable is None else cost.workload.trainable,
-        "adapters": cost.workload.adapters,
-        "shared": param_budget.shared,
-        "letters": {symbol.name: symbol.value for symbol in param_budget.symbols},
-        "parts": groups,
-        "use": asdict(cost.workload),
-        "memory": {
-            "training_bytes": cost.training_bytes,
-            "activation_bytes": cost.activation_bytes,
-            "inference_bytes": cost.inference_bytes,
-            "cache_bytes_per_token": dict(cost.cache_per_token),
-            "training": [{**asdict(item), "total": item.total} for item in (*cost.training, *cost.activations)],
-            "inference": [{**asdict(item), "total": item.total} for item in cost.inference],
-        },
-        "operations": {
-            "forward_per_token": cost.flops_per_token,
-            "training_per_token": {kind: 3 * count for kind, count in cost.flops_per_token.items()},
-            "forward_per_text": cost.forward_flops,
-            "forward_per_text_needed": cost.needed_forward_flops,
-            "training_step": cost.step_flops,
-            "forward": [{**asdict(flops), "total": flops.total} for flops in cost.flop_items],
-        },
-        "reconciliation": [asdict(step) for step in steps],
-    }
