@@ -295,7 +295,7 @@ def load(
         >>> triform.load("no/such/run")
         Traceback (most recent call last):
         ...
-        triform.errors.CheckpointError: no/such/run: is not a run folder: it has no config.toml
+        triform.errors.CheckpointError: no/such/run: no such run folder
     """
     torch_device = resolve_device(device)
     folder = RunFolder(Path(path), verify=verify)

@@ -170,13 +170,11 @@ def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
 def test_doctor_names_the_kernel_for_each_kind_of_attention_and_why(triform: Command) -> None:
     result = triform("doctor")
     assert result.code == 0, result.err
-    lines = [
-        line.removeprefix("attention    ") for line in result.out.splitlines() if line.startswith("attention ")
-    ]
-    kernels = dict(line.split(" -> ") for line in lines)
+    lines = [line for line in result.out.splitlines() if line.startswith("attention ")]
+    kernels = dict(line.removeprefix("attention").strip().split(" -> ") for line in lines)
     names = {kind: description.partition(": ")[0] for kind, description in kernels.items()}
     assert names["every token, or every earlier one"] == names["positions=t5 or alibi"] == "fused"
-    assert names["score=additive"] == names["positions=relative"] == "formula"
+    assert names["attention_score=additive"] == names["positions=relative"] == "formula"
     assert names["a window of 128 in 2048 tokens"] in ("fused in pieces", "flex")
     assert names["rows packed without padding"] in ("fused in pieces", "flash")
     for description in kernels.values():

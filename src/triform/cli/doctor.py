@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from triform.cli.options import JsonOption, print_json
-from triform.formatting import echo
+from triform.formatting import echo, print_table
 
 PACKAGES = (
     *("torch", "numpy", "tokenizers", "safetensors", "scikit-learn", "scipy", "sacrebleu", "typer", "rich"),
@@ -103,7 +103,7 @@ def _inspect_attention() -> dict[str, str]:
         "a window of 128 in 2048 tokens": (causal_mask & window_mask(128), model_config),
         "rows packed without padding": (PackedMask([256] * 8, [256] * 8), model_config),
         "positions=t5 or alibi": (full_mask, replace(model_config, positions="alibi")),
-        "score=additive": (causal_mask, replace(model_config, attention_score="additive")),
+        "attention_score=additive": (causal_mask, replace(model_config, attention_score="additive")),
         "positions=relative": (causal_mask, replace(model_config, positions="relative")),
     }
     kernels = {}
@@ -132,7 +132,7 @@ def _inspect_disk() -> dict[str, float]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    rows: list[tuple[str, str]] = [("python", report["python"]), ("system", report["system"])]
+    rows: list[tuple[str, str]] = [("checked", "found"), ("python", report["python"]), ("system", report["system"])]
     rows += [(name, version or "missing") for name, version in report["packages"].items()]
     for extra, packages in report["extras"].items():
         versions = (
@@ -141,10 +141,9 @@ def _print_report(report: dict[str, Any]) -> None:
         rows.append((f"[{extra}]", ", ".join(versions)))
     rows += [(name, _format_pairs(report[name])) for name in ("devices", "disk") if name in report]
     rows += [("attention", f"{name} -> {choice}") for name, choice in report.get("attention", {}).items()]
-    for name, text in rows:
-        echo(f"{name:<15} {text}")
+    print_table(rows, align="ll")
     for problem in report["problems"]:
-        echo(f"problem         {problem}", err=True)
+        echo(f"problem: {problem}", err=True)
     if not report["problems"]:
         echo("all good")
 
