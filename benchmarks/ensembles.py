@@ -24,7 +24,7 @@ import torch
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 
-VOCAB_WORDS = 5_751  # with the four special tokens R4's vocabulary
+VOCAB_WORDS = 5_751  # with the four special tokens, the vocabulary of the speeches
 
 
 def generate_text(n_words: int, n_kinds: int) -> str:

@@ -33,7 +33,7 @@ class PlainLM(nn.Module):
 
 
 class PlainTranslator(nn.Module):
-    """nn.Transformer with embeddings and a head, as R3's report has it."""
+    """nn.Transformer with embeddings and a head, as the report on TED talks has it."""
 
     def __init__(self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, dropout: float) -> None:
         super().__init__()

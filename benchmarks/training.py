@@ -2,7 +2,7 @@
 
 Each contestant learns in turn for some steps at a time from batches of one shape: ours by its trainer, the peers
 scripts do it, with AdamW, clipping and cross entropy in float32. `--only` takes some of: character, words, sets
-(R3's four translators), shakespeare, gpt2. On a CPU only `character` and `words` are run.
+(the four TED translators), shakespeare, gpt2. On a CPU only `character` and `words` are run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def build_window_sampler(
 
 
 def measure_characters(report: BenchmarkReport, folder: Path) -> None:
-    """R1's model; on a CPU also one of 0.8M, 12 × 64 tokens."""
+    """The Shakespeare character model; on a CPU also one of 0.8M, 12 × 64 tokens."""
     text = write_characters(folder / "text.txt", 300_000)
     n_steps = 2 if report.quick else 100 if report.cuda else 20
     with open_trainer(report, folder, "generate", "shakespeare-char", **{"data.train": text}) as trainer:
@@ -115,7 +115,11 @@ def measure_characters(report: BenchmarkReport, folder: Path) -> None:
             "torch.nn eager": build_peer_run(plain_step, n_steps),
         }
         report.measure(
-            "R1's character model, 16 × 32", contestants, 2 if report.quick else 7, units=n_steps, unit="steps"
+            "Shakespeare character model, 16 × 32",
+            contestants,
+            2 if report.quick else 7,
+            units=n_steps,
+            unit="steps",
         )
     if report.cuda:
         return
@@ -139,7 +143,7 @@ def measure_characters(report: BenchmarkReport, folder: Path) -> None:
 
 
 def measure_words(report: BenchmarkReport, folder: Path) -> None:
-    """R4's language model, with its 5,755 words."""
+    """The language model of speeches, with its 5,755 words."""
     text = write_words(folder / "words.txt", 60_000, 5_751, 20)
     n_steps = 2 if report.quick else 100 if report.cuda else 10
     with open_trainer(report, folder, "generate", "speeches-lm", **{"data.train": text}) as trainer:
@@ -150,12 +154,12 @@ def measure_words(report: BenchmarkReport, folder: Path) -> None:
             "torch.nn eager": build_peer_run(plain_step, n_steps),
         }
         report.measure(
-            "R4's language model, 16 × 32", contestants, 2 if report.quick else 7, units=n_steps, unit="steps"
+            "Speeches language model, 16 × 32", contestants, 2 if report.quick else 7, units=n_steps, unit="steps"
         )
 
 
 def measure_translators(report: BenchmarkReport, folder: Path) -> None:
-    """R3's four translators, 16 pairs of 32 tokens a side."""
+    """The four TED translators, 16 pairs of 32 tokens a side."""
     pairs = write_words(folder / "pairs.tsv", 2 * 31 * 3_000, 7_996, 31, columns=2)
     n_steps = 1 if report.quick else 20
     for set_number, (n_layers, n_heads, d_model, dropout) in enumerate(
@@ -171,7 +175,11 @@ def measure_translators(report: BenchmarkReport, folder: Path) -> None:
                 "nn.Transformer eager": build_peer_run(plain_step, n_steps),
             }
             report.measure(
-                f"R3, set {set_number}, 16 × 32", contestants, 1 if report.quick else 5, units=n_steps, unit="steps"
+                f"TED set {set_number}, 16 × 32",
+                contestants,
+                1 if report.quick else 5,
+                units=n_steps,
+                unit="steps",
             )
 
 

@@ -47,9 +47,9 @@ def reproduce(
     from triform.errors import ConfigError
     from triform.experiments.reproduce.options import ReproduceOptions
     from triform.experiments.reproduce.runner import reproduce as run
+    from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
     from triform.experiments.reproduce.systems import match_systems
     from triform.experiments.reproduce.tables import format_section
-    from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY
     from triform.experiments.reproduce.why.runner import why_transformers
     from triform.experiments.reproduce.why.tables import format_section as why_section
 
@@ -74,16 +74,16 @@ def reproduce(
 
 
 def _print_systems(*, as_json: bool) -> None:
-    from triform.experiments.reproduce.systems import SYSTEMS
-    from triform.experiments.reproduce.why.parts import COMPARISON_TASKS, MODEL_KINDS, STUDY_NAME, STUDY_TITLE
+    from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, load_systems
+    from triform.experiments.reproduce.why.comparison import STUDY_TITLE, load_comparison_tasks
 
+    systems, parts = load_systems().values(), load_comparison_tasks()
     if as_json:
-        parts = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in COMPARISON_TASKS}
+        part_entries = {part.name: {"task": part.system.task, "seeds": part.seeds} for part in parts}
         print_json(
             {
                 system.name: {
                     "title": system.title,
-                    "report": system.report,
                     "task": system.task,
                     "set": system.dataset,
                     "variants": {
@@ -91,14 +91,15 @@ def _print_systems(*, as_json: bool) -> None:
                         for system_variant in system.variants
                     },
                 }
-                for system in SYSTEMS.values()
+                for system in systems
             }
-            | {STUDY_NAME: {"title": STUDY_TITLE, "parts": parts}}
+            | {WHY_TRANSFORMERS: {"title": STUDY_TITLE, "parts": part_entries}}
         )
         return
-    width = max(len(name) for name in SYSTEMS)
-    for system in SYSTEMS.values():
+    width = max(len(system.name) for system in systems)
+    for system in systems:
         variants = ", ".join(variant.name for variant in system.variants)
-        echo(f"{system.name:<{width}} {system.report:<9} {system.title} ({system.dataset}): {variants}")
-    datasets = ", ".join(part.system.dataset for part in COMPARISON_TASKS)
-    echo(f"{STUDY_NAME:<{width}} {'':<9} {STUDY_TITLE} ({datasets}): {', '.join(MODEL_KINDS)}")
+        echo(f"{system.name:<{width}} {system.title} ({system.dataset}): {variants}")
+    datasets = ", ".join(part.system.dataset for part in parts)
+    models = ", ".join(variant.name for variant in parts[0].variants)
+    echo(f"{WHY_TRANSFORMERS:<{width}} {STUDY_TITLE} ({datasets}): {models}")

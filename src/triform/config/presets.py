@@ -1,6 +1,6 @@
-"""Named settings, as functions: the reference systems under their reported settings, and models by size.
+"""Presets: the reference systems with their reported settings, and models by size.
 
-A preset is called with the task it is wanted for. A reference system has a task of its own; a size fits any.
+A preset of a reference system has a task of its own; a size (`tiny`, `small`, `base`) fits any task.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from triform.config import (
 from triform.config.settings import suggest_name
 from triform.errors import ConfigError
 
-ADAM_BETAS = (0.9, 0.999)  # torch's defaults, which the reference systems used
+ADAM_BETAS = (0.9, 0.999)  # torch's defaults, which the reports used
 
 
 def imdb_encoder() -> Config:
-    """R0: IMDb sentiment from scratch. Reported: 62.38 % test accuracy after one epoch."""
+    """IMDb sentiment from scratch. Reported: 62.38 % test accuracy after one epoch."""
     return Config(
         task="classify",
         data=DataConfig(max_len=256),
@@ -41,7 +41,7 @@ def imdb_encoder() -> Config:
 
 
 def shakespeare_char() -> Config:
-    """R1: a character language model on tiny Shakespeare."""
+    """A character language model on tiny Shakespeare."""
     # The report estimates losses on 200 random batches; here the whole validation part is scored.
     return Config(
         task="generate",
@@ -60,7 +60,7 @@ def shakespeare_char() -> Config:
 
 
 def _ted_preset(n_layers: int, n_heads: int, d_model: int, dropout: float) -> Config:
-    """R3 gives sizes, dropout, batch and epochs; what it leaves unsaid is chosen so that all four sets train."""
+    """The report gives sizes, dropout, batch size and epochs; the rest is chosen so that all four sets train."""
     return Config(
         task="translate",
         data=DataConfig(max_len=128),
@@ -77,22 +77,22 @@ def _ted_preset(n_layers: int, n_heads: int, d_model: int, dropout: float) -> Co
 
 
 def ted_set1() -> Config:
-    """R3, set 1: 2 layers, 8 heads, 512 wide. Reported: BLEU 0.3745."""
+    """TED talks, English to French, set 1: 2 layers, 8 heads, 512 wide. Reported: BLEU 0.3745."""
     return _ted_preset(2, 8, 512, 0.1)
 
 
 def ted_set2() -> Config:
-    """R3, set 2: 4 layers, 8 heads, 512 wide. Reported: BLEU 0.3796."""
+    """TED talks, English to French, set 2: 4 layers, 8 heads, 512 wide. Reported: BLEU 0.3796."""
     return _ted_preset(4, 8, 512, 0.2)
 
 
 def ted_set3() -> Config:
-    """R3, set 3: 4 layers, 12 heads, 768 wide. Reported: BLEU 0.3854."""
+    """TED talks, English to French, set 3: 4 layers, 12 heads, 768 wide. Reported: BLEU 0.3854."""
     return _ted_preset(4, 12, 768, 0.2)
 
 
 def ted_set4() -> Config:
-    """R3, set 4: 6 layers, 12 heads, 768 wide. Reported: failed to train, BLEU 0.3154."""
+    """TED talks, English to French, set 4: 6 layers, 12 heads, 768 wide. Reported: failed to train, BLEU 0.3154."""
     return _ted_preset(6, 12, 768, 0.1)
 
 
@@ -117,7 +117,7 @@ def multi30k_tiny() -> Config:
 def _speeches_preset(
     task: TaskName, d_ff: int, window: int = -1, epochs: float = 0.0, max_steps: int = 0
 ) -> Config:
-    """R4's common ground: word vocabulary, 32 tokens, 64 wide, 2 heads, 4 pre-norm layers, Adam 1e-3.
+    """Settings that the three speeches systems share: words, 32 tokens, 64 wide, 2 heads, 4 layers, Adam 1e-3.
 
     As in the report nothing is held out: the last weights are kept, unless a validation file is given.
     """
@@ -138,17 +138,17 @@ def _speeches_preset(
 
 
 def speeches_classifier() -> Config:
-    """R4: which of three presidents said it. Reported: 87.60 % (on a test set that leaks)."""
+    """Which of three presidents said it. Reported: 87.60 % (on a test set that leaks)."""
     return _speeches_preset("classify", d_ff=256, epochs=15)
 
 
 def speeches_lm() -> Config:
-    """R4: word language model. Reported perplexities: 375.02, 476.34, 414.64."""
+    """A word language model of speeches. Reported perplexities: 375.02, 476.34, 414.64."""
     return _speeches_preset("generate", d_ff=100, max_steps=500)
 
 
 def speeches_window() -> Config:
-    """R4: the same with a local window of 8. Reported perplexities: 368.99, 460.88, 402.49."""
+    """The language model of speeches with a local window of 8. Reported perplexities: 368.99, 460.88, 402.49."""
     return _speeches_preset("generate", d_ff=100, window=8, max_steps=500)
 
 
@@ -224,8 +224,8 @@ SYSTEM_PRESETS: dict[str, Callable[[], Config]] = {
 }
 SIZE_PRESETS: dict[str, Callable[[TaskName, ModelKind], Config]] = {"tiny": tiny, "small": small, "base": base}
 
-# What the reports' own data came to; enough to build a preset's model without any data. R0 and R3 do not say:
-# theirs is the default size of a byte BPE vocabulary, in R3 one for both languages.
+# The sizes of the data in the reports, enough to build the model of a preset without any data. The reports on IMDb
+# and TED give no vocabulary size: these presets have the default of a byte BPE vocabulary, for TED a joint one.
 DEFAULT_BPE_VOCAB_SIZE = 16_384
 REPORTED_SIZES: dict[str, DataSizes] = {
     "imdb-encoder": DataSizes(vocab_size=DEFAULT_BPE_VOCAB_SIZE, max_len=256, n_labels=2),
@@ -242,7 +242,16 @@ REPORTED_SIZES: dict[str, DataSizes] = {
 
 
 def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transformer") -> Config:
-    """The settings called `name`; `task` is needed by sizes and checked for systems, which are Transformers."""
+    """Return the settings of a preset.
+
+    Args:
+        name: The preset.
+        task: Required for a size; a reference system has its own task, and another one is an error.
+        kind: The model kind of a size; a reference system is a Transformer.
+
+    Raises:
+        ConfigError: The preset is unknown, or does not fit the task or the kind.
+    """
     if name in SIZE_PRESETS:
         if task is None:
             raise ConfigError(f"preset {name!r} fits any task: say which")

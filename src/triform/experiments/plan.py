@@ -1,9 +1,9 @@
-"""What a study asks for: its TOML file, read and checked before anything is trained."""
+"""Read and validate the TOML file of a study before anything is trained."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,26 @@ from triform.errors import ConfigError, DataError
 from triform.launch import resolve_settings
 
 STUDY_KEYS = ("name", "task", "preset", "seeds", "seed", "metric", "common", "variants", "tests")
-STUDY_ONLY_KEYS = ("name", "task", "seeds", "seed", "metric", "tests")  # what no variant has for itself
-# The scores of each task, the one it is judged by unless another is named first.
+STUDY_ONLY_KEYS = ("name", "task", "seeds", "seed", "metric", "tests")  # not allowed in a variant
+# The metrics of each task; the first is the default of a study.
 TASK_METRICS: dict[TaskName, tuple[str, ...]] = {
     "classify": ("accuracy", "f1", "loss"),
     "generate": ("perplexity", "loss", "bits_per_byte", "token_accuracy"),
     "translate": ("bleu", "chrf", "sentence_bleu", "exact_match", "token_accuracy", "loss"),
 }
-PER_TOKEN_METRICS = ("perplexity", "loss", "token_accuracy")  # means over tokens: another vocabulary, another score
+PER_TOKEN_METRICS = (
+    "perplexity",
+    "loss",
+    "token_accuracy",
+)  # means over tokens, not comparable between vocabularies
 DEFAULT_N_SEEDS = 8  # enough for a verdict on up to six comparisons
-VALIDATION_SET, TRAINING_SET = "validation", "training"  # sets that a study has of itself
-NAME_PATTERN = re.compile(r"\w[\w.+-]*")  # it becomes a folder
+VALIDATION_SET, TRAINING_SET = "validation", "training"  # sets that every study has
+NAME_PATTERN = re.compile(r"\w[\w.+-]*")  # the name becomes a folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyVariant:
-    """One of the things that are compared: a name, and all that was asked for."""
+    """One variant of a study: its name and its resolved settings."""
 
     name: str
     settings: Settings
@@ -42,7 +46,7 @@ class StudyVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Variants of one task, the seeds each is trained with, and what they are judged on and by."""
+    """Variants of one task, the seeds that each is trained with, the test files, and the metric."""
 
     name: str
     task: TaskName
@@ -53,9 +57,16 @@ class Study:
 
 
 def read_study(source: str | Path | Mapping[str, Any], seeds: int = 0) -> Study:
-    """A study from its file, or from a mapping of the same form; `seeds`, if given, counts instead of the file's.
+    """Read a study.
 
-    File names are relative to the study's file; in a mapping, to the working folder.
+    Args:
+        source: The TOML file, or a mapping of the same form. File names are relative to the TOML file, or to the
+            working folder for a mapping.
+        seeds: Number of seeds, instead of the number in the study.
+
+    Raises:
+        ConfigError: A key, setting or value is not valid, or the variants cannot be compared by the metric.
+        DataError: A file does not exist.
     """
     if isinstance(source, Mapping):
         return _parse_study(source, "the study", Path.cwd(), seeds)
@@ -64,13 +75,8 @@ def read_study(source: str | Path | Mapping[str, Any], seeds: int = 0) -> Study:
 
 
 def _parse_study(spec: Mapping[str, Any], origin: str, base_folder: Path, n_seeds: int) -> Study:
-    for key in spec:
-        if key not in STUDY_KEYS:
-            raise ConfigError(f"{origin}: unknown key {key!r} in a study; {suggest_name(key, STUDY_KEYS)}")
-    task = spec.get("task")
-    if task not in TASK_NAMES:
-        problem = "no task is named" if task is None else f"task={task!r} is not known"
-        raise ConfigError(f"{origin}: {problem}; choose from {', '.join(TASK_NAMES)}")
+    require_known_keys(spec, STUDY_KEYS, origin, "a study")
+    task = validate_task(spec.get("task"), origin)
     name = _validate_name(spec.get("name", "study"), f"{origin}: name")
     study = Study(
         name=name,
@@ -84,10 +90,24 @@ def _parse_study(spec: Mapping[str, Any], origin: str, base_folder: Path, n_seed
     return study
 
 
-def _require_table(value: object, location: str) -> Mapping[str, Any]:
+def require_known_keys(table: Mapping[str, Any], keys: Collection[str], origin: str, kind: str) -> None:
+    """Raise an error for a key that `kind` of table does not have; it suggests the nearest one."""
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{origin}: unknown key {key!r} in {kind}; {suggest_name(key, keys)}")
+
+
+def require_table(value: object, location: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{location} must be a table, not {value!r}")
     return value
+
+
+def validate_task(task: object, origin: str) -> TaskName:
+    if task not in TASK_NAMES:
+        problem = "no task is named" if task is None else f"task={task!r} is not known"
+        raise ConfigError(f"{origin}: {problem}; choose from {', '.join(TASK_NAMES)}")
+    return task
 
 
 def _validate_name(value: object, location: str) -> str:
@@ -120,7 +140,7 @@ def _resolve_seeds(count: object, first: object, origin: str) -> tuple[int, ...]
 def _parse_variants(
     spec: Mapping[str, Any], task: TaskName, origin: str, base_folder: Path
 ) -> tuple[StudyVariant, ...]:
-    variant_tables = _require_table(spec.get("variants", {}), f"{origin}: variants")
+    variant_tables = require_table(spec.get("variants", {}), f"{origin}: variants")
     if len(variant_tables) < 2:
         found_text = f"one variant, {next(iter(variant_tables))}" if variant_tables else "no variants"
         raise ConfigError(f"{origin}: has {found_text}; a comparison needs two [variants.NAME] tables or more")
@@ -142,15 +162,11 @@ def _parse_variants(
 
 
 def _parse_settings(table: object, location: str, task: TaskName, base_folder: Path) -> tuple[str, Settings]:
-    """The preset that a table names, and its settings, with files found from the study's folder."""
-    entries = dict(_require_table(table, location))
+    """The preset that a table names, and its settings, with files located relative to the study."""
     for key in STUDY_ONLY_KEYS:
-        if key in entries:
+        if key in require_table(table, location):
             raise ConfigError(f"{location}: {key} is the same for all variants; set it at the top of the study")
-    preset = entries.pop("preset", "")
-    if not isinstance(preset, str):
-        raise ConfigError(f"{location}: preset={preset!r} must be text")
-    settings = parse_settings(entries, Path(location))
+    preset, settings = parse_settings_table(table, location)
     return preset, settings | {
         key: _resolve_files(str(settings[key]), task, base_folder)
         for key in DATA_FILE_SETTINGS
@@ -158,8 +174,17 @@ def _parse_settings(table: object, location: str, task: TaskName, base_folder: P
     }
 
 
+def parse_settings_table(table: object, location: str) -> tuple[str, Settings]:
+    """The preset that a table names, or "", and its settings as dotted names."""
+    entries = dict(require_table(table, location))
+    preset = entries.pop("preset", "")
+    if not isinstance(preset, str):
+        raise ConfigError(f"{location}: preset={preset!r} must be text")
+    return preset, parse_settings(entries, Path(location))
+
+
 def _resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
-    """A file name as seen from the study's folder; for translate two may be joined by a comma."""
+    """A file name relative to the study's folder; for translate two may be joined by a comma."""
     if files.startswith(BUILTIN_PREFIX):
         return files
     paths = files.split(",") if task == "translate" and not (base_folder / files).exists() else [files]
@@ -168,7 +193,7 @@ def _resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
 
 def _parse_test_files(table: object, task: TaskName, origin: str, base_folder: Path) -> dict[str, str]:
     test_files = {}
-    for name, value in _require_table(table, f"{origin}: tests").items():
+    for name, value in require_table(table, f"{origin}: tests").items():
         location = f"{origin}: tests.{name}"
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{location}={value!r} must name a file")
@@ -186,13 +211,13 @@ def _validate_exists(path: str, location: str) -> None:
 
 
 def _has_validation(settings: Settings) -> bool:
-    """Whether runs with these settings are validated."""
+    """Whether runs with these settings have validation data."""
     data_config = build_config(settings).data
     return bool(data_config.valid or data_config.valid_source or data_config.valid_fraction)
 
 
 def _validation_source(settings: Settings) -> tuple[object, ...]:
-    """What decides which rows validate a run."""
+    """The settings that determine the validation rows."""
     resolved = flatten_config(build_config(settings))
     validation_files = tuple(resolved[f"data.{key}"] for key in ("valid", "valid_source", "valid_target"))
     split_settings = tuple(resolved[f"data.{key}"] for key in ("train", "source", "target", "valid_fraction"))
@@ -200,7 +225,7 @@ def _validation_source(settings: Settings) -> tuple[object, ...]:
 
 
 def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
-    """What decides how text is cut into tokens; merges are left out of training text alone."""
+    """The settings that determine the tokens of a text; BPE dropout affects training text only."""
     resolved = flatten_config(build_config(settings))
     tokenizer_settings = [
         value for key, value in resolved.items() if key.startswith("tokenizer.") and key != "tokenizer.bpe_dropout"
@@ -209,7 +234,7 @@ def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
 
 
 def _validate_comparable(study: Study, origin: str) -> None:
-    """Scores of different tokens or different rows are no comparison, however alike they are called."""
+    """Refuse variants whose metrics are computed on different tokens or different rows."""
     for variant in study.variants:
         if study.metric == "bits_per_byte" and variant.settings.get("tokenizer.kind") == "word":
             raise ConfigError(

@@ -12,10 +12,10 @@ from triform.errors import DataError
 from triform.experiments.reproduce import embeddings
 from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.embeddings import ensure_word_vectors
-from triform.experiments.reproduce.systems import SYSTEMS, match_systems
+from triform.experiments.reproduce.systems import get_system, match_systems
 from triform.vectors import WordVectors
 
-SYSTEM = SYSTEMS["word-vectors-speeches"]
+SYSTEM = get_system("word-vectors-speeches")
 
 
 def prepare_data(data: Path, folder: Path, *, smoke: bool = False) -> ExperimentData:
@@ -61,4 +61,4 @@ def test_a_name_that_several_begin_with_stands_for_all_of_them() -> None:
         "word-vectors-speeches",
         "word-vectors-imdb",
     ]
-    assert match_systems("speeches-lm") == [SYSTEMS["speeches-lm"]]
+    assert match_systems("speeches-lm") == [get_system("speeches-lm")]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from triform.config.settings import SETTING_TYPES
 from triform.errors import DataError
 from triform.experiments.reproduce.page import render_pages, write_results_page
 from triform.experiments.reproduce.result_file import empty_result, read_result, write_result
 from triform.experiments.reproduce.system import MetricColumn
-from triform.experiments.reproduce.systems import SYSTEMS
+from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, load_systems
 from triform.experiments.reproduce.tables import (
     format_mean_interval,
     format_section,
@@ -22,7 +23,6 @@ from triform.experiments.reproduce.tables import (
     summary_table,
     target_verdicts,
 )
-from triform.experiments.reproduce.why import parts as why
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -79,7 +79,7 @@ def test_a_section_has_reported_and_own_figures_baselines_and_circumstances() ->
     result = make_result("speeches-lm", make_variant_result("as-reported", "as-reported", runs))
     result["baselines"] = {"ngram": {"obama": {"perplexity": 240.5}}}
     result["unfit"] = {"other": "too little text"}
-    page = format_section(SYSTEMS["speeches-lm"], result)
+    page = format_section(get_system("speeches-lm"), result)
     assert "| *reported, as-reported* | 375.02 | 476.34 | 414.64 | 162.97 |" in page
     assert "| **as-reported** | 381.00 ± 12.71 | 481.00 ± 12.71 | 421.00 ± 12.71 | 160.00 ± 0.00 |" in page
     assert "| 855,890 | 2 | 1 min 23 s |" in page
@@ -94,13 +94,13 @@ def test_what_a_model_writes_is_shown() -> None:
     result = make_result(
         "shakespeare-char", make_variant_result("best", "best", [{"valid": {"loss": 1.44}}], samples=samples)
     )
-    page = format_section(SYSTEMS["shakespeare-char"], result)
+    page = format_section(get_system("shakespeare-char"), result)
     assert "best goes on from nothing:\n\n```\nKING:\nAy.\n```" in page
     assert "best goes on after `JULIET: `:\n\n```\nJULIET: Nay.\n```" in page
 
 
 def test_targets_are_judged_by_the_mean() -> None:
-    system = SYSTEMS["speeches-lm"]
+    system = get_system("speeches-lm")
     as_reported = make_variant_result("as-reported", "as-reported", [perplexity_metrics(380.0, 480.0, 500.0)])
     best = make_variant_result("best", "best", [perplexity_metrics(300.02, 381.0, 332.0)])
     verdicts = target_verdicts(system, make_result("speeches-lm", as_reported, best))
@@ -117,7 +117,7 @@ def test_a_mean_of_just_the_target_reaches_it() -> None:
     for offset, status in ((0.0, ": reached"), (1e-6, ": **not reached**")):
         runs = [{"test": {"accuracy": accuracy - offset}} for accuracy in accuracies]
         verdicts = target_verdicts(
-            SYSTEMS["imdb-encoder"], make_result("imdb-encoder", make_variant_result("fine-tuned", "best", runs))
+            get_system("imdb-encoder"), make_result("imdb-encoder", make_variant_result("fine-tuned", "best", runs))
         )
         assert verdicts[0].endswith(status)
 
@@ -130,11 +130,11 @@ def test_the_best_must_be_so_much_above_all_that_were_reported() -> None:
     low, high = (
         make_result("ted-en-fr", *sets, translation_variant("best", "best", bleu)) for bleu in (28.5, 29.0)
     )
-    verdicts = [target_verdicts(SYSTEMS["ted-en-fr"], result)[1] for result in (low, high)]
+    verdicts = [target_verdicts(get_system("ted-en-fr"), result)[1] for result in (low, high)]
     assert verdicts[0].endswith("wanted 5 above the best of set-1, set-2, set-3, set-4, 29.00: **not reached**")
     assert verdicts[1].endswith(": reached")
     incomplete = make_result("ted-en-fr", *sets[1:], translation_variant("best", "best", 40.0))
-    assert target_verdicts(SYSTEMS["ted-en-fr"], incomplete)[1].endswith(": open, since set-1 was not run")
+    assert target_verdicts(get_system("ted-en-fr"), incomplete)[1].endswith(": open, since set-1 was not run")
 
 
 def test_paired_seeds_end_in_a_verdict() -> None:
@@ -145,7 +145,7 @@ def test_paired_seeds_end_in_a_verdict() -> None:
         make_variant_result("full", "as-reported", full),
         make_variant_result("window-8", "as-reported", window),
     )
-    verdicts = pairing_verdicts(SYSTEMS["speeches-window"], result)
+    verdicts = pairing_verdicts(get_system("speeches-window"), result)
     assert "window-8 better by 9.50 ± 0.24 perplexity, corrected p < 0.001" in verdicts[0]
     assert "no evidence of a difference" in verdicts[1]
     assert "no difference at all" in verdicts[2]
@@ -160,13 +160,13 @@ def test_seeds_that_only_one_of_two_has_are_left_out() -> None:
         make_variant_result("full", "as-reported", runs),
         make_variant_result("window-8", "as-reported", other),
     )
-    assert "window-8 better by 10 ± 0" in pairing_verdicts(SYSTEMS["speeches-window"], result)[0]
+    assert "window-8 better by 10 ± 0" in pairing_verdicts(get_system("speeches-window"), result)[0]
     result = make_result(
         "speeches-window",
         make_variant_result("full", "as-reported", runs),
         make_variant_result("window-8", "as-reported", other[:1]),
     )
-    assert pairing_verdicts(SYSTEMS["speeches-window"], result) == []
+    assert pairing_verdicts(get_system("speeches-window"), result) == []
 
 
 def test_verdicts_are_corrected_for_all_that_were_looked_at() -> None:
@@ -178,7 +178,9 @@ def test_verdicts_are_corrected_for_all_that_were_looked_at() -> None:
         for name, subset in zip(names, (runs, better, runs, better), strict=True)
     ]
     partial_result, full_result = (make_result("speeches-window", *subset) for subset in (variants[:2], variants))
-    verdicts = [pairing_verdicts(SYSTEMS["speeches-window"], result)[0] for result in (partial_result, full_result)]
+    verdicts = [
+        pairing_verdicts(get_system("speeches-window"), result)[0] for result in (partial_result, full_result)
+    ]
     assert "p = 0.023" in verdicts[0], "3 times 2 / 2^8"
     assert "p = 0.047" in verdicts[1], "6 times"
 
@@ -192,7 +194,7 @@ def test_one_seed_and_leaks_are_told() -> None:
         "wbush": {"rows": 250, "seen": 0},
         "hbush": {"rows": 9, "seen": 1},
     }
-    page = format_section(SYSTEMS["speeches-lm"], result)
+    page = format_section(get_system("speeches-lm"), result)
     assert "One seed, so no interval: best." in page
     assert "2 of the 250 texts of obama are also in the training file." in page
     assert "1 of the 9 texts of hbush is also in the training file." in page
@@ -201,10 +203,10 @@ def test_one_seed_and_leaks_are_told() -> None:
 
 def test_a_section_says_what_each_variant_is() -> None:
     page = format_section(
-        SYSTEMS["speeches-lm"],
+        get_system("speeches-lm"),
         make_result("speeches-lm", make_variant_result("best", "best", [perplexity_metrics(1.0, 1.0, 1.0)])),
     )
-    for variant in SYSTEMS["speeches-lm"].variants:
+    for variant in get_system("speeches-lm").variants:
         assert f"- {variant.name}: {variant.description}" in page
 
 
@@ -212,13 +214,13 @@ def test_a_smoke_run_is_no_result() -> None:
     result = make_result(
         "speeches-lm", make_variant_result("best", "best", [perplexity_metrics(1.0, 1.0, 1.0)]), smoke=True
     )
-    assert "; wanted " not in format_section(SYSTEMS["speeches-lm"], result)
-    assert "; wanted " in format_section(SYSTEMS["speeches-lm"], result | {"quick": False})
-    assert "its figures mean nothing" in format_section(SYSTEMS["speeches-lm"], result)
+    assert "; wanted " not in format_section(get_system("speeches-lm"), result)
+    assert "; wanted " in format_section(get_system("speeches-lm"), result | {"quick": False})
+    assert "its figures mean nothing" in format_section(get_system("speeches-lm"), result)
     line = next(
         line
         for line in summary_table(
-            SYSTEMS, {name: result if name == "speeches-lm" else None for name in SYSTEMS}
+            load_systems(), {name: result if name == "speeches-lm" else None for name in load_systems()}
         ).splitlines()
         if line.startswith("| [speeches-lm]")
     )
@@ -227,7 +229,7 @@ def test_a_smoke_run_is_no_result() -> None:
 
 def test_what_was_not_run_is_said_with_the_command_that_runs_it() -> None:
     page = render_pages(Path("nowhere"))[""]
-    for name, system in SYSTEMS.items():
+    for name, system in load_systems().items():
         assert f"Not run yet: `triform reproduce {name}`." in page
         assert f"](#{github_anchor(system.title)})" in page
 
@@ -262,9 +264,10 @@ def test_committed_outcomes_are_whole_and_finite() -> None:
     for path in (ROOT / "results").glob("*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
         assert not result["quick"]
-        assert path.stem in {*SYSTEMS, why.STUDY_NAME}
-        parts = result["parts"].values() if path.stem == why.STUDY_NAME else [result]
+        assert path.stem in {*load_systems(), WHY_TRANSFORMERS}
+        parts = result["parts"].values() if path.stem == WHY_TRANSFORMERS else [result]
         for variant in (variant for part in parts for variant in part["variants"]):
+            assert variant["settings"].keys() <= SETTING_TYPES.keys(), path.name
             for run in variant["runs"]:
                 assert all(math.isfinite(value) for metrics in run["scores"].values() for value in metrics.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -20,22 +21,30 @@ from triform.experiments.reproduce.options import ReproduceOptions
 from triform.experiments.reproduce.result_file import ExperimentResult, empty_result, read_result, write_result
 from triform.experiments.reproduce.runner import reproduce
 from triform.experiments.reproduce.system import ReferenceSystem
-from triform.experiments.reproduce.systems import SYSTEMS, get_system
+from triform.experiments.reproduce.systems import (
+    SYSTEM_NAMES,
+    WHY_TRANSFORMERS,
+    get_system,
+    load_systems,
+    parse_system,
+    read_declaration,
+)
 from triform.experiments.reproduce.tables import format_section, seed_values
+from triform.experiments.reproduce.why.comparison import PART_NAMES
 from triform.models.decoder import Decoder
 
-each_system = pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
-LM = SYSTEMS["speeches-lm"]
+each_system = pytest.mark.parametrize("system", load_systems().values(), ids=load_systems())
+LM = get_system("speeches-lm")
 
 
 @each_system
 def test_what_a_system_names_is_there(system: ReferenceSystem) -> None:
     known_files = {file.name for file in DATASETS[system.dataset].files}
-    files = [
+    used_files = [
         *system.files.values(),
         *(name for names in system.eval_files.values() for name in names.split(",") if name),
     ]
-    assert set(files) <= known_files
+    assert set(used_files) <= known_files
     variants, columns = {item.name for item in system.variants}, {item.key for item in system.columns}
     has_reported = any(item.reported_metrics for item in system.variants)
     assert {item.group for item in system.variants} == ({"as-reported", "best"} if has_reported else {"best"})
@@ -50,6 +59,25 @@ def test_what_a_system_names_is_there(system: ReferenceSystem) -> None:
         assert set(pairing.columns) <= columns
 
 
+def test_every_declaration_in_the_package_is_a_system_or_a_part_of_the_study() -> None:
+    folder = files("triform.experiments") / "systems"
+    declared = {path.name for path in folder.iterdir() if path.name.endswith(".toml")}
+    assert declared == {f"{name}.toml" for name in SYSTEM_NAMES}
+    parts = {path.name for path in (folder / WHY_TRANSFORMERS).iterdir()}
+    assert parts == {f"{name}.toml" for name in PART_NAMES}
+
+
+def test_a_wrong_key_in_a_declaration_is_refused_with_the_nearest_name() -> None:
+    declaration = read_declaration("speeches-lm")
+    with pytest.raises(ConfigError, match=r"unknown key 'colums' in a reference system; did you mean 'columns'\?"):
+        parse_system(declaration | {"colums": []}, "speeches-lm")
+    with pytest.raises(ConfigError, match=r"columns: unknown key 'metrc' in a column; did you mean 'metric'\?"):
+        parse_system(declaration | {"columns": [{"set": "test", "metrc": "loss"}]}, "speeches-lm")
+    variants = {"best": {"group": "best", "seeds": 1, "model.windw": 2}}
+    with pytest.raises(ConfigError, match=r"variants\.best: unknown setting 'model\.windw'; did you mean"):
+        parse_system(declaration | {"variants": variants}, "speeches-lm")
+
+
 @each_system
 def test_a_system_is_never_tuned_or_stopped_by_its_test_set(system: ReferenceSystem) -> None:
     test_files = [
@@ -62,7 +90,7 @@ def test_a_system_is_never_tuned_or_stopped_by_its_test_set(system: ReferenceSys
 
 
 def count_parameters(name: str, variant: str, sizes: DataSizes) -> int:
-    declared = next(item for item in SYSTEMS[name].variants if item.name == variant)
+    declared = next(item for item in get_system(name).variants if item.name == variant)
     config = build_config({"task": "generate", **declared.settings})
     model = Decoder(config.model, replace(sizes, max_len=config.data.max_len))
     return sum(item.numel() for item in model.parameters())
@@ -111,7 +139,7 @@ def test_what_begins_with_a_model_that_is_not_there_is_left_out(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(data / "imdb", tmp_path / "sets" / "imdb")
-    result = run_smoke(SYSTEMS["imdb-encoder"], tmp_path / "sets", tmp_path, seeds=1, variant="best")
+    result = run_smoke(get_system("imdb-encoder"), tmp_path / "sets", tmp_path, seeds=1, variant="best")
     assert [variant["name"] for variant in result["variants"]] == ["best"]
     assert f"fine-tuned: left out: its base model is not at {tmp_path / 'sets' / 'minilm'}" in (
         capsys.readouterr().err
@@ -128,7 +156,7 @@ def test_a_smoke_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
 def test_rows_that_leak_are_told_and_scored_apart(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_smoke(SYSTEMS["speeches-classifier"], data, tmp_path, variant="as-reported", seeds=1)
+    result = run_smoke(get_system("speeches-classifier"), data, tmp_path, variant="as-reported", seeds=1)
     assert result["leaks"] == {"test": {"rows": 12, "seen": 8}}
     assert "8 of the 12 texts of test are also in the training file" in capsys.readouterr().err
     metrics = result["variants"][0]["runs"][0]["scores"]

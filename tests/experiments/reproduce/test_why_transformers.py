@@ -16,28 +16,22 @@ from triform.experiments import engine
 from triform.experiments.reproduce.options import ReproduceOptions
 from triform.experiments.reproduce.page import render_pages
 from triform.experiments.reproduce.result_file import read_result, write_result
+from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
 from triform.experiments.reproduce.why import runner
+from triform.experiments.reproduce.why.comparison import ComparisonTask, load_comparison_tasks
 from triform.experiments.reproduce.why.matching import (
     match_width,
     steps_per_second,
     total_parameters,
     training_seconds,
 )
-from triform.experiments.reproduce.why.parts import (
-    COMPARISON_TASKS,
-    LEARNING_RATES,
-    PARAMETER_TOLERANCE,
-    SHAKESPEARE,
-    SPEECHES,
-    STUDY_NAME,
-    TED,
-    ComparisonTask,
-)
-from triform.experiments.reproduce.why.runner import best_learning_rate, why_transformers
+from triform.experiments.reproduce.why.runner import PARAMETER_TOLERANCE, best_learning_rate, why_transformers
 from triform.experiments.reproduce.why.tables import comparison_verdicts, format_section
 from triform.launch import RunOptions
 from triform.training.trainer import Trainer
 
+SPEECHES, SHAKESPEARE, TED = load_comparison_tasks()
+LEARNING_RATES = SPEECHES.lr_grid
 REAL_SIZES = {
     "speeches": DataSizes(vocab_size=4_100, max_len=64, n_labels=3),
     "shakespeare": DataSizes(vocab_size=69, max_len=256),
@@ -45,13 +39,15 @@ REAL_SIZES = {
 }
 
 
-@pytest.mark.parametrize("part", COMPARISON_TASKS, ids=lambda part: part.name)
+@pytest.mark.parametrize("part", load_comparison_tasks(), ids=lambda part: part.name)
 def test_an_lstm_can_have_as_many_parameters_as_the_transformer(part: ComparisonTask) -> None:
     sizes, task = REAL_SIZES[part.name], {"task": part.system.task}
-    settings = {**part.model_settings("transformer"), **task}
+    transformer, lstm = part.variants
+    settings = {**transformer.settings, **task}
     settings.setdefault("model.d_ff", 4 * settings["model.d_model"])
     target = total_parameters(settings, sizes)
-    lstm_settings = {**part.model_settings("lstm"), **task}
+    assert lstm.match_parameters == transformer.name
+    lstm_settings = {**lstm.settings, **task}
     lstm_settings["model.d_model"] = match_width(lstm_settings, sizes, target)
     assert abs(total_parameters(lstm_settings, sizes) - target) <= PARAMETER_TOLERANCE * target
     assert build_config(lstm_settings).model.kind == "lstm"
@@ -84,9 +80,9 @@ def smoke_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Rep
 
 def test_every_part_is_run_and_told(smoke_run: tuple[ReproduceOptions, dict[str, Any]]) -> None:
     options, result = smoke_run
-    assert list(result["parts"]) == [comparison.name for comparison in COMPARISON_TASKS]
-    assert read_result(options.results_folder, STUDY_NAME) == json.loads(json.dumps(result))
-    for comparison in COMPARISON_TASKS:
+    assert list(result["parts"]) == [comparison.name for comparison in load_comparison_tasks()]
+    assert read_result(options.results_folder, WHY_TRANSFORMERS) == json.loads(json.dumps(result))
+    for comparison in load_comparison_tasks():
         task_result = result["parts"][comparison.name]
         assert [variant_result["name"] for variant_result in task_result["variants"]] == ["transformer", "lstm"]
         for variant_result in task_result["variants"]:
@@ -117,9 +113,9 @@ def test_what_judges_does_not_choose_the_rate(
     smoke_run: tuple[ReproduceOptions, dict[str, Any]], data: Path
 ) -> None:
     text = "".join((data / "tinyshakespeare" / "input.txt").read_text().splitlines(keepends=True)[:400])
-    [train_file] = (smoke_run[0].out / f"{STUDY_NAME}-smoke" / "shakespeare" / "data").glob("learned.txt")
+    [train_file] = (smoke_run[0].out / f"{WHY_TRANSFORMERS}-smoke" / "shakespeare" / "data").glob("learned.txt")
     assert train_file.read_text() == text[: int(0.9 * len(text))]
-    for run in (smoke_run[0].out / f"{STUDY_NAME}-smoke" / "ted").glob("try-*/seed-0/config.toml"):
+    for run in (smoke_run[0].out / f"{WHY_TRANSFORMERS}-smoke" / "ted").glob("try-*/seed-0/config.toml"):
         config_text = run.read_text()
         assert "valid_fraction = 0.1" in config_text
         assert 'valid_source = ""' in config_text
@@ -152,7 +148,7 @@ def test_a_rate_at_which_a_model_diverges_is_told_and_not_taken(
         return train_seed_list(out, settings, seeds, options, ensemble=ensemble)
 
     monkeypatch.setattr(engine, "train_seed_list", diverge_or_train)
-    monkeypatch.setattr(runner, "COMPARISON_TASKS", (SPEECHES,))
+    monkeypatch.setattr(runner, "load_comparison_tasks", lambda: (SPEECHES,))
     options = ReproduceOptions(
         data=str(data), out=tmp_path / "runs", results=tmp_path, device="cpu", smoke=True, seeds=1
     )
@@ -188,15 +184,17 @@ def test_a_stopped_study_says_how_it_goes_on(data: Path, tmp_path: Path, monkeyp
         self.stop()
 
     monkeypatch.setattr(Trainer, "after_step", stop_after_step)
-    with pytest.raises(RunInterruptedError, match=f"go on with: triform reproduce {STUDY_NAME} --smoke --data"):
+    with pytest.raises(
+        RunInterruptedError, match=f"go on with: triform reproduce {WHY_TRANSFORMERS} --smoke --data"
+    ):
         why_transformers(options)
 
 
 def test_it_has_no_other_settings_and_says_when_it_was_not_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--variant best"):
         why_transformers(ReproduceOptions(variant="best"))
-    assert f"Not run yet: `triform reproduce {STUDY_NAME}`" in format_section(None)
-    assert f"Not run yet: `triform reproduce {STUDY_NAME}`" in render_pages(tmp_path)[""]
+    assert f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`" in format_section(None)
+    assert f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`" in render_pages(tmp_path)[""]
 
 
 def test_a_part_that_waits_is_told_of(smoke_run: tuple[ReproduceOptions, dict[str, Any]]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
 from triform.experiments.reproduce.result_file import read_result
-from triform.experiments.reproduce.systems import SYSTEMS
+from triform.experiments.reproduce.systems import SYSTEM_NAMES, load_systems
+from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
 from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
-from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY
-from triform.experiments.reproduce.why.parts import STUDY_TITLE
+from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
 from triform.reporting.attention_figure import render_attention_maps
 from triform.reporting.loss_curves import render_loss_curves
@@ -28,10 +28,10 @@ token of a row reads those of the columns, the darker the more; what it may not 
 
 def render_pages(results: Path) -> dict[str, str]:
     """The page and the pictures, each under its place beside the page."""
-    results_by_name = {name: read_result(results, name) for name in SYSTEMS}
+    results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
     study_link = f"Beside these stands a study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
-    parts, figures = [INTRODUCTION.rstrip(), summary_table(SYSTEMS, results_by_name), study_link], {}
-    for name, system in SYSTEMS.items():
+    parts, figures = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link], {}
+    for name, system in load_systems().items():
         result = results_by_name[name]
         parts.append(format_section(system, result))
         if result and (loss_figure := render_loss_curves(result)):
@@ -49,7 +49,7 @@ def render_pages(results: Path) -> dict[str, str]:
 
 def write_results_page(results: Path, page: Path) -> Path:
     """Write both; a folder without outcomes leaves an earlier page as it is."""
-    if not any((results / f"{name}.json").is_file() for name in (*SYSTEMS, WHY)):
+    if not any((results / f"{name}.json").is_file() for name in (*SYSTEM_NAMES, WHY)):
         raise DataError("holds no results; give the folder where reproduce left NAME.json", path=results)
     try:
         for relative_path, text in render_pages(results).items():

@@ -22,6 +22,16 @@ def write_first_rows(path: Path, target: Path) -> Path:
     return target
 
 
+def smoke_model_settings(settings: Settings) -> Settings:
+    """The settings that make a model tiny, whatever its kind."""
+    overrides: Settings = {"data.max_len": SMOKE_MAX_LEN, "model.n_layers": 1}
+    if settings["model.kind"] == "transformer":
+        overrides |= {"model.d_model": 16, "model.d_ff": 32, "model.n_heads": 2}
+    if settings["tokenizer.kind"] == "bpe":
+        overrides["tokenizer.vocab_size"] = SMOKE_VOCAB_SIZE
+    return overrides
+
+
 def smoke_settings(settings: Settings) -> Settings:
     """The settings that make a variant tiny and short."""
     n_heads = settings.get("model.n_heads", 2)

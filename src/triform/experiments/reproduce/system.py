@@ -1,4 +1,4 @@
-"""What a reference system is: its data, the settings it is run under, what was reported, what is asked of it."""
+"""What a reference system consists of: data, variants, reported metrics, and targets."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from triform.config import TaskName
-from triform.config.presets import preset
-from triform.config.settings import Settings, flatten_config, merge_settings, non_default_settings
+from triform.config.settings import Settings
 
 VariantGroup = Literal["as-reported", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumn:
-    """One figure of a table: a score on a set. `kind` says how it is written."""
+    """One column of a table: a metric on an evaluation set, and how its values are written."""
 
     eval_set: str
     metric: str
@@ -31,30 +30,28 @@ class MetricColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemVariant:
-    """One setting of a system. `reported` holds published figures by column key, where there are any."""
+    """One variant of a system. `reported_metrics` holds published values by column key."""
 
     name: str
     group: VariantGroup
     settings: Settings
     seeds: int
     reported_metrics: Mapping[str, float] = field(default_factory=dict)
-    vocabulary_files: tuple[
-        str, ...
-    ] = ()  # files that a word vocabulary is learned from, where not the training file
-    use_word_vectors: bool = False  # whether it begins with the system's word vectors
-    init_from: str = ""  # the folder beside the sets, of a published model, that it begins with
+    vocabulary_files: tuple[str, ...] = ()  # files of the word vocabulary, where not the training file
+    use_word_vectors: bool = False  # start from the word vectors of the system
+    init_from: str = ""  # folder of a published model beside the datasets, to start from
     description: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the mean of a column should come to: between two numbers, or better than another variant by so much."""
+    """The range that the mean of a column should lie in, or a margin above every variant of a group."""
 
     variant: str
     column: str
     low: float = -math.inf
     high: float = math.inf
-    above_group: VariantGroup | None = None  # better than every variant of that setting
+    above_group: VariantGroup | None = None
     margin: float = 0.0
     note: str = ""
 
@@ -71,37 +68,36 @@ class PairedComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSystem:
-    """A reference system, declared. Files are named as in the catalogue's set `known`."""
+    """A reference system. Files have the names that the catalogue gives them in the dataset.
+
+    Args:
+        files: For each setting (`data.train`, `data.source`, ...) its file.
+        eval_files: For each evaluation set its file, `source,target`, or "" for what the training file holds out.
+        n_headline_columns: How many columns stand for the system in the summary.
+        reported_column: The column of the reported metrics, where it is not among those.
+        split_leaked_rows: Also evaluate test rows that are in the training file, and those that are not, apart.
+        prompts: Texts to continue, each with a number of new tokens.
+        attention_example: A text whose attention map is drawn.
+        word_vector_settings: How word vectors are learned from the training file.
+    """
 
     name: str
     title: str
-    report: str  # which of the reports it is from
     task: TaskName
     dataset: str
-    files: Mapping[str, str]  # data.train, data.valid, data.source ... -> file
-    eval_files: Mapping[
-        str, str
-    ]  # a name -> file, `source,target`, or "" for what was held out of the training file
+    files: Mapping[str, str]
+    eval_files: Mapping[str, str]
     columns: tuple[MetricColumn, ...]
     variants: tuple[SystemVariant, ...]
-    n_headline_columns: int = 1  # how many columns stand for the system in a summary
-    reported_column: str = ""  # the column of what was reported, where that is none of these
-    split_leaked_rows: bool = False  # score test rows that are in the training file, and those that are not, apart
-    prompts: tuple[tuple[str, int], ...] = ()  # to be gone on with, each by so many tokens
-    attention_example: str = ""  # a text whose attention is drawn
-    word_vector_settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # how word vectors are learned from the training file
+    n_headline_columns: int = 1
+    reported_column: str = ""
+    split_leaked_rows: bool = False
+    prompts: tuple[tuple[str, int], ...] = ()
+    attention_example: str = ""
+    word_vector_settings: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[Target, ...] = ()
     pairings: tuple[PairedComparison, ...] = ()
     notes: tuple[str, ...] = ()
 
     def select_variants(self, group: str) -> list[SystemVariant]:
         return [variant for variant in self.variants if group in ("both", variant.group)]
-
-
-def settings_from_preset(name: str, **overrides: object) -> Settings:
-    """The settings of a preset; `more` is laid over them, with __ for the dot."""
-    changes = {key.replace("__", "."): value for key, value in overrides.items()}
-    settings = merge_settings(non_default_settings(flatten_config(preset(name))), changes)  # type: ignore[arg-type]
-    return {key: value for key, value in settings.items() if key != "task"}

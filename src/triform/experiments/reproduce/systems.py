@@ -1,35 +1,126 @@
-"""Every reference system by name."""
+"""The reference systems, read from the TOML files in `triform/experiments/systems`."""
 
 from __future__ import annotations
 
-from triform.config.settings import suggest_name
-from triform.errors import ConfigError
-from triform.experiments.reproduce.imdb import IMDB_ENCODER
-from triform.experiments.reproduce.multi30k import MULTI30K_EN_DE
-from triform.experiments.reproduce.shakespeare import SHAKESPEARE_CHAR
-from triform.experiments.reproduce.speeches import SPEECHES_CLASSIFIER, SPEECHES_LM, SPEECHES_WINDOW
-from triform.experiments.reproduce.system import ReferenceSystem
-from triform.experiments.reproduce.ted import TED_EN_FR
-from triform.experiments.reproduce.why.parts import STUDY_NAME as WHY
-from triform.experiments.reproduce.word_vectors import WORD_VECTORS_IMDB, WORD_VECTORS_SPEECHES
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-SYSTEMS: dict[str, ReferenceSystem] = {
-    system.name: system
-    for system in (
-        *(IMDB_ENCODER, SHAKESPEARE_CHAR, TED_EN_FR),
-        *(SPEECHES_CLASSIFIER, SPEECHES_LM, SPEECHES_WINDOW, MULTI30K_EN_DE),
-        *(WORD_VECTORS_SPEECHES, WORD_VECTORS_IMDB),
-    )
-}
+from triform.config.presets import preset
+from triform.config.settings import Settings, flatten_config, merge_settings, non_default_settings, suggest_name
+from triform.errors import ConfigError
+from triform.experiments.plan import (
+    parse_settings_table,
+    require_known_keys,
+    require_table,
+    validate_task,
+)
+from triform.experiments.reproduce.system import (
+    MetricColumn,
+    PairedComparison,
+    ReferenceSystem,
+    SystemVariant,
+    Target,
+)
+
+SYSTEM_NAMES = (
+    *("imdb-encoder", "shakespeare-char", "ted-en-fr"),
+    *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
+    *("word-vectors-speeches", "word-vectors-imdb"),
+)
+WHY_TRANSFORMERS = "why-transformers"  # a study of its own, in `reproduce/why`
+
+SYSTEM_KEYS = (
+    *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
+    *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
+    *("pairings", "notes"),
+)
+VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
+
+
+@cache
+def load_systems() -> dict[str, ReferenceSystem]:
+    """Every reference system by name, in the order of the results page."""
+    return {name: parse_system(read_declaration(name), name) for name in SYSTEM_NAMES}
 
 
 def get_system(name: str) -> ReferenceSystem:
-    if name not in SYSTEMS:
-        raise ConfigError(f"unknown system {name!r}; {suggest_name(name, (*SYSTEMS, WHY))}")
-    return SYSTEMS[name]
+    if name not in SYSTEM_NAMES:
+        raise ConfigError(f"unknown system {name!r}; {suggest_name(name, (*SYSTEM_NAMES, WHY_TRANSFORMERS))}")
+    return load_systems()[name]
 
 
 def match_systems(name: str) -> list[ReferenceSystem]:
-    """The system of this name, or those whose names begin with it: `word-vectors` is a study of two sets."""
-    matches = [system for system_name, system in SYSTEMS.items() if system_name.startswith(f"{name}-")]
-    return matches if matches and name not in SYSTEMS else [get_system(name)]
+    """The system of this name, or the systems whose names start with it: `word-vectors` names two."""
+    matches = [system_name for system_name in SYSTEM_NAMES if system_name.startswith(f"{name}-")]
+    return [get_system(match) for match in matches if name not in SYSTEM_NAMES] or [get_system(name)]
+
+
+def read_declaration(name: str) -> dict[str, Any]:
+    """Read `NAME.toml` from the package."""
+    path = files("triform.experiments").joinpath("systems", *f"{name}.toml".split("/"))
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
+    """Build a reference system from its declaration.
+
+    Raises:
+        ConfigError: A key is unknown or a setting is not valid.
+    """
+    require_known_keys(spec, SYSTEM_KEYS, name, "a reference system")
+    declared = dict(spec)
+    prompts = declared.pop("prompts", ())
+    return ReferenceSystem(
+        name=name,
+        task=validate_task(declared.pop("task", None), name),
+        columns=parse_columns(declared.pop("columns"), name),
+        variants=_parse_variants(declared.pop("variants"), declared.pop("common", {}), name),
+        eval_files=declared.pop("tests"),
+        word_vector_settings=declared.pop("word_vectors", {}),
+        prompts=tuple((prompt["text"], prompt["max_new_tokens"]) for prompt in prompts),
+        targets=tuple(Target(**target) for target in declared.pop("targets", ())),
+        pairings=tuple(
+            PairedComparison(**{**pairing, "columns": tuple(pairing["columns"])})
+            for pairing in declared.pop("pairings", ())
+        ),
+        notes=tuple(declared.pop("notes", ())),
+        **declared,
+    )
+
+
+def parse_columns(rows: list[dict[str, Any]], name: str) -> tuple[MetricColumn, ...]:
+    columns = []
+    for row in rows:
+        require_known_keys(row, ("set", "metric", "title", "unit", "decimals"), f"{name}: columns", "a column")
+        options = {key: value for key, value in row.items() if key != "set"}
+        columns.append(MetricColumn(eval_set=row["set"], **options))
+    return tuple(columns)
+
+
+def _parse_variants(tables: object, common: object, name: str) -> tuple[SystemVariant, ...]:
+    common_preset, common_settings = parse_settings_table(common, f"{name}: common")
+    variants = []
+    for variant_name, table in require_table(tables, f"{name}: variants").items():
+        location = f"{name}: variants.{variant_name}"
+        fields = {key: table[key] for key in VARIANT_KEYS if key in table}
+        rest = {key: value for key, value in table.items() if key not in fields}
+        preset_name, settings = parse_settings_table(rest, location)
+        variants.append(
+            SystemVariant(
+                name=variant_name,
+                settings=merge_settings(_preset_settings(preset_name or common_preset), common_settings, settings),
+                reported_metrics=fields.pop("reported", {}),
+                vocabulary_files=tuple(fields.pop("vocabulary_files", ())),
+                **fields,
+            )
+        )
+    return tuple(variants)
+
+
+def _preset_settings(name: str) -> Settings:
+    """The settings in which a preset differs from the defaults, without the task."""
+    settings = non_default_settings(flatten_config(preset(name))) if name else {}
+    return {key: value for key, value in settings.items() if key != "task"}

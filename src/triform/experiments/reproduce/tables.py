@@ -1,25 +1,25 @@
-"""Outcomes as Markdown: reported figures, ours with intervals, baselines, verdicts, and how to repeat them."""
+"""Results of reference systems as Markdown: reported figures, ours with intervals, baselines and verdicts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triform.evaluation.statistics import holm, paired_test, summarise, verdict
+from triform.evaluation.statistics import summarise
+from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
 from triform.formatting import format_duration
 
 NOT_RUN_TEXT = "not run"
-MEAN_TOLERANCE = 1e-9  # of a mean: what is just the target on paper may lie a hair beside it
-
-MIN_PAIRS = 2  # seeds that both of two variants have
+MEAN_TOLERANCE = 1e-9  # rounding may put a mean just beside a target that it reaches exactly
+MIN_PAIRS = 2  # fewer shared seeds are not compared
 
 
 def format_section(system: ReferenceSystem, result: ExperimentResult | None) -> str:
-    """One system: what was reported, what came out, and what may be said of it."""
-    parts = [f"## {system.title}", f"`{system.name}` ({system.report})"]
+    """One system: a table of reported and measured figures, verdicts, samples and the environment."""
+    parts = [f"## {system.title}", f"`{system.name}`"]
     if result is None or not (result["variants"] or result["failures"]):
         return "\n\n".join(
             [
@@ -43,19 +43,27 @@ def _variant_descriptions(system: ReferenceSystem) -> list[str]:
 
 
 def find_variant_result(result: ExperimentResult, name: str) -> dict[str, Any] | None:
-    """What came out of a variant."""
+    """The entry of a variant in the result."""
     return next((entry for entry in result["variants"] if entry["name"] == name), None)
 
 
-def seed_values(variant_result: Mapping[str, Any], column: str, seeds: Container[int] | None = None) -> list[float]:
-    """The figure of each seed, or of these; empty where it was not measured."""
+def values_by_seed(variant_result: Mapping[str, Any], column: str) -> dict[int, float]:
+    """The value of a column for each seed that has it."""
     eval_set, _, metric = column.rpartition(".")
-    runs = [run for run in variant_result["runs"] if seeds is None or run["seed"] in seeds]
-    return [run["scores"][eval_set][metric] for run in runs if metric in run["scores"].get(eval_set, {})]
+    return {
+        run["seed"]: run["scores"][eval_set][metric]
+        for run in variant_result["runs"]
+        if metric in run["scores"].get(eval_set, {})
+    }
+
+
+def seed_values(variant_result: Mapping[str, Any], column: str) -> list[float]:
+    """The values of a column; empty where it was not measured."""
+    return list(values_by_seed(variant_result, column).values())
 
 
 def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -> str:
-    """The mean, with half of its 95 % interval where there are several."""
+    """The mean, with half of its 95 % interval where there are several values."""
     if not column_values:
         return "–"
     scale, unit = (100.0, " %") if column.unit == "percent" else (1.0, " s" if column.unit == "seconds" else "")
@@ -105,7 +113,7 @@ def _variant_row(
 
 
 def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[list[str]]:
-    """`baselines` holds, for each, its scores by set; those that could not be fitted hold a reason."""
+    """One row for each baseline; a baseline that could not be fitted has the reason instead of figures."""
     rows = []
     for name, metrics_by_set in result["baselines"].items():
         values_by_key = {
@@ -113,7 +121,7 @@ def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[li
             for eval_set, metrics in metrics_by_set.items()
             for metric, value in metrics.items()
         }
-        # a baseline writes one translation, whatever the decoding
+        # a baseline has one translation, whatever the decoding
         values_by_key |= {
             f"test {decoding}.{key[5:]}": metric_value
             for decoding in ("greedy", "beam 5")
@@ -156,7 +164,7 @@ def _remarks(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
 
 
 def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
-    """Each target with whether it was reached."""
+    """One line for each target: the measured mean, the target, and whether it was reached."""
     verdicts = []
     for target in system.targets:
         variant_result = find_variant_result(result, target.variant)
@@ -178,7 +186,7 @@ def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[s
 
 
 def _missing_variants(system: ReferenceSystem, result: ExperimentResult, target: Target) -> list[str]:
-    """Variants that a target is measured by, and that have no figures yet."""
+    """Variants that a target is relative to and that have no results yet."""
     compared = [variant.name for variant in system.variants if variant.group == target.above_group]
     return [name for name in compared if find_variant_result(result, name) is None]
 
@@ -210,37 +218,28 @@ def _format_bound(column: MetricColumn, value: float) -> str:
 
 
 def pairing_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
-    """Whether paired variants differ, in words, over the seeds that both have, corrected for all looks together."""
+    """Whether paired variants differ, in words; the p-values of all columns are corrected together."""
     tested = []
     for pairing in system.pairings:
         first, second = (find_variant_result(result, name) for name in (pairing.first, pairing.second))
         if first is None or second is None:
             continue
-        shared_seeds = {run["seed"] for run in first["runs"]} & {run["seed"] for run in second["runs"]}
-        if len(shared_seeds) < MIN_PAIRS:
-            continue
-        tested += [
-            (
-                pairing,
-                column,
-                paired_test(seed_values(first, column, shared_seeds), seed_values(second, column, shared_seeds)),
+        for column in pairing.columns:
+            difference = pair_over_seeds(
+                values_by_seed(first, column), values_by_seed(second, column), min_pairs=MIN_PAIRS
             )
-            for column in pairing.columns
-        ]
-    corrected = holm([difference.p for _, _, difference in tested])
+            if difference:
+                metric = column.rpartition(".")[2]
+                tested.append((pairing, column, VariantPair(pairing.first, pairing.second, metric, difference)))
     verdicts = []
-    for (pairing, column, difference), p in zip(tested, corrected, strict=True):
-        title = next(candidate.title for candidate in system.columns if candidate.key == column)
-        metric, n_comparisons = column.rpartition(".")[2], len(tested)
-        verdict_text = verdict(
-            pairing.first, pairing.second, difference, metric, corrected=p, comparisons=n_comparisons
-        )
-        verdicts.append(f"{pairing.question} {title}: {verdict_text}")
+    for (pairing, key, _), verdict in zip(tested, judge_pairs([pair for _, _, pair in tested]), strict=True):
+        title = next(column.title for column in system.columns if column.key == key)
+        verdicts.append(f"{pairing.question} {title}: {verdict.text}")
     return verdicts
 
 
 def _format_samples(result: ExperimentResult) -> list[str]:
-    """What the last variant wrote, prompts included."""
+    """Text that the last variant generated, with the prompts."""
     parts = []
     variant_result = result["variants"][-1] if result["variants"] else {}
     for sample in variant_result.get("samples", ()):
@@ -251,7 +250,7 @@ def _format_samples(result: ExperimentResult) -> list[str]:
 
 
 def _environment_table(result: ExperimentResult) -> str:
-    """Where each variant was run, and the command that repeats it."""
+    """Hardware and versions of each variant, and the command that repeats it."""
     head = ["", "command", "where", "with", "trained in", "vocabulary", "date"]
     rows = []
     for variant_result in result["variants"]:
@@ -272,7 +271,7 @@ def _environment_table(result: ExperimentResult) -> str:
 
 
 def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
-    """One line a system."""
+    """One row for each system."""
     head = ["system", "figure", "reported", "as reported, ours", "best, ours", "targets reached"]
     rows = []
     for name, system in systems.items():
@@ -292,7 +291,7 @@ def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, 
 
 
 def _reported_cell(system: ReferenceSystem) -> str:
-    """The reported figures of the columns shown, or what was reported instead."""
+    """The reported figures of the headline columns, or of the column that was reported instead."""
     columns = [candidate for candidate in system.columns if candidate.key == system.reported_column]
     lines = [
         f"{variant.name}: {' / '.join(figures)}"
@@ -333,6 +332,6 @@ def _targets_reached(system: ReferenceSystem, result: ExperimentResult | None) -
 
 
 def github_anchor(title: str) -> str:
-    """What GitHub makes of a heading."""
+    """The anchor that GitHub generates for a heading."""
     letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
     return letters.replace(" ", "-")

@@ -9,7 +9,7 @@ from triform.data.readers import read_aligned, read_rows
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
 from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.leaks import leaked_mask
-from triform.experiments.reproduce.why.parts import ComparisonTask
+from triform.experiments.reproduce.why.comparison import ComparisonTask
 from triform.run import Run
 from triform.tasks.generate import LanguageModelEvaluator
 

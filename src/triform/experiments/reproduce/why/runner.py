@@ -31,7 +31,9 @@ from triform.experiments.reproduce.result_file import (
     read_result,
     write_result,
 )
-from triform.experiments.reproduce.smoke import SMOKE_MAX_LEN, SMOKE_SEEDS, SMOKE_STEPS, SMOKE_VOCAB_SIZE
+from triform.experiments.reproduce.smoke import SMOKE_SEEDS, SMOKE_STEPS, smoke_model_settings
+from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
+from triform.experiments.reproduce.why.comparison import ComparisonTask, ModelVariant, load_comparison_tasks
 from triform.experiments.reproduce.why.evaluation import evaluate_by_length
 from triform.experiments.reproduce.why.matching import (
     match_width,
@@ -40,20 +42,12 @@ from triform.experiments.reproduce.why.matching import (
     total_parameters,
     training_seconds,
 )
-from triform.experiments.reproduce.why.parts import (
-    COMPARISON_TASKS,
-    LEARNING_RATES,
-    MODEL_KINDS,
-    PARAMETER_TOLERANCE,
-    PILOT_STEPS,
-    SMOKE_SETTINGS,
-    STUDY_NAME,
-    ComparisonTask,
-)
 from triform.io.run_layout import METRICS_FILE
 from triform.launch import resolve_settings
 from triform.run import Run, load
 
+PARAMETER_TOLERANCE = 0.02  # how far the numbers of parameters may lie apart
+PILOT_STEPS = 120
 LOG_EVERY = 5
 EVAL_SET = "by length"  # all sets and length bins are evaluated at once
 TRIAL_METRICS = ("loss", "accuracy", "bleu")
@@ -62,19 +56,21 @@ TRIAL_METRICS = ("loss", "accuracy", "bleu")
 def why_transformers(options: ReproduceOptions) -> ExperimentResult:
     """Run the study. Runs that were trained before with the same settings are not trained again."""
     if options.variant != "both":
-        raise ConfigError(f"--variant {options.variant}: {STUDY_NAME} has no groups of variants; leave it out")
+        raise ConfigError(
+            f"--variant {options.variant}: {WHY_TRANSFORMERS} has no groups of variants; leave it out"
+        )
     device = resolve_device(options.device)
-    folder = options.experiment_folder(STUDY_NAME)
-    command = options.command(STUDY_NAME, with_paths=True)
-    with experiment_folder(folder, f"reproducing {STUDY_NAME}", command, options.run_options):
-        new_result: ExperimentResult = {"format": FORMAT, "system": STUDY_NAME, "parts": {}}
-        result = read_result(options.results_folder, STUDY_NAME) or new_result
+    folder = options.experiment_folder(WHY_TRANSFORMERS)
+    command = options.command(WHY_TRANSFORMERS, with_paths=True)
+    with experiment_folder(folder, f"reproducing {WHY_TRANSFORMERS}", command, options.run_options):
+        new_result: ExperimentResult = {"format": FORMAT, "system": WHY_TRANSFORMERS, "parts": {}}
+        result = read_result(options.results_folder, WHY_TRANSFORMERS) or new_result
         result["quick"] = options.smoke
         result.pop("notes", None)  # they are about the figures that are replaced now
-        for comparison in COMPARISON_TASKS:
+        for comparison in load_comparison_tasks():
             data_folder = folder / comparison.name / "data"
             data = ExperimentData.prepare(comparison.system, options.data, data_folder, smoke=options.smoke)
-            environment = environment_info(device, options.command(STUDY_NAME))
+            environment = environment_info(device, options.command(WHY_TRANSFORMERS))
             part_result = ComparisonRun(comparison, data, options, folder / comparison.name).run()
             result["parts"][comparison.name] = {"made": environment, "data": data.checksums()} | part_result
             write_result(options.results_folder, result)
@@ -88,7 +84,7 @@ class ComparisonRun:
         self, comparison: ComparisonTask, data: ExperimentData, options: ReproduceOptions, folder: Path
     ) -> None:
         self.comparison, self.data, self.options, self.folder = comparison, data, options, folder
-        self.title = f"{STUDY_NAME}, {comparison.name}"
+        self.title = f"{WHY_TRANSFORMERS}, {comparison.name}"
         self.task = comparison.system.task
         # validation files are not used: the learning rate is chosen on a part of the training data
         files = {name: file for name, file in comparison.system.files.items() if "valid" not in name}
@@ -96,30 +92,32 @@ class ComparisonRun:
 
     def run(self) -> dict[str, Any]:
         """Train the pilots, match the numbers of parameters, and train all seeds of both models."""
-        settings, task_setting = self.settings("transformer"), {"task": self.task}
-        pilot = self._run_pilot("transformer", settings)
-        sizes = sizes_from_config(pilot.config)
-        target_count = total_parameters(_resolved_model_settings(pilot) | task_setting, sizes)
-        models = {"transformer": (settings, pilot)}
-        lstm_settings = self.settings("lstm")
-        lstm_settings["model.d_model"] = match_width(lstm_settings | task_setting, sizes, target_count)
-        lstm_count = total_parameters(lstm_settings | task_setting, sizes)
-        if abs(lstm_count - target_count) > PARAMETER_TOLERANCE * target_count and not self.options.smoke:
-            counts_text = f"{lstm_count:,} parameters are not within 2 % of {target_count:,}"
-            raise ConfigError(f"{self.title}: {counts_text}")
-        models["lstm"] = lstm_settings, self._run_pilot("lstm", lstm_settings)
+        models: dict[str, tuple[Settings, Run]] = {}
+        for variant in self.comparison.variants:
+            settings = self.settings(variant)
+            if variant.match_parameters:
+                settings["model.d_model"] = self._find_width(settings, models[variant.match_parameters][1])
+            models[variant.name] = settings, self._run_pilot(variant.name, settings)
         return {
-            "seconds": self.comparison.seconds,
-            "variants": [self._train_seeds(kind, *models[kind]) for kind in MODEL_KINDS],
+            "seconds": self.comparison.time_budget,
+            "variants": [self._train_seeds(name, *model) for name, model in models.items()],
         }
 
-    def settings(self, kind: str) -> Settings:
-        settings = self.comparison.model_settings(kind)
+    def settings(self, variant: ModelVariant) -> Settings:
+        settings = variant.settings
         if self.options.smoke:
-            settings = merge_settings(settings, {**SMOKE_SETTINGS[kind], "data.max_len": SMOKE_MAX_LEN})
-            if settings["tokenizer.kind"] == "bpe":
-                settings["tokenizer.vocab_size"] = SMOKE_VOCAB_SIZE
+            settings = merge_settings(settings, smoke_model_settings(settings))
         return merge_settings(settings, self.file_settings)
+
+    def _find_width(self, settings: Settings, reference: Run) -> int:
+        """The width with which a model has as many parameters as the model of another pilot."""
+        sizes, task_setting = sizes_from_config(reference.config), {"task": self.task}
+        target = total_parameters(_resolved_model_settings(reference) | task_setting, sizes)
+        width = match_width(settings | task_setting, sizes, target)
+        count = total_parameters(settings | task_setting | {"model.d_model": width}, sizes)
+        if abs(count - target) > PARAMETER_TOLERANCE * target and not self.options.smoke:
+            raise ConfigError(f"{self.title}: {count:,} parameters are not within 2 % of {target:,}")
+        return width
 
     def _run_pilot(self, kind: str, settings: Settings) -> Run:
         """Train a short run that shows the speed of a model and the sizes of the data."""
@@ -132,7 +130,7 @@ class ComparisonRun:
     def _train_seeds(self, kind: str, settings: Settings, pilot: Run) -> dict[str, Any]:
         pilot_events = _read_run_events(pilot)
         rate = steps_per_second(pilot_events)
-        steps = SMOKE_STEPS if self.options.smoke else max(2 * LOG_EVERY, round(self.comparison.seconds * rate))
+        steps = SMOKE_STEPS if self.options.smoke else max(2 * LOG_EVERY, round(self.comparison.time_budget * rate))
         trials = self._search_learning_rate(kind, settings, steps, pilot)
         settings = {**settings, "train.lr": best_learning_rate(trials)}
         seeds = self.options.seeds or (SMOKE_SEEDS if self.options.smoke else self.comparison.seeds)
@@ -164,7 +162,7 @@ class ComparisonRun:
             text = "".join(piece.text for piece in pilot.task.data.training_examples())
             train_file.write_text(text, encoding="utf-8", newline="")
             validation_settings["data.train"] = str(train_file.absolute())
-        rates = LEARNING_RATES[:2] if self.options.smoke else LEARNING_RATES
+        rates = self.comparison.lr_grid[: 2 if self.options.smoke else None]
         specs = [
             self._spec(
                 f"try-{kind}",
@@ -206,7 +204,7 @@ def best_learning_rate(trials: Sequence[Mapping[str, Any]]) -> float:
     """The rate with the lowest loss, the first one of equals. A trial that diverged has no loss."""
     finished = [trial for trial in trials if trial["loss"] is not None]
     if not finished:
-        raise DivergedError(f"{STUDY_NAME}: a model diverged at every rate that was tried")
+        raise DivergedError(f"{WHY_TRANSFORMERS}: a model diverged at every rate that was tried")
     return float(min(finished, key=lambda trial: trial["loss"])["rate"])
 
 

@@ -1,4 +1,4 @@
-"""The outcome of the study as Markdown: quality and speed, quality by length, and what may be said of it."""
+"""The results of `why-transformers` as Markdown: metrics and speed, metrics by length, and verdicts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from triform.evaluation.statistics import holm, paired_test, verdict
+from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
-from triform.experiments.reproduce.tables import format_mean_interval, markdown_table, seed_values
-from triform.experiments.reproduce.why.parts import COMPARISON_TASKS, STUDY_NAME, STUDY_TITLE, ComparisonTask
+from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
+from triform.experiments.reproduce.tables import (
+    MIN_PAIRS,
+    format_mean_interval,
+    markdown_table,
+    seed_values,
+    values_by_seed,
+)
+from triform.experiments.reproduce.why.comparison import STUDY_TITLE, ComparisonTask, load_comparison_tasks
 
 INTRODUCTION = (
     "Each seed of each model learns for as many seconds: a pilot run shows how many steps a model takes in one, "
@@ -36,18 +43,18 @@ SECONDS_COLUMN = MetricColumn(eval_set="", metric="", title="seconds", unit="sec
 
 
 def format_section(result: ExperimentResult | None) -> str:
-    parts = [f"## {STUDY_TITLE}", f"`{STUDY_NAME}`"]
+    parts = [f"## {STUDY_TITLE}", f"`{WHY_TRANSFORMERS}`"]
     if result is None or not result["parts"]:
-        return "\n\n".join([*parts, f"Not run yet: `triform reproduce {STUDY_NAME}`."])
+        return "\n\n".join([*parts, f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`."])
     if result["quick"]:
         parts.append("A smoke run: it shows that everything runs, and its figures mean nothing.")
     parts += [INTRODUCTION, LIMITATIONS, *result.get("notes", ())]
     finished = [
         (comparison, result["parts"][comparison.name])
-        for comparison in COMPARISON_TASKS
+        for comparison in load_comparison_tasks()
         if comparison.name in result["parts"]
     ]
-    for comparison in COMPARISON_TASKS:
+    for comparison in load_comparison_tasks():
         parts.append(f"### {comparison.title}")
         if task_result := result["parts"].get(comparison.name):
             parts += [
@@ -56,7 +63,7 @@ def format_section(result: ExperimentResult | None) -> str:
                 _learning_rate_table(task_result),
             ]
         else:
-            parts.append(f"Not run yet: `triform reproduce {STUDY_NAME}`.")
+            parts.append(f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`.")
     parts.append("\n".join(f"- {line}" for line in comparison_verdicts(finished)))
     return "\n\n".join([*parts, _environment_table(finished)])
 
@@ -85,7 +92,7 @@ def _results_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -
 
 
 def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -> str:
-    """A column a bin that either has."""
+    """One column for each bin that either model has rows in."""
     bins = [
         name
         for name in comparison.bin_names
@@ -111,7 +118,7 @@ def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) ->
 
 
 def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
-    """The loss of every rate that was tried; the one that was taken stands out."""
+    """The loss of every learning rate that was tried; the chosen one is bold."""
     rows = []
     for variant_result in task_result["variants"]:
         best_rate = variant_result["settings"]["train.lr"]
@@ -128,24 +135,19 @@ def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
 
 
 def comparison_verdicts(finished: list[tuple[ComparisonTask, Mapping[str, Any]]]) -> list[str]:
-    """Whether the Transformer is better, in words, seed by seed, corrected for all parts together."""
+    """Whether the Transformer is better, in words; the p-values of all parts are corrected together."""
     tested = []
     for comparison, task_result in finished:
-        transformer, lstm = task_result["variants"]
-        shared_seeds = {run["seed"] for run in transformer["runs"]} & {run["seed"] for run in lstm["runs"]}
-        first, second = (
-            seed_values(variant_result, comparison.compared_column, shared_seeds)
-            for variant_result in (lstm, transformer)
+        transformer, lstm = (
+            values_by_seed(variant_result, comparison.compared_column) for variant_result in task_result["variants"]
         )
-        if len(first) == len(second) > 1:
-            tested.append((comparison, paired_test(first, second)))
-    corrected = holm([difference.p for _, difference in tested])
+        if difference := pair_over_seeds(lstm, transformer, min_pairs=MIN_PAIRS):
+            metric = comparison.compared_column.rpartition(".")[2]
+            tested.append((comparison, VariantPair("lstm", "transformer", metric, difference)))
     lines = []
-    for (comparison, difference), p in zip(tested, corrected, strict=True):
-        metric = comparison.compared_column.rpartition(".")[2]
-        verdict_text = verdict("lstm", "transformer", difference, metric, corrected=p, comparisons=len(tested))
+    for (comparison, _), verdict in zip(tested, judge_pairs([pair for _, pair in tested]), strict=True):
         title = next(column.title for column in comparison.columns if column.key == comparison.compared_column)
-        lines.append(f"{comparison.title}, {title}: {verdict_text}")
+        lines.append(f"{comparison.title}, {title}: {verdict.text}")
     return lines
 
 
