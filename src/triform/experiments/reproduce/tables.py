@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triform.evaluation.statistics import summarise
-from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
+from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
 from triform.formatting import format_duration
@@ -232,7 +232,7 @@ def pairing_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[
                 metric = column.rpartition(".")[2]
                 tested.append((pairing, column, VariantPair(pairing.first, pairing.second, metric, difference)))
     verdicts = []
-    for (pairing, key, _), verdict in zip(tested, judge_pairs([pair for _, _, pair in tested]), strict=True):
+    for (pairing, key, _), verdict in zip(tested, compare_pairs([pair for _, _, pair in tested]), strict=True):
         title = next(column.title for column in system.columns if column.key == key)
         verdicts.append(f"{pairing.question} {title}: {verdict.text}")
     return verdicts

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from triform.experiments.pairing import VariantPair, judge_pairs, pair_over_seeds
+from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
@@ -145,7 +145,7 @@ def comparison_verdicts(finished: list[tuple[ComparisonTask, Mapping[str, Any]]]
             metric = comparison.compared_column.rpartition(".")[2]
             tested.append((comparison, VariantPair("lstm", "transformer", metric, difference)))
     lines = []
-    for (comparison, _), verdict in zip(tested, judge_pairs([pair for _, pair in tested]), strict=True):
+    for (comparison, _), verdict in zip(tested, compare_pairs([pair for _, pair in tested]), strict=True):
         title = next(column.title for column in comparison.columns if column.key == comparison.compared_column)
         lines.append(f"{comparison.title}, {title}: {verdict.text}")
     return lines
