@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
+StoppedAfter = Callable[[int], AbstractContextManager[None]]  # the fixture of conftest.py
 TIMING_FIELDS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
 
 

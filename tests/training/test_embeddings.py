@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from same_runs import StoppedAfter
 from torch import Tensor
 
 from triform.config import TokenizerConfig
 from triform.config.merging import flatten_settings
 from triform.config.settings import build_config
-from triform.errors import ConfigError, RunInterruptedError
+from triform.errors import ConfigError
 from triform.experiments.seeds import train_seeds
 from triform.launch import RunOptions, build_trainer, resolve_settings, train
 from triform.nn.embedding import InputEmbedding
@@ -24,7 +25,6 @@ from triform.text import BpeTokenizer, train_tokenizer
 from triform.training.embeddings import is_lowercase, piece_words
 from triform.training.init_from import apply_base
 from triform.training.run_folder import RunFolder
-from triform.training.trainer import Trainer
 from triform.vectors import WordVectors
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}
@@ -138,22 +138,13 @@ def test_frozen_vectors_stay_and_positions_learn(rows: str, vectors: str, tmp_pa
 
 
 def test_a_resumed_run_ends_with_the_same_bits_and_needs_the_vectors_no_more(
-    rows: str, vectors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, vectors: str, tmp_path: Path, stopped_after: StoppedAfter
 ) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(Path(vectors).read_bytes())
     uninterrupted = train_run(rows, tmp_path / "straight", str(copy), {"freeze_layers": 0})
-    step = Trainer.step
-
-    def step_then_stop(self: Trainer) -> None:
-        step(self)
-        if self.progress.step == 4:
-            self.stop()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", step_then_stop)
-        with pytest.raises(RunInterruptedError):
-            train_run(rows, tmp_path / "broken", str(copy), {"freeze_layers": 0})
+    with stopped_after(4):
+        train_run(rows, tmp_path / "broken", str(copy), {"freeze_layers": 0})
     copy.unlink()
     resumed = train_run(rows, tmp_path / "broken", str(copy), {"freeze_layers": 0}, resume=True)
     left, right = (load_file(result.path / "model.safetensors") for result in (uninterrupted, resumed))

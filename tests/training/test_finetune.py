@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from same_runs import StoppedAfter
 from torch import Tensor
 
 from triform.config import Config, DataSizes, ModelConfig, TrainConfig
 from triform.config.settings import build_config
-from triform.errors import ConfigError, RunInterruptedError
+from triform.errors import ConfigError
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
@@ -26,7 +27,6 @@ from triform.training.freezing import freeze_parameters, layer_depths
 from triform.training.optim import build_parameter_groups
 from triform.training.run_folder import RunFolder
 from triform.training.train_step import TrainStep
-from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
 TRAIN_SETTINGS = {
@@ -213,21 +213,17 @@ def test_only_adapters_and_the_label_head_learn_and_have_state(rows: str, base: 
 @pytest.mark.parametrize("settings", [LORA, {"freeze_layers": 1, "layer_decay": 0.8}, {**LORA, "ema_decay": 0.9}])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_stopped_and_resumed_a_fine_tuned_run_ends_with_the_same_bits(
-    settings: dict[str, Any], steps: int, rows: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    steps: int,
+    rows: str,
+    base: Path,
+    tmp_path: Path,
+    stopped_after: StoppedAfter,
 ) -> None:
     train_settings = {"init_from": str(base), **settings}
     uninterrupted = train_run(rows, tmp_path / "straight", train_settings)
-    step = Trainer.step
-
-    def step_then_stop(self: Trainer) -> None:
-        step(self)
-        if self.progress.step == steps:
-            self.stop()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", step_then_stop)
-        with pytest.raises(RunInterruptedError):
-            train_run(rows, tmp_path / "broken", train_settings)
+    with stopped_after(steps):
+        train_run(rows, tmp_path / "broken", train_settings)
     resumed = train_run(rows, tmp_path / "broken", train_settings, resume=True)
     files = ["model.safetensors", *(["adapter.safetensors"] if "lora_rank" in settings else [])]
     pairs = [(load_file(uninterrupted.path / name), load_file(resumed.path / name)) for name in files]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from same_runs import StoppedAfter
 
 import triform
-from triform.errors import RunInterruptedError
 from triform.training.tensors import read_tensors
-from triform.training.trainer import Trainer
 
 TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}
 NOTICE = "training was interrupted at step 3, before a validation kept a model"
@@ -25,28 +25,25 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
-def train_interrupted(path: Path, rows: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Path:
-    """A run that was asked to stop after its third step."""
-    after_step = Trainer.after_step
+@pytest.fixture
+def train_interrupted(rows: str, tmp_path: Path, stopped_after: StoppedAfter) -> Callable[..., Path]:
+    """Trains a run that is stopped after its third step."""
 
-    def step_then_stop(trainer: Trainer) -> None:
-        after_step(trainer)
-        if trainer.progress.step == 3:
-            trainer.stop()
-
-    settings["train"] = {"max_steps": 9, "eval_every": 9, **settings.get("train", {})}
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "after_step", step_then_stop)
-        with pytest.raises(RunInterruptedError, match="everything is saved"):
+    def train(**settings: Any) -> Path:
+        path = tmp_path / "run"
+        settings["train"] = {"max_steps": 9, "eval_every": 9, **settings.get("train", {})}
+        with stopped_after(3):
             triform.train("classify", data=rows, out=path, device="cpu", quiet=True, **settings)
-    assert not (path / "model.safetensors").exists()
-    return path
+        assert not (path / "model.safetensors").exists()
+        return path
+
+    return train
 
 
 def test_an_interrupted_run_answers_with_its_latest_checkpoint_and_says_so(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, train_interrupted: Callable[..., Path]
 ) -> None:
-    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(model=TINY["model"])
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
@@ -66,11 +63,11 @@ def test_an_interrupted_run_answers_with_its_latest_checkpoint_and_says_so(
 
 
 def test_an_interrupted_lora_run_has_its_adapters_merged(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, train_interrupted: Callable[..., Path]
 ) -> None:
     base = triform.train("classify", data=rows, out=tmp_path / "base", train={"max_steps": 2}, **TINY)
     lora = {"lora_rank": 2, "lr": 0.1}
-    path = train_interrupted(tmp_path / "run", rows, monkeypatch, init_from=str(base.path), train=lora)
+    path = train_interrupted(init_from=str(base.path), train=lora)
     run = triform.load(path, device="cpu")
     names = [name for name, _ in run.task.model.named_parameters()]
     assert names == [name for name, _ in base.task.model.named_parameters()]
@@ -78,9 +75,9 @@ def test_an_interrupted_lora_run_has_its_adapters_merged(
 
 
 def test_without_a_checkpoint_or_with_a_lost_model_the_error_says_so(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, train_interrupted: Callable[..., Path]
 ) -> None:
-    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(model=TINY["model"])
     shutil.rmtree(path / "checkpoints")
     with pytest.raises(triform.CheckpointError, match="has no model and no checkpoint yet"):
         triform.load(path, device="cpu")
@@ -91,9 +88,9 @@ def test_without_a_checkpoint_or_with_a_lost_model_the_error_says_so(
 
 
 def test_an_estimator_is_not_made_from_a_run_without_a_model(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, train_interrupted: Callable[..., Path]
 ) -> None:
     estimators = pytest.importorskip("triform.sklearn")
-    path = train_interrupted(tmp_path / "run", rows, monkeypatch, model=TINY["model"])
+    path = train_interrupted(model=TINY["model"])
     with pytest.raises(triform.CheckpointError, match="has no model yet"):
         estimators.TextClassifier.from_run(path)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from same_runs import assert_same_bits, assert_same_run, read_events
+from same_runs import StoppedAfter, assert_same_bits, assert_same_run, read_events
 
 from triform.config import Config
 from triform.config.presets import SYSTEM_PRESETS
@@ -57,16 +57,17 @@ def read_state(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("schedule", ["constant", "noam", "plateau"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["finished", "stopped"])
 def test_trained_longer_a_run_equals_one_that_was_as_long_from_the_start(
-    schedule: str, stopped: bool, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str,
+    stopped: bool,
+    rows: str,
+    tmp_path: Path,
+    stopped_after: StoppedAfter,
 ) -> None:
     train_settings = TRAIN_SETTINGS | {"schedule": schedule, "plateau_patience": 0, "lr": 0.01}
     uninterrupted = train_run(rows, tmp_path / "straight", train_settings | {"max_steps": 15})
     if stopped:
-        step = Trainer.step
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "step", lambda self: (step(self), self.progress.step == 5 and self.stop()))
-            with pytest.raises(RunInterruptedError):
-                train_run(rows, tmp_path / "run", train_settings)
+        with stopped_after(5):
+            train_run(rows, tmp_path / "run", train_settings)
     else:
         train_run(rows, tmp_path / "run", train_settings)
     out = resume_run(tmp_path / "run", train={"max_steps": 15})

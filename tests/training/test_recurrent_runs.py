@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from same_runs import StoppedAfter
 
 import triform
 from triform import scratch
@@ -32,7 +33,6 @@ from triform.tasks.language_model_data import EVAL_WINDOWS_PER_STATE
 from triform.training.compilation import compiled_blocks
 from triform.training.ensemble import load_if_stackable
 from triform.training.run_folder import RunFolder
-from triform.training.trainer import Trainer
 
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
     "classify": {
@@ -135,21 +135,12 @@ def write_data(task: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("task", DATA)
 def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(
-    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: Any, tmp_path: Path, stopped_after: StoppedAfter
 ) -> None:
     options: dict[str, Any] = {"data": write_data(task, tmp_path), "device": "cpu", "quiet": True, **TINY}
     uninterrupted = triform.train(task, out=str(tmp_path / "whole"), **options)
-    original_after_step = Trainer.after_step
-
-    def step_then_stop(self: Trainer) -> None:
-        original_after_step(self)
-        if self.progress.step == 5:
-            self.stop()
-
-    monkeypatch.setattr(Trainer, "after_step", step_then_stop)
-    with pytest.raises(triform.errors.RunInterruptedError):
+    with stopped_after(5):
         triform.train(task, out=str(tmp_path / "cut"), **options)
-    monkeypatch.setattr(Trainer, "after_step", original_after_step)
     resumed = triform.train(task, out=str(tmp_path / "cut"), resume=True, **options)
     actual, expected = (load_file(RunFolder(run.path).model_file) for run in (resumed, uninterrupted))
     assert actual.keys() == expected.keys()

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from same_runs import StoppedAfter
 
 from triform.config import TokenizerConfig
 from triform.config.settings import build_config
@@ -25,7 +26,6 @@ from triform.text import BpeTokenizer, train_tokenizer
 from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
 from triform.training.ensemble import must_train_alone
 from triform.training.train_step import TrainStep
-from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 TEXT = "the lower the better, the newest are the widest\n" * 30
@@ -101,21 +101,12 @@ def test_what_is_kept_is_the_average_and_what_goes_on_is_not(rows: str, tmp_path
 
 
 def test_a_run_that_is_averaged_goes_on_as_if_it_had_never_stopped(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, stopped_after: StoppedAfter
 ) -> None:
     settings = {"train": {"ema_decay": 0.9}}
     uninterrupted = train_run(rows, tmp_path / "whole", **settings)
-    original_after_step = Trainer.after_step
-
-    def step_then_stop(self: Trainer) -> None:
-        original_after_step(self)
-        if self.progress.step == 7:
-            self.stop()
-
-    monkeypatch.setattr(Trainer, "after_step", step_then_stop)
-    with pytest.raises(Exception, match="stopped at step 7"):
+    with stopped_after(7):
         train_run(rows, tmp_path / "broken", **settings)
-    monkeypatch.setattr(Trainer, "after_step", original_after_step)
     resumed = train_run(rows, tmp_path / "broken", resume=True, **settings)
     first, second = (load_file(path / "model.safetensors") for path in (uninterrupted, resumed))
     assert all(first[name].equal(second[name]) for name in first)

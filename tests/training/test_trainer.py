@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from same_runs import StoppedAfter
 
-from triform.errors import ConfigError, DivergedError, RunInterruptedError
+from triform.errors import ConfigError, DivergedError
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.translate import TranslationEvaluator
@@ -31,18 +32,6 @@ def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: An
     ).path
 
 
-def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ctrl-C does: ask for a stop while the step numbered so is running."""
-    original_step = Trainer.step
-
-    def step_then_stop(self: Trainer) -> None:
-        original_step(self)
-        if self.progress.step == steps:
-            self.stop()
-
-    monkeypatch.setattr(Trainer, "step", step_then_stop)
-
-
 @pytest.mark.parametrize(
     "train_settings",
     [
@@ -56,13 +45,15 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("steps", [1, 6, 8])
 def test_stopped_and_resumed_a_run_ends_as_if_it_had_never_stopped(
-    train_settings: dict[str, Any], steps: int, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_settings: dict[str, Any],
+    steps: int,
+    rows: str,
+    tmp_path: Path,
+    stopped_after: StoppedAfter,
 ) -> None:
     uninterrupted = train_run(rows, tmp_path / "straight", TRAIN_SETTINGS | train_settings)
-    with monkeypatch.context() as patch:
-        stop_after(steps, patch)
-        with pytest.raises(RunInterruptedError, match=f"stopped at step {steps}"):
-            train_run(rows, tmp_path / "broken", TRAIN_SETTINGS | train_settings)
+    with stopped_after(steps):
+        train_run(rows, tmp_path / "broken", TRAIN_SETTINGS | train_settings)
     resumed = train_run(rows, tmp_path / "broken", TRAIN_SETTINGS | train_settings, resume=True)
     checkpoints = [RunFolder(path).latest_checkpoint() for path in (uninterrupted, resumed)]
     for first_folder, second_folder in (checkpoints, (uninterrupted, resumed)):
