@@ -89,10 +89,9 @@ def train(
         DivergedError: The loss became NaN or infinite.
         RunInterruptedError: The user stopped training; `resume=True` continues it.
 
-    >>> import tempfile, triform
-    >>> folder = tempfile.mkdtemp()
-    >>> run = triform.train("classify", out=f"{folder}/run", quiet=True, device="cpu",
-    ...                     model={"d_model": 16, "n_layers": 1, "n_heads": 2}, train={"max_steps": 2})
+    >>> import triform
+    >>> tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+    >>> run = triform.train("classify", out="run", model=tiny, train={"max_steps": 2}, device="cpu", quiet=True)
     >>> run.predict("A wonderful film.")[0].output in run.config.data.labels
     True
     """

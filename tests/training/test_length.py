@@ -14,7 +14,8 @@ from triform.config.presets import SYSTEM_PRESETS
 from triform.config.settings import build_config
 from triform.errors import ConfigError, RunInterruptedError
 from triform.experiments.reproduce import systems as reference
-from triform.experiments.reproduce.options import ReproduceOptions, run_variant
+from triform.experiments.reproduce.options import ReproduceOptions
+from triform.experiments.reproduce.runner import _prepare_variant
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.defaults import resolve_patience
@@ -251,18 +252,8 @@ def test_presets_of_reference_systems_are_never_stopped_early_unless_they_say_so
 
 
 @pytest.mark.parametrize("system", reference.SYSTEMS.values(), ids=lambda system: system.name)
-def test_reproducing_a_system_never_stops_early_unless_it_says_so(
-    system: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class TrainingStarted(Exception):
-        pass
-
-    def fake_train_seeds(*_: Any, **settings: Any) -> None:
-        raise TrainingStarted(settings["train.patience"])
-
-    monkeypatch.setattr("triform.experiments.reproduce.runner.train_seeds", fake_train_seeds)
+def test_reproducing_a_system_never_stops_early_unless_it_says_so(system: Any, tmp_path: Path) -> None:
     data: Any = SimpleNamespace(system=system, settings=lambda variant: {})
     for variant in system.variants:
-        with pytest.raises(TrainingStarted) as caught:
-            run_variant(variant, data, ReproduceOptions(), tmp_path)
-        assert caught.value.args == (variant.settings.get("train.patience", 0),)
+        prepared = _prepare_variant(variant, data, ReproduceOptions(), tmp_path)
+        assert prepared.spec.settings["train.patience"] == variant.settings.get("train.patience", 0)
