@@ -243,3 +243,25 @@ def test_a_file_and_its_functions_can_be_read_in_one_sitting(path: Path) -> None
 def test_exceptions_to_these_rules_are_still_needed() -> None:
     for name in (*READS_ENVIRONMENT, *LONG_FILES, *(function.partition(":")[0] for function in LONG_FUNCTIONS)):
         assert (SOURCE / name).exists()
+
+
+def test_classes_of_one_name_share_a_base() -> None:
+    """One word has one meaning: two public classes of a name are variants of one thing, or one is renamed."""
+    classes_by_name: dict[str, list[type]] = {}
+    for name in sorted(MODULES):
+        if name != "triform.__main__":
+            for member in vars(importlib.import_module(name)).values():
+                if isinstance(member, type) and member.__module__ == name and not member.__name__.startswith("_"):
+                    classes_by_name.setdefault(member.__name__, []).append(member)
+    unrelated = [
+        " and ".join(f"{each.__module__}.{name}" for each in classes)
+        for name, classes in classes_by_name.items()
+        if len(classes) > 1 and not _common_bases(classes)
+    ]
+    assert not unrelated
+
+
+def _common_bases(classes: list[type]) -> set[type]:
+    """The classes of this package that all of these are derived from."""
+    shared = set.intersection(*(set(each.__mro__[1:]) for each in classes))
+    return {base for base in shared if base.__module__.startswith("triform.")}

@@ -72,10 +72,14 @@ def jobs(run: Run) -> list[Job]:
         {"strategy": "greedy", "max_new_tokens": 3},
         {},
     ]
-    calls: list[Job] = [partial(run.predict, TEXTS, **{"max_new_tokens": 8, **setting}) for setting in settings]
+    calls: list[Job] = [
+        partial(run.predict, TEXTS, **{"max_new_tokens": 5 + index % 4, **setting})
+        for index, setting in enumerate(settings)
+    ]
     if run.config.task == "generate":
         return [*calls, explain_call, partial(run.explain, TEXTS[1], max_new_tokens=3), run.evaluate]
-    return [*calls, explain_call, partial(run.evaluate, beam_size=2, max_new_tokens=4)]
+    evaluations = ({"beam_size": 2, "max_new_tokens": 4}, {"strategy": "greedy", "max_new_tokens": 6}, {"top_k": 3})
+    return [*calls, explain_call, *(partial(run.evaluate, **settings) for settings in evaluations)]
 
 
 def assert_same(actual: Any, expected: Any) -> None:

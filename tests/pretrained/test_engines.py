@@ -134,9 +134,8 @@ def test_two_vocabularies_leave_for_ctranslate2_with_both(char_tokenizer: Tokeni
         suppress_sequences=[["<pad>"], ["<unk>"], ["<bos>"]],
     )[0].hypotheses[0]  # fmt: skip
     greedy = DecodeConfig(strategy="greedy", max_new_tokens=9)
-    assert [target_tokenizer.vocabulary.index(piece) for piece in result] == task_object.predictor.generate(
-        [char_tokenizer.encode("abc")], greedy
-    )[0]
+    expected = task_object.predictor.generate([char_tokenizer.encode("abc")], decode=greedy)[0]
+    assert [target_tokenizer.vocabulary.index(piece) for piece in result] == expected
     assert (tmp_path / "out/tokenizer.json").is_file()
     assert (tmp_path / "out/target/tokenizer.json").is_file()
     with pytest.raises(ConfigError, match=r"two vocabularies \(blenderbot has one: tokenizer.joint_vocab=true\)"):

@@ -19,9 +19,9 @@ from triform.scratch.module import FlatParameters
 
 V, LABELS, MAX_LEN = 11, 3, 7
 MODEL_CLASSES: dict[str, tuple[Any, Any]] = {
-    "encoder": (models.Classifier, Classifier),
-    "decoder": (models.Decoder, Decoder),
-    "seq2seq": (models.Seq2Seq, Seq2Seq),
+    "encoder": (models.EncoderClassifier, Classifier),
+    "decoder": (models.TransformerDecoder, Decoder),
+    "seq2seq": (models.EncoderDecoder, Seq2Seq),
 }
 SETTING_VALUES: dict[str, tuple[Any, ...]] = {
     "norm_position": ("pre", "post"),

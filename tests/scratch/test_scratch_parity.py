@@ -88,7 +88,7 @@ def test_every_registry_knows_just_what_is_supported() -> None:
     assert tuple(optim.OPTIMIZERS) == supported.TRAIN_ALLOWED["optimizer"]
     assert tuple(optim.SCHEDULES) == supported.TRAIN_ALLOWED["schedule"]
     assert tuple(generation.STRATEGIES) == ("greedy", "sample")
-    assert models.Classifier is MODEL_CLASSES["encoder"][0]
+    assert models.EncoderClassifier is MODEL_CLASSES["encoder"][0]
 
 
 @pytest.mark.parametrize("attention_direction", ["auto", "causal"])

@@ -83,7 +83,7 @@ def scaled_dot_product_attention(
     return y, backward
 
 
-class Attention(Module):
+class MultiHeadAttention(Module):
     """Queries from `x`, keys and values from `source`, in heads side by side; then all heads mixed."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -118,7 +118,7 @@ class Attention(Module):
 
 
 def self_attention(
-    attention: Attention, masks: Masks, rng: OptionalRng
+    attention: MultiHeadAttention, masks: Masks, rng: OptionalRng
 ) -> Callable[[Array], tuple[Array, Backward]]:
     """Attention of states to themselves. They are read twice, as queries and as keys: the gradients add up."""
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from triform.config import ModelConfig
 from triform.scratch.activations import ACTIVATIONS
-from triform.scratch.attention import Attention, Masks, self_attention
+from triform.scratch.attention import Masks, MultiHeadAttention, self_attention
 from triform.scratch.layers import OptionalRng, build_layer_norm, build_linear, chain_backward, dropout
 from triform.scratch.module import Array, Backward, Module, SharedInput
 
 Sublayer = Callable[[Array], tuple[Array, Backward]]
 
 
-class FeedForward(Module):
+class PositionwiseFeedForward(Module):
     """Widen, bend, narrow."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -29,7 +29,7 @@ class FeedForward(Module):
         return y, chain_backward([up_backward, activation_backward, down_backward])
 
 
-class PreNorm(Module):
+class PreNormResidual(Module):
     """x + dropout(f(norm(x)))."""
 
     def __init__(self, dropout: float) -> None:
@@ -49,7 +49,7 @@ class PreNorm(Module):
         return x + y, backward
 
 
-class PostNorm(PreNorm):
+class PostNormResidual(PreNormResidual):
     """norm(x + dropout(f(x)))."""
 
     def __call__(self, x: Array, norm: Sublayer, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
@@ -66,15 +66,15 @@ class PostNorm(PreNorm):
         return normed, backward
 
 
-RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
+RESIDUALS: dict[str, type[PreNormResidual]] = {"pre": PreNormResidual, "post": PostNormResidual}
 
 
-class Block(Module):
+class TransformerBlock(Module):
     """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.attn_norm, self.ffn_norm = (build_layer_norm(config.d_model, bias=config.bias) for _ in range(2))
-        self.attn, self.ffn = Attention(config), FeedForward(config)
+        self.attn, self.ffn = MultiHeadAttention(config), PositionwiseFeedForward(config)
         self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def __call__(
@@ -85,15 +85,15 @@ class Block(Module):
         return x, chain_backward([attn_backward, ffn_backward])
 
 
-class CrossBlock(Module):
+class CrossAttentionBlock(Module):
     """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.attn_norm, self.cross_attn_norm, self.ffn_norm = (
             build_layer_norm(config.d_model, bias=config.bias) for _ in range(3)
         )
-        self.attn, self.cross_attn = Attention(config), Attention(config)
-        self.ffn = FeedForward(config)
+        self.attn, self.cross_attn = MultiHeadAttention(config), MultiHeadAttention(config)
+        self.ffn = PositionwiseFeedForward(config)
         self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def __call__(

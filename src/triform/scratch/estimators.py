@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from triform.config import Config, DataConfig, DataSizes, DecodeConfig, TaskName
+from triform.config import Config, DataConfig, DataSizes, DecodeConfig
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
 from triform.io.migration import migrate_tensors
@@ -20,20 +20,20 @@ from triform.scratch import generation, run_folder, weights
 from triform.scratch.attention import padding_mask, softmax
 from triform.scratch.batches import batches_by_length, pad
 from triform.scratch.loss import IGNORE_INDEX
-from triform.scratch.models import Classifier, Decoder, Seq2Seq
+from triform.scratch.models import EncoderClassifier, EncoderDecoder, TransformerDecoder
 from triform.scratch.module import Array, FlatParameters, SharedInput
 from triform.scratch.supported import check_model, check_tokenizer, check_training, resolve_defaults
 from triform.scratch.training import TrainingBatch, TrainingData, epoch_sampler, train_model, window_sampler
-from triform.scratch.validation import check_pairs, check_texts, derive_row_seeds, resolve_label_names
+from triform.scratch.validation import derive_row_seeds, resolve_label_names
 from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
+from triform.text.estimator import TextEstimatorBase
 
 MAX_PREDICT_TOKENS = 8_192  # tokens read together when nothing is learned
 
 
-class NumpyEstimator:
-    """A model with its text handling. Abstract: one class a task."""
+class NumpyEstimator(TextEstimatorBase):
+    """Abstract base of the NumPy estimators: a model with its tokenizers."""
 
-    task: ClassVar[TaskName]
     model_class: ClassVar[Any]
     model: Any
     weights: FlatParameters
@@ -76,6 +76,17 @@ class NumpyEstimator:
         vars(self).update(vars(estimator.run_training(estimator.prepare_data(*data))))
         return self
 
+    def check_pairs(
+        self, first: object, second: object, first_name: str, second_name: str
+    ) -> tuple[list[str], list[str]]:
+        """Return two lists of texts of the same length."""
+        first_texts = self.check_texts(first, first_name, allow_empty=True)
+        second_texts = self.check_texts(second, second_name, allow_empty=True)
+        self.check_same_length(first_name, len(first_texts), second_name, len(second_texts))
+        if not first_texts:
+            raise DataError(f"there are no {first_name} to learn from")
+        return first_texts, second_texts
+
     def prepare_data(self, *data: Any) -> TrainingData:
         """What these data teach. Settings, vocabularies and a model are made for them."""
         raise NotImplementedError
@@ -103,7 +114,7 @@ class NumpyEstimator:
 
 class TextClassifier(NumpyEstimator):
     task = "classify"
-    model_class = Classifier
+    model_class = EncoderClassifier
 
     def sizes(self) -> DataSizes:
         return replace(super().sizes(), n_labels=len(self.labels))
@@ -118,7 +129,7 @@ class TextClassifier(NumpyEstimator):
 
     def prepare_data(self, texts: Iterable[str], labels: Iterable[str]) -> TrainingData:
         self.reset_config()
-        texts, labels = check_pairs(texts, labels, "texts", "labels")
+        texts, labels = self.check_pairs(texts, labels, "texts", "labels")
         labels = [label.strip() for label in labels]  # as torch reads them
         names = resolve_label_names(labels, self.initial_config.data.labels)
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
@@ -141,7 +152,10 @@ class TextClassifier(NumpyEstimator):
     def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
         """How likely each label is, in the order of `labels`."""
         self.check_fitted()
-        rows = [row[: self.config.data.max_len] for row in self.encode_texts(check_texts(texts))]
+        rows = [
+            row[: self.config.data.max_len]
+            for row in self.encode_texts(self.check_texts(texts, "texts", allow_empty=True))
+        ]
         probabilities = np.zeros((len(rows), len(self.labels)))
         for indices in batches_by_length([len(row) for row in rows], MAX_PREDICT_TOKENS):
             logits, _ = self.model(*pad([rows[row] for row in indices.tolist()]))
@@ -155,7 +169,7 @@ class TextClassifier(NumpyEstimator):
 
 class LanguageModel(NumpyEstimator):
     task = "generate"
-    model_class = Decoder
+    model_class = TransformerDecoder
 
     def fit(self, texts: str | Iterable[str]) -> Self:
         """Learn to go on with a text, or with any of several documents."""
@@ -163,7 +177,7 @@ class LanguageModel(NumpyEstimator):
 
     def prepare_data(self, texts: str | Iterable[str]) -> TrainingData:
         self.reset_config()
-        documents = [texts] if isinstance(texts, str) else check_texts(texts)
+        documents = [texts] if isinstance(texts, str) else self.check_texts(texts, "texts", allow_empty=True)
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, documents)}
         encoded = self.tokenizer.encode_batch(documents)
         end_tokens = [] if isinstance(texts, str) else [EOS]
@@ -193,7 +207,9 @@ class LanguageModel(NumpyEstimator):
             self.tokenizer,
             self.config.data.max_len,
         )
-        prompt_tokens = [self.encode_prompt(text) for text in check_texts(prompts)]
+        prompt_tokens = [
+            self.encode_prompt(text) for text in self.check_texts(prompts, "prompts", allow_empty=True)
+        ]
 
         def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
             contexts = [slide_context(text, max_len) for text in texts]
@@ -223,7 +239,7 @@ class LanguageModel(NumpyEstimator):
 
 class Translator(NumpyEstimator):
     task = "translate"
-    model_class = Seq2Seq
+    model_class = EncoderDecoder
 
     def sizes(self) -> DataSizes:
         return replace(
@@ -240,7 +256,7 @@ class Translator(NumpyEstimator):
 
     def prepare_data(self, sources: Iterable[str], targets: Iterable[str]) -> TrainingData:
         self.reset_config()
-        sources, targets = check_pairs(sources, targets, "sources", "targets")
+        sources, targets = self.check_pairs(sources, targets, "sources", "targets")
         if self.config.tokenizer.joint_vocab:
             self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, [*sources, *targets])}
         else:
@@ -281,7 +297,10 @@ class Translator(NumpyEstimator):
         """A translation of each text."""
         self.check_fitted()
         decode_config, max_len = decode_config or self.config.decode, self.config.data.max_len
-        rows = [row[:max_len] or [EOS] for row in self.tokenizer.encode_batch(check_texts(texts))]
+        rows = [
+            row[:max_len] or [EOS]
+            for row in self.tokenizer.encode_batch(self.check_texts(texts, "texts", allow_empty=True))
+        ]
         seeds = derive_row_seeds(self.config, seed, len(rows))
         translations = [""] * len(rows)
         for batch in batches_by_length([len(row) for row in rows], MAX_PREDICT_TOKENS // decode_config.beam_size):

@@ -165,7 +165,7 @@ class NoPositionEmbedding(Module):
         return x, identity_backward
 
 
-class LearnedPositionEmbedding(Module):
+class LearnedPositions(Module):
     """x_t + P_t: one trained vector a position."""
 
     def __init__(self, max_len: int, width: int) -> None:
@@ -182,7 +182,7 @@ class LearnedPositionEmbedding(Module):
         return x + self.table.weight.value[:length], backward
 
 
-class SinusoidalPositionEmbedding(Module):
+class SinusoidalPositions(Module):
     """x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, cos(t · 10000^(-(k-1)/D)) for odd k."""
 
     def __init__(self, max_len: int, width: int) -> None:
@@ -199,8 +199,8 @@ def sinusoidal_table(max_len: int, width: int) -> Array:
 
 POSITIONS: dict[str, Any] = {
     "none": NoPositionEmbedding,
-    "learned": LearnedPositionEmbedding,
-    "sinusoidal": SinusoidalPositionEmbedding,
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
 }
 
 

@@ -16,7 +16,7 @@ from triform.config import DataSizes, ModelConfig
 from triform.errors import ConfigError, DataError
 from triform.scratch.activations import ReLU
 from triform.scratch.attention import Masks, causal_mask, padding_mask
-from triform.scratch.blocks import Block, CrossBlock
+from triform.scratch.blocks import CrossAttentionBlock, TransformerBlock
 from triform.scratch.layers import (
     POSITIONS,
     Embedding,
@@ -35,7 +35,7 @@ from triform.scratch.supported import check_model
 Loss = tuple[float, Callable[[float], object]]
 
 
-class InputEmbedding(Module):
+class TokenPositionEmbedding(Module):
     """Tokens and their positions as vectors."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, max_len: int) -> None:
@@ -100,13 +100,13 @@ def build_final_norm(config: ModelConfig) -> Any:
     return build_layer_norm(config.d_model, bias=config.bias) if config.final_norm else Identity()
 
 
-class Encoder(Module):
+class TransformerEncoder(Module):
     """Every token reads every token."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         self.causal = config.attention_direction == "causal"
-        self.embedding = InputEmbedding(config, sizes.vocab_size, sizes.max_len)
-        self.blocks = [Block(config) for _ in range(config.n_layers)]
+        self.embedding = TokenPositionEmbedding(config, sizes.vocab_size, sizes.max_len)
+        self.blocks = [TransformerBlock(config) for _ in range(config.n_layers)]
         self.final_norm = build_final_norm(config)
 
     def __call__(
@@ -141,7 +141,7 @@ def mean_pool(x: Array, keep: Array | None) -> tuple[Array, Backward]:  # (B, T,
     return (weights[:, None, :] @ x)[:, 0], backward
 
 
-class Classifier(Module):
+class EncoderClassifier(Module):
     """Encoder, mean over real tokens, label scores."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
@@ -149,7 +149,7 @@ class Classifier(Module):
         check_sizes(sizes)
         if sizes.n_labels < 2:
             raise ConfigError(f"n_labels={sizes.n_labels}: a classifier needs at least two labels")
-        self.encoder = Encoder(config, sizes)
+        self.encoder = TransformerEncoder(config, sizes)
         self.rate = config.dropout
         self.classification_head = build_label_head(config, sizes.n_labels)
 
@@ -183,14 +183,14 @@ class Classifier(Module):
         return prediction_loss(pooled, pool_backward, self.classification_head, labels, smoothing)
 
 
-class Decoder(Module):
+class TransformerDecoder(Module):
     """Every token reads itself and what came before, and predicts what comes next."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
-        self.embedding = InputEmbedding(config, sizes.vocab_size, sizes.max_len)
-        self.blocks = [Block(config) for _ in range(config.n_layers)]
+        self.embedding = TokenPositionEmbedding(config, sizes.vocab_size, sizes.max_len)
+        self.blocks = [TransformerBlock(config) for _ in range(config.n_layers)]
         self.final_norm = build_final_norm(config)
         self.lm_head = build_vocabulary_head(config, self.embedding)
 
@@ -214,17 +214,17 @@ class Decoder(Module):
         return prediction_loss(states, states_backward, self.lm_head, expected, smoothing)
 
 
-class Seq2Seq(Module):
+class EncoderDecoder(Module):
     """One side reads the source, the other writes the target while looking at it."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
-        self.encoder = Encoder(config, sizes)
-        self.embedding = InputEmbedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
+        self.encoder = TransformerEncoder(config, sizes)
+        self.embedding = TokenPositionEmbedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:  # one vocabulary: one table for both sides
             self.embedding.token_embedding = self.encoder.embedding.token_embedding
-        self.blocks = [CrossBlock(config) for _ in range(config.n_layers)]
+        self.blocks = [CrossAttentionBlock(config) for _ in range(config.n_layers)]
         self.final_norm = build_final_norm(config)
         self.lm_head = build_vocabulary_head(config, self.embedding)
 
@@ -271,7 +271,7 @@ class Seq2Seq(Module):
         return prediction_loss(states, states_backward, self.lm_head, expected, smoothing)
 
 
-def build_vocabulary_head(config: ModelConfig, embedding: InputEmbedding) -> Any:
+def build_vocabulary_head(config: ModelConfig, embedding: TokenPositionEmbedding) -> Any:
     """Token scores from states; tied, it is the embedding read the other way."""
     head = build_linear(config.d_model, embedding.vocab_size, bias=config.head_bias)
     if config.tie_embeddings:

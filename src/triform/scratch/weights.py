@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from triform.errors import CheckpointError
-from triform.scratch.attention import Attention
-from triform.scratch.blocks import FeedForward
+from triform.scratch.attention import MultiHeadAttention
+from triform.scratch.blocks import PositionwiseFeedForward
 from triform.scratch.layers import Embedding, LayerNorm, Linear
-from triform.scratch.models import InputEmbedding
+from triform.scratch.models import TokenPositionEmbedding
 from triform.scratch.module import Array, FlatParameters, Module, Parameter
 
 TIED_EMBEDDING_STD = 0.02
@@ -35,16 +35,16 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
             module.weight.value[...] = 1
         elif isinstance(module, Embedding):
             fill_normal(module.weight.value, module.weight.shape[1] ** -0.5)
-        elif isinstance(module, Attention):
+        elif isinstance(module, MultiHeadAttention):
             for half in np.split(module.kv_proj.weight.value, 2):  # each as wide as if it stood alone
                 fill_normal(half, math.sqrt(2 / sum(half.shape)))
             module.out_proj.weight.value /= math.sqrt(2 * n_layers)
-        elif isinstance(module, FeedForward):
+        elif isinstance(module, PositionwiseFeedForward):
             module.down_proj.weight.value /= math.sqrt(2 * n_layers)
     # Scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself.
     for module in modules:
         if (
-            isinstance(module, InputEmbedding)
+            isinstance(module, TokenPositionEmbedding)
             and module.scale != 1
             and id(module.token_embedding.weight) in linear_ids
         ):

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.validation import Array, check_class_names, check_labels, check_texts, class_names
+from triform.sklearn.validation import Array, check_class_names, check_labels, class_names
 
 
 class TextClassifier(ClassifierMixin, TextEstimator):
@@ -34,7 +34,7 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
     def predict_proba(self, X: object) -> Array:
         """The probability of every class, (n, classes), in the order of `classes_`."""
-        predictions = self._fitted_run.predict(check_texts(X))
+        predictions = self._fitted_run.predict(self.check_texts(X, "X"))
         names = class_names(self.classes_)
         rows = [[(prediction.probabilities or {})[name] for name in names] for prediction in predictions]
         probabilities: Array = np.array(rows, dtype=np.float64)
@@ -49,7 +49,7 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
 def fit_classifier(estimator: TextEstimator, X: object, y: object) -> Array:
     """Train a classifier; the classes that it learned to tell apart."""
-    texts = check_texts(X)
+    texts = estimator.check_texts(X, "X")
     classes, class_indices = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
     names = check_class_names(classes)
     rows = (

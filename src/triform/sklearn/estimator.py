@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO, cast
+from typing import Any, Self, TextIO, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from triform.config import TaskName
 from triform.config.settings import (
     AUTO_SETTINGS,
     Settings,
@@ -44,7 +43,8 @@ from triform.io.run_layout import (
 from triform.launch import RunOptions, train
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
-from triform.sklearn.validation import check_settings, resolve_seed, to_python_scalar, translate_errors
+from triform.sklearn.validation import InputError, check_settings, resolve_seed, to_python_scalar, translate_errors
+from triform.text.estimator import TextEstimatorBase
 from triform.training.claim import claim_run_folder
 from triform.training.run_folder import RunFolder
 
@@ -71,10 +71,10 @@ PICKLED_FILES = tuple(
 FIT_LOCK = threading.RLock()
 
 
-class TextEstimator(BaseEstimator):
-    """Abstract: an estimator of one task. A parameter that is None is left to the preset, or to Triform."""
+class TextEstimator(TextEstimatorBase, BaseEstimator):
+    """Abstract base of the estimators. A parameter that is None is chosen by the preset, or from the data."""
 
-    task: ClassVar[TaskName]
+    input_error = InputError
     _run: Run | None
     _files: dict[str, bytes]
 
@@ -215,7 +215,7 @@ class TextEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
-        tags.no_validation = True  # texts are looked at by `check_texts`: an array of numbers has no place here
+        tags.no_validation = True  # `check_texts` validates texts, which are no arrays of numbers
         return tags
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from triform.config.settings import coerce_setting
 from triform.errors import ConfigError
 from triform.sklearn.estimator import TextEstimator
-from triform.sklearn.validation import InputError, check_texts, resolve_seed, to_python_scalar, translate_errors
+from triform.sklearn.validation import InputError, resolve_seed, to_python_scalar, translate_errors
 from triform.tasks.language_model_data import LanguageModelData
 
 
@@ -20,7 +20,7 @@ class LanguageModel(TextEstimator):
 
     def fit(self, X: object, y: object = None) -> Self:
         """Learn to write such documents; y is not looked at."""
-        self._train({"text": text} for text in check_texts(X))
+        self._train({"text": text} for text in self.check_texts(X, "X"))
         return self
 
     def score(self, X: object, y: object = None) -> float:
@@ -41,7 +41,7 @@ class LanguageModel(TextEstimator):
 
     def _evaluate(self, X: object) -> dict[str, float]:
         task = self._fitted_run.task
-        dataset = cast(LanguageModelData, task.data).load_documents(check_texts(X))
+        dataset = cast(LanguageModelData, task.data).load_documents(self.check_texts(X, "X"))
         if not len(dataset):
             raise InputError("X has fewer than two tokens: there is nothing to score")
         return task.evaluator.evaluate(dataset)
@@ -60,5 +60,5 @@ class LanguageModel(TextEstimator):
             name: coerce_setting(f"decode.{name}", to_python_scalar(value)) for name, value in decode.items()
         }
         seed = None if random_state is None else resolve_seed(random_state)
-        predictions = self._fitted_run.predict(check_texts(prompts, "prompts"), seed=seed, **settings)
+        predictions = self._fitted_run.predict(self.check_texts(prompts, "prompts"), seed=seed, **settings)
         return [prediction.output for prediction in predictions]

@@ -12,7 +12,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from triform.errors import ConfigError
 from triform.sklearn.classifier import fit_classifier
 from triform.sklearn.estimator import PARAMETER_SETTINGS, TextEstimator
-from triform.sklearn.validation import Array, check_texts
+from triform.sklearn.validation import Array
 from triform.tasks.classify import ClassificationPredictor
 
 
@@ -62,7 +62,7 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         if self.run is None:
             fit_classifier(self, X, y)
             return self
-        check_texts(X)
+        self.check_texts(X, "X")
         defaults = TextVectorizer().get_params()
         changed = [
             name for name in (*PARAMETER_SETTINGS, "preset", "settings") if getattr(self, name) != defaults[name]
@@ -78,7 +78,7 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
     def transform(self, X: object) -> Array:
         """(n, d_model) numbers in float32."""
         predictor = cast(ClassificationPredictor, self._fitted_run.task.predictor)
-        return predictor.pooled_states(check_texts(X))
+        return predictor.pooled_states(self.check_texts(X, "X"))
 
     @property
     def _n_features_out(self) -> int:

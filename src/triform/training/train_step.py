@@ -70,7 +70,11 @@ class TrainStep:
         """
         batches = [self.data.batch(indices) for indices in batch_indices]
         stats = collect_step_stats(batches)
-        self.optimize([batch.to(self.device) for batch in batches], stats.n_predictions, lr)
+        self.optimize(
+            [batch if self.device.type == "cpu" else batch.to(self.device) for batch in batches],
+            stats.n_predictions,
+            lr,
+        )
         return stats
 
     def optimize(self, batches: Sequence[Batch], n_predictions: int | Tensor, lr: float | Tensor) -> None:
