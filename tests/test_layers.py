@@ -254,7 +254,7 @@ def test_classes_of_one_name_share_a_base() -> None:
                 if isinstance(member, type) and member.__module__ == name and not member.__name__.startswith("_"):
                     classes_by_name.setdefault(member.__name__, []).append(member)
     unrelated = [
-        " and ".join(f"{each.__module__}.{name}" for each in classes)
+        " and ".join(f"{cls.__module__}.{name}" for cls in classes)
         for name, classes in classes_by_name.items()
         if len(classes) > 1 and not _common_bases(classes)
     ]
@@ -263,5 +263,5 @@ def test_classes_of_one_name_share_a_base() -> None:
 
 def _common_bases(classes: list[type]) -> set[type]:
     """The classes of this package that all of these are derived from."""
-    shared = set.intersection(*(set(each.__mro__[1:]) for each in classes))
+    shared = set.intersection(*(set(cls.__mro__[1:]) for cls in classes))
     return {base for base in shared if base.__module__.startswith("triform.")}
