@@ -59,7 +59,7 @@ def test_language_is_modelled_over_the_tokens_given_or_else_over_characters() ->
     [
         ("classify", ROWS[::2], ROWS, {"tfidf": "only one label, '0', to tell apart"}),
         ("classify", [], ROWS, {"majority": "no rows to learn from", "tfidf": "no rows to learn from"}),
-        ("classify", ROWS, [], {"majority": "no rows to judge by", "tfidf": "no rows to judge by"}),
+        ("classify", ROWS, [], {"majority": "no rows to evaluate on", "tfidf": "no rows to evaluate on"}),
         ("generate", [], [TextChunk("ab", False, 1)], {"ngram": "there is no text"}),
         ("generate", [TextChunk("", False, 1)], [TextChunk("ab", False, 1)], {"ngram": "there is no text"}),
         ("generate", [TextChunk("ab", False, 1)], [], {"ngram": "fewer than two tokens"}),

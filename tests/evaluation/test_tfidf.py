@@ -141,5 +141,5 @@ def test_what_cannot_be_fitted_says_why() -> None:
         TfidfBaseline.fit([LabelledText("?!", "good", 1), LabelledText("", "bad", 2)])
     with pytest.raises(BaselineError, match="no rows to learn from"):
         MajorityBaseline.fit([])
-    with pytest.raises(BaselineError, match="no rows to judge by"):
+    with pytest.raises(BaselineError, match="no rows to evaluate on"):
         MajorityBaseline.fit(single_label).evaluate([])

@@ -100,5 +100,5 @@ def test_what_cannot_be_translated_says_why() -> None:
         WordByWordBaseline.fit([])
     with pytest.raises(BaselineError, match="no word of the sources was seen"):
         WordByWordBaseline.fit(make_pairs(20)).evaluate([TextPair("quite unheard of", "unerhört", 1)])
-    with pytest.raises(BaselineError, match="no pairs to judge by"):
+    with pytest.raises(BaselineError, match="no pairs to evaluate on"):
         CopyBaseline().evaluate([])

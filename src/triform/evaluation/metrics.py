@@ -1,4 +1,4 @@
-"""Scores. Fractions lie between 0 and 1; BLEU and chrF between 0 and 100, as sacreBLEU gives them."""
+"""Metrics. Fractions are between 0 and 1; BLEU and chrF are between 0 and 100, as sacreBLEU computes them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ Metrics = dict[str, float]
 
 
 def accuracy(confusion: npt.NDArray[np.int64]) -> float:
-    """The share on the diagonal of a confusion table, where entry (i, j) counts label i taken for label j."""
+    """Accuracy from a confusion matrix, in which entry (i, j) counts rows of label i predicted as j."""
     return float(np.trace(confusion) / max(1, confusion.sum()))
 
 
 def macro_f1(confusion: npt.NDArray[np.int64]) -> float:
-    """The mean of 2 · hits / (true ones + guessed ones) over the labels that occur as either."""
+    """The mean of the F1 of each label, over the labels that occur as a target or as a prediction."""
     n_true_and_predicted = confusion.sum(axis=0) + confusion.sum(axis=1)
     present = n_true_and_predicted > 0
     return float(np.mean(2 * np.diag(confusion)[present] / n_true_and_predicted[present])) if present.any() else 0.0
 
 
 def perplexity(nats_per_token: float) -> float:
+    """The exponential of the loss per token; infinite where that overflows."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
 
 
 def bits_per_byte(nats: float, n_bytes: float) -> float:
-    """Independent of the tokenizer, so models with different vocabularies can be compared."""
+    """The loss in bits per byte of text, which can be compared between models with different tokenizers."""
     return nats / math.log(2) / max(1, n_bytes)
 
 
 def compute_translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> Metrics:
-    """Corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the share of exact matches."""
+    """Corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the fraction of exact matches."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -49,14 +50,14 @@ def compute_translation_metrics(hypotheses: Sequence[str], references: Sequence[
 
 
 def lowercase_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU with case folded, as figures on tokenised and lower-cased text are."""
+    """Corpus BLEU without regard to case, for comparison with figures on lower-cased text."""
     from sacrebleu.metrics.bleu import BLEU
 
     return float(BLEU(lowercase=True).corpus_score(hypotheses, [references]).score)
 
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.float64]:
-    """What each sentence adds to corpus BLEU, (sentences, 10), as `stats.corpus_bleu` reads it."""
+    """The counts that each sentence adds to corpus BLEU, (sentences, 10), in the order of `corpus_bleu`."""
     from sacrebleu.metrics.bleu import BLEU
 
     bleu = BLEU(effective_order=True)
@@ -66,7 +67,7 @@ def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt
 
 
 def bleu_signature() -> str:
-    """What sacreBLEU says of how `bleu` is computed, to be quoted with a result."""
+    """The signature of sacreBLEU that says how `bleu` is computed, to be quoted with a result."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()

@@ -1,7 +1,7 @@
-"""Is a difference real? Means with intervals, paired tests, corrections for many comparisons, verdicts in words.
+"""Statistics of several runs: means with intervals, paired tests, corrections for many comparisons, verdicts.
 
-Runs are paired by their seeds. The test flips the signs of the differences: if the two are alike, each pair might
-as well have come out the other way round, and p is the share of sign patterns that look at least as extreme.
+Runs are paired by their seeds. The test flips the signs of the differences: if two variants do not differ, each
+difference is as likely with the opposite sign, and p is the share of sign patterns that are at least as extreme.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from triform.formatting import metric_info
 
 Numbers = npt.NDArray[np.float64]
 
-ALPHA = 0.05  # a corrected p at or below it counts as evidence
-MAX_EXACT_PAIRS = 20  # pairs of which all sign patterns are looked at, a million at most
-N_SIGN_FLIPS = 99_999  # random sign patterns beyond that; the observed one is the hundred-thousandth
-N_BOOTSTRAP_SAMPLES = 10_000  # of the bootstrap
-BOOTSTRAP_SEED = 12_345  # sacreBLEU's, so that its draws are ours
-MAX_CHUNK_NUMBERS = 1 << 22  # numbers of a bootstrap held at once
+ALPHA = 0.05  # a corrected p-value at or below this counts as evidence
+MAX_EXACT_PAIRS = 20  # up to so many pairs, all sign patterns (a million at most) are enumerated
+N_SIGN_FLIPS = 99_999  # random sign patterns for more pairs; the observed pattern is added to them
+N_BOOTSTRAP_SAMPLES = 10_000
+BOOTSTRAP_SEED = 12_345  # that of sacreBLEU, so that the samples are the same
+MAX_CHUNK_NUMBERS = 1 << 22  # random numbers held in memory at once
 
 
 class SampleSummary(NamedTuple):
-    """Several runs of one thing: their mean, their standard deviation, and where the true mean is likely to be.
+    """The mean and the standard deviation of several runs, and the 95 % confidence interval of the mean.
 
-    Wherever a mean is shown with ±, what follows is `half_width`, never the standard deviation.
+    Wherever a mean is shown with ±, the number after it is `half_width`, never the standard deviation.
     """
 
     mean: float
-    deviation: float  # 0 for a single run, of which nothing more is known
+    deviation: float  # 0 for a single run
     low: float  # the 95 % interval, from Student's t
     high: float
 
@@ -44,6 +44,7 @@ class SampleSummary(NamedTuple):
 
 
 def summarise(values: Sequence[float]) -> SampleSummary:
+    """Summarise the values of several runs; the interval of a single run is infinite."""
     n, mean = len(values), sum(values) / len(values)
     if n == 1 or not math.isfinite(mean):
         return SampleSummary(mean, 0.0 if n == 1 else math.nan, -math.inf, math.inf)
@@ -63,14 +64,14 @@ def student_t_quantile(degrees_of_freedom: int, confidence: float = 0.95) -> flo
 
 
 class PairedDifference(NamedTuple):
-    """How much more the second of two gave than the first, over what they were paired by."""
+    """The difference of two variants, second minus first, over the seeds or sentences that pair them."""
 
     pairs: int
     mean: float
     low: float  # the 95 % interval
     high: float
-    p: float  # of a difference at least this large where there is none, either way
-    floor: float  # the smallest p that so many pairs could have given
+    p: float  # two-sided
+    floor: float  # the smallest p-value that is possible with so many pairs
     test: str
 
     @property
@@ -80,7 +81,7 @@ class PairedDifference(NamedTuple):
 
 
 def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """The second minus the first, seed by seed: Student's interval and the sign-flip test."""
+    """Compare runs that are paired by their seeds: interval from Student's t, p-value from the sign-flip test."""
     differences = [b - a for a, b in zip(first, second, strict=True)]
     summary, n = summarise(differences), len(differences)
     exact = n <= MAX_EXACT_PAIRS
@@ -90,14 +91,14 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedDiffer
 
 
 def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
-    """The two-sided p of the mean of paired differences: exact up to 20 pairs, then from random sign patterns."""
+    """The two-sided p-value of paired differences: exact up to 20 pairs, then from random sign patterns."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values) or not np.isfinite(values).all():
         raise ConfigError("a paired test needs finite differences, one at least")
     observed = abs(values.sum())
-    threshold = observed - 1e-9 * np.abs(values).sum()  # sums in another order differ in their last bits
+    threshold = observed - 1e-9 * np.abs(values).sum()  # tolerance for rounding errors of sums
     if len(values) <= MAX_EXACT_PAIRS:
-        sums = values[:1]  # the other sign of the first gives the same sums with the other sign
+        sums = values[:1]  # flipping the first sign as well only mirrors all sums
         for value in values[1:]:
             sums = np.concatenate([sums + value, sums - value])
         return float(np.mean(np.abs(sums) >= threshold))
@@ -111,12 +112,12 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
 
 
 def min_pairs_needed(comparisons: int = 1) -> int:
-    """The fewest pairs whose sign flips can give evidence, when so many comparisons are corrected for."""
+    """The smallest number of pairs that can reach `ALPHA`, corrected for so many comparisons."""
     return math.ceil(1 + math.log2(comparisons / ALPHA))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each p corrected for their number, after Holm: at most so often is any one of all finds false."""
+    """Holm's correction of p-values for multiple comparisons, which controls the family-wise error rate."""
     corrected, running_max = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         running_max = max(running_max, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -128,14 +129,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def corpus_bleu(counts: Numbers) -> Numbers:  # (..., 10) -> (...)
-    """BLEU of summed sentence statistics, as sacreBLEU computes it.
+    """Corpus BLEU from summed counts, as sacreBLEU computes it.
 
-    They are: length, reference length, then matching n-grams and all n-grams for n = 1 to 4.
+    The ten counts are: length, reference length, matching n-grams for n = 1 to 4, and all n-grams for n = 1 to 4.
     """
     length, reference_length, matches, totals = counts[..., 0], counts[..., 1], counts[..., 2:6], counts[..., 6:10]
     n_unmatched_orders = np.cumsum(
         (matches == 0) & (totals > 0), axis=-1
-    )  # each n without a match counts half as much as the last
+    )  # smoothing: each order without a match counts half as much as the one before
     with np.errstate(divide="ignore", invalid="ignore"):
         precisions = np.where(matches > 0, matches, 0.5**n_unmatched_orders) / totals
         brevity_penalty = np.where(length < reference_length, np.exp(1 - reference_length / length), 1.0)
@@ -147,11 +148,16 @@ def corpus_bleu(counts: Numbers) -> Numbers:  # (..., 10) -> (...)
 def bootstrap_bleu(
     first: Numbers, second: Numbers, *, n_samples: int = N_BOOTSTRAP_SAMPLES, seed: int = BOOTSTRAP_SEED
 ) -> PairedDifference:
-    """The second minus the first in corpus BLEU, were the test made of other sentences.
+    """Compare the corpus BLEU of two variants by a paired bootstrap over sentences.
 
-    Both are sentence statistics, (seeds, sentences, 10), of the same sentences. Each draw takes as many sentences
-    with replacement, the same for all, and averages BLEU over the seeds; with one seed it is sacreBLEU's own paired
-    bootstrap. p counts both directions, where sacreBLEU's counts one.
+    Each sample draws as many sentences as there are, with replacement and the same for both, and averages BLEU over
+    the seeds. With one seed this is the paired bootstrap of sacreBLEU, except that p is two-sided here.
+
+    Args:
+        first: Counts of each sentence as `bleu_statistics` returns them, (seeds, sentences, 10).
+        second: The same for the second variant, with the same sentences.
+        n_samples: Number of bootstrap samples.
+        seed: Random seed of the samples.
     """
     if first.shape[1:] != second.shape[1:] or first.ndim != 3:
         raise ConfigError("a paired bootstrap needs the same sentences on both sides")
@@ -180,7 +186,7 @@ def bootstrap_bleu(
 def verdict(
     first: str, second: str, difference: PairedDifference, metric: str, *, corrected: float, comparisons: int = 1
 ) -> str:
-    """What may be said of two, in words; `corrected` is p after correction for so many comparisons."""
+    """Say in words whether two variants differ; `corrected` is p after correction for so many comparisons."""
     info, size = metric_info(metric), format_difference(difference, metric)
     if difference.low == difference.mean == difference.high == 0:
         return "no difference at all"
@@ -200,7 +206,7 @@ def verdict(
 
 
 def format_difference(difference: PairedDifference, metric: str) -> str:
-    """The size of a difference and how far it may be off, such as 1.9 ± 0.6 accuracy points."""
+    """The size of a difference with half of its interval, such as 1.9 ± 0.6 accuracy points."""
     info = metric_info(metric)
     size, half_width = abs(difference.mean) * info.scale, difference.half_width * info.scale
     if not math.isfinite(half_width):
@@ -210,13 +216,14 @@ def format_difference(difference: PairedDifference, metric: str) -> str:
 
 
 def decimals_for_uncertainty(uncertainty: float) -> int:
-    """As many as an uncertainty of this size leaves a meaning: 12, 3, 1.2, 0.6, 0.12."""
+    """The number of decimals that an uncertainty justifies; it is then shown as 12, 3, 1.2, 0.6 or 0.12."""
     if not uncertainty:
         return 2
     power = math.floor(math.log10(uncertainty))
-    two_digits = uncertainty < 2.95 * 10**power  # of 0.12 two digits are told, of 0.6 one
+    two_digits = uncertainty < 2.95 * 10**power  # 0.12 has two digits, 0.6 has one
     return min(6, max(0, two_digits - power))
 
 
 def describe_p_value(p: float) -> str:
+    """A p-value as text, such as `p = 0.012` or `p < 0.001`."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

@@ -1,4 +1,4 @@
-"""Baselines: what is reached without a Transformer, so that nobody is fooled by a table."""
+"""Baselines for each task: the metrics that simple models without a Transformer reach."""
 
 from triform.evaluation.baselines.errors import BaselineError
 from triform.evaluation.baselines.table import BaselineMetrics, FittedBaselines, evaluate_baselines, fit_baselines

@@ -1,4 +1,4 @@
-"""What a baseline says when there is nothing it can be fitted on."""
+"""The error of baselines that cannot be fitted or evaluated."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from triform.errors import DataError
 
 
 class BaselineError(DataError):
-    """A baseline cannot be fitted on these data, or judged by them; the message is the reason."""
+    """A baseline cannot be fitted or evaluated on this data; the message says why."""

@@ -1,7 +1,7 @@
 """An n-gram language model: interpolated, with modified Kneser-Ney discounts (Chen and Goodman, 1999).
 
-A k-gram is known by one number, the number of the k-1 tokens before it times the size of the vocabulary plus its
-last token; sorted, these numbers are a table in which whole texts are looked up at once.
+Each k-gram has an integer key: the id of its first k-1 tokens times the vocabulary size, plus its last token.
+Sorted keys form a table in which the k-grams of a whole text are looked up at once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ Tokenize = Callable[[str], Sequence[int]]
 
 MAX_ORDER = 8  # the highest order that is tried
 MAX_TOKENS = 10_000_000  # all orders are counted in memory
-VALID_DIVISOR = 10  # one part in so many of the training text, its end, chooses the order
-DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # discounts where there are too few counts to estimate them from
+VALID_DIVISOR = 10  # the last tenth of the training text chooses the order
+DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # used when there are too few counts to estimate discounts
 
 
 @dataclass(frozen=True)
 class DiscountedCounts:
-    """What an order gives to each k-gram, its discounted share, and leaves in each context to the order below."""
+    """Discounted probabilities of the k-grams of one order, and the mass each context leaves to lower orders."""
 
-    discounted_probs: FloatArray  # (k-grams + 1); the last, for what was never seen, is 0
-    backoff_weights: FloatArray  # (contexts + 1); the last, for contexts never seen, is 1
+    discounted_probs: FloatArray  # (k-grams + 1); the last, for unseen k-grams, is 0
+    backoff_weights: FloatArray  # (contexts + 1); the last, for unseen contexts, is 1
 
     @classmethod
     def from_counts(cls, counts: IntArray, context: IntArray, n_contexts: int) -> Self:
+        """Discount the counts of k-grams, each with the id of its context."""
         discount = np.array([0.0, *estimate_discounts(counts)])[np.minimum(counts, 3)]
         total = np.bincount(context, counts, minlength=n_contexts)
         backoff_mass = np.bincount(context, discount, minlength=n_contexts)
-        unfollowed = total == 0  # the last tokens of the text are a context that nothing follows
+        unfollowed = total == 0  # nothing follows the last tokens of the text
         backoff_mass[unfollowed] = total[unfollowed] = 1
         return cls(
             discounted_probs=np.append((counts - discount) / total[context], 0.0),
@@ -48,38 +49,46 @@ class DiscountedCounts:
         )
 
     def interpolate(self, gram: IntArray, context: IntArray, lower_probs: FloatArray) -> FloatArray:
+        """Combine the discounted probabilities with those of the next lower order."""
         return self.discounted_probs[gram] + self.backoff_weights[context] * lower_probs
 
 
 @dataclass(frozen=True)
 class NGramTable:
-    """All k-grams of the training text, sorted, and what they give as the highest order and as a lower one."""
+    """All k-grams of the training text, with their counts as the highest order and as a lower order."""
 
     keys: IntArray
-    top: DiscountedCounts  # of how often each occurs
+    top: DiscountedCounts  # from the number of occurrences
     lower: DiscountedCounts | None = (
-        None  # of how many different tokens stand before each; none for the highest of all
+        None  # from the number of different preceding tokens; None for the highest order
     )
 
     def lookup(self, keys: IntArray) -> IntArray:
-        """The number of each k-gram; -1, the place of what was never seen, where it is new."""
+        """The ids of k-grams by their keys; -1, the index of the last entry, for unseen k-grams."""
         indices = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[indices] == keys, indices, -1)
 
 
 class NGramModel:
-    """A model of `order`; lower orders can be asked too, so that one fit tells which is best."""
+    """An n-gram model that also evaluates all lower orders, so that one fit shows which order is best."""
 
     def __init__(self, tables: Sequence[NGramTable], vocab_size: int) -> None:
         self.tables, self.vocab_size = tables, vocab_size
 
     @property
     def order(self) -> int:
+        """The highest order: how many tokens an n-gram has, the predicted one included."""
         return len(self.tables)
 
     @classmethod
     def fit(cls, tokens: Sequence[int] | IntArray, vocab_size: int, *, order: int = 0) -> Self:
-        """Count a text; without an order, the one that suits the end of the text best when fitted on the rest."""
+        """Count the n-grams of a text.
+
+        Args:
+            tokens: The token ids of the text.
+            vocab_size: The size of the vocabulary.
+            order: The order. 0 chooses the best order for the last tenth of the text, fitted on the rest.
+        """
         stream = validate_tokens(tokens, vocab_size)
         train_size = len(stream) - len(stream) // VALID_DIVISOR
         if not order and len(stream) - train_size < 2:
@@ -90,30 +99,31 @@ class NGramModel:
         return cls(count_ngrams(pad_start(stream, vocab_size, order), vocab_size, order), vocab_size)
 
     def losses(self, tokens: Sequence[int] | IntArray) -> list[float]:
-        """Nats per token, all but the first, for a model of each order up to this one."""
+        """The mean loss in nats of all tokens but the first, for each order up to the highest."""
         stream = validate_tokens(tokens, self.vocab_size)
         ngram_ids = self._ngram_ids(pad_start(stream, self.vocab_size, self.order))
-        contexts = [ids[-len(stream) : -1] for ids in ngram_ids]  # each token but the first is said after these
+        contexts = [ids[-len(stream) : -1] for ids in ngram_ids]  # each token but the first follows one of these
         return [float(-np.log(probs).mean()) for probs in self._probabilities(contexts, stream[1:])]
 
     def loss(self, tokens: Sequence[int] | IntArray) -> float:
+        """The mean loss in nats of all tokens but the first."""
         return self.losses(tokens)[-1]
 
     def distribution(self, context: Sequence[int]) -> FloatArray:
-        """The share of every token of the vocabulary after a context."""
+        """The probability of every token of the vocabulary after a context."""
         ngram_ids = self._ngram_ids(pad_start(np.array(context, np.int64), self.vocab_size, self.order))
         contexts = [np.full(self.vocab_size, ids[-1]) for ids in ngram_ids]
         return self._probabilities(contexts, np.arange(self.vocab_size))[-1]
 
     def _ngram_ids(self, stream: IntArray) -> list[IntArray]:
-        """At each place the number of the k-gram that ends there, for k from 0 to the order less one."""
+        """The id of the k-gram that ends at each position, for k from 0 to the order minus one."""
         ngram_ids = [np.zeros(len(stream), np.int64)]
         for table in self.tables[:-1]:
             ngram_ids.append(table.lookup(ngram_keys(ngram_ids[-1], stream, self.vocab_size)))
         return ngram_ids
 
     def _probabilities(self, contexts: Sequence[IntArray], tokens: IntArray) -> list[FloatArray]:
-        """What a model of each order gives to tokens after contexts; the lowest rests on equal shares."""
+        """The probabilities of tokens after contexts for each order; below order 1 the distribution is uniform."""
         lower_probs = np.full(len(tokens), 1 / self.vocab_size)
         probs_by_order = []
         for table, context in zip(self.tables, contexts, strict=True):
@@ -124,6 +134,7 @@ class NGramModel:
 
 
 def validate_tokens(tokens: Sequence[int] | IntArray, vocab_size: int) -> IntArray:
+    """Return the tokens as an array; raise a BaselineError if there are none or one is not in the vocabulary."""
     stream = np.asarray(tokens, np.int64)
     if not len(stream):
         raise BaselineError("there is no text")
@@ -133,33 +144,28 @@ def validate_tokens(tokens: Sequence[int] | IntArray, vocab_size: int) -> IntArr
 
 
 def pad_start(stream: IntArray, vocab_size: int, order: int) -> IntArray:
-    """With a token that is in no vocabulary before the first, so that the first too stands after something."""
+    """Prepend a token outside the vocabulary, so that the first tokens have a context, too."""
     return np.concatenate([np.full(order, vocab_size), stream])
 
 
 def ngram_keys(shorter_ids: IntArray, stream: IntArray, vocab_size: int) -> IntArray:
-    """Numbers for the k-grams that end at each place, given those of the (k-1)-grams."""
+    """The keys of the k-grams that end at each position, from the ids of the (k-1)-grams."""
     previous_ids = np.concatenate([[0], shorter_ids[:-1]])
     return previous_ids * (vocab_size + 1) + stream
 
 
 def count_ngrams(stream: IntArray, vocab_size: int, order: int) -> list[NGramTable]:
-    """The k-grams of every order up to this one; those that end before the text are there but count nothing."""
+    """Count the k-grams of every order up to `order`; those that end in the padding have a count of 0."""
     in_vocabulary = stream < vocab_size
     tables: list[NGramTable] = []
-    ngram_ids = np.zeros(
-        len(stream), np.int64
-    )  # the number of the k-gram that ends at each place, at first for k = 0
-    contexts = (
-        ngram_ids,
-        1,
-    )  # of each k-gram the number of its first k-1 tokens, and how many such numbers there are
+    ngram_ids = np.zeros(len(stream), np.int64)  # of the k-gram that ends at each position; first for k = 0
+    contexts = ngram_ids, 1  # the id of the context of each k-gram, and the number of contexts
     for _ in range(order):
         keys, first_index, longer_ids = np.unique(
             ngram_keys(ngram_ids, stream, vocab_size), return_index=True, return_inverse=True
         )
         counts = np.bincount(longer_ids[in_vocabulary], minlength=len(keys))
-        if tables:  # each longer one, seen where it first occurs, is one more token before a shorter one
+        if tables:  # each different longer k-gram adds one preceding token to the shorter one that it ends in
             n_predecessors = np.bincount(ngram_ids[first_index[counts > 0]], minlength=len(tables[-1].keys))
             tables[-1] = replace(tables[-1], lower=DiscountedCounts.from_counts(n_predecessors, *contexts))
         contexts = keys // (vocab_size + 1), len(tables[-1].keys) if tables else 1
@@ -169,7 +175,7 @@ def count_ngrams(stream: IntArray, vocab_size: int, order: int) -> list[NGramTab
 
 
 def estimate_discounts(counts: IntArray) -> tuple[float, float, float]:
-    """What is taken from k-grams counted once, twice, and more often."""
+    """The discounts of k-grams that occur once, twice, and more often."""
     n1, n2, n3, n4 = np.bincount(counts[(counts > 0) & (counts < 5)], minlength=5)[1:5].tolist()
     if not n1 or not n2 or not n3 or not n4:
         return DEFAULT_DISCOUNTS
@@ -183,7 +189,7 @@ def estimate_discounts(counts: IntArray) -> tuple[float, float, float]:
 
 
 class NGramBaseline:
-    """The model over the tokens of a task, judged as `generate` is: on every token of a text but the first."""
+    """An n-gram model over the tokens of a run, evaluated like `generate`: on all tokens but the first."""
 
     def __init__(self, model: NGramModel, tokenize: Tokenize, *, lossless: bool, eos_id: int | None = EOS) -> None:
         self.model, self.tokenize, self.lossless, self.eos_id = model, tokenize, lossless, eos_id
@@ -193,13 +199,24 @@ class NGramBaseline:
         cls, train: Iterable[TextChunk], tokenize: Tokenize, vocab_size: int,
         *, lossless: bool = False, order: int = 0, eos_id: int | None = EOS,
     ) -> Self:  # fmt: skip
+        """Fit the baseline to the chunks of a text.
+
+        Args:
+            train: The training text.
+            tokenize: Turns a chunk into token ids.
+            vocab_size: The size of the vocabulary.
+            lossless: Whether no character is lost in tokenization, so that bits per byte can be computed.
+            order: The order; 0 chooses it.
+            eos_id: The token after each document, or None.
+        """
         model = NGramModel.fit(token_stream(train, tokenize, eos_id), vocab_size, order=order)
         return cls(model, tokenize, lossless=lossless, eos_id=eos_id)
 
     def evaluate(self, test: Sequence[TextChunk]) -> Metrics:
+        """Return the metrics that `generate` reports, and the order."""
         stream = token_stream(test, self.tokenize, self.eos_id)
         if len(stream) < 2:
-            raise BaselineError("fewer than two tokens to judge by")
+            raise BaselineError("fewer than two tokens to evaluate on")
         loss, n_tokens = self.model.loss(stream), len(stream) - 1
         n_bytes = sum(len(piece.text.encode()) for piece in test)
         return {
@@ -212,7 +229,7 @@ class NGramBaseline:
 
 
 def token_stream(pieces: Iterable[TextChunk], tokenize: Tokenize, eos_id: int | None = EOS) -> IntArray:
-    """One long row of tokens, an end token after each document, as `generate` reads it."""
+    """The tokens of all chunks in one array, with an end token after each document, as `generate` reads them."""
     suffix = [] if eos_id is None else [eos_id]
     chunks, n_tokens = [np.zeros(0, np.int64)], 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""All baselines of a task, fitted on the training data of a model and judged by the same scores."""
+"""All baselines of a task, fitted on the training data of a model and evaluated with the same metrics."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from triform.evaluation.metrics import Metrics
 from triform.text import EOS, train_tokenizer
 
 Result = TypeVar("Result")
-MAX_CHARACTERS = 200_000_000  # all rows are held in memory
+MAX_CHARACTERS = 200_000_000  # of all rows, which are held in memory
 
 
 class Baseline(Protocol):
-    """Something fitted that can be judged."""
+    """A fitted baseline."""
 
-    def evaluate(self, test: Any) -> Metrics: ...
+    def evaluate(self, test: Any) -> Metrics:
+        """Return the metrics of the task on test rows."""
 
 
 class BaselineMetrics(dict[str, Metrics]):
-    """The scores of each baseline; one that could not be fitted or judged has none, and `reasons` says why."""
+    """The metrics of each baseline by name; `reasons` says why a baseline has none."""
 
     def __init__(self, metrics: dict[str, Metrics], reasons: dict[str, str]) -> None:
         super().__init__({**dict.fromkeys(reasons, Metrics()), **metrics})
@@ -38,12 +39,13 @@ class BaselineMetrics(dict[str, Metrics]):
 
 @dataclass(frozen=True)
 class FittedBaselines:
-    """The baselines of a task that could be fitted, and the reasons of those that could not."""
+    """The baselines of a task that could be fitted, and why the others could not."""
 
     fitted: dict[str, Baseline]
     reasons: dict[str, str]
 
     def evaluate(self, test: Iterable[Any]) -> BaselineMetrics:
+        """Evaluate all fitted baselines on test rows."""
         read_rows = read_lazily(test)
         metrics, reasons = call_all(
             {name: partial(evaluate_baseline, baseline, read_rows) for name, baseline in self.fitted.items()}
@@ -60,10 +62,15 @@ def fit_baselines(
     lossless: bool = False,
     eos_id: int | None = EOS,
 ) -> FittedBaselines:
-    """Fit every baseline of a task on its rows: Row for classify, Piece for generate, Pair for translate.
+    """Fit every baseline of a task.
 
-    `generate` counts over the tokens that `tokenize` gives, of a vocabulary of so many (`lossless`: no character is
-    lost on the way, so bits per byte can be told; `end` closes a document); without it, over characters.
+    Args:
+        task: The name of the task.
+        train: Training rows: `LabelledText` for classify, `TextChunk` for generate, `TextPair` for translate.
+        tokenize: For generate: turns a text into token ids. Without it, n-grams of characters are counted.
+        vocab_size: The size of the vocabulary of `tokenize`.
+        lossless: Whether `tokenize` loses no character, so that bits per byte can be computed.
+        eos_id: The token after each document, or None.
     """
     read_rows = read_lazily(train)
 
@@ -86,21 +93,23 @@ def fit_baselines(
 def evaluate_baselines(
     task: TaskName, train: Iterable[Any], test: Iterable[Any], **tokenizer_options: Any
 ) -> BaselineMetrics:
-    """The baselines of a task, fitted on training rows and judged by test rows; `tokens` are as `fit` has them."""
+    """Fit the baselines of a task and evaluate them; `tokenizer_options` are those of `fit_baselines`."""
     return fit_baselines(task, train, **tokenizer_options).evaluate(test)
 
 
 def evaluate_baseline(baseline: Baseline, read_rows: Callable[[], list[Any]]) -> Metrics:
+    """Read the test rows and evaluate a baseline on them."""
     return baseline.evaluate(read_rows())
 
 
 def fit_character_ngram(train: Sequence[TextChunk]) -> NGramBaseline:
+    """Fit an n-gram model over characters."""
     tokenizer = train_tokenizer(TokenizerConfig(kind="char"), (piece.text for piece in train))
     return NGramBaseline.fit(train, tokenizer.encode, tokenizer.vocab_size, lossless=True)
 
 
 def read_lazily(rows: Iterable[Any]) -> Callable[[], list[Any]]:
-    """Rows that are read when first asked for, so that a file that cannot be read is a reason, not an end."""
+    """Defer reading until the first call, so that an unreadable file becomes the reason of each baseline."""
 
     @cache
     def read_or_error() -> list[Any] | TriformError:
@@ -125,7 +134,7 @@ def read_lazily(rows: Iterable[Any]) -> Callable[[], list[Any]]:
 
 
 def call_all(calls: dict[str, Callable[[], Result]]) -> tuple[dict[str, Result], dict[str, str]]:
-    """What each gives, and the reasons of those that give nothing."""
+    """Call each function; return the results by name, and the messages of the errors that were raised."""
     results: dict[str, Result] = {}
     reasons: dict[str, str] = {}
     for name, call in calls.items():

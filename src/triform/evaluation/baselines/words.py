@@ -1,8 +1,8 @@
-"""What the baselines take for a word."""
+"""The words that baselines count."""
 
 from __future__ import annotations
 
 import re
 
-# Letters, digits and apostrophes between them (don't, l’homme), as the word tokenizer has it; marks are no words.
+# Letters and digits with apostrophes between them (don't, l’homme), like the word tokenizer; no punctuation.
 WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)*")
