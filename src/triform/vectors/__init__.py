@@ -1,4 +1,4 @@
-"""Word vectors: learned from plain text, looked up, judged, drawn, kept; docs/vectors.md shows them at work."""
+"""Word vectors: train them on text, look words up, evaluate, draw, load and save; see docs/vectors.md."""
 
 from triform.vectors.evaluation import VectorEvaluation, evaluate_analogies, evaluate_similarity
 from triform.vectors.word2vec import Word2VecConfig, Word2VecResult, train_word2vec

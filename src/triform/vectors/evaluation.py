@@ -1,7 +1,7 @@
-"""How good word vectors are, by questions that people answered: analogies, and how alike two words are.
+"""Evaluate word vectors on analogies and on human ratings of word similarity.
 
-Asked and counted as gensim does, so that figures can be compared: among the most frequent words, whatever their
-case, and only questions all of whose words have a vector.
+The rules are those of gensim, so that figures can be compared: only the most frequent words are searched, case is
+ignored, and questions with a word that has no vector are left out.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from triform.data.files import iter_numbered_lines
 from triform.errors import DataError
 from triform.vectors.word_vectors import WordVectors
 
-MAX_SEARCH_WORDS = 300_000  # words among which an answer is looked for
-N_CANDIDATES = 5  # answers looked at: one that repeats the question in another case does not count
-MAX_BATCH_COSINES = 1 << 24  # cosines computed together
+MAX_SEARCH_WORDS = 300_000  # the most frequent words, which answers are searched among
+N_CANDIDATES = 5  # nearest words considered: words of the question in another case are skipped
+MAX_BATCH_COSINES = 1 << 24  # cosines computed at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorEvaluation:
-    """What a file of questions came to. Analogies have a share of right answers, pairs two correlations."""
+    """The result on a file of questions: accuracy for analogies, two correlations for rated pairs."""
 
     name: str
-    n_covered: int  # questions all of whose words have a vector
+    n_covered: int  # questions whose words all have a vector
     n_questions: int
     metrics: dict[str, float]
 
 
 class Question(NamedTuple):
-    """Rows of a, b, c and of what is to c as b is to a."""
+    """The rows of a, b, c and of the expected answer: a is to b as c is to `expected`."""
 
     a: int
     b: int
@@ -42,13 +42,18 @@ class Question(NamedTuple):
 
 
 def index_uppercase_words(vectors: WordVectors) -> dict[str, int]:
-    """The row of each word in capitals; of words that differ only in case, the most frequent one's."""
+    """Map upper-case words to their rows; of words that differ only in case, to the most frequent one."""
     words = vectors.words[:MAX_SEARCH_WORDS]
     return {word.upper(): index for index, word in reversed(list(enumerate(words)))}
 
 
 def evaluate_analogies(vectors: WordVectors, path: str) -> list[VectorEvaluation]:
-    """The share of right answers in each section of a file (": NAME", then lines of four words), and in all."""
+    """Return the accuracy on each section of a file of analogies, and on all of them.
+
+    Args:
+        vectors: The word vectors.
+        path: A file with sections, each of them a line ": NAME" and lines of four words (a is to b as c is to d).
+    """
     index_by_word, sections = index_uppercase_words(vectors), list(_read_sections(path))
     uppercase_words = [word.upper() for word in vectors.words[:MAX_SEARCH_WORDS]]
     results, n_correct, n_covered = [], 0, 0
@@ -93,7 +98,7 @@ def _read_sections(path: str) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _count_correct(vectors: WordVectors, questions: Sequence[Question], uppercase_words: Sequence[str]) -> int:
-    """How many are answered as expected: the nearest to b - a + c that is none of the three."""
+    """Count the questions whose answer, the nearest word to b - a + c other than the three, is as expected."""
     unit = vectors.unit_vectors[:MAX_SEARCH_WORDS]
     n_hits, batch_size = 0, max(1, MAX_BATCH_COSINES // len(unit))
     for start in range(0, len(questions), batch_size):
@@ -115,7 +120,12 @@ def _find_answer(cosines: NDArray[np.float32], question: Question, uppercase_wor
 
 
 def evaluate_similarity(vectors: WordVectors, path: str) -> VectorEvaluation:
-    """How cosines go with what people said of pairs: lines of two words and a number, between tabs."""
+    """Correlate the cosines of pairs of words with human ratings.
+
+    Args:
+        vectors: The word vectors.
+        path: A file with two words and a number on each line, separated by tabs.
+    """
     index_by_word, human_ratings, cosines, n_questions = index_uppercase_words(vectors), [], [], 0
     for _, line in iter_numbered_lines(path):
         parts = line.upper().split("\t")

@@ -1,4 +1,4 @@
-"""Word vectors as a map: their two main directions, a dot a word, and labels that leave one another room."""
+"""Draw word vectors as a map: their first two principal components, one dot per word, and readable labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triform.vectors.word_vectors import WordVectors
 FIGURE_FORMATS = ("png", "svg")
 FIGURE_SIZE = (12.0, 9.0)  # inches
 DPI = 120
-# Told apart by every kind of colour blindness, and dark enough for text on white (after Okabe and Ito).
+# Distinct for colour-blind readers, and dark enough for text on white (after Okabe and Ito).
 COLOURS = ("#0059a0", "#b3400a", "#007a58", "#8a3f70", "#7a5c00", "#1b1e25", "#4d4dff", "#7f2020")
 FONT_SETTINGS: Any = {
     "font.family": "DejaVu Sans",
@@ -25,18 +25,18 @@ FONT_SETTINGS: Any = {
     "text.usetex": False,
 }
 LABEL_GAP = 2.0  # points between a dot and its label
-LEADER_MIN_DISTANCE = 10.0  # points, beyond which a line leads from one to the other
+LEADER_MIN_DISTANCE = 10.0  # points; beyond this a line connects the dot and its label
 
 
 class MapPoint(NamedTuple):
-    """A word of the map, and the group that gives its colour."""
+    """A word of the map, and the group that determines its colour."""
 
     word: str
     group: int
 
 
 class BoundingBox(NamedTuple):
-    """Where something lies on the picture, in its dots."""
+    """A rectangle on the picture, in pixels."""
 
     left: float
     bottom: float
@@ -44,12 +44,13 @@ class BoundingBox(NamedTuple):
     top: float
 
     def overlaps(self, other: BoundingBox) -> bool:
+        """Whether two rectangles share any area."""
         separate = self.right <= other.left or other.right <= self.left
         return not (separate or self.top <= other.bottom or other.top <= self.bottom)
 
 
 def choose_words(vectors: WordVectors, query_words: Sequence[str], max_words: int) -> list[MapPoint]:
-    """The words given, each with its nearest, a group each; without any, the most frequent words."""
+    """Choose the given words, each in a group with its nearest words; without any, the most frequent words."""
     if max_words < 2:
         raise ConfigError(f"--max-words {max_words}: a map needs at least 2 words")
     if not query_words:
@@ -64,10 +65,12 @@ def choose_words(vectors: WordVectors, query_words: Sequence[str], max_words: in
 
 
 def pca_2d(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows in the plane of their two main directions, (n, D) -> (n, 2), and what share of their spread each has."""
+    """Project rows onto two principal components, (n, D) -> (n, 2); also return their shares of the variance."""
     centred = rows.astype(np.float64) - rows.mean(axis=0)
     u, singular_values, vt = np.linalg.svd(centred, full_matrices=False)
-    signs = np.sign(vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)])  # the same picture every time
+    signs = np.sign(
+        vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)]
+    )  # fixed signs, so that the picture is always the same
     coordinates = np.zeros((len(rows), 2))
     n = min(2, len(singular_values))
     coordinates[:, :n] = (u * singular_values * signs)[:, :n]
@@ -77,7 +80,7 @@ def pca_2d(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), max_words: int = 100) -> int:
-    """Draw a map into a .png or .svg file; how many of its words are labelled."""
+    """Draw a map into a .png or .svg file and return the number of words with a label."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise ConfigError(f"{path}: a map is a picture; let its name end in .png or .svg")
@@ -93,7 +96,7 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
     from matplotlib.figure import Figure
 
     with warnings.catch_warnings(), matplotlib.rc_context(FONT_SETTINGS):
-        # A script that the font lacks is drawn as boxes: a poorer picture, but no reason to fail or to complain.
+        # Characters that the font lacks are drawn as boxes, without a warning.
         warnings.filterwarnings("ignore", message=r".*missing from font", category=UserWarning)
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support", category=UserWarning)
         figure = Figure(figsize=FIGURE_SIZE, dpi=DPI, layout="constrained")
@@ -115,7 +118,7 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         n_labelled = _draw_labels(figure, axes, coordinates, points, set(query_words))
-        metadata = {"Date": None} if kind == "svg" else None  # the same picture is the same file
+        metadata = {"Date": None} if kind == "svg" else None  # so that the same picture is the same file
         try:
             figure.savefig(path, format=kind, facecolor="white", metadata=metadata)
         except OSError as error:
@@ -126,8 +129,8 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
 def _draw_labels(
     figure: Any, axes: Any, coordinates: NDArray[Any], points: Sequence[MapPoint], bold: set[str]
 ) -> int:
-    """Write each word beside its dot where nothing is yet; what finds no room nearby stays a dot."""
-    figure.draw_without_rendering()  # now it is known where on the picture things lie
+    """Write each word next to its dot where there is room; other words stay dots. Return the number of labels."""
+    figure.draw_without_rendering()  # determines the positions
     renderer, pixels_per_point = figure.canvas.get_renderer(), figure.dpi / 72
     pixels = axes.transData.transform(coordinates)
     axes_box = BoundingBox(*axes.get_window_extent().extents)
@@ -165,7 +168,7 @@ def _draw_labels(
 
 
 def _label_positions(x: float, y: float, width: float, height: float, gap: float) -> Iterator[BoundingBox]:
-    """Places for a label: right of the dot, left, above, below, at the corners; then farther and farther away."""
+    """Candidate positions of a label: right, left, above, below, at the corners, then farther and farther away."""
     for distance in (gap, 2.5 * gap, 4.5 * gap, 8 * gap, 13 * gap, 20 * gap, 30 * gap):
         left, below = -distance - width, -distance - height
         offsets = [
@@ -191,7 +194,7 @@ def _distance_to_box(box: BoundingBox, x: float, y: float) -> float:
 
 
 def _draw_leader(axes: Any, dot: tuple[float, float], box: BoundingBox, colour: str) -> None:
-    """A thin line from a dot to its label, which stands far from it."""
+    """Draw a thin line from a dot to its distant label."""
     x, y = dot
     end = (min(max(x, box.left), box.right), min(max(y, box.bottom), box.top))
     ends = axes.transData.inverted().transform([dot, end])

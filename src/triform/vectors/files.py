@@ -1,8 +1,9 @@
-"""Vectors in files: word2vec's text and binary formats, as gensim and others write them, and safetensors.
+"""Read and write word vectors: the text and binary formats of word2vec, and safetensors.
 
-The text format is a line "WORDS WIDTH", then a line a word; without the first line it is GloVe's. The binary one
-has the same first line, then each word, a space, and its numbers as little-endian float32. In safetensors the
-tensor `vectors` holds the numbers and `words` the words as UTF-8, a line each. Words stand in order of frequency.
+The text format has a line "WORDS WIDTH", then one line per word; without the first line it is the format of GloVe.
+The binary format has the same first line, then each word, a space, and its numbers as little-endian float32. In
+safetensors the tensor `vectors` holds the numbers and `words` the words as UTF-8, one per line. Words are sorted by
+frequency.
 """
 
 from __future__ import annotations
@@ -27,22 +28,18 @@ from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import atomic_file, temporary_path
 
 Matrix = NDArray[np.float32]
-FORMAT_VERSION = "1"  # of our safetensors; another number in a file means that it is newer than this code
+FORMAT_VERSION = "1"  # of our safetensors files; another version is newer than this code
 READ_FORMATS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safetensors"}
 WRITE_FORMATS = {suffix: kind for suffix, kind in READ_FORMATS.items() if suffix != ".vec"}
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # what safetensors call the numbers that are read
-WORD_SEPARATORS = {
-    "text": " \n",
-    "binary": " \n",
-    "safetensors": "\n",
-}  # what parts words in a file: it can be in none
-MAX_COUNT_DIGITS, MAX_WIDTH_DIGITS = 12, 6  # of the number of words in a file, and of numbers in a vector
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of safetensors that can be read
+WORD_SEPARATORS = {"text": " \n", "binary": " \n", "safetensors": "\n"}  # characters that no word may contain
+MAX_COUNT_DIGITS, MAX_WIDTH_DIGITS = 12, 6  # of the number of words, and of the width of a vector
 MAX_WORD_BYTES = 1 << 16
-MIN_NUMBER_BYTES = 2  # bytes of a number in a text file, with the space before it
+MIN_NUMBER_BYTES = 2  # of a number in a text file: a digit and a space
 
 
 class VectorFile(NamedTuple):
-    """What a file holds: words, their vectors as rows, and how they were made, where the file says so."""
+    """The contents of a file: words, their vectors, and metadata if the file has any."""
 
     words: list[str]
     matrix: Matrix  # (words, width)
@@ -50,7 +47,7 @@ class VectorFile(NamedTuple):
 
 
 def detect_format(path: Path, formats: dict[str, str]) -> str:
-    """The format, told by the name's ending."""
+    """Return the format that belongs to the suffix of a path."""
     name = path.name.lower()
     uncompressed_name = name.removesuffix(".gz") if formats is READ_FORMATS else name
     suffix = Path(uncompressed_name).suffix
@@ -66,7 +63,7 @@ def detect_format(path: Path, formats: dict[str, str]) -> str:
 
 
 def read_vectors(path: Path) -> VectorFile:
-    """The vectors of a file; a DataError that says what is wrong with it."""
+    """Read the vectors of a file; raise a DataError if it is damaged."""
     content = {"text": _read_text, "binary": _read_binary, "safetensors": _read_safetensors}[
         detect_format(path, READ_FORMATS)
     ](path)
@@ -82,7 +79,7 @@ def read_vectors(path: Path) -> VectorFile:
 
 
 def _drop_duplicates(content: VectorFile) -> VectorFile:
-    """The first vector of a word counts, as for gensim."""
+    """Keep the first vector of each word, as gensim does."""
     first_index = {word: index for index, word in reversed(list(enumerate(content.words)))}
     if len(first_index) == len(content.words):
         return content
@@ -91,7 +88,7 @@ def _drop_duplicates(content: VectorFile) -> VectorFile:
 
 
 def read_width(path: Path) -> int:
-    """How many numbers a vector of this file has; only its beginning is read."""
+    """Return the width of the vectors of a file; only its beginning is read."""
     kind = detect_format(path, READ_FORMATS)
     if kind == "safetensors":
         with _open_safetensors(path) as file:
@@ -101,12 +98,12 @@ def read_width(path: Path) -> int:
 
 
 def _first_line(file: BinaryIO) -> bytes:
-    """Without a byte order mark."""
+    """Read the first line, without a byte order mark."""
     return file.readline(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
 
 
 def _parse_header(line: bytes, path: Path, *, header_optional: bool = False) -> tuple[int, int]:
-    """How many words and numbers the first line promises; GloVe's files have none, and promise -1 words."""
+    """Return the number of words and the width from the first line; -1 words if there is no header (GloVe)."""
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         if len(parts[0]) > MAX_COUNT_DIGITS or len(parts[1]) > MAX_WIDTH_DIGITS:
@@ -128,7 +125,7 @@ def _read_text(path: Path) -> VectorFile:
     words: list[str] = []
     rows: list[Matrix] = []
     with open_bytes(str(path)) as file, warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # how numpy says that a number is none
+        warnings.simplefilter("error", DeprecationWarning)  # numpy warns about text that is not a number
         first_line = _first_line(file)
         n_words, width = _parse_header(first_line, path, header_optional=True)
         _check_file_size(path, n_words * width * MIN_NUMBER_BYTES)
@@ -152,7 +149,7 @@ def _read_text(path: Path) -> VectorFile:
 
 
 def _check_no_extra_lines(path: Path, n_words: int, lines: Iterable[bytes]) -> None:
-    """After the words that the first line promises there may be blank lines, no more words."""
+    """Raise a DataError if more than blank lines follow the last word."""
     if n_extra := sum(bool(line.strip()) for line in lines):
         raise DataError(f"its first line promises {n_words:,} words; lines left after them: {n_extra:,}", path=path)
 
@@ -171,7 +168,7 @@ def _read_binary(path: Path) -> VectorFile:
 
 
 def _read_binary_rows(file: BinaryIO, path: Path, n_words: int, width: int) -> tuple[list[str], list[Matrix], int]:
-    """At most n words with their vectors, and how many bytes follow them; read a little at a time."""
+    """Read `n_words` words with their vectors, block by block; also return the number of bytes after them."""
     words: list[str] = []
     rows: list[Matrix] = []
     buffer, position, size = b"", 0, 4 * width
@@ -198,7 +195,7 @@ def _read_binary_rows(file: BinaryIO, path: Path, n_words: int, width: int) -> t
 
 
 def _check_file_size(path: Path, min_bytes: int) -> None:
-    """Before anything is read: a file cannot hold what its first line promises in fewer bytes."""
+    """Raise a DataError if a file is too small for what its first line promises."""
     size = path.stat().st_size
     if not path.name.lower().endswith(".gz") and size < min_bytes:
         raise DataError(f"was cut short: {size:,} bytes of at least {min_bytes:,}; copy it again", path=path)
@@ -212,7 +209,7 @@ def _check_word_count(path: Path, n_read: int, n_expected: int) -> None:
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Any]:
     with open_bytes(str(path)):
-        pass  # what is no file, or may not be read, is told as of any other
+        pass  # a missing or unreadable file gives the usual error
     try:
         with safe_open(path, framework="numpy") as file:
             if not {"vectors", "words"} <= set(file.keys()) or len(file.get_slice("vectors").get_shape()) != 2:
@@ -248,20 +245,20 @@ def _read_safetensors(path: Path) -> VectorFile:
 
 
 def to_float32(values: ArrayLike) -> Matrix:
-    """As float32; what is too large for it becomes infinite, without a warning."""
+    """Convert to float32; too large numbers become infinite, without a warning."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, np.float32)
 
 
 def _read_bfloat16(path: Path) -> Matrix:
-    """Vectors of bfloat16, which numpy does not know: the upper halves of float32."""
+    """Read vectors in bfloat16, which numpy lacks: the upper halves of float32."""
     entry = dict(deserialize(path.read_bytes()))["vectors"]  # type: ignore[no-untyped-call]
     upper_bits = np.frombuffer(entry["data"], "<u2").astype(np.uint32)
     return (upper_bits << 16).view(np.float32).reshape(entry["shape"])
 
 
 def check_writable(path: Path) -> None:
-    """Before any work: whether a file of this name can be written here."""
+    """Raise an error if a file of this name cannot be written, before any work is done."""
     detect_format(path, WRITE_FORMATS)
     try:
         if path.is_dir():
@@ -279,7 +276,7 @@ def _build_write_error(path: Path, error: Exception) -> CheckpointError:
 
 
 def _check_words(path: Path, words: Sequence[str], kind: str) -> None:
-    """What is written must be read back as it was."""
+    """Raise a ConfigError if a word could not be read back from the format."""
     for word in words:
         if not word or any(separator in word for separator in WORD_SEPARATORS[kind]):
             hint = "; .safetensors can" if word and "\n" not in word else ""
@@ -287,7 +284,7 @@ def _check_words(path: Path, words: Sequence[str], kind: str) -> None:
 
 
 def write_vectors(path: Path, words: Sequence[str], matrix: Matrix, metadata: dict[str, Any]) -> None:
-    """Write the format that the ending says; the file appears whole or not at all."""
+    """Write vectors in the format that belongs to the suffix; the file is complete or absent."""
     check_writable(path)
     kind = detect_format(path, WRITE_FORMATS)
     _check_words(path, words, kind)
@@ -303,7 +300,7 @@ def _write_file(path: Path, kind: str, words: Sequence[str], matrix: Matrix, met
     if kind == "safetensors":
         tensors: dict[str, Any] = {"vectors": matrix, "words": np.frombuffer("\n".join(words).encode(), np.uint8)}
         save_file(tensors, path, {"format": FORMAT_VERSION, "about": json.dumps(metadata)})
-        path.chmod(0o644)  # the library writes for the owner alone
+        path.chmod(0o644)  # the library gives access to the owner only
         return
     with path.open("wb") as file:
         file.write(f"{len(words)} {matrix.shape[1]}\n".encode())

@@ -1,4 +1,4 @@
-"""word2vec: vectors of words from the words around them, learned by gensim from text that is read as needed."""
+"""Train word2vec vectors with gensim on text files of any size."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from triform.errors import ConfigError, DataError, TriformError, require_package
 from triform.text import split_words
 
 Word2VecKind = Literal["skipgram", "cbow"]
-MAX_SENTENCE_WORDS = 10_000  # words that gensim reads at once; what is longer is cut
-JOIN_TIMEOUT = 1.0  # seconds for a thread to end, or to wait for others
-LOG_INTERVAL = 5.0  # seconds at least between two words of how far it is
+MAX_SENTENCE_WORDS = 10_000  # longer texts are split, because gensim reads no more at once
+JOIN_TIMEOUT = 1.0  # seconds to wait for a thread to end
+LOG_INTERVAL = 5.0  # minimum seconds between two progress messages
 PHRASE_SEPARATOR = "_"  # between the words of a phrase
-PHRASE_PLACEHOLDER = (
-    "\x01"  # the same while gensim looks for them: it must be in no word, nor in a phrase of an earlier pass
-)
-MAX_PHRASE_PAIRS = 10_000_000  # counted at once when phrases are looked for: rare ones are dropped beyond that
+PHRASE_PLACEHOLDER = "\x01"  # the separator inside gensim, which must not occur in words or earlier phrases
+MAX_PHRASE_PAIRS = 10_000_000  # pairs counted while phrases are searched; beyond that, rare pairs are dropped
 LogFn = Callable[[str], None]
-# From, to. gensim reads some of them as C's int, and a number that cannot be meant would take for ever.
+# Minimum and maximum. gensim stores some as a C int, and absurdly large values would take for ever.
 SETTING_RANGES: dict[str, tuple[float, float]] = {
     "size": (1, 10_000),
     "window": (1, MAX_SENTENCE_WORDS),
@@ -48,25 +46,25 @@ SETTING_RANGES: dict[str, tuple[float, float]] = {
 
 
 def discard_message(message: str) -> None:
-    """Say nothing."""
+    """Ignore a progress message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """How vectors are learned."""
+    """The settings of training."""
 
-    kind: Word2VecKind = "skipgram"  # a word predicts its neighbours; or cbow, they predict it
-    size: int = 100  # numbers a vector
+    kind: Word2VecKind = "skipgram"  # a word predicts its neighbours; cbow: the neighbours predict the word
+    size: int = 100  # dimensions of a vector
     window: int = 5  # neighbours on either side
     min_count: int = 5  # rarer words have no vector
-    negative: int = 5  # words drawn at random that must be told from a true neighbour
-    sample: float = 1e-3  # very frequent words are skipped, the more the lower this is; 0: none
+    negative: int = 5  # negative samples for each true neighbour
+    sample: float = 1e-3  # threshold for skipping very frequent words; 0 skips none
     epochs: int = 5
     lr: float = 0.025
-    phrases: int = 0  # passes that join words which belong together: new_york
+    phrases: int = 0  # passes that join words to phrases, such as new_york
     lowercase: bool = False
     seed: int = 0
-    workers: int = 1  # more are faster, but only one gives the same vectors again
+    workers: int = 1  # threads; results are reproducible only with 1
 
     def __post_init__(self) -> None:
         if self.kind not in ("skipgram", "cbow"):
@@ -84,17 +82,17 @@ class Word2VecConfig:
 
 
 class Word2VecResult(NamedTuple):
-    """Words, most frequent first, their vectors, and what learning them took."""
+    """The words, most frequent first, with their vectors, and facts about the training."""
 
     words: list[str]
     matrix: NDArray[np.float32]
-    n_tokens: int  # of the text, once through
+    n_tokens: int  # words of the text, in one epoch
     seconds: float
     metadata: dict[str, Any]
 
     @property
     def words_per_second(self) -> float:
-        """Words a second, over all epochs."""
+        """Words per second over all epochs."""
         return self.n_tokens * int(self.metadata["epochs"]) / self.seconds
 
     def __str__(self) -> str:
@@ -106,15 +104,15 @@ class Word2VecResult(NamedTuple):
 
 
 class Corpus:
-    """The words of files, a text at a time: a line of plain text, a row of a table. They are read anew each time.
+    """The words of files, one text at a time: a line of plain text or a row of a table. Each iteration reads anew.
 
-    gensim waits for ever when one of its threads fails, so reading just ends, and `check` tells why.
+    gensim waits for ever if one of its threads fails. So iteration ends at an error, and `raise_problem` raises it.
     """
 
     def __init__(self, files: Sequence[str], data_config: DataConfig, *, lowercase: bool) -> None:
         self.files, self.data_config, self.lowercase = files, data_config, lowercase
         self.problem: Exception | None = None
-        self.join_phrases: Callable[[list[str]], list[str]] = list  # makes phrases, once they are known
+        self.join_phrases: Callable[[list[str]], list[str]] = list  # joins words to phrases, once these are known
 
     def __iter__(self) -> Iterator[list[str]]:
         try:
@@ -129,6 +127,7 @@ class Corpus:
             self.problem = problem
 
     def raise_problem(self) -> None:
+        """Raise the error that ended the last iteration, if there was one."""
         if isinstance(self.problem, TriformError):
             raise self.problem
         if self.problem:
@@ -136,7 +135,7 @@ class Corpus:
 
 
 def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
-    """The rows of a table, the lines of anything else, whatever its ending."""
+    """Read the rows of a table, or the lines of any other file."""
     blocks: Iterable[str] | None
     if path.startswith(BUILTIN_PREFIX):
         blocks = [builtin_sets.load_text(path)] if builtin_sets.is_running_text(path) else None
@@ -147,7 +146,7 @@ def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
 
 
 def _read_table_texts(path: str, data_config: DataConfig) -> Iterator[str]:
-    """The texts of a table; where its column is not found, the option is named as it is called here."""
+    """Read the texts of a table; error messages name the option of this command."""
     try:
         yield from (row.text for row in read_rows(path, data_config, labelled=False))
     except DataError as problem:
@@ -156,7 +155,7 @@ def _read_table_texts(path: str, data_config: DataConfig) -> Iterator[str]:
 
 
 def _split_lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Lines of any length; one that is longer than a block comes in parts, cut between words."""
+    """Split blocks into lines; a line that is longer than a block is split between words."""
     pending = ""
     for block in blocks:
         *lines, pending = (pending + block).split("\n")
@@ -170,7 +169,14 @@ def _split_lines(blocks: Iterable[str]) -> Iterator[str]:
 def train_word2vec(
     files: Sequence[str], config: Word2VecConfig, *, text_column: str = "", log: LogFn = discard_message
 ) -> Word2VecResult:
-    """Vectors of the words of these files; `say` hears how far it is."""
+    """Train vectors on text files.
+
+    Args:
+        files: Text files, tables, or built-in sets such as `builtin:stories`.
+        config: The settings.
+        text_column: The column of tables that holds the text; found automatically if empty.
+        log: Called with progress messages.
+    """
     if not files:
         raise ConfigError("give at least one file of text")
     corpus = Corpus(files, DataConfig(text_column=text_column), lowercase=config.lowercase)
@@ -217,7 +223,10 @@ def _check_counts(counts: Counter[str], config: Word2VecConfig, files: Sequence[
 
 
 def build_phrase_joiner(corpus: Corpus, min_count: int) -> Callable[[list[str]], list[str]]:
-    """What joins pairs of words that stand together more often than chance has it; never across a mark."""
+    """Return a function that joins pairs of words which occur together more often than by chance.
+
+    Punctuation is never part of a phrase.
+    """
     from gensim.models.phrases import Phrases
 
     previous_join = corpus.join_phrases
@@ -238,17 +247,17 @@ def build_phrase_joiner(corpus: Corpus, min_count: int) -> Callable[[list[str]],
 
 
 def _group_runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
-    """Words that follow one another, and the marks between them."""
+    """Group consecutive words, and the punctuation between them."""
     return ((is_word, list(run)) for is_word, run in groupby(words, lambda word: word[0].isalnum()))
 
 
 def _build_model(config: Word2VecConfig, corpus: Corpus) -> Any:
-    """gensim's model, before it has seen a word."""
+    """Build the untrained model of gensim."""
     require_package("gensim", extra="vectors", purpose="learning word vectors")
     from gensim.models import Word2Vec
 
     class MonitoredWord2Vec(Word2Vec):
-        """Reading ends when a worker fails; else all would wait for it."""
+        """Ends the iteration over the corpus when a worker fails; otherwise all would wait for it."""
 
         def _worker_loop(self, jobs: Any, progress: Any) -> None:
             try:
@@ -267,7 +276,7 @@ def _build_model(config: Word2VecConfig, corpus: Corpus) -> Any:
 
 
 def _build_progress_callback(corpus: Corpus, log: LogFn, epochs: int, start_time: float) -> Any:
-    """What gensim calls after every epoch."""
+    """Build the callback that gensim calls after every epoch."""
     from gensim.models.callbacks import CallbackAny2Vec
 
     class ProgressCallback(CallbackAny2Vec):
@@ -286,7 +295,7 @@ def _build_progress_callback(corpus: Corpus, log: LogFn, epochs: int, start_time
 
 @contextmanager
 def _join_threads_on_error() -> Iterator[None]:
-    """After Ctrl-C gensim's threads go on until their queues are full, and crash a Python that ends before."""
+    """Wait for the threads of gensim after an error or Ctrl-C: they would crash a Python that exits before them."""
     before = set(threading.enumerate())
     try:
         yield
@@ -298,7 +307,7 @@ def _join_threads_on_error() -> Iterator[None]:
 
 @contextmanager
 def quiet_gensim() -> Iterator[None]:
-    """gensim warns of little text and of much; what matters is checked here."""
+    """Silence the warnings of gensim, which are about text that is short or long."""
     logger = logging.getLogger("gensim")
     previous_level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Words with their vectors: who is near whom, and who is to one as another is to a third."""
+"""Word vectors in memory: look-up, nearest words and analogies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from numpy.typing import ArrayLike, NDArray
 from triform.errors import ConfigError, DataError
 from triform.vectors import files, word2vec
 
-MAX_SUGGESTION_WORDS = 50_000  # words, the most frequent ones, among which a misspelled one is looked for
+MAX_SUGGESTION_WORDS = 50_000  # the most frequent words, which are offered for a misspelled one
 
 
 class WordVectors:
-    """Words, most frequent first, and a row of numbers for each."""
+    """Words, most frequent first, with a vector for each.
+
+    Args:
+        words: The words, each of them once.
+        matrix: The vectors, one row per word.
+        metadata: How the vectors were made; kept in safetensors files.
+
+    >>> vectors = WordVectors(["cat", "dog", "car"], [[1.0, 0.1], [0.9, 0.2], [0.0, 1.0]])
+    >>> vectors.nearest("cat", 1)[0][0]
+    'dog'
+    """
 
     def __init__(self, words: Sequence[str], matrix: ArrayLike, metadata: dict[str, Any] | None = None) -> None:
-        """`about` says how they were made; safetensors keep it."""
         try:
             self.words, self.matrix = list(words), files.to_float32(matrix)
         except (TypeError, ValueError):
@@ -46,7 +55,7 @@ class WordVectors:
         log: word2vec.LogFn = word2vec.discard_message,
         **settings: Any,
     ) -> Self:
-        """Learn vectors from files (or `builtin:NAME`); `how` are the fields of `Recipe`, such as size=200."""
+        """Train vectors on files or built-in sets; `settings` are those of `Word2VecConfig`, such as size=200."""
         result = word2vec.train_word2vec(
             [str(path) for path in texts], word2vec.Word2VecConfig(**settings), text_column=text_column, log=log
         )
@@ -55,11 +64,11 @@ class WordVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read word2vec's text (.txt, .vec) or binary (.bin) format, as gensim writes them, or safetensors."""
+        """Read vectors in the text (.txt, .vec) or binary (.bin) format of word2vec, or from safetensors."""
         return cls(*files.read_vectors(Path(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write the format that the ending says: .txt, .bin or .safetensors."""
+        """Write the vectors as .txt, .bin or .safetensors, depending on the suffix."""
         files.write_vectors(Path(path), self.words, self.matrix, self.metadata)
 
     def __len__(self) -> int:
@@ -73,17 +82,18 @@ class WordVectors:
 
     @property
     def width(self) -> int:
+        """The dimension of the vectors."""
         return int(self.matrix.shape[1])
 
     @cached_property
     def unit_vectors(self) -> NDArray[np.float32]:
-        """The vectors, each one long; one of nothing but zeros stays as it is."""
+        """The vectors scaled to length one; a vector of zeros stays as it is."""
         norms = np.sqrt(np.einsum("wd,wd->w", self.matrix, self.matrix, dtype=np.float64))[:, None]
         norms[norms == 0] = 1
         return np.divide(self.matrix, norms, out=np.empty_like(self.matrix), casting="same_kind")
 
     def index_of(self, word: str) -> int:
-        """The row of a word; a DataError that offers similar ones where there is none."""
+        """Return the row of a word; a DataError for an unknown word offers similar ones."""
         if word not in self.index_by_word:
             raise DataError(f"no vector for {word!r}; {self._suggest_words(word)}")
         return self.index_by_word[word]
@@ -100,15 +110,15 @@ class WordVectors:
         return f"did you mean {' or '.join(map(repr, suggestions))}?"
 
     def similarity(self, first: str, second: str) -> float:
-        """The cosine between two words."""
+        """Return the cosine between the vectors of two words."""
         return float(self.unit_vectors[self.index_of(first)] @ self.unit_vectors[self.index_of(second)])
 
     def nearest(self, word: str, n: int = 10) -> list[tuple[str, float]]:
-        """The words whose vectors point most nearly the same way, with cosines."""
+        """Return the `n` words with the most similar vectors, with their cosines."""
         return self._find_nearest(self.unit_vectors[self.index_of(word)], [self.index_of(word)], n)
 
     def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[tuple[str, float]]:
-        """What is to c as b is to a: the nearest to b - a + c, all of length one, none of the three."""
+        """Return words that are to c as b is to a: the nearest to b - a + c, with vectors of length one."""
         first, second, third = (self.index_of(word) for word in (a, b, c))
         query = self.unit_vectors[second] - self.unit_vectors[first] + self.unit_vectors[third]
         return self._find_nearest(query / (np.linalg.norm(query) or 1.0), [first, second, third], n)
