@@ -140,7 +140,7 @@ def test_one_number_where_rows_are_counted(family: str, name: str, problem: str,
 def test_whole_numbers_are_not_weights(folder: Path) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
     rewrite_tensors(folder, lambda tensors: tensors | {name: torch.zeros(16, 64, dtype=torch.int8)})
-    assert f"{name} holds torch.int8 and no weights: quantized models are not read" in error_message(folder)
+    assert f"{name} holds torch.int8 numbers: quantized models are not supported" in error_message(folder)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -258,15 +258,15 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
     ("name", "key", "value", "problem"),
     [
         ("gpt2", "activation_function", "mish", "activation_function='mish' is not known"),
-        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True is not done"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx=True is not supported"),
         ("gpt2", "n_embd", "wide", "n_embd is model.d_model='wide' must be a whole number"),
         ("gpt2", "n_head", 3, "model.d_model=16 is not divisible by model.n_heads=3"),
         ("gpt2", "n_head", 0, "n_head=0 must be a whole number above 0"),
         ("gpt2", "activation_function", [], "activation_function=[] is not known"),
         ("gpt2", "vocab_size", -1, "vocab_size=-1 must be a whole number from 1 to 2147483648"),
         ("gpt2", "quantization_config", {"bits": 4}, "the weights are quantized"),
-        ("llama", "hidden_act", "gelu", "hidden_act='gelu' is not done here, only 'silu'"),
-        ("llama", "head_dim", 16, "head_dim=16 is not done"),
+        ("llama", "hidden_act", "gelu", "hidden_act='gelu' is not supported, only 'silu'"),
+        ("llama", "head_dim", 16, "head_dim=16 is not supported"),
         (
             "llama",
             "rope_parameters",
@@ -276,10 +276,15 @@ def test_a_torch_file_of_something_else(folder: Path) -> None:
         ("llama", "rope_parameters", {"rope_type": "linear"}, "'linear' lacks 'factor'"),
         ("llama", "rope_parameters", {"rope_type": "linear", "factor": "4"}, "factor='4' must be a number"),
         ("llama", "rope_parameters", 4, "rotary scaling is 4, where an object with rope_type is expected"),
-        ("bert", "is_decoder", True, "is_decoder=True is not done"),
-        ("bert", "position_embedding_type", "relative_key", "position_embedding_type='relative_key' is not done"),
+        ("bert", "is_decoder", True, "is_decoder=True is not supported"),
+        (
+            "bert",
+            "position_embedding_type",
+            "relative_key",
+            "position_embedding_type='relative_key' is not supported",
+        ),
         ("marian", "decoder_layers", 2, "encoder_layers=3 and decoder_layers=2"),
-        ("marian", "normalize_before", True, "normalize_before=True is not done"),
+        ("marian", "normalize_before", True, "normalize_before=True is not supported"),
     ],
 )
 def test_a_config_that_is_not_done_here_is_refused_by_its_key(

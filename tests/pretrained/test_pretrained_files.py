@@ -202,13 +202,13 @@ def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> N
     multi_label = edit_config(
         save_model(TINY_MODELS["bert"].build(), tmp_path / "more"), problem_type="multi_label_classification"
     )
-    assert any("several labels at once" in notice for notice in load_pretrained(multi_label, "classify").notices)
+    assert any("several labels per text" in notice for notice in load_pretrained(multi_label, "classify").notices)
 
 
 @pytest.mark.parametrize("labels", [("a",), ("a", "b", "a")])
 def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Path) -> None:
     folder = save_model(TINY_MODELS["bert"].build(), tmp_path)
-    with pytest.raises(ConfigError, match="two or more are expected, each another"):
+    with pytest.raises(ConfigError, match="give two or more different labels"):
         load_pretrained(folder, "classify", labels=labels)
 
 
@@ -225,7 +225,7 @@ def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> Non
     assert torch.equal(
         new.model.classification_head[0].weight, old.model.classification_head[0].weight
     )  # the pooler
-    assert new.notices == ("the scores of labels are new: they know nothing before they are trained",)
+    assert new.notices == ("the head for labels is new: train it before you use it",)
 
 
 def test_a_bert_that_only_read_has_its_pooler_and_new_scores(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_sentence_transformers_folders_pool_by_the_mean(tmp_path: Path) -> None:
     assert (imported.config.model.pooling, imported.config.model.head_hidden) == ("mean", 0)
     assert (
         imported.notices[0]
-        == "left out, for nothing here reads them: bert.pooler.dense.bias, bert.pooler.dense.weight"
+        == "these tensors are not used and were left out: bert.pooler.dense.bias, bert.pooler.dense.weight"
     )
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 6:] = False
@@ -291,7 +291,7 @@ def test_heads_for_other_tasks_are_left_out_with_a_notice(kind: str, tmp_path: P
     base = TINY_MODELS["bert" if kind.startswith("Bert") else "distilbert"]
     settings = {key: value for key, value in base.hf_settings.items() if key != "num_labels"}
     imported = load_pretrained(save_model(TinyModel("classify", kind, settings).build(), tmp_path), "classify")
-    assert "left out, for nothing here reads them: " in imported.notices[0]
+    assert "these tensors are not used and were left out: " in imported.notices[0]
     assert imported.config.model.pooling == "mean"  # there is no pooler to use
     assert len(imported.notices) == 2
 

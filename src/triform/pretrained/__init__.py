@@ -1,4 +1,4 @@
-"""Published models in and out: families of them are settings of the one core, and tables of names."""
+"""Read and write published models: each family is a set of settings for Triform's models and a table of names."""
 
 from triform.pretrained.model_export import to_hf
 from triform.pretrained.model_import import ImportedModel, load_pretrained

@@ -1,11 +1,13 @@
-"""BERT, MiniLM (a small BERT) and DistilBERT: norms after each sublayer and the embeddings, segments, poolers.
+"""BERT, MiniLM (a small BERT), DistilBERT and Megatron's BERT.
 
-Megatron's BERT has norms before each sublayer instead, as a default classifier does.
+BERT and DistilBERT normalise after each sublayer and after the embeddings. Megatron's BERT normalises before each
+sublayer, as Triform's default classifier does.
 
-BERT's pooler is a hidden layer of the head with tanh over the first token, DistilBERT's one with relu. Folders of
-sentence-transformers say how a text is pooled; a pooler that they carry along unused is left out. A classifier
-that takes the mean of its states is written as one that scores tokens (...ForTokenClassification): a text's logits
-are the mean of its tokens' logits.
+BERT's pooler becomes a hidden layer of the classification head with tanh over the first token, DistilBERT's one
+with relu. Folders of sentence-transformers say how a text is pooled; a pooler that they do not use is left out.
+
+A classifier that pools by the mean is exported as a token classifier (...ForTokenClassification): the logits of a
+text are the mean of the logits of its tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +23,15 @@ from torch import Tensor
 from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
-from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_size
-from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
+from triform.pretrained.family import (
+    BIAS_SETTINGS,
+    CLASSIFIER_SETTINGS,
+    IGNORED_SETTINGS,
+    ConfigKey,
+    Family,
+    ImportSpec,
+    require_size,
+)
 from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
 ENCODER_SETTINGS: Settings = {
@@ -36,17 +45,12 @@ ENCODER_SETTINGS: Settings = {
     "rotary_scaling": (),
 }
 IGNORED_BERT_SETTINGS = (
-    *IGNORED_SETTINGS,
-    "rotary_base",
-    "bias",
-    "qkv_bias",
-    "out_bias",
-    "head_bias",
-    "tie_embeddings",
-    *CLASSIFIER_SETTINGS,
+    *(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS),
+    *("rotary_base", "tie_embeddings"),
 )
 TOKEN_TYPES = "bert.embeddings.token_type_embeddings"
-TOKEN_POOLING_KEY = ("classifier_pooling", "mean")  # in config.json: the mean of all tokens' logits is the text's
+# In config.json: the logits of a text are the mean of the logits of its tokens.
+TOKEN_POOLING_KEY = ("classifier_pooling", "mean")
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers
 BERT_LAYER_NAMES = {
     "attn.q_proj": "attention.self.query",
@@ -116,7 +120,7 @@ def _read_distilbert(checkpoint: PretrainedCheckpoint, settings: Settings) -> Im
 
 
 def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings, *, pooler: str, activation: str) -> ImportSpec:
-    """The head is what the folder has of one: a pooler over the first token, or the mean of all."""
+    """Return the settings of a folder, with a head as the folder has it: over the first token, or over the mean."""
     pools_token_logits = checkpoint.config.get(TOKEN_POOLING_KEY[0]) == TOKEN_POOLING_KEY[1]
     pools_mean = pools_token_logits or checkpoint.read_optional_json(POOLING_FILE).get(
         "pooling_mode_mean_tokens", False
@@ -143,7 +147,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings, *, pooler: 
 
 
 def _read_label_names(checkpoint: PretrainedCheckpoint, n_labels: int) -> tuple[str, ...]:
-    """As config.json has them; where it has not just so many, each another, as `transformers` would call them."""
+    """Return the labels of config.json, or LABEL_0, LABEL_1, ... where it lacks `n_labels` distinct ones."""
     id2label = checkpoint.config.get("id2label")
     names = {str(label_id): str(name) for label_id, name in id2label.items()} if isinstance(id2label, dict) else {}
     label_ids = list(map(str, range(n_labels)))
@@ -152,15 +156,15 @@ def _read_label_names(checkpoint: PretrainedCheckpoint, n_labels: int) -> tuple[
 
 
 def _label_notices(checkpoint: PretrainedCheckpoint, n_labels: int) -> Iterator[str]:
-    """What scores mean there, where that is not a choice among labels."""
+    """Warn where the head of the folder is not a choice among labels."""
     if n_labels == 1:
-        yield "it gives one score, which is no choice: only with labels of your own, and trained, does it classify"
+        yield "it has one output and no labels: give labels of your own and train it before it classifies"
     elif checkpoint.config.get("problem_type") == "multi_label_classification":
-        yield "there a text may have several labels at once; here it has the likeliest one"
+        yield "it was trained for several labels per text; here a text gets the most likely one"
 
 
 def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes], list[str]]:
-    """A head is one layer over the mean, or has a hidden layer as wide as the model over the first token."""
+    """Return a check of the head: one layer over the mean, or a hidden layer of d_model over the first token."""
 
     def find_mismatches(config: Config, sizes: DataSizes) -> list[str]:
         model = config.model
@@ -179,12 +183,12 @@ def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes]
 
 
 def _zero_token_types(config: Config) -> dict[str, Tensor]:
-    """All text is of one kind here: a table of one row, which adds nothing."""
+    """Return a table of segments with one zero row for a model without segments."""
     return {} if config.model.n_segments else {f"{TOKEN_TYPES}.weight": torch.zeros(1, config.model.d_model)}
 
 
 def _build_label_config(config: Config, sizes: DataSizes, class_prefix: str) -> dict[str, Any]:
-    """What is said of labels: by text, or by token where the mean of a text decides."""
+    """Return the part of config.json about sizes, labels and the class of the model."""
     pools_token_logits = config.model.pooling == "mean"
     names = config.data.labels or tuple(f"LABEL_{label_id}" for label_id in range(sizes.n_labels))
     return {

@@ -1,4 +1,4 @@
-"""BlenderBot's encoder-decoder: learned positions and norms before each sublayer. A default translator is one."""
+"""BlenderBot: an encoder-decoder with learned positions and norms before each sublayer, as Triform's default."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
         "decoder_layers": model.n_layers,
         "decoder_ffn_dim": model.d_ff,
         "decoder_attention_heads": model.n_heads,
-        # BlenderBot's own habits in a conversation, which a translator does not have
+        # defaults of BlenderBot for conversations, which a translator must not have
         "forced_eos_token_id": None,
         "encoder_no_repeat_ngram_size": 0,
     }

@@ -1,6 +1,6 @@
-"""A published model's folder as it is found: config.json, and its tensors from safetensors or plain torch files.
+"""Read the folder of a published model: config.json, and tensors from safetensors or torch files.
 
-Nothing in a file is ever run: torch files are read as weights only, and what holds more than that is refused.
+Nothing in a file is executed: torch files are read with `weights_only`, and files that hold more are refused.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from triform.errors import CheckpointError
 from triform.io.files import read_json, refuse_special_files
 from triform.io.run_layout import CONFIG_FILE
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 NANOGPT_FILE = "ckpt.pt"
-LFS_POINTER_HEADER = b"version https://git-lfs"  # how a file begins that `git clone` left for Git LFS to fetch
-PART_SUFFIXES = (".json", ".safetensors", ".bin")  # files that say nothing without the others of their folder
-OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in files that came from TensorFlow
+LFS_POINTER_HEADER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched yet
+PART_SUFFIXES = (".json", ".safetensors", ".bin")  # files that cannot be read without the others of their folder
+OLD_SUFFIXES = {
+    ".gamma": ".weight",
+    ".beta": ".bias",
+}  # names of norm parameters in files converted from TensorFlow
 
 
 @dataclass(frozen=True)
 class PretrainedCheckpoint:
-    """What a folder says of a model, and the model's tensors by their names there."""
+    """The content of a published model's folder."""
 
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor] = field(repr=False)
-    config_file: str = "config.json"  # the file that says what model it is
+    config_file: str = "config.json"  # the file that describes the model
 
     @property
     def config_path(self) -> Path:
@@ -46,18 +49,18 @@ class PretrainedCheckpoint:
 
     @property
     def architecture(self) -> str:
-        """The class that wrote the weights, where that is said."""
+        """The class that wrote the weights; empty if config.json does not name it."""
         architectures = self.config.get("architectures")
         return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     def read_optional_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder that need not be there."""
+        """Return a JSON file of the folder, or an empty dictionary if there is none."""
         path = self.folder / name
         return read_json_object(path) if path.is_file() else {}
 
 
 def read_checkpoint(path: Path) -> PretrainedCheckpoint:
-    """A Hugging Face folder, or nanoGPT's ckpt.pt (the file, or a folder that holds it)."""
+    """Read a Hugging Face folder, or nanoGPT's ckpt.pt (the file, or a folder that holds it)."""
     if path.is_file() and path.suffix in PART_SUFFIXES:
         raise CheckpointError(f"{path}: is one file of a model; give the folder that holds them all")
     if path.is_file() or (not (path / "config.json").exists() and (path / NANOGPT_FILE).exists()):
@@ -84,7 +87,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """One file, or those that an index names."""
+    """Read the weights from one file, or from the files that an index names."""
     for name in WEIGHT_FILES:
         if (folder / name).exists():
             return _read_file(folder / name)
@@ -143,23 +146,23 @@ def _is_state_dict(content: Any) -> bool:
 
 
 def _read_torch(path: Path) -> Any:
-    if not _read_head(path, 2).startswith((b"PK", b"\x80")):  # a zip file, or of old a pickle
+    if not _read_head(path, 2).startswith((b"PK", b"\x80")):  # a zip file, or a pickle in old files
         raise CheckpointError(f"{path}: is cut off or no file of torch; fetch it again")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
+            warnings.simplefilter("ignore")  # about unusual pickles, which are read or refused
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path}: is a pickle that holds more than plain weights; reading it could run code, so it is refused"
         ) from None
-    except Exception as error:  # whatever a damaged file can come up with
+    except Exception as error:  # a damaged file can raise almost anything
         reason = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path}: is cut off or no file of torch ({reason}); fetch it again") from None
 
 
 def _read_nanogpt(path: Path) -> PretrainedCheckpoint:
-    """nanoGPT keeps its sizes and its weights in one file; a compiled model's names have a prefix."""
+    """Read nanoGPT's checkpoint, which holds sizes and weights; names of a compiled model have a prefix."""
     content = _read_torch(path)
     if not isinstance(content, dict) or not {"model", "model_args"} <= content.keys():
         raise CheckpointError(f"{path}: is no checkpoint of nanoGPT: it lacks model or model_args")

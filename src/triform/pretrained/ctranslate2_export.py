@@ -1,4 +1,4 @@
-"""A decoder or an encoder-decoder as a CTranslate2 folder: its weights laid into that engine's own description."""
+"""Export a decoder or an encoder-decoder for CTranslate2, by filling in that engine's model specification."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUPPORTED_POSITIONS = ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "
 
 
 def write_ctranslate2(model: nn.Module, config: Config, tokenizers: list[Tokenizer], out: Path) -> None:
-    """Write model.bin, config.json and the vocabulary into a folder that is there."""
+    """Write model.bin, config.json and the vocabulary into an existing folder."""
     if config.task == "classify":
         raise ConfigError("ctranslate2 has no classifiers; export this run to onnx or hf")
     if problems := find_unsupported_settings(config):
@@ -53,7 +53,7 @@ def write_ctranslate2(model: nn.Module, config: Config, tokenizers: list[Tokeniz
 
 
 def find_unsupported_settings(config: Config) -> list[str]:
-    """The settings that the engine cannot have, each with what it has."""
+    """Return the settings that the engine does not support, each with what it supports."""
     model, problems = config.model, []
     supported_positions = (*SUPPORTED_POSITIONS, "alibi") if config.task == "generate" else SUPPORTED_POSITIONS
     if model.attention_score not in SUPPORTED_SCORES:
@@ -82,9 +82,9 @@ def _import_specs() -> Any:
 
 
 def _layer_options(specs: Any, model: ModelConfig) -> dict[str, Any]:
-    """What both sides of a model are told of their layers."""
+    """Return the options of the engine that encoder and decoder share."""
     options: dict[str, Any] = {
-        "pre_norm": True,  # with norms that come after, too, there may be a last one: `_lay_side` says which it is
+        "pre_norm": True,  # `_fill_stack` sets the real value: only this one allows a final norm in either case
         "no_final_norm": not model.final_norm,
         "activation": specs.common_spec.Activation[ACTIVATIONS[model.activation]],
         "ffn_glu": model.activation == "swiglu",
@@ -130,7 +130,7 @@ def _build_seq2seq_spec(specs: Any, model: Seq2Seq, config: Config) -> Any:
 
 
 def _fill_stack(specs: Any, stack: Any, model: nn.Module, full_config: Config, token_table: Any) -> None:
-    """An encoder or a decoder: embeddings, layers, the norm after them."""
+    """Fill in an encoder or a decoder: embeddings, layers and final norm."""
     embedding: InputEmbedding = model.embedding  # type: ignore[assignment]
     model_config = full_config.model
     stack.pre_norm, stack.scale_embeddings = model_config.norm_position == "pre", model_config.scale_embeddings
@@ -146,7 +146,7 @@ def _fill_stack(specs: Any, stack: Any, model: nn.Module, full_config: Config, t
 
 
 def _position_table(embedding: InputEmbedding, max_len: int) -> Tensor:
-    """What is added at each position; where nothing is, zeros, for the engine would add sinusoids."""
+    """Return what is added at each position: zeros for a model without such a table, or the engine adds sinusoids."""
     positions = embedding.position_embedding
     if isinstance(positions, LearnedPositionEmbedding):
         return positions.table.weight
@@ -165,7 +165,7 @@ def _fill_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> N
         self_attention.relative_position_keys = _to_numpy(relation.key_table.weight)
         self_attention.relative_position_values = _to_numpy(relation.value_table.weight)
     if len(config.rotary_scaling) == 4:
-        # the engine reads the factor, but the description has no place for it
+        # the engine reads the factor, but the specification has no attribute for it
         vars(self_attention)["rotary_scaling_factor"] = _to_float32(config.rotary_scaling[0])
         self_attention.rotary_low_freq_factor, self_attention.rotary_high_freq_factor = map(
             _to_float32, config.rotary_scaling[1:3]
@@ -185,7 +185,7 @@ def _fill_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> N
 
 def _fill_feedforward(target: Any, block: Block | CrossBlock) -> None:
     up, down = block.ffn.up_proj, block.ffn.down_proj
-    if hasattr(target, "linear_0_noact"):  # the half that decides comes first here
+    if hasattr(target, "linear_0_noact"):  # the gate is the first half
         biases: tuple[Any, ...] = (None, None) if up.bias is None else up.bias.chunk(2)
         _fill_weights(target.linear_0, up.weight.chunk(2)[0], biases[0])
         _fill_weights(target.linear_0_noact, up.weight.chunk(2)[1], biases[1])
@@ -196,7 +196,7 @@ def _fill_feedforward(target: Any, block: Block | CrossBlock) -> None:
 
 
 def _fill_linear(target: Any, *sources: nn.Linear) -> None:
-    """One layer of theirs from some of ours, one under the other."""
+    """Fill in one linear layer from one or more of ours, stacked by rows."""
     weights: list[Tensor] = [layer.weight for layer in sources]
     biases: list[Tensor] = [layer.bias for layer in sources if layer.bias is not None]
     _fill_weights(target, torch.cat(weights), torch.cat(biases) if biases else None)

@@ -1,4 +1,4 @@
-"""Every family that is known, by the model_type of its config.json."""
+"""All supported families, by the model_type of config.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ TASK_DESCRIPTIONS = {
 
 
 def find_family(checkpoint: PretrainedCheckpoint, task: TaskName) -> Family:
-    """The family of a folder, where it is one that does this task."""
+    """Return the family of a folder.
+
+    Raises:
+        ConfigError: The architecture is not supported, or is for another task.
+    """
     if not checkpoint.model_type:
         raise ConfigError(
             f"{checkpoint.config_path}: does not name its model_type; {_suggest_model_type(checkpoint)}"
@@ -49,7 +53,7 @@ def find_family(checkpoint: PretrainedCheckpoint, task: TaskName) -> Family:
 
 
 def _suggest_model_type(checkpoint: PretrainedCheckpoint) -> str:
-    """The line that config.json lacks, guessed from the class that wrote the weights or from its tensors."""
+    """Suggest the model_type that config.json lacks, from the class of the model or the names of its tensors."""
     candidates = {family.model_types[0]: family for family in FAMILIES if family.write_config}
     architecture = checkpoint.architecture.lower()
     model_type = next(
@@ -68,7 +72,7 @@ def _suggest_model_type(checkpoint: PretrainedCheckpoint) -> str:
 
 
 def _count_matching_names(checkpoint: PretrainedCheckpoint, family: Family) -> int:
-    """How many tensors of the folder have a name that this family gives."""
+    """Return how many tensors of the folder have a name of this family."""
     names = {name for mapping in expand_patterns(family.patterns, 1) for name in mapping.published_names}
     return sum(
         name in checkpoint.tensors or name.removeprefix(family.prefix) in checkpoint.tensors for name in names

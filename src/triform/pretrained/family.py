@@ -1,4 +1,4 @@
-"""A family of published models, as data: how its config.json is told in our settings, and its names in ours."""
+"""A family of published models as data: keys of its config.json as settings, names of its tensors as ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triform.nn.norm import DEFAULT_EPS
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.name_mapping import NamePattern
 
-# What an activation is called there; of those that are one, the first is written.
+# Names of activations in config.json. Where several mean the same, the first one is written.
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# What no family here has; what does not matter where positions are not of the kind that asks for it.
+# Settings that are the same in all families.
 COMMON_SETTINGS: Settings = {
     "kind": "transformer",
     "attention_score": "scaled_dot",
@@ -35,12 +35,18 @@ COMMON_SETTINGS: Settings = {
     "layer_windows": (),
     "bigram_buckets": 0,
 }
-MAX_SIZE = 2**31  # of a vocabulary, or of what a model reads at once
+MAX_SIZE = 2**31  # of a vocabulary, or of the number of tokens a model reads at once
+# Settings that change nothing in most families: they belong to other kinds of positions, to heads for labels, or to
+# biases, which are read from the tensors.
 IGNORED_SETTINGS = ("attention_direction", "max_distance", "n_buckets")
+CLASSIFIER_SETTINGS = ("pooling", "head_hidden", "head_activation")
+BIAS_SETTINGS = ("bias", "qkv_bias", "out_bias", "head_bias")
+# Keys of config.json that name special tokens.
+SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 class ConfigKey(NamedTuple):
-    """A key of config.json, our setting for it (of `model`), and what holds where the file does not say."""
+    """A key of config.json, the setting of `model` that it stands for, and the default where the key is missing."""
 
     key: str
     setting: str
@@ -49,57 +55,59 @@ class ConfigKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportSpec:
-    """What a folder says of its model, in our words."""
+    """What a folder says about its model, in Triform's terms."""
 
     model_settings: Settings  # settings of `model`, without that prefix
     vocab_size: int
     max_len: int
     target_vocab_size: int = 0
     labels: tuple[str, ...] = ()
-    new_head: bool = False  # classify: the folder has no scores of labels
-    unused_patterns: tuple[str, ...] = ()  # patterns of its tensors that have no part in this
-    padded_tensors: tuple[str, ...] = ()  # its tensors that have rows beyond the vocabulary
+    new_head: bool = False  # classify: the folder has no head for labels, so a new one is made
+    unused_patterns: tuple[str, ...] = ()  # patterns of its tensors that are not used
+    padded_tensors: tuple[str, ...] = ()  # its tensors with more rows than the vocabulary has tokens
     notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that is known of a family. `read` and `write` add what words alone do not say."""
+    """Everything about one family. `read_spec` and `write_config` handle what `config_keys` cannot express."""
 
     name: str
     model_types: tuple[str, ...]  # config.json's model_type; the first is written
     task: TaskName
-    prefix: str  # of the names of a model with a head; without one they may lack it
+    prefix: str  # of tensor names; models published without a head may lack it
     config_keys: tuple[ConfigKey, ...]
-    fixed_settings: Settings  # what all its models have, whatever config.json says
+    fixed_settings: Settings  # settings that all its models have
     patterns: tuple[NamePattern, ...]
     read_spec: Callable[[PretrainedCheckpoint, Settings], ImportSpec]
-    write_config: Callable[[Config, DataSizes], dict[str, Any]] | None = None  # None: not a format that others read
+    write_config: Callable[[Config, DataSizes], dict[str, Any]] | None = None  # None: import only
     find_extra_mismatches: Callable[[Config, DataSizes], list[str]] = (
         lambda config, sizes: []
-    )  # what else a model must not have
-    required_values: Mapping[str, Any] = field(default_factory=dict)  # keys that may have one value
-    ignored_settings: tuple[str, ...] = ()  # settings that change nothing in this form
+    )  # further reasons why a model cannot be exported
+    required_values: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # keys of config.json that must be missing or have this value
+    ignored_settings: tuple[str, ...] = ()  # settings that change nothing in this family
     tensor_aliases: Mapping[str, str] = field(
         default_factory=dict
-    )  # a tensor's other name, and the one it has here
-    ignored_tensors: tuple[str, ...] = ()  # tensors that nobody needs
-    label_head: str = ""  # classify: their module that scores labels
-    other_heads: tuple[str, ...] = ()  # tensors of heads for what Triform does not do
-    write_zero_biases: bool = True  # biases that a model lacks are written as zeros
+    )  # another name of a tensor, and the name in `patterns`
+    ignored_tensors: tuple[str, ...] = ()  # patterns of tensors without weights, such as masks
+    label_head: str = ""  # classify: the module that computes the logits of labels
+    other_heads: tuple[str, ...] = ()  # patterns of tensors of heads for other tasks
+    write_zero_biases: bool = True  # export biases that a model lacks as zeros
     adapt_model: Callable[[nn.Module, Config], tuple[nn.Module, Config]] = lambda model, config: (model, config)
     constant_tensors: Callable[[Config], dict[str, Tensor]] = (
         lambda config: {}
-    )  # tensors that a model here does not have
+    )  # tensors to export that Triform's model does not have
 
     def read_settings(self, checkpoint: PretrainedCheckpoint) -> Settings:
-        """What the words of a config.json say, each of our own type."""
+        """Return the settings that the keys of config.json stand for."""
         config, path = checkpoint.config, checkpoint.config_path
         if config.get("quantization_config"):
-            raise ConfigError(f"{path}: the weights are quantized, which is not read; take the original model")
+            raise ConfigError(f"{path}: the weights are quantized, which is not supported; use the original model")
         for key, value in self.required_values.items():
             if config.get(key) not in (None, value):
-                raise ConfigError(f"{path}: {key}={config[key]!r} is not done here, only {value!r}")
+                raise ConfigError(f"{path}: {key}={config[key]!r} is not supported, only {value!r}")
         settings = {
             config_key.setting: from_config_value(config_key, config.get(config_key.key), path)
             for config_key in self.config_keys
@@ -107,7 +115,7 @@ class Family:
         return {**COMMON_SETTINGS, **self.fixed_settings, **settings}
 
     def find_mismatches(self, config: Config, sizes: DataSizes) -> list[str]:
-        """The settings that this family cannot have, each with what it would have to be."""
+        """Return the settings that this family cannot express, each with the value it would need."""
         model, expected = config.model, COMMON_SETTINGS | self.fixed_settings
         differing = [
             name for name, value in expected.items() if _canonical_value(name, getattr(model, name), model) != value
@@ -125,7 +133,7 @@ class Family:
         return problems + self.find_extra_mismatches(config, sizes)
 
     def build_config(self, config: Config, sizes: DataSizes) -> dict[str, Any]:
-        """The config.json of a model with these settings."""
+        """Return the content of config.json for a model with these settings."""
         assert self.write_config is not None
         values = {
             config_key.key: to_config_value(config_key.setting, config.model) for config_key in self.config_keys
@@ -134,17 +142,17 @@ class Family:
 
 
 def _canonical_value(name: str, value: SettingValue, model: ModelConfig) -> SettingValue:
-    """A setting that has more than one way to say one thing, said in one of them."""
+    """Return one value for settings that can express the same thing in several ways."""
     if name == "n_kv_heads":
         return 0 if value == model.n_heads else value
     return 0.0 if name == "norm_eps" and value == DEFAULT_EPS[model.norm] else value
 
 
 def from_config_value(config_key: ConfigKey, value: Any, path: object) -> SettingValue:
-    """What a key of config.json says, as our setting."""
+    """Return the value of a key of config.json as the setting that it stands for."""
     value = config_key.default if value is None else value
     if config_key.setting == "activation":
-        if value not in list(ACTIVATIONS):  # which need not be a word
+        if value not in list(ACTIVATIONS):  # which may be unhashable
             raise ConfigError(
                 f"{path}: {config_key.key}={value!r} is not known; known are {', '.join(ACTIVATIONS)}"
             )

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms before each sublayer, matrices that lie transposed, a tied head."""
+"""GPT-2: learned positions, norms before each sublayer, transposed matrices, a tied head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
-from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_size
+from triform.pretrained.family import (
+    BIAS_SETTINGS,
+    CLASSIFIER_SETTINGS,
+    IGNORED_SETTINGS,
+    ConfigKey,
+    Family,
+    ImportSpec,
+    require_size,
+)
 from triform.pretrained.head_bias import fold_head_bias
 from triform.pretrained.name_mapping import WEIGHT_ONLY, name_pattern
 
@@ -22,8 +30,7 @@ FIXED_SETTINGS: Settings = {
     "scale_embeddings": False,
     "rotary_scaling": (),
 }
-CLASSIFIER_SETTINGS = ("pooling", "head_hidden", "head_activation")
-# The weights of a linear layer lie transposed in GPT-2: layers of convolution over one token, historically.
+# GPT-2 stores the weights of its linear layers transposed: they are written as convolutions over one token.
 PATTERNS = (
     name_pattern("embedding.token_embedding", "transformer.wte", suffixes=WEIGHT_ONLY),
     name_pattern("embedding.position_embedding.table", "transformer.wpe", suffixes=WEIGHT_ONLY),
@@ -46,7 +53,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
         model_settings=model,
         vocab_size=require_size(checkpoint, "vocab_size", 50_257),
         max_len=require_size(checkpoint, "n_positions", 1_024),
-        notices=(f"dropout is one setting here: {residual_dropout} for embeddings too",)
+        notices=(f"embeddings get the same dropout as the residual stream, {residual_dropout}",)
         if residual_dropout != embedding_dropout
         else (),
     )
@@ -87,15 +94,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    ignored_settings=(
-        *IGNORED_SETTINGS,
-        *CLASSIFIER_SETTINGS,
-        "rotary_base",
-        "bias",
-        "qkv_bias",
-        "out_bias",
-        "head_bias",
-    ),
+    ignored_settings=(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS, "rotary_base"),
     adapt_model=fold_head_bias,
     ignored_tensors=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     other_heads=("score.*", "classifier.*"),

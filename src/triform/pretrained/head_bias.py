@@ -1,10 +1,11 @@
-"""A decoder whose head has a bias, as an equal one whose head has none: GPT-2's head has no place for a bias.
+"""Turn a decoder with a bias in its output layer into an equal one without: GPT-2's output layer has no bias.
 
-The model gets one more coordinate for each of its attention heads. The last norm writes a constant 1 into the
-first of them, and the output layer multiplies it by the bias. In all other layers the new coordinates hold zeros.
-So that they do not change what the norms compute, everything that is added to the states is centred first (a layer
-norm takes the mean away anyway), and the weights and epsilons of the norms make up for a variance over more
-coordinates.
+The model gets one more coordinate for each of its attention heads. The final norm writes a constant 1 into the
+first of them, and the output layer multiplies it by the bias. Everywhere else the new coordinates hold zeros.
+
+The new coordinates must not change what the norms compute. Everything that is added to the residual stream is
+therefore centred first (a layer norm removes the mean anyway), and the weights and epsilons of the norms compensate
+for the variance over more coordinates.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from triform.nn.norm import DEFAULT_EPS
 
 @torch.no_grad()
 def fold_head_bias(model: nn.Module, config: Config) -> tuple[nn.Module, Config]:
-    """The same function without a head bias; a model that has none is returned as it is."""
+    """Return a model that computes the same logits without a head bias, and its settings."""
     if not config.model.head_bias:
         return model, config
     assert isinstance(model, Decoder)
@@ -51,13 +52,15 @@ def fold_head_bias(model: nn.Module, config: Config) -> tuple[nn.Module, Config]
 
 
 def _widen_parameter(name: str, values: Tensor, n_heads: int, variance_ratio: float) -> Tensor:
-    """A parameter as the wider model has it; what is missing at its end is zero."""
+    """Return the values of a parameter in the wider model; rows and columns beyond them are zero."""
     if "norm" in name:
         return values * sqrt(variance_ratio) if name.endswith("weight") else values
     if "embedding" in name:
         return values - values.mean(dim=1, keepdim=True)
     if "attn.q_proj" in name:
-        head_dim = values.shape[0] // n_heads  # scores are divided by the root of the size of a head, which grows
+        head_dim = (
+            values.shape[0] // n_heads
+        )  # attention scores are divided by the root of head_dim, which grows by one
         return _pad_heads(values, n_heads) * sqrt((head_dim + 1) / head_dim)
     if "attn.kv_proj" in name:
         return torch.cat([_pad_heads(part, n_heads) for part in values.chunk(2)])
@@ -68,6 +71,6 @@ def _widen_parameter(name: str, values: Tensor, n_heads: int, variance_ratio: fl
 
 
 def _pad_heads(rows: Tensor, n_heads: int) -> Tensor:
-    """One more row of zeros after the rows of each head."""
+    """Append a row of zeros to the rows of each head."""
     heads = rows.view(n_heads, -1, *rows.shape[1:])
     return F.pad(heads, (0, 0) * (heads.ndim - 2) + (0, 1)).flatten(0, 1)

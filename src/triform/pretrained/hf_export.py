@@ -1,4 +1,4 @@
-"""A run as a Hugging Face folder of the family that its settings fit: config, weights, and how texts are chosen."""
+"""Export a run for Hugging Face's libraries: weights, config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import nn
 from triform.config import Config, DataSizes
 from triform.errors import ConfigError
 from triform.pretrained.ctranslate2_export import find_unsupported_settings
+from triform.pretrained.family import SPECIAL_TOKEN_KEYS
 from triform.pretrained.model_export import find_matching_family, infer_sizes, to_hf
 from triform.text import Tokenizer
 from triform.training.tensors import save_tensors
 
-SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-
 
 def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> dict[str, Any]:
-    """Write the weights, and say what belongs into config.json and generation_config.json."""
+    """Write the weights, and return the content of config.json and generation_config.json."""
     special = tokenizers[-1].special_tokens
     pad = (
         special.eos_or_bos if special.pad is None else special.pad
-    )  # filling is masked: the end token can stand there
+    )  # padding is masked, so the end token can serve
     ids_by_key = dict(
         zip(SPECIAL_TOKEN_KEYS, (pad, special.bos, special.eos_or_bos, special.start_token), strict=True)
     )
@@ -44,7 +43,7 @@ def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], 
 
 
 def exported_family_name(model: nn.Module, config: Config) -> str:
-    """The family that a run leaves as; where none fits, what stands in the way and where it can go instead."""
+    """Return the family that a run is exported as; the error names another format where one fits."""
     sizes: DataSizes = infer_sizes(model, config)
     try:
         return find_matching_family(config, sizes).name

@@ -11,7 +11,7 @@ ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytor
 
 
 def resolve_model_path(name: str | Path) -> Path:
-    """The folder itself, or where the one that `hub:OWNER/NAME` stands for was put."""
+    """Return the folder of a model; one that is named `hub:OWNER/NAME` is downloaded."""
     if not str(name).startswith(HUB_PREFIX):
         return Path(name).expanduser()
     repository = str(name).removeprefix(HUB_PREFIX)
@@ -24,7 +24,7 @@ def resolve_model_path(name: str | Path) -> Path:
         ) from None
     try:
         return Path(snapshot_download(repository, allow_patterns=list(ALLOW_PATTERNS)))
-    except Exception as error:  # whatever a network, a server or a disk can come up with
+    except Exception as error:  # networks, servers and disks fail in many ways
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{name}: cannot be downloaded ({reason}); without a network, give a folder that holds the model"

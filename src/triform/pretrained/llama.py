@@ -1,4 +1,4 @@
-"""The Llama family: rotary positions, also scaled, RMSNorm, SwiGLU, grouped heads, no biases but where said."""
+"""Llama: rotary positions with optional scaling, RMSNorm, SwiGLU, grouped-query attention, optional biases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.errors import ConfigError
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
-from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_float, require_size
-from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
+from triform.pretrained.family import (
+    CLASSIFIER_SETTINGS,
+    IGNORED_SETTINGS,
+    ConfigKey,
+    Family,
+    ImportSpec,
+    require_float,
+    require_size,
+)
 from triform.pretrained.name_mapping import WEIGHT_ONLY, name_pattern
 
 ROPE_TYPES = ("default", "linear", "llama3", "dynamic")
@@ -47,7 +54,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
     )
     if (config.get("head_dim") or expected_head_dim) != expected_head_dim:
         raise ConfigError(
-            f"{path}: head_dim={config['head_dim']} is not done: here it is d_model / n_heads, {expected_head_dim}"
+            f"{path}: head_dim={config['head_dim']} is not supported: it must be d_model / n_heads, {expected_head_dim}"
         )
     return ImportSpec(
         model_settings=model,
@@ -58,7 +65,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
 
 
 def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[float, ...], tuple[str, ...]]:
-    """Base and scaling of rotary positions, as old and new files tell them, and what there is to say of it."""
+    """Return the base and the scaling of rotary positions, from old and new files, and notices for the user."""
     config, path = checkpoint.config, checkpoint.config_path
     rope_config = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope_config, dict):
@@ -66,10 +73,10 @@ def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[f
     rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
-            f"{path}: rotary scaling of the kind {rope_type!r} is not done; known are {', '.join(ROPE_TYPES)}"
+            f"{path}: rotary scaling of the kind {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}"
         )
     if rope_config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: partial_rotary_factor is not done: heads turn whole")
+        raise ConfigError(f"{path}: partial_rotary_factor is not supported: all dimensions of a head are rotated")
     max_positions = require_size(checkpoint, "max_position_embeddings", 2_048)
     defaults = {"rope_theta": config.get("rope_theta", 10_000.0), "original_max_position_embeddings": max_positions}
     try:
@@ -101,7 +108,7 @@ def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
         "max_position_embeddings": sizes.max_len,
         "head_dim": model.head_dim,
         "rope_parameters": rope_config,
-        # as files of before 2026 tell it
+        # the keys of older versions of transformers
         "rope_theta": model.rotary_base,
         "rope_scaling": {name: value for name, value in rope_config.items() if name != "rope_theta"}
         if model.rotary_scaling

@@ -1,4 +1,4 @@
-"""Marian's translators (OPUS-MT): fixed positions, norms after each sublayer, one table of tokens for all."""
+"""Marian (OPUS-MT): sinusoidal positions, norms after each sublayer, one table of tokens for both languages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from triform.config.settings import Settings
 from triform.errors import ConfigError
 from triform.nn.positions import MarianPositionEmbedding
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
-from triform.pretrained.family import IGNORED_SETTINGS, ConfigKey, Family, ImportSpec, require_size
-from triform.pretrained.gpt2 import CLASSIFIER_SETTINGS
+from triform.pretrained.family import (
+    BIAS_SETTINGS,
+    CLASSIFIER_SETTINGS,
+    IGNORED_SETTINGS,
+    ConfigKey,
+    Family,
+    ImportSpec,
+    require_size,
+)
 from triform.pretrained.name_mapping import WEIGHT_ONLY, layer_patterns, name_pattern
 
 SELF_ATTN_NAMES = {
@@ -35,7 +42,7 @@ PATTERNS = (
     name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
     name_pattern("lm_head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
 )
-SYMMETRIC_KEYS = ("layers", "ffn_dim", "attention_heads")  # which we have alike in encoder and decoder
+SYMMETRIC_KEYS = ("layers", "ffn_dim", "attention_heads")  # encoder and decoder must have the same
 
 
 def validate_symmetry(checkpoint: PretrainedCheckpoint) -> None:
@@ -51,7 +58,11 @@ def validate_symmetry(checkpoint: PretrainedCheckpoint) -> None:
 
 def activation_dropout_notices(checkpoint: PretrainedCheckpoint) -> tuple[str, ...]:
     activation_dropout = checkpoint.config.get("activation_dropout") or 0
-    return (f"dropout inside feedforward ({activation_dropout}) is not done here",) if activation_dropout else ()
+    return (
+        (f"dropout inside the feed-forward layers ({activation_dropout}) is not supported and left out",)
+        if activation_dropout
+        else ()
+    )
 
 
 def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSpec:
@@ -70,7 +81,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
 
 
 def _validate_positions(checkpoint: PretrainedCheckpoint, d_model: int) -> None:
-    """Older files carry the table of positions along; it must be the one that is computed."""
+    """Refuse a stored table of positions that differs from the computed one; older files have such tables."""
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = checkpoint.tensors.get(name)
@@ -142,15 +153,7 @@ MARIAN = Family(
         "normalize_embedding": False,
         "add_final_layer_norm": False,
     },
-    ignored_settings=(
-        *IGNORED_SETTINGS,
-        *CLASSIFIER_SETTINGS,
-        "rotary_base",
-        "bias",
-        "qkv_bias",
-        "out_bias",
-        "head_bias",
-    ),
+    ignored_settings=(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS, "rotary_base"),
     tensor_aliases={"model.encoder.embed_tokens.weight": "model.shared.weight"},
     ignored_tensors=("model.encoder.embed_tokens.weight", "model.*.embed_positions.weight"),
 )

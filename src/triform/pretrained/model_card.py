@@ -1,4 +1,4 @@
-"""The README of an exported folder: what it holds, and a few lines of Python that load it."""
+"""The README of an exported folder: what the folder holds, and Python code that loads it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _TOKEN_POOLING_NOTE = " It scores the labels for each token, and the logits of a
 
 
 def build_model_card(export_format: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
-    """The text; its Python runs as it stands."""
+    """Return the text of the README. Its Python code runs as it is."""
     source_tokenizer = tokenizers[0]
     uses_sentencepiece = isinstance(source_tokenizer, SentencePieceTokenizer)
     fields = (_sentencepiece_fields if uses_sentencepiece else _tokenizers_fields)(
@@ -189,7 +189,7 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
 
 
 def _select_snippet(export_format: str, task: TaskName, tokenizer: Tokenizer) -> str:
-    """What transformers makes of a SentencePiece model is not always what it says: there it is asked itself."""
+    """Return the code that fits; `transformers` may read a SentencePiece model differently, so that is used directly."""
     if export_format == "hf":
         is_marian = (
             task == "translate" and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids is not None

@@ -1,4 +1,4 @@
-"""One of Triform's models as others keep it: config.json and named tensors of the family that its settings fit."""
+"""Export a model: the config.json and the named tensors of the family that its settings fit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,38 @@ from triform.errors import ConfigError
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.pretrained.families import FAMILIES
-from triform.pretrained.family import Family
+from triform.pretrained.family import SPECIAL_TOKEN_KEYS, Family
 from triform.pretrained.name_mapping import expand_patterns, export_state_dict
 
-DEFAULT_TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+# The special tokens of Triform's own tokenizers: padding, start, end, and the start of a translation.
+DEFAULT_TOKEN_IDS = dict(zip(SPECIAL_TOKEN_KEYS, (0, 2, 3, 2), strict=True))
 
 
 def to_hf(
     model: nn.Module, config: Config, special_tokens: Mapping[str, int] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors of the family that fits; `special` are the numbers of special tokens."""
+    """Return a model as `transformers` stores it.
+
+    Args:
+        model: A model of `triform.models`.
+        config: The settings that built it.
+        special_tokens: Ids by their keys in config.json; by default those of Triform's tokenizers.
+
+    Returns:
+        The content of config.json, and the tensors for model.safetensors.
+
+    Raises:
+        ConfigError: No supported family has these settings. The message names those that stand in the way.
+
+    >>> from triform.config import DataSizes
+    >>> from triform.config.settings import build_config
+    >>> from triform.models.decoder import Decoder
+    >>> sizes = {"model.d_model": 8, "model.d_ff": 32, "model.n_layers": 1, "model.n_heads": 2, "data.max_len": 16}
+    >>> config = build_config({"task": "generate", "model.head_bias": False, **sizes})
+    >>> hf_config, tensors = to_hf(Decoder(config.model, DataSizes(vocab_size=20, max_len=16)), config)
+    >>> hf_config["model_type"], tensors["transformer.wte.weight"].shape
+    ('gpt2', torch.Size([20, 8]))
+    """
     sizes = infer_sizes(model, config)
     family = find_matching_family(config, sizes)
     model, config = family.adapt_model(model, config)
@@ -36,7 +58,7 @@ def to_hf(
 
 
 def find_matching_family(config: Config, sizes: DataSizes) -> Family:
-    """The family whose models have these settings; where none has, the settings that stand in the way."""
+    """Return the family that fits these settings; the error names the settings that stand in the way."""
     candidates = [family for family in FAMILIES if family.write_config and family.task == config.task]
     mismatches = {family.name: family.find_mismatches(config, sizes) for family in candidates}
     for family in candidates:
@@ -50,7 +72,7 @@ def find_matching_family(config: Config, sizes: DataSizes) -> Family:
 
 
 def infer_sizes(model: nn.Module, config: Config) -> DataSizes:
-    """What the model was built for, as its tables have it."""
+    """Return the sizes that a model was built for, from the shapes of its tables."""
     if isinstance(model, Classifier):
         output_layer = [module for module in model.classification_head.modules() if isinstance(module, nn.Linear)][
             -1

@@ -1,4 +1,4 @@
-"""A published model's folder as one of Triform's own forms, with the settings that build it."""
+"""Import a published model: one of Triform's models with its weights, and the settings that build it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint, read_checkpoint
 from triform.pretrained.families import find_family
-from triform.pretrained.family import Family, ImportSpec
+from triform.pretrained.family import SPECIAL_TOKEN_KEYS, Family, ImportSpec
 from triform.pretrained.hub import resolve_model_path
 from triform.pretrained.name_mapping import expand_patterns, load_published_tensors
 
@@ -27,27 +27,60 @@ MODEL_CLASSES: dict[TaskName, type[Classifier] | type[Decoder] | type[Seq2Seq]] 
     "generate": Decoder,
     "translate": Seq2Seq,
 }
-SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model that was read, and what it takes to build it again."""
+    """A published model as one of Triform's.
+
+    Attributes:
+        config: The settings of the model.
+        sizes: The sizes of its vocabulary and output.
+        model: The model, with its weights.
+        family: The name of its family, such as "gpt2".
+        special_tokens: Ids of special tokens, by their keys in config.json.
+        notices: What the user should know about the import, such as weights that were left out.
+    """
 
     config: Config
     sizes: DataSizes
     model: nn.Module
     family: str
-    special_tokens: dict[str, int]  # numbers of special tokens, as config.json has them
+    special_tokens: dict[str, int]
     notices: tuple[str, ...]
 
 
 def load_pretrained(
     path: str | Path, task: TaskName, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> ImportedModel:
-    """Read a folder (or `hub:OWNER/NAME`) for a task.
+    """Read a published model for a task.
 
-    `labels` other than the folder's own get a fresh head; `max_len` reads less at once than the model could.
+    Args:
+        path: A folder with config.json and weights, nanoGPT's ckpt.pt, or `hub:OWNER/NAME` to download one.
+        task: "classify", "generate" or "translate"; it must be what the family does.
+        labels: Labels for a classifier. Labels other than the folder's own get a new head.
+        max_len: The number of tokens to read at once, if less than the model can.
+
+    Raises:
+        CheckpointError: The folder is incomplete or damaged.
+        ConfigError: The architecture, or a value of its config.json, is not supported.
+
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> from safetensors.torch import save_file
+    >>> from triform.config import DataSizes
+    >>> from triform.config.settings import build_config
+    >>> from triform.models.decoder import Decoder
+    >>> from triform.pretrained import to_hf
+    >>> sizes = {"model.d_model": 8, "model.d_ff": 32, "model.n_layers": 1, "model.n_heads": 2, "data.max_len": 16}
+    >>> config = build_config({"task": "generate", "model.head_bias": False, **sizes})
+    >>> hf_config, tensors = to_hf(Decoder(config.model, DataSizes(vocab_size=20, max_len=16)), config)
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "config.json").write_text(json.dumps(hf_config))
+    >>> save_file(tensors, folder / "model.safetensors")
+    >>> imported = load_pretrained(folder, "generate")
+    >>> imported.family, imported.config.model.d_model
+    ('gpt2', 8)
     """
     return import_model(read_checkpoint(resolve_model_path(path)), task, labels=labels, max_len=max_len)
 
@@ -55,7 +88,7 @@ def load_pretrained(
 def import_model(
     raw_checkpoint: PretrainedCheckpoint, task: TaskName, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> ImportedModel:
-    """The same of a folder that has been read."""
+    """Build the model of a folder that has been read; see `load_pretrained`."""
     family = find_family(raw_checkpoint, task)
     checkpoint = replace(raw_checkpoint, tensors=add_prefix_and_aliases(family, raw_checkpoint.tensors))
     if labels and task != "classify":
@@ -93,7 +126,7 @@ def import_model(
 
 
 def add_prefix_and_aliases(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names that they have in a model with a head."""
+    """Return the tensors under the names that they have in a model with a head."""
     lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)
     prefixed = {family.prefix * lacks_prefix + name: tensor for name, tensor in tensors.items()}
     renames = {
@@ -103,12 +136,12 @@ def add_prefix_and_aliases(family: Family, tensors: dict[str, Tensor]) -> dict[s
 
 
 def _with_labels(spec: ImportSpec, labels: Sequence[str]) -> ImportSpec:
-    """The labels that are asked for; without any, the folder's own."""
+    """Use other labels, if any are given, with a new head."""
     if not labels or tuple(labels) == spec.labels:
         return spec
     if len(set(labels)) < max(2, len(labels)):
-        raise ConfigError(f"labels {', '.join(labels)}: two or more are expected, each another")
-    return replace(spec, labels=tuple(labels), new_head=True, notices=())  # which were of the head that goes
+        raise ConfigError(f"labels {', '.join(labels)}: give two or more different labels")
+    return replace(spec, labels=tuple(labels), new_head=True, notices=())  # they were about the old head
 
 
 def _limit_max_len(spec: ImportSpec, max_len: int, path: Path) -> ImportSpec:
@@ -134,7 +167,7 @@ def _resolve_config(spec: ImportSpec, task: TaskName, path: Path) -> tuple[Confi
 
 
 def _truncate_positions(family: Family, tensors: dict[str, Tensor], max_len: int) -> dict[str, Tensor]:
-    """Positions beyond those that are read are left out."""
+    """Drop learned positions beyond `max_len`."""
     tables = [
         pattern.published_names[0] + ".weight"
         for pattern in family.patterns
@@ -151,14 +184,14 @@ def _import_notices(family: Family, spec: ImportSpec, tensors: dict[str, Tensor]
     patterns = (*family.other_heads, *spec.unused_patterns)
     unused = [name for name in tensors if any(fnmatch(name, pattern) for pattern in patterns)]
     if unused:
-        yield f"left out, for nothing here reads them: {', '.join(unused)}"
+        yield f"these tensors are not used and were left out: {', '.join(unused)}"
     if spec.new_head:
-        yield "the scores of labels are new: they know nothing before they are trained"
+        yield "the head for labels is new: train it before you use it"
 
 
 def _read_special_tokens(checkpoint: PretrainedCheckpoint) -> dict[str, int]:
-    """Numbers of special tokens; where there are several for one use, the first."""
-    values = {name: checkpoint.config.get(name) for name in SPECIAL_TOKEN_KEYS}
+    """Return the ids of special tokens; where config.json lists several for one key, the first."""
+    values = {name: checkpoint.config.get(name) for name in (*SPECIAL_TOKEN_KEYS, "unk_token_id")}
     first_values = {
         name: value[0] if isinstance(value, list) and value else value for name, value in values.items()
     }

@@ -1,7 +1,7 @@
-"""Tables of names: which tensors of a published model are which of ours, read in both directions.
+"""Tables of names: which tensors of a published model are which of Triform's, for import and export.
 
-A pair says that some tensors of ours, one under the other, are some of theirs, one under the other: so a joined
-projection is split, and split ones are joined, by the same line.
+A pattern says that some of our tensors, stacked by rows, equal some of theirs, stacked by rows. One line of a table
+thus splits a joint projection in one direction and joins it in the other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BIAS_ONLY = ((".bias", ".bias"),)
 
 @dataclass(frozen=True)
 class NamePattern:
-    """Modules of ours and of theirs that hold the same; `*` stands for the number of a layer."""
+    """Modules of ours and of theirs with the same content; `*` stands for the index of a layer."""
 
     triform_names: tuple[str, ...]
     published_names: tuple[str, ...]
     layout: TensorLayout = "plain"
-    suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS  # of our tensors' names, and of theirs
+    suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS  # ends of our tensor names, and of theirs
 
 
 def name_pattern(
@@ -38,12 +38,12 @@ def name_pattern(
     layout: TensorLayout = "plain",
     suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS,
 ) -> NamePattern:
-    """A pair from names with spaces between them."""
+    """Return a pattern from names that are separated by spaces."""
     return NamePattern(tuple(triform_names.split()), tuple(published_names.split()), layout, suffixes)
 
 
 def layer_patterns(triform_prefix: str, published_prefix: str, names: Mapping[str, str]) -> tuple[NamePattern, ...]:
-    """The pairs of every layer, from what stands after its number."""
+    """Return the patterns of every layer, from the names after its index."""
     return tuple(
         name_pattern(
             f"{triform_prefix}.*.{triform_name}",
@@ -55,27 +55,27 @@ def layer_patterns(triform_prefix: str, published_prefix: str, names: Mapping[st
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """Tensors by their whole names."""
+    """The complete names of tensors with the same content, and how theirs are laid out."""
 
     triform_names: tuple[str, ...]
     published_names: tuple[str, ...]
     layout: TensorLayout
 
     def published_shape(self, shapes: Iterable[torch.Size]) -> tuple[int, ...]:
-        """The shape that each of theirs must have, given those of ours."""
+        """Return the shape that each of their tensors must have, given the shapes of ours."""
         first, *others = shapes
         rows = (first[0] + sum(shape[0] for shape in others)) // len(self.published_names)
         shape = (rows, *first[1:])
         return {"plain": shape, "turned": shape[::-1], "row": (1, *shape)}[self.layout]
 
     def to_triform(self, tensors: list[Tensor], row_counts: list[int]) -> tuple[Tensor, ...]:
-        """Their tensors as ours, which have so many rows each."""
+        """Convert their tensors into ours, which have `row_counts` rows each."""
         converted = [self._to_triform_layout(tensor) for tensor in tensors]
         joined = converted[0] if len(converted) == 1 else torch.cat(converted)
         return joined.split(row_counts)  # type: ignore[no-untyped-call]
 
     def to_published(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """Our tensors as theirs, copied."""
+        """Convert our tensors into copies for them."""
         parts = torch.cat(tensors).chunk(len(self.published_names))
         return tuple(
             (part[None] if self.layout == "row" else self._to_triform_layout(part)).contiguous() for part in parts
@@ -88,7 +88,7 @@ class TensorMapping:
 
 
 def expand_patterns(patterns: Iterable[NamePattern], n_layers: int) -> Iterator[TensorMapping]:
-    """Every pair of tensors that a model of so many layers can have."""
+    """Yield the tensors of a model with `n_layers` layers."""
     for pattern in patterns:
         is_layer = "*" in pattern.triform_names[0]
         for layer in range(n_layers if is_layer else 1):
@@ -109,7 +109,11 @@ def load_published_tensors(
     path: object,
     ignored_patterns: Iterable[str],
 ) -> None:
-    """Copy what a file holds into a model. Where one tensor of ours has two names, it may be there twice, too."""
+    """Copy published tensors into a model. A tied tensor may be in the file once or under both of its names.
+
+    Raises:
+        CheckpointError: A tensor is missing, has the wrong shape, is not finite, or has no place in the model.
+    """
     parameters = dict(model.named_parameters())
     tied_names = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
     used_names: set[str] = set()
@@ -138,7 +142,7 @@ def load_published_tensors(
 def export_state_dict(
     model: nn.Module, mappings: Iterable[TensorMapping], *, write_zero_biases: bool
 ) -> dict[str, Tensor]:
-    """A model's tensors under their names; with `zeros`, biases that it does not have are written as such."""
+    """Return the tensors of a model under published names; optionally with zeros for biases that it lacks."""
     parameters, all_parameters = (
         dict(model.named_parameters()),
         dict(model.named_parameters(remove_duplicate=False)),
@@ -176,7 +180,7 @@ def export_state_dict(
 def _collect_tensors(
     mapping: TensorMapping, targets: list[nn.Parameter], tensors: Mapping[str, Tensor], path: object
 ) -> list[Tensor]:
-    """Their tensors, with the names and shapes that they must have."""
+    """Return the published tensors of a mapping, and check their shapes and values."""
     shape = mapping.published_shape([parameter.shape for parameter in targets])
     collected = []
     for name in mapping.published_names:
@@ -190,7 +194,7 @@ def _collect_tensors(
             )
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{path}: {name} holds {tensor.dtype} and no weights: quantized models are not read"
+                f"{path}: {name} holds {tensor.dtype} numbers: quantized models are not supported"
             )
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name} holds numbers that are not finite: the model is damaged")

@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt: GPT-2's names, matrices as they are, exact GELU, biases or none. It is read, not written."""
+"""nanoGPT's ckpt.pt: GPT-2's names without transposed matrices, exact GELU, optional biases. Import only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import ConfigKey, Family, ImportSpec, require_size
 from triform.pretrained.gpt2 import FIXED_SETTINGS, GPT2
 
-# Of GPT-2's vocabulary nanoGPT rounds the size up to a multiple of 64: the rows beyond stand for nothing.
+# nanoGPT rounds the size of GPT-2's vocabulary up to a multiple of 64; the additional rows are never used.
 PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE = 50_304, 50_257
 PADDING_NOTICE = (
     f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} padding rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens are left out"

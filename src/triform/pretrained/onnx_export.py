@@ -1,4 +1,4 @@
-"""A classifier as an ONNX graph: its own forward pass, written down with attention by the plain formula."""
+"""Export a classifier as an ONNX graph: its forward pass, with attention by the reference formula."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ INPUT_NAMES, OUTPUT_NAME = ("input_ids", "attention_mask"), "logits"
 
 
 class OnnxClassifier(nn.Module):
-    """A classifier with the inputs that programs know it by; the mask is 1 where a token is real."""
+    """A classifier with the usual inputs; the mask is 1 for a token and 0 for padding."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model)  # sizes are symbols in here: what the model remembers stays clean
+        self.model = copy.deepcopy(model)  # sizes are symbolic here and must not reach the caches of the model
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.kernel = reference_attention
@@ -40,7 +40,7 @@ class OnnxClassifier(nn.Module):
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Self-attention written out, as `kernels.explicit` is, with nothing remembered from one size to another."""
+    """Compute self-attention by the formula, without caches that depend on a size."""
     positions = torch.arange(q.shape[-2], device=q.device)
     batch_index = torch.arange(q.shape[0], device=q.device)[:, None, None]
     keep = mask.allows(batch_index, positions[:, None], positions)[:, None]  # (B or 1, 1, T, T)
@@ -51,7 +51,7 @@ def reference_attention(
 
 
 def write_onnx(model: nn.Module, max_len: int, path: Path) -> None:
-    """Write the graph for batches of any number of texts, up to `max_len` tokens each."""
+    """Write the graph for batches of any size, with up to `max_len` tokens for each text."""
     if not isinstance(model, Classifier):
         raise ConfigError("onnx is written for classifiers; export what writes text to hf or ctranslate2")
     _require_onnxscript()
@@ -84,7 +84,7 @@ def _require_onnxscript() -> None:
 
 @contextmanager
 def suppress_export_logs() -> Iterator[None]:
-    """Without what torch says of its own workings while a graph is written."""
+    """Silence warnings and logs of torch about its export."""
     logger = logging.getLogger("torch.onnx")
     old_level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A run as a folder that others read: for Hugging Face's libraries, CTranslate2 or ONNX, with its tokenizer."""
+"""Export a run as a folder for other programs: Hugging Face's libraries, CTranslate2 or ONNX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,30 @@ TARGET_FOLDER = "target"  # folder of a second vocabulary
 
 
 def export(task: Task, to: str, out: Path) -> str:
-    """Write the folder, which must not be there yet, and say what the model is called where it goes."""
+    """Write a task's model, its tokenizer and a README to a new folder.
+
+    Args:
+        task: The task of a run, with fp32 weights.
+        to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
+        out: The folder to write. It must be empty or not exist.
+
+    Returns:
+        The name of the family that the model was written as, such as "gpt2"; otherwise the name of the format.
+
+    Raises:
+        CheckpointError: The folder is not empty, cannot be written, or a package is missing.
+        ConfigError: The format cannot express the settings of the run.
+
+    >>> import tempfile, triform
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "text.txt").write_text("the cat sat on the mat\n" * 40)
+    >>> tiny = {"model": {"d_model": 8, "n_layers": 1, "n_heads": 2}, "train": {"max_steps": 1}}
+    >>> options = {"out": folder / "run", "device": "cpu", "quiet": True}
+    >>> run = triform.train("generate", data=folder / "text.txt", **tiny, **options)
+    >>> export(run.task, "hf", folder / "exported")
+    'gpt2'
+    """
     if to not in EXPORT_FORMATS:
         raise ConfigError(f"--to {to}: {suggest_name(to, EXPORT_FORMATS)}")
     if task.config.model.is_recurrent:
@@ -39,7 +62,9 @@ def export(task: Task, to: str, out: Path) -> str:
         )
     if is_reduced_precision(task.model):
         raise ConfigError("the model was opened in bf16 or int8; export the stored weights: Run.export does")
-    if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):  # `.` cannot be replaced
+    if out.exists() and (
+        not out.name or not out.is_dir() or any(out.iterdir())
+    ):  # the working folder cannot be replaced
         raise CheckpointError(f"{out}: is there already; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:
@@ -53,7 +78,7 @@ def export(task: Task, to: str, out: Path) -> str:
 
 
 def is_reduced_precision(model: nn.Module) -> bool:
-    """Whether a model was cast to less than the fp32 that is stored."""
+    """Return whether a model was cast to less than fp32."""
     has_low_precision = any(parameter.dtype != torch.float32 for parameter in model.parameters())
     return has_low_precision or any(isinstance(module, Int8Linear) for module in model.modules())
 
@@ -85,7 +110,7 @@ def export_tokenizers(task: Task) -> list[Tokenizer]:
 
 
 def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as a generator reads a prompt: with what stands before a text, but not with what ends it."""
+    """Return the tokenizer as a generator reads a prompt: without the tokens that end a text."""
     if not tokenizer.special_tokens.after:
         return tokenizer
     prompt_tokenizer = copy(tokenizer)
@@ -94,7 +119,7 @@ def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
-    """The source's beside the model; a target's too where the files have names for both, else in a folder."""
+    """Write the source tokenizer beside the model, and the target tokenizer there too or in a folder of its own."""
     write_tokenizer(tokenizers[0], folder)
     if len(tokenizers) == 1 and isinstance(tokenizers[0], SentencePieceTokenizer) and tokenizers[0].ids:
         write_tokenizer(tokenizers[0], folder, side="target")  # Marian's reader wants a file for each language
@@ -109,7 +134,7 @@ def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
 
 
 def _build_tokenizer_config(folder: Path, config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What `transformers` must know beside the vocabulary: lengths, inputs, and that names in a text are text."""
+    """Return tokenizer_config.json with the length and the inputs that `transformers` needs to know."""
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     overrides: dict[str, Any] = {
         "model_max_length": config.data.max_len,

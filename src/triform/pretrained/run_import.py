@@ -1,4 +1,4 @@
-"""A published model as a run folder: from there on it is a run like any other."""
+"""Import a published model as a run folder, which is then a run like any other."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ from triform.text.exporting import Side
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import load_weights, named_weights
 
-DEFAULT_LABELS = ("0", "1")  # of an encoder that was published without any
+DEFAULT_LABELS = ("0", "1")  # of an encoder that was published without labels
 
 
 def import_run(
     path: str | Path, out: Path, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, ImportedModel]:
-    """Write the model and its tokenizer as a run folder, where nothing is yet: not over the published files."""
+    """Write a published model and its tokenizer as a run folder.
+
+    Raises:
+        CheckpointError: The folder `out` is not empty.
+    """
     if RunFolder(out).config_file.exists():
         raise CheckpointError(f"{out}: holds a run already; choose another --out")
     with RunFolder(out).lock("importing a published model"):
@@ -42,7 +46,7 @@ def _write_run(
     path: str | Path, folder: RunFolder, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, ImportedModel]:
     checkpoint = read_checkpoint(resolve_model_path(path))
-    # an architecture that is not known is told of where it is read
+    # `import_model` refuses an unknown architecture
     task: TaskName = (
         FAMILY_BY_MODEL_TYPE[checkpoint.model_type].task
         if checkpoint.model_type in FAMILY_BY_MODEL_TYPE
@@ -70,9 +74,9 @@ def _write_run(
 
 
 def ensure_run_folder(path: str) -> str:
-    """A run folder to begin with: the one that is named, or one made of the published model that is.
+    """Return a run folder to initialise a model from: `path` itself, or an import of a published model.
 
-    It is for what its family does; which tasks can begin with that is asked of it as of any run.
+    Imports are cached by the names, sizes and times of the model's files.
     """
     run_configs = [*Path(path).glob(CONFIG_FILE), *Path(path).glob(f"seed-*/{CONFIG_FILE}")]
     if not path.startswith(HUB_PREFIX) and (run_configs or not Path(path).exists()):
@@ -89,12 +93,12 @@ def ensure_run_folder(path: str) -> str:
     if not (out / CONFIG_FILE).exists():
         with folder_lock(out, "importing a published model", wait=True):  # another process may be doing the same
             if not (out / CONFIG_FILE).exists():
-                _write_run(path, RunFolder(out))  # also over what was stopped half-way
+                _write_run(path, RunFolder(out))  # also over an interrupted import
     return str(out)
 
 
 def _read_tokenizers(path: Path, imported: ImportedModel) -> list[Tokenizer]:
-    """One, or one a language, each as large as the table that it is for."""
+    """Return one tokenizer, or one for each language, and check that it fits the embedding."""
     sides: list[Side] = ["source", "target"] if imported.config.task == "translate" else ["source"]
     sizes = {
         "source": imported.sizes.vocab_size,
