@@ -146,7 +146,7 @@ def _fill_stack(specs: Any, stack: Any, model: nn.Module, full_config: Config, t
 
 
 def _position_table(embedding: InputEmbedding, max_len: int) -> Tensor:
-    """Return what is added at each position: zeros for a model without such a table, or the engine adds sinusoids."""
+    """Return what is added at each position. Without a table these are zeros, or the engine adds sinusoids."""
     positions = embedding.position_embedding
     if isinstance(positions, LearnedPositionEmbedding):
         return positions.table.weight

@@ -54,7 +54,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
     )
     if (config.get("head_dim") or expected_head_dim) != expected_head_dim:
         raise ConfigError(
-            f"{path}: head_dim={config['head_dim']} is not supported: it must be d_model / n_heads, {expected_head_dim}"
+            f"{path}: head_dim={config['head_dim']} is not supported, only d_model / n_heads ({expected_head_dim})"
         )
     return ImportSpec(
         model_settings=model,

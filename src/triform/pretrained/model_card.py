@@ -189,7 +189,7 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
 
 
 def _select_snippet(export_format: str, task: TaskName, tokenizer: Tokenizer) -> str:
-    """Return the code that fits; `transformers` may read a SentencePiece model differently, so that is used directly."""
+    """Return the code that fits. SentencePiece models are used directly: `transformers` may read them differently."""
     if export_format == "hf":
         is_marian = (
             task == "translate" and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids is not None

@@ -47,7 +47,7 @@ def export(task: Task, to: str, out: Path) -> str:
     >>> import tempfile, triform
     >>> from pathlib import Path
     >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "text.txt").write_text("the cat sat on the mat\n" * 40)
+    >>> _ = (folder / "text.txt").write_text("the cat sat on the mat. " * 40)
     >>> tiny = {"model": {"d_model": 8, "n_layers": 1, "n_heads": 2}, "train": {"max_steps": 1}}
     >>> options = {"out": folder / "run", "device": "cpu", "quiet": True}
     >>> run = triform.train("generate", data=folder / "text.txt", **tiny, **options)
