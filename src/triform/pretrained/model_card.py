@@ -189,7 +189,7 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
 
 
 def _select_snippet(export_format: str, task: TaskName, tokenizer: Tokenizer) -> str:
-    """Return the code that fits. SentencePiece models are used directly: `transformers` may read them differently."""
+    """Return the code that fits. SentencePiece models are used directly: `transformers` may differ."""
     if export_format == "hf":
         is_marian = (
             task == "translate" and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids is not None
