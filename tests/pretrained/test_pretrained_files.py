@@ -194,7 +194,7 @@ def test_labels_whose_names_do_not_fit_are_numbered(names: Any, tmp_path: Path) 
 def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> None:
     one_label = TinyModel("classify", "BertForSequenceClassification", BERT_SETTINGS | {"num_labels": 1})
     folder = save_model(one_label.build(), tmp_path / "one")
-    assert any("it has one output and no labels" in notice for notice in load_pretrained(folder, "classify").notices)
+    assert any("one output and no labels" in notice for notice in load_pretrained(folder, "classify").notices)
     assert not any(
         "one score" in other_notice
         for other_notice in load_pretrained(folder, "classify", labels=("a", "b")).notices
