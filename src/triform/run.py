@@ -7,7 +7,7 @@ import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +58,13 @@ class Run:
         notices: What the user should know about how the run was opened.
 
     Example:
-        >>> import tempfile
         >>> import triform
         >>> tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> run = triform.train("generate", out=folder.name, model=tiny, train={"max_steps": 2}, quiet=True)
-        >>> prediction = run.predict("If you", strategy="greedy", max_new_tokens=5)[0]
-        >>> prediction.input
+        >>> run = triform.train("generate", out="run", model=tiny, train={"max_steps": 2}, device="cpu", quiet=True)
+        >>> run.predict("If you", strategy="greedy", max_new_tokens=5)[0].input
         'If you'
         >>> sorted(run.evaluate())
         ['bits_per_byte', 'loss', 'perplexity', 'token_accuracy', 'tokens']
-        >>> folder.cleanup()
     """
 
     path: Path
@@ -244,13 +240,23 @@ class Run:
 
 
 def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
-    """Return decoding settings with those of one call put over them."""
+    """Return decoding settings with those of one call put over them. Settings are validated once."""
     if not settings:
         return decode
-    values: dict[str, Any] = {name: coerce_setting(f"decode.{name}", value) for name, value in settings.items()}
-    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in values]:
-        values.setdefault("strategy", implied[-1])
-    return replace(decode, **values)
+    try:
+        return _override_decode(decode, tuple(settings), *settings.values())
+    except TypeError:  # a value that cannot be a key of the cache, such as a list
+        return _override_decode.__wrapped__(decode, tuple(settings), *settings.values())
+
+
+@lru_cache(maxsize=256, typed=True)
+def _override_decode(decode: DecodeConfig, names: tuple[str, ...], *values: object) -> DecodeConfig:
+    settings: dict[str, Any] = {
+        name: coerce_setting(f"decode.{name}", value) for name, value in zip(names, values, strict=True)
+    }
+    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in settings]:
+        settings.setdefault("strategy", implied[-1])
+    return replace(decode, **settings)
 
 
 def validate_seed(seed: object) -> None:
