@@ -20,12 +20,10 @@ from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.errors import ConfigError
 from triform.experiments.seeds import train_seeds
 from triform.experiments.study_runner import compare
-from triform.generation import graph_decoder as replaying
+from triform.generation import graph as graph_backend
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
-from triform.generation.beam import StoppingCriteria
-from triform.generation.sampling import TokenSampler, greedy
-from triform.generation.search import beam_search, decode_stepwise, generate
-from triform.generation.stepper import CachedStepper
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.scheduler import Scheduler, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
@@ -59,14 +57,12 @@ def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dt
     model = Decoder(config, DataSizes(vocab_size=50, max_len=64)).to("cuda", dtype).eval()
     prompts = [[5], [7, 8, 9, 10, 11, 12, 13], [20, 21, 22]]
 
-    def generate(rows: list[list[int]]) -> list[list[int]]:
-        criteria = StoppingCriteria(eos=3, limits=(20,) * len(rows), banned=(0, 1, 2))
-        return decode_stepwise(CachedStepper(DecoderAdapter(model, 64), rows), greedy, criteria)
-
-    stepper = CachedStepper(DecoderAdapter(model, 64), prompts)
-    assert stepper.prefill().isfinite().all()
+    adapter = DecoderAdapter(model, 64)
+    assert adapter.build_stepper().append_rows(prompts).isfinite().all()
     if dtype is torch.float32:
-        assert generate(prompts) == [generate([prompt])[0] for prompt in prompts]
+        requests = [Request(prompt, 20) for prompt in prompts]
+        batched = decode(adapter, requests, "greedy", use_cuda_graphs=False)
+        assert batched == [decode(adapter, [request], "greedy", use_cuda_graphs=False)[0] for request in requests]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -603,27 +599,32 @@ def build_adapter(
     return DecoderAdapter(model, 24) if isinstance(model, Decoder) else Seq2SeqAdapter(model, 64, bos=2)
 
 
+REQUESTS = [Request(prompt, MAX_NEW_TOKENS[row], seed=row) for row, prompt in enumerate(PROMPTS)]
+STOPPING = StoppingCriteria(eos=3, banned=(0, 1, 2))
+
+
+def decode(
+    adapter: DecoderAdapter | Seq2SeqAdapter, requests: list[Request], strategy: str, *, use_cuda_graphs: bool
+) -> list[list[int]]:
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(
+        adapter, DECODE_SETTINGS, STOPPING, strategy=strategy, use_cuda_graphs=use_cuda_graphs
+    ) as scheduler:
+        for request in requests:
+            scheduler.submit(request)
+        while scheduler.n_unfinished:
+            outputs |= scheduler.step()
+    return [outputs[row] for row in range(len(requests))]
+
+
 def run_graph_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
-    criteria = StoppingCriteria(eos=3, limits=MAX_NEW_TOKENS, banned=(0, 1, 2))
-    decode_settings, seeds = replace(DECODE_SETTINGS, strategy=strategy), list(range(len(PROMPTS)))
-    return generate(adapter, PROMPTS, decode_settings, criteria, default_strategy="", seeds=seeds)
+    settings = replace(DECODE_SETTINGS, strategy=strategy)
+    return generate(adapter, REQUESTS, settings, STOPPING, default_strategy="")
 
 
 def run_eager_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
     """One text after the other, without a graph."""
-    outputs = []
-    for row, limit in enumerate(MAX_NEW_TOKENS):
-        stepper, criteria = (
-            CachedStepper(adapter, [PROMPTS[row]]),
-            StoppingCriteria(eos=3, limits=(limit,), banned=(0, 1, 2)),
-        )
-        if strategy == "beam":
-            outputs += beam_search(stepper, criteria, beam_size=3, length_penalty=DECODE_SETTINGS.length_penalty)
-        else:
-            outputs += decode_stepwise(
-                stepper, TokenSampler(DECODE_SETTINGS, [row]) if strategy == "sample" else greedy, criteria
-            )
-    return outputs
+    return [decode(adapter, [request], strategy, use_cuda_graphs=False)[0] for request in REQUESTS]
 
 
 @pytest.mark.parametrize("model_settings", VARIANTS)
@@ -640,12 +641,10 @@ def test_replayed_steps_write_what_single_ones_write(
     expected = run_eager_search(adapter, strategy)
     assert len({tuple(tokens) for tokens in expected}) > 1  # there is something to compare
     assert run_graph_search(adapter, strategy) == expected
-    monkeypatch.setattr(
-        replaying, "MAX_HYPOTHESES", 2 * 3
-    )  # few slots: rows wait, and come in when others are done
+    monkeypatch.setattr(graph_backend, "MAX_HYPOTHESES", 2 * 3)  # few slots: rows wait until others are done
     assert run_graph_search(adapter, strategy) == expected
     assert not caplog.records  # every step was recorded
-    slot_sets = list(replaying._SLOTS_BY_MODEL[adapter.model].values())
+    slot_sets = graph_backend.POOL.idle(adapter.model)
     assert slot_sets
     assert all(slots.graph is not None for slots in slot_sets)
 
@@ -654,13 +653,13 @@ def test_replayed_steps_write_what_single_ones_write(
 def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy: str) -> None:
     adapter = build_adapter("decoder")
     first = run_graph_search(adapter, strategy)
-    graphs = [slots.graph for slots in replaying._SLOTS_BY_MODEL[adapter.model].values()]
+    graphs = [slots.graph for slots in graph_backend.POOL.idle(adapter.model)]
     assert run_graph_search(adapter, strategy) == first
     with torch.no_grad():
         for parameter in adapter.model.parameters():
             parameter.mul_(-0.9)
     assert run_graph_search(adapter, strategy) == run_eager_search(adapter, strategy)
-    assert [slots.graph for slots in replaying._SLOTS_BY_MODEL[adapter.model].values()] == graphs
+    assert [slots.graph for slots in graph_backend.POOL.idle(adapter.model)] == graphs
 
 
 def test_a_model_in_half_precision_is_replayed_too() -> None:
@@ -668,7 +667,7 @@ def test_a_model_in_half_precision_is_replayed_too() -> None:
     outputs = run_graph_search(adapter, "greedy")
     assert any(outputs)
     assert all(len(tokens) <= limit for tokens, limit in zip(outputs, MAX_NEW_TOKENS, strict=True))
-    (slots,) = replaying._SLOTS_BY_MODEL[adapter.model].values()
+    (slots,) = graph_backend.POOL.idle(adapter.model)
     assert slots.kv_buffer.dtype is torch.bfloat16
     assert slots.logits.dtype is torch.float32
     assert slots.logits.isfinite().all()

@@ -11,16 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from triform.config import Config, TaskName
+from triform.config import Config, DecodeConfig, TaskName
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
 from triform.explain.attention_maps import Explanation
 from triform.explain.recorder import record_attention
-from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
-from triform.generation.beam import StoppingCriteria
-from triform.generation.sampling import greedy
-from triform.generation.search import decode_stepwise
-from triform.generation.stepper import CachedStepper
+from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.scheduler import generate
 from triform.run import Run
 from triform.tasks import TASKS
 from triform.text import BOS, EOS, PAD, UNK
@@ -33,6 +31,11 @@ FRENCH_TEXTS = ["l’été à Noël", "où est-ce déjà", "le maïs du théâtr
 TEXTS = {"classify": "one two three", "generate": "one two", "translate": "one two three"}
 EVERY_TASK = pytest.mark.parametrize("task", TASKS)
 BuildRun = Callable[..., Run]
+
+
+def decode_greedily(adapter: GenerationAdapter, row: list[int], limit: int) -> list[int]:
+    stopping = StoppingCriteria(eos=EOS, banned=(PAD, UNK, BOS))
+    return generate(adapter, [Request(row, limit)], DecodeConfig(), stopping, default_strategy="greedy")[0]
 
 
 def make_data(task: TaskName) -> str:
@@ -249,10 +252,7 @@ def test_the_models_own_translation_is_looked_at_as_it_was_written(make: BuildRu
     assert explanation.output == run.predict(["one two three"])[0].output
     source = run.task.source_tokenizer.encode("one two three")
     with record_attention(run.task.model) as steps, torch.inference_mode():
-        stepper = CachedStepper(Seq2SeqAdapter(run.task.model, MAX_LEN, bos=BOS), [source])
-        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=EOS, limits=(4,), banned=(PAD, UNK, BOS)))[
-            0
-        ]
+        written = decode_greedily(Seq2SeqAdapter(run.task.model, MAX_LEN, bos=BOS), source, 4)
     assert len(written) > 1
     assert map_pieces(explanation, "decoder")[0] == ("<bos>", *run.task.target_tokenizer.format_pieces(written))
     for attention_map in explanation.maps:
@@ -309,10 +309,7 @@ def test_the_models_own_continuation_is_the_likeliest_and_looked_at_as_it_was_wr
     run = make("generate", **{"decode.strategy": "sample"})
     prompt = run.task.tokenizer.encode("one two")
     with record_attention(run.task.model) as steps:
-        stepper = CachedStepper(DecoderAdapter(run.task.model, MAX_LEN), [prompt])
-        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=EOS, limits=(3,), banned=(PAD, UNK, BOS)))[
-            0
-        ]
+        written = decode_greedily(DecoderAdapter(run.task.model, MAX_LEN), prompt, 3)
     assert written
     explanation = run.explain("one two", max_new_tokens=3)
     assert map_pieces(explanation, "decoder")[0] == tuple(run.task.tokenizer.format_pieces(prompt + written))

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from triform.config import DataSizes, ModelConfig, PositionKind, ScoreKind, TaskName
+from triform.config import DataSizes, DecodeConfig, ModelConfig, PositionKind, ScoreKind, TaskName
 from triform.errors import ConfigError
 from triform.explain.recorder import AttentionRecord, record_attention
-from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
-from triform.generation.beam import StoppingCriteria
-from triform.generation.sampling import greedy
-from triform.generation.search import decode_stepwise
-from triform.generation.stepper import CachedStepper
+from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.scheduler import Scheduler
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
@@ -301,12 +299,22 @@ STEPPED_SETTINGS = [
 ]
 
 
+def decode_greedily(adapter: GenerationAdapter, rows: list[list[int]], *limits: int) -> list[list[int]]:
+    """Generate so many tokens for each row, all of them in one batch."""
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(adapter, DecodeConfig(), StoppingCriteria(eos=-1), strategy="greedy") as scheduler:
+        for row, limit in zip(rows, limits, strict=True):
+            scheduler.submit(Request(row, limit))
+        while scheduler.n_unfinished:
+            outputs |= scheduler.step()
+    return [outputs[row] for row in range(len(rows))]
+
+
 @pytest.mark.parametrize("model_settings", STEPPED_SETTINGS, ids=str)
 def test_writing_with_a_cache_is_recorded_as_one_pass_over_what_was_written(model_settings: dict[str, Any]) -> None:
     model = build_model("translate", **model_settings)
     with record_attention(model) as steps:
-        stepper = CachedStepper(Seq2SeqAdapter(model, SIZES.max_len, bos=2), SOURCES)
-        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=-1, limits=(6, 6)))
+        written = decode_greedily(Seq2SeqAdapter(model, SIZES.max_len, bos=2), SOURCES, 6, 6)
     targets = torch.tensor([[2, *row[:-1]] for row in written])  # the last token is written and never read
     source, keep = pad(SOURCES)
     full_pass = record_weights(model, source, targets, keep)
@@ -320,8 +328,7 @@ def test_going_on_with_a_cache_is_recorded_as_one_pass(model_settings: dict[str,
     model = build_model("generate", **model_settings)
     prompts = [[5, 6, 7], [8, 9, 4]]
     with record_attention(model) as steps:
-        stepper = CachedStepper(DecoderAdapter(model, SIZES.max_len), prompts)
-        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=-1, limits=(5, 5)))
+        written = decode_greedily(DecoderAdapter(model, SIZES.max_len), prompts, 5, 5)
     rows = torch.tensor([prompt + row[:-1] for prompt, row in zip(prompts, written, strict=True)])
     torch.testing.assert_close(steps["decoder"], record_weights(model, rows)["decoder"], atol=1e-6, rtol=0)
 
@@ -330,8 +337,7 @@ def test_prompts_of_unequal_length_are_recorded_with_their_padding_unread() -> N
     model = build_model("generate")
     prompts = [[5, 6, 7, 8], [9]]
     with record_attention(model) as steps:
-        stepper = CachedStepper(DecoderAdapter(model, SIZES.max_len), prompts)
-        written = decode_stepwise(stepper, greedy, StoppingCriteria(eos=-1, limits=(4, 4)))
+        written = decode_greedily(DecoderAdapter(model, SIZES.max_len), prompts, 4, 4)
     for row, prompt in enumerate(prompts):
         single_weights = record_weights(model, torch.tensor([prompt + written[row][:-1]]))["decoder"][:, 0]
         left = len(prompts[0]) - len(prompt)
@@ -343,11 +349,7 @@ def test_prompts_of_unequal_length_are_recorded_with_their_padding_unread() -> N
 def test_rows_that_end_early_leave_every_step_and_a_way_out() -> None:
     model = build_model("translate")
     with record_attention(model) as steps:
-        decode_stepwise(
-            CachedStepper(Seq2SeqAdapter(model, SIZES.max_len, bos=2), SOURCES),
-            greedy,
-            StoppingCriteria(eos=-1, limits=(2, 5)),
-        )
+        decode_greedily(Seq2SeqAdapter(model, SIZES.max_len, bos=2), SOURCES, 2, 5)
     with pytest.raises(ConfigError, match=r"rows were dropped .* read \.calls step by step"):
         steps["cross"]
     for layer in steps.calls["cross"]:
@@ -367,8 +369,7 @@ def test_a_stack_that_was_not_at_work_is_asked_for_in_vain_and_told_so(stack: st
 def test_a_context_that_is_full_begins_anew_and_is_not_one_map() -> None:
     model = build_model("generate")
     with record_attention(model) as steps:
-        stepper = CachedStepper(DecoderAdapter(model, 6), [[5, 6, 7, 8, 9]])
-        decode_stepwise(stepper, greedy, StoppingCriteria(eos=-1, limits=(6,)))
+        decode_greedily(DecoderAdapter(model, 6), [[5, 6, 7, 8, 9]], 6)
     assert [step.shape[-1] for step in steps.calls["decoder"][0]] == [5, 6, 4, 5, 6, 4]
     with pytest.raises(ConfigError, match=r"read \.calls step by step"):
         steps["decoder"]

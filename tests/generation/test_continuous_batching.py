@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
 import torch
-from reference_beam import reference_beam_search
+from reference_decoding import ModelStepper, reference_beam_search
 from test_decoding import (
     ARCHITECTURES,
     BANNED,
@@ -16,76 +18,65 @@ from test_decoding import (
     PROMPTS,
     STRATEGIES,
     STYLES,
-    ScriptedStepper,
+    LogitsFn,
+    ScriptedAdapter,
     build_adapter,
+    decode,
+    decode_reference,
     random_logits,
 )
+from torch import Tensor
 
 from triform.config import DecodeConfig
-from triform.generation import graph_decoder, search, slots
-from triform.generation.adapters import GenerationAdapter
-from triform.generation.beam import StoppingCriteria
-from triform.generation.graph_decoder import graph_decode
-from triform.generation.sampling import TokenSampler, fast_topk, greedy, row_seeds, sample_from_uniform
-from triform.generation.search import beam_search, decode_stepwise, generate
-from triform.generation.stepper import CachedStepper, UncachedStepper
+from triform.generation import graph, scheduler, slots
+from triform.generation.adapters import TransformerAdapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.graph import GraphBackend, SlotsPool
+from triform.generation.sampling import SampledRow, fast_topk, sample_from_uniform
+from triform.generation.scheduler import Scheduler, generate, row_seeds
 
 ROWS = [*PROMPTS, [7], [8, 9, 10, 4, 5, 6], [4, 4], list(range(4, 11)) * 3, [10, 9, 8], [5, 6], [7, 7, 7, 7]]
 LIMITS = (9, 25, 3, 31, 14, 30, 6, 1, 20, 12, 28, 17)
-STOPPING = StoppingCriteria(eos=EOS, limits=LIMITS, banned=BANNED)
+STOPPING = StoppingCriteria(eos=EOS, banned=BANNED)
 CONFIG = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
 SEEDS = row_seeds(3, range(len(ROWS)))
+REQUESTS = [Request(*fields) for fields in zip(ROWS, LIMITS, SEEDS, strict=True)]
+OPTIONS: dict[str, Any] = {"limits": LIMITS, "seeds": SEEDS, "config": CONFIG}
 
 
-def decode_one_by_one(adapter: GenerationAdapter, strategy: str) -> list[list[int]]:
-    """Every text alone, everything read again at every step."""
-    outputs = []
-    for row, limit, seed in zip(ROWS, LIMITS, SEEDS, strict=True):
-        stopping = StoppingCriteria(eos=EOS, limits=(limit,), banned=BANNED)
-        stepper = UncachedStepper(adapter, [row])
-        if strategy == "beam":
-            outputs += reference_beam_search(stepper, stopping, beam_size=3, length_penalty=CONFIG.length_penalty)
-        else:
-            outputs += decode_stepwise(
-                stepper, TokenSampler(CONFIG, [seed]) if strategy == "sample" else greedy, stopping
-            )
-    return outputs
+def decode_one_by_one(adapter: TransformerAdapter, strategy: str) -> list[list[int]]:
+    """Every text alone, the model run over the whole text at every step."""
+    return decode_reference(adapter, ROWS, strategy, **OPTIONS)
 
 
 def decode_with_refills(
-    adapter: GenerationAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
+    adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
-    patch.setattr(search, "MAX_BATCH", max_rows * (3 if strategy == "beam" else 1))
-    return generate(
-        adapter,
-        ROWS,
-        DecodeConfig(**(vars(CONFIG) | {"strategy": strategy})),
-        STOPPING,
-        default_strategy="",
-        seeds=SEEDS,
-    )
+    patch.setattr(scheduler, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
+    config = DecodeConfig(**(vars(CONFIG) | {"strategy": strategy}))
+    return generate(adapter, REQUESTS, config, STOPPING, default_strategy="")
 
 
 def decode_with_graph(
-    adapter: GenerationAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
+    adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
-    patch.setattr(graph_decoder, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
-    patch.setattr(graph_decoder, "MAX_PREFILL_TOKENS", 40)
-    return graph_decode(adapter, ROWS, CONFIG, STOPPING, strategy=strategy, seeds=SEEDS)
+    patch.setattr(graph, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
+    patch.setattr(graph, "MAX_PREFILL_TOKENS", 40)
+    return decode(adapter, ROWS, strategy, use_cuda_graphs=True, **OPTIONS)
 
 
-def test_as_many_rows_are_written_at_once_as_a_tenth_of_the_memory_holds() -> None:
+def test_as_many_rows_are_decoded_at_once_as_a_tenth_of_the_memory_holds() -> None:
     unlimited = float("inf")
-    assert [graph_decoder.max_slots(size, 1, unlimited) for size in (1, 5, 1000)] == [512, 128, 1]
-    assert graph_decoder.max_slots(5, 1_000, 10 * 64_000) == 64
-    assert graph_decoder.max_slots(5, 1_000, 10 * 63_999) == 32
-    assert graph_decoder.max_slots(5, 1_000, 10) == 1  # one row is always tried
+    assert [graph.max_slots(size, 1, unlimited) for size in (1, 5, 1000)] == [512, 128, 1]
+    assert graph.max_slots(5, 1_000, 10 * 64_000) == 64
+    assert graph.max_slots(5, 1_000, 10 * 63_999) == 32
+    assert graph.max_slots(5, 1_000, 10) == 1  # one row is always tried
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 4, 16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_rows_that_join_later_write_what_they_write_alone(
+def test_rows_that_join_later_generate_what_they_generate_alone(
     architecture: str, strategy: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = decode_one_by_one(build_adapter(architecture), strategy)
@@ -97,7 +88,7 @@ def test_rows_that_join_later_write_what_they_write_alone(
 @pytest.mark.parametrize("model_settings", STYLES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_in_every_variant_rows_that_join_later_write_what_they_write_alone(
+def test_in_every_variant_rows_that_join_later_generate_what_they_generate_alone(
     architecture: str, strategy: str, model_settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = build_adapter(architecture, 4, **model_settings)
@@ -106,46 +97,127 @@ def test_in_every_variant_rows_that_join_later_write_what_they_write_alone(
     assert decode_with_graph(adapter, strategy, monkeypatch, 4) == expected
 
 
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_order_of_the_rows_does_not_matter(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_the_rows_does_not_matter(
+    strategy: str, use_cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter = build_adapter("decoder", 1)
     order = [7, 3, 11, 0, 5, 9, 1, 10, 2, 8, 4, 6]
-    stopping = StoppingCriteria(eos=EOS, limits=tuple(LIMITS[row] for row in order), banned=BANNED)
-    rows, seeds = [ROWS[row] for row in order], [SEEDS[row] for row in order]
-    reordered = graph_decode(adapter, rows, CONFIG, stopping, strategy=strategy, seeds=seeds)
+    rows, limits, seeds = ([values[row] for row in order] for values in (ROWS, LIMITS, SEEDS))
+    reordered = decode(
+        adapter, rows, strategy, limits=limits, seeds=seeds, config=CONFIG, use_cuda_graphs=use_cuda_graphs
+    )
     in_order = decode_with_graph(adapter, strategy, monkeypatch, 2)
     assert reordered == [in_order[row] for row in order]
 
 
-def test_the_batch_is_kept_full_while_rows_wait() -> None:
-    """One row in four writes eight tokens, the others one; who is done leaves at once and another comes."""
+def first_tokens_of_every_fourth_row(row: int, written: tuple[int, ...]) -> Tensor:
+    """One row in four generates eight tokens, the others one."""
+    return torch.tensor([1.0, 0.0] if len(written) == (1 if row % 4 else 8) else [0.0, 1.0])
 
-    def logits(row: int, written: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor([1.0, 0.0] if len(written) == (1 if row % 4 else 8) else [0.0, 1.0])
 
-    waiting, stopping = [[row] for row in range(4, 12)], StoppingCriteria(eos=0, limits=(9,) * 12)
-    stepwise, beam = ScriptedStepper(4, logits), ScriptedStepper(4, logits)
-    expected = [[1] * (1 if row % 4 else 8) for row in range(12)]
-    assert decode_stepwise(stepwise, greedy, stopping, waiting) == expected
-    assert beam_search(beam, stopping, beam_size=1, length_penalty=0.6, waiting=waiting) == expected
-    for stepper in (stepwise, beam):
-        assert sum(stepper.batch_sizes) == 33  # one for each token: nobody stays who is done
-        assert len(stepper.batch_sizes) < 16  # 24 if those that wait came only when all are done
+@pytest.mark.parametrize(("strategy", "config"), [("greedy", CONFIG), ("beam", DecodeConfig(beam_size=1))])
+def test_the_batch_is_kept_full_while_rows_wait(
+    strategy: str, config: DecodeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is done leaves at once, and another takes its place."""
+    monkeypatch.setattr(scheduler, "MAX_HYPOTHESES", 4)
+    adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
+    outputs = adapter.decode(12, strategy, limits=9, config=config, stopping=StoppingCriteria(eos=0))
+    assert outputs == [[1] * (1 if row % 4 else 8) for row in range(12)]
+    assert sum(adapter.batch_sizes) == 33  # one for each token: no row stays after its end
+    assert len(adapter.batch_sizes) < 16  # 24 if those that wait came only when all are done
+
+
+# -- requests that arrive while others are decoded
+
+
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_requests_that_arrive_between_steps_get_what_they_get_alone(
+    architecture: str, strategy: str, use_cuda_graphs: bool
+) -> None:
+    adapter = build_adapter(architecture, 1)
+    outputs: dict[int, list[int]] = {}
+    arriving = list(REQUESTS)
+    with Scheduler(adapter, CONFIG, STOPPING, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as server:
+        while arriving or server.n_unfinished:
+            for request in arriving[:1]:
+                server.submit(request)
+            del arriving[:1]
+            outputs |= server.step()
+        assert server.step() == {}  # nothing is left to do
+        late = server.submit(REQUESTS[3])
+        while server.n_unfinished:
+            outputs |= server.step()
+    expected = decode_one_by_one(adapter, strategy)
+    assert [outputs[row] for row in range(len(ROWS))] == expected
+    assert outputs[late] == expected[3]
+
+
+def test_a_request_joins_as_soon_as_there_is_room() -> None:
+    adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
+    with Scheduler(adapter, CONFIG, StoppingCriteria(eos=0), strategy="greedy") as server:
+        server.submit(Request([0], 9))
+        for _ in range(3):
+            assert server.step() == {}
+        short = server.submit(Request([1], 9))
+        assert server.step() == {}
+        assert server.step() == {short: [1]}
+        assert server.n_unfinished == 1
+
+
+def test_slots_grow_for_a_request_that_does_not_fit_once_they_are_empty() -> None:
+    adapter = build_adapter("seq2seq", 1)
+    adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
+    with Scheduler(adapter, CONFIG, STOPPING, strategy="greedy", use_cuda_graphs=True) as server:
+        backend = server.backend
+        assert isinstance(backend, GraphBackend)
+        first = server.submit(Request(ROWS[0], 30))
+        outputs = server.step()
+        assert backend.slots is not None
+        assert backend.slots.shape == (1, 1, 64, 16)
+        long_source = [4, 5, 6, 7] * 5
+        second = server.submit(Request(long_source, 30))
+        while server.n_unfinished:
+            outputs |= server.step()
+        assert backend.slots.shape == (2, 1, 64, 32)
+    assert outputs[first] == decode(adapter, [ROWS[0]], limits=30)[0]
+    assert outputs[second] == decode(adapter, [long_source], limits=30)[0]
+
+
+# -- beam search, slots and draws
+
+
+class ScriptedRows:
+    """The rows of a `ScriptedAdapter`, for the reference."""
+
+    def __init__(self, n_rows: int, logits_fn: LogitsFn) -> None:
+        self.logits_fn = logits_fn
+        self.rows: list[tuple[int, tuple[int, ...]]] = [(row, ()) for row in range(n_rows)]
+
+    def logits(self) -> Tensor:
+        return torch.stack([self.logits_fn(*row) for row in self.rows])
+
+    def append(self, tokens: list[int]) -> None:
+        self.rows = [(row, (*written, token)) for (row, written), token in zip(self.rows, tokens, strict=True)]
+
+    def select(self, rows: list[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_beam_search_equals_the_reference(size: int) -> None:
     for seed in range(40):
         vocab_size, limit, alpha = 2 + seed % 6, 1 + seed % 7, (0.0, 0.6, 1.0, 2.0)[seed % 4]
-        logits_fn, stopping = (
-            random_logits(seed, vocab_size),
-            StoppingCriteria(
-                eos=1, limits=(limit, 3, limit), banned=(vocab_size - 1,) * (seed % 2 and vocab_size > 2)
-            ),
-        )
-        options: dict[str, Any] = {"beam_size": size, "length_penalty": alpha}
-        assert beam_search(ScriptedStepper(3, logits_fn), stopping, **options) == reference_beam_search(
-            ScriptedStepper(3, logits_fn), stopping, **options
+        logits_fn, limits = random_logits(seed, vocab_size), (limit, 3, limit)
+        stopping = StoppingCriteria(eos=1, banned=(vocab_size - 1,) * (seed % 2 and vocab_size > 2))
+        config = DecodeConfig(beam_size=size, length_penalty=alpha)
+        outputs = ScriptedAdapter(logits_fn).decode(3, "beam", limits=limits, config=config, stopping=stopping)
+        assert outputs == reference_beam_search(
+            ScriptedRows(3, logits_fn), stopping, limits, beam_size=size, length_penalty=alpha
         )
 
 
@@ -181,7 +253,7 @@ def test_slots_that_were_interrupted_serve_the_next_call(monkeypatch: pytest.Mon
     expected = decode_with_graph(adapter, "greedy", monkeypatch, 4)
     original_step, calls = slots.DecodeSlots._step, []
 
-    def interrupted(self: slots.DecodeSlots, adapter: GenerationAdapter) -> None:
+    def interrupted(self: slots.DecodeSlots, adapter: TransformerAdapter) -> None:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
@@ -195,21 +267,58 @@ def test_slots_that_were_interrupted_serve_the_next_call(monkeypatch: pytest.Mon
 
 
 def test_slots_do_not_keep_a_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph_decoder._SLOTS_BY_MODEL.clear()
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
     adapter = build_adapter("seq2seq", 2)
     decode_with_graph(adapter, "sample", monkeypatch, 4)
-    assert len(graph_decoder._SLOTS_BY_MODEL) == 1
+    assert len(graph.POOL.idle(adapter.model)) == 1
+    assert len(graph.POOL._idle) == 1
     del adapter
-    assert len(graph_decoder._SLOTS_BY_MODEL) == 0
+    gc.collect()
+    assert len(graph.POOL._idle) == 0
 
 
-def test_a_step_that_cannot_be_recorded_is_taken_step_by_step_and_said(
+def test_a_model_keeps_only_the_slots_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
+    monkeypatch.setattr(graph, "MAX_IDLE_SLOTS", 2)
+    adapter = build_adapter("decoder", 2)
+    for strategy in STRATEGIES:
+        decode_with_graph(adapter, strategy, monkeypatch, 4)
+    pickers = [type(idle.picker).__name__ for idle in graph.POOL.idle(adapter.model)]
+    assert pickers == ["SamplePicker", "BeamPicker"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_threads_with_equal_settings_never_share_slots(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are in the middle of a text when the other takes a step; afterwards the pool has the slots of both."""
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
+    adapter = build_adapter("decoder", 2)
+    expected = [decode_one_by_one(adapter, strategy)] * 2
+    barrier, outputs = threading.Barrier(2, timeout=60), [dict[int, list[int]](), dict[int, list[int]]()]
+
+    def work(thread: int) -> None:
+        with Scheduler(adapter, CONFIG, STOPPING, strategy=strategy, use_cuda_graphs=True) as server:
+            for request in REQUESTS:
+                server.submit(request)
+            while server.n_unfinished:
+                barrier.wait()
+                outputs[thread] |= server.step()
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [[output[row] for row in range(len(ROWS))] for output in outputs] == expected
+    assert len({id(idle) for idle in graph.POOL.idle(adapter.model)}) == 2
+
+
+def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_a_warning_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stand-in for a device that records nothing: everything up to the graph works."""
     adapter = build_adapter("decoder", 2)
     expected = decode_with_graph(adapter, "greedy", monkeypatch, 4)
-    graph_decoder._SLOTS_BY_MODEL.clear()
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
 
     def refuse() -> None:
         raise RuntimeError("operation not permitted\nmore")
@@ -219,7 +328,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_step_by_step_and_said(
     monkeypatch.setattr(slots, "_supports_cuda_graphs", lambda device: True)
     with caplog.at_level(logging.WARNING, logger="triform"):
         assert decode_with_graph(adapter, "greedy", monkeypatch, 4) == expected
-    message = "decoding step by step, since a graph could not be recorded: operation not permitted"
+    message = "decoding without a CUDA graph, because it could not be recorded: operation not permitted"
     assert [record.message for record in caplog.records] == [message]
 
 
@@ -242,24 +351,34 @@ def test_ties_at_the_kth_place_are_all_kept() -> None:
 
 
 def test_numbers_drawn_ahead_are_those_drawn_one_by_one() -> None:
-    batched_sampler, single_sampler = TokenSampler(CONFIG, [5]), TokenSampler(CONFIG, [5])
-    assert batched_sampler.draw_uniforms(0, 33).tolist() == [
-        single_sampler.draw_uniforms(0).item() for _ in range(33)
-    ]
+    ahead, one_by_one = (SampledRow(0, Request([], 1, seed=5), []) for _ in range(2))
+    assert ahead.draw(33).tolist() == [one_by_one.draw(1).item() for _ in range(33)]
 
 
-def test_a_full_context_is_gone_beyond_by_replay_too() -> None:
+def test_a_full_context_slides_in_slots_too() -> None:
     adapter = build_adapter("decoder", 5)
     adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
     for strategy in STRATEGIES:
-        outputs = graph_decode(adapter, ROWS, CONFIG, STOPPING, strategy=strategy, seeds=SEEDS)
+        outputs = decode(adapter, ROWS, strategy, use_cuda_graphs=True, **OPTIONS)
         assert outputs == decode_one_by_one(adapter, strategy)
         assert max(map(len, outputs)) > 2 * MAX_LEN
 
 
-def test_a_cached_stepper_goes_on_after_everyone_left() -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_finished_row_that_is_still_in_the_batch_does_not_disturb_rows_whose_context_slides(
+    strategy: str,
+) -> None:
+    """All rows have the same length, and too few are done to be evicted when the context of the others is full."""
+    adapter = build_adapter("decoder", 5)
+    adapter.model.lm_head.bias.data[EOS] = -50.0
+    rows = [[4 + row % 7, 5, 6] for row in range(9)]
+    options: dict[str, Any] = {"limits": [3, *[20] * 8], "config": CONFIG}
+    assert decode(adapter, rows, strategy, **options) == decode_reference(adapter, rows, strategy, **options)
+
+
+def test_a_stepper_goes_on_after_all_rows_have_left() -> None:
     adapter = build_adapter("seq2seq", 1)
-    stepper = CachedStepper(adapter, ROWS[:2])
-    stepper.prefill()
+    stepper = adapter.build_stepper()
+    stepper.append_rows(ROWS[:2])
     stepper.select(torch.tensor([], dtype=torch.long))
-    torch.testing.assert_close(stepper.append_rows(ROWS[3:4]), CachedStepper(adapter, ROWS[3:4]).prefill())
+    torch.testing.assert_close(stepper.append_rows(ROWS[3:4]), ModelStepper(adapter, ROWS[3:4]).logits())

@@ -1,26 +1,32 @@
-"""Cached and uncached, batched and alone, beam and exhaustive search: each pair writes the same tokens."""
+"""Cached and uncached, batched and alone, beam and exhaustive search: each pair generates the same tokens."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_beam import reference_beam_search
+from reference_decoding import (
+    ModelStepper,
+    choose_greedily,
+    make_sampler,
+    reference_beam_search,
+    reference_decode,
+)
 from scipy.stats import chisquare
 from torch import Tensor
 
 from triform.config import DataSizes, DecodeConfig, ModelConfig
-from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
-from triform.generation.beam import StoppingCriteria
-from triform.generation.sampling import TokenSampler, greedy, row_seeds, top_k, top_p
-from triform.generation.search import beam_search, decode_stepwise
-from triform.generation.stepper import BasicStepper, CachedStepper, UncachedStepper
+from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.sampling import SampledRow, SamplePicker, sample_from_uniform, top_k, top_p
+from triform.generation.scheduler import Scheduler, row_seeds
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.layouts import pad
@@ -38,7 +44,8 @@ STYLES: list[dict[str, object]] = [
     {"layer_windows": (2, -1), "positions": "rotary", "n_kv_heads": 1},
     {"n_kv_heads": 1, "positions": "alibi", "norm": "rms", "activation": "swiglu"},
 ]
-Search = Callable[[BasicStepper, StoppingCriteria, Sequence[int]], list[list[int]]]
+CONFIG = DecodeConfig(temperature=1.5, beam_size=3, length_penalty=0.6)
+STOPPING = StoppingCriteria(eos=EOS, banned=BANNED)
 
 
 def tiny_model(
@@ -57,80 +64,123 @@ def tiny_model(
     return model.requires_grad_(False)
 
 
-def make_stepper(
-    architecture: str, rows: list[list[int]], *, seed: int = 0, cached: bool = True, **model_settings: object
-) -> BasicStepper:
-    return (CachedStepper if cached else UncachedStepper)(build_adapter(architecture, seed, **model_settings), rows)
-
-
-def build_adapter(architecture: str, seed: int = 0, **model_settings: object) -> GenerationAdapter:
+def build_adapter(architecture: str, seed: int = 0, **model_settings: object) -> TransformerAdapter:
     if architecture == "decoder":
         return DecoderAdapter(tiny_model(Decoder, seed, MAX_LEN, **model_settings), MAX_LEN)
     return Seq2SeqAdapter(tiny_model(Seq2Seq, seed, 64, **model_settings), 64, bos=2)
 
 
-def _sample_search(stepper: BasicStepper, stopping: StoppingCriteria, rows: Sequence[int]) -> list[list[int]]:
-    return decode_stepwise(stepper, TokenSampler(DecodeConfig(temperature=1.5), row_seeds(7, rows)), stopping)
+def decode(
+    adapter: GenerationAdapter,
+    rows: Sequence[Sequence[int]],
+    strategy: str = "greedy",
+    *,
+    limits: Sequence[int] | int = 40,
+    seeds: Sequence[int] | None = None,
+    config: DecodeConfig = CONFIG,
+    stopping: StoppingCriteria = STOPPING,
+    use_cuda_graphs: bool = False,
+) -> list[list[int]]:
+    """Decode all rows together, submitted in their order."""
+    limits = [limits] * len(rows) if isinstance(limits, int) else limits
+    seeds = row_seeds(7, range(len(rows))) if seeds is None else seeds
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(adapter, config, stopping, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as scheduler:
+        for fields in zip(rows, limits, seeds, strict=True):
+            scheduler.submit(Request(*fields))
+        while scheduler.n_unfinished:
+            outputs |= scheduler.step()
+    return [outputs[row] for row in range(len(rows))]
 
 
-SEARCHES: dict[str, Search] = {
-    "greedy": lambda stepper, stopping, rows: decode_stepwise(stepper, greedy, stopping),
-    "sample": _sample_search,
-    "beam": lambda stepper, stopping, rows: _beam_search_for(stepper)(
-        stepper, stopping, beam_size=3, length_penalty=0.6
-    ),
-}
+def decode_reference(
+    adapter: GenerationAdapter,
+    rows: Sequence[Sequence[int]],
+    strategy: str = "greedy",
+    *,
+    limits: Sequence[int] | int = 40,
+    seeds: Sequence[int] | None = None,
+    config: DecodeConfig = CONFIG,
+    stopping: StoppingCriteria = STOPPING,
+) -> list[list[int]]:
+    """Decode every row alone, running the model over the whole text at every step."""
+    limits = [limits] * len(rows) if isinstance(limits, int) else limits
+    seeds = row_seeds(7, range(len(rows))) if seeds is None else seeds
+    outputs = []
+    for row, limit, seed in zip(rows, limits, seeds, strict=True):
+        stepper = ModelStepper(adapter, [row])
+        if strategy == "beam":
+            outputs += reference_beam_search(
+                stepper, stopping, [limit], beam_size=config.beam_size, length_penalty=config.length_penalty
+            )
+        else:
+            choose = make_sampler(config, seed) if strategy == "sample" else choose_greedily
+            outputs.append(reference_decode(stepper, stopping, limit, choose))
+    return outputs
 
 
-def _beam_search_for(stepper: BasicStepper) -> Callable[..., list[list[int]]]:
-    """What reads everything again is searched by the plain beam search too."""
-    return beam_search if isinstance(stepper, CachedStepper) else reference_beam_search
+LogitsFn = Callable[[int, tuple[int, ...]], Tensor]  # of a row number and the tokens generated for it
 
 
-def make_stopping(n_rows: int, limit: int = 40) -> StoppingCriteria:
-    return StoppingCriteria(eos=EOS, limits=(limit,) * n_rows, banned=BANNED)
+class ScriptedAdapter:
+    """A model whose logits are a function of what a row has generated. The prompt of a row is its number."""
+
+    max_len, sliding_context, device = 1000, False, torch.device("cpu")
+
+    def __init__(self, logits_fn: LogitsFn) -> None:
+        self.logits_fn = logits_fn
+        self.batch_sizes: list[int] = []  # of each step
+
+    def initial_tokens(self, row: Sequence[int]) -> list[int]:
+        return list(row)
+
+    def build_stepper(self, beam_size: int = 1) -> ScriptedStepper:
+        return ScriptedStepper(self, beam_size)
+
+    def decode(self, n_rows: int, strategy: str = "greedy", **options: Any) -> list[list[int]]:
+        return decode(self, [[row] for row in range(n_rows)], strategy, **options)
 
 
 class ScriptedStepper:
-    """A stepper without a model: scores are a function of what a row has written, and calls are noted."""
+    def __init__(self, adapter: ScriptedAdapter, beam_size: int) -> None:
+        self.adapter, self.beam_size = adapter, beam_size
+        self.rows: list[list[tuple[int, tuple[int, ...]]]] = []
 
-    def __init__(self, n_rows: int, logits_fn: Callable[[int, tuple[int, ...]], Tensor]) -> None:
-        self.logits_fn, self.beam_size = logits_fn, 1
-        self.rows: list[list[tuple[int, tuple[int, ...]]]] = [[(row, ())] for row in range(n_rows)]
-        self.batch_sizes: list[int] = []
-
-    def prefill(self) -> Tensor:
-        return torch.stack(
-            [torch.stack([self.logits_fn(*sequence) for sequence in row]) for row in self.rows]
-        ).squeeze(1)
-
-    def expand_to_beams(self, beam_size: int) -> None:
-        self.rows, self.beam_size = [row[:1] * beam_size for row in self.rows], beam_size
+    def append_rows(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        new_rows = [[(int(row[0]), ())] * self.beam_size for row in rows]
+        self.rows += new_rows
+        return torch.stack([self.adapter.logits_fn(*row[0]) for row in new_rows])
 
     def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        self.batch_sizes.append(len(tokens))
-        token_grid = tokens.view(len(tokens), -1).tolist()
-        parent_rows = [range(self.beam_size)] * len(token_grid) if parents is None else parents.tolist()
+        self.adapter.batch_sizes.append(len(tokens))
+        parent_rows = [range(self.beam_size)] * len(tokens) if parents is None else parents.tolist()
         self.rows = [
             [
                 (row[parent][0], (*row[parent][1], token))
-                for parent, token in zip(row_parents, sequences, strict=True)
+                for parent, token in zip(row_parents, row_tokens, strict=True)
             ]
-            for row, row_parents, sequences in zip(self.rows, parent_rows, token_grid, strict=True)
+            for row, row_parents, row_tokens in zip(self.rows, parent_rows, tokens.tolist(), strict=True)
         ]
-        return self.prefill().view(*tokens.shape, -1)
+        return torch.stack(
+            [torch.stack([self.adapter.logits_fn(*hypothesis) for hypothesis in row]) for row in self.rows]
+        )
 
     def select(self, rows: Tensor) -> None:
         self.rows = [self.rows[index] for index in rows.tolist()]
 
-    def append_rows(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """A row that joins is told by its number alone."""
-        new_rows = [[(int(row[0]), ())] * self.beam_size for row in rows]
-        self.rows += new_rows
-        return torch.stack([self.logits_fn(*row[0]) for row in new_rows])
+    def restart(self, contexts: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        raise AssertionError("the context is never full")
 
 
-def logits_from_probabilities(**by_history: Sequence[float]) -> Callable[[int, tuple[int, ...]], Tensor]:
+def beam_search(
+    logits_fn: LogitsFn, limits: Sequence[int], eos: int, *, beam_size: int, length_penalty: float
+) -> list[list[int]]:
+    config = DecodeConfig(beam_size=beam_size, length_penalty=length_penalty)
+    stopping = StoppingCriteria(eos=eos)
+    return ScriptedAdapter(logits_fn).decode(len(limits), "beam", limits=limits, config=config, stopping=stopping)
+
+
+def logits_from_probabilities(**by_history: Sequence[float]) -> LogitsFn:
     """Scores from probabilities; a history is named by its tokens, `_` is the empty one, `rest` is any other."""
 
     def logits(row: int, history: tuple[int, ...]) -> Tensor:
@@ -140,7 +190,7 @@ def logits_from_probabilities(**by_history: Sequence[float]) -> Callable[[int, t
     return logits
 
 
-def random_logits(seed: int, vocab_size: int, std: float = 1.5) -> Callable[[int, tuple[int, ...]], Tensor]:
+def random_logits(seed: int, vocab_size: int, std: float = 1.5) -> LogitsFn:
     """A fixed random model: scores drawn from the seed, the row and the history."""
 
     def logits(row: int, history: tuple[int, ...]) -> Tensor:
@@ -156,14 +206,13 @@ def random_logits(seed: int, vocab_size: int, std: float = 1.5) -> Callable[[int
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_cache_does_not_change_a_token(architecture: str, strategy: str, seed: int) -> None:
-    stopping, rows = make_stopping(len(PROMPTS)), range(len(PROMPTS))
-    cached, uncached = (
-        SEARCHES[strategy](make_stepper(architecture, PROMPTS, seed=seed, cached=cached), stopping, rows)
-        for cached in (True, False)
-    )
-    assert cached == uncached
-    assert len({tuple(tokens) for tokens in cached}) > 1  # there was something to compare
+def test_neither_a_cache_nor_the_rest_of_the_batch_changes_a_token(
+    architecture: str, strategy: str, seed: int
+) -> None:
+    adapter = build_adapter(architecture, seed)
+    outputs = decode(adapter, PROMPTS, strategy)
+    assert outputs == decode_reference(adapter, PROMPTS, strategy)
+    assert len({tuple(tokens) for tokens in outputs}) > 1  # there was something to compare
 
 
 @pytest.mark.parametrize("model_settings", STYLES)
@@ -171,39 +220,30 @@ def test_a_cache_does_not_change_a_token(architecture: str, strategy: str, seed:
 def test_in_no_variant_does_a_cache_or_the_rest_of_the_batch_change_a_token(
     architecture: str, model_settings: dict[str, object]
 ) -> None:
-    stopping = make_stopping(len(PROMPTS), limit=8)
-    batched, uncached = (
-        decode_stepwise(
-            make_stepper(architecture, PROMPTS, seed=2, cached=cached, **model_settings), greedy, stopping
-        )
-        for cached in (True, False)
-    )
-    assert batched == uncached
+    adapter = build_adapter(architecture, 2, **model_settings)
+    outputs = decode(adapter, PROMPTS, limits=8)
+    assert outputs == decode_reference(adapter, PROMPTS, limits=8)
     for row, prompt in enumerate(PROMPTS):
-        alone = decode_stepwise(
-            make_stepper(architecture, [prompt], seed=2, **model_settings), greedy, make_stopping(1, limit=8)
-        )
-        assert alone == [batched[row]]
+        assert decode(adapter, [prompt], limits=8) == [outputs[row]]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_row_writes_the_same_alone_and_in_a_batch(architecture: str, strategy: str) -> None:
-    batched = SEARCHES[strategy](
-        make_stepper(architecture, PROMPTS), make_stopping(len(PROMPTS)), range(len(PROMPTS))
-    )
+def test_a_row_generates_the_same_alone_and_in_a_batch(architecture: str, strategy: str) -> None:
+    adapter, seeds = build_adapter(architecture), row_seeds(7, range(len(PROMPTS)))
+    batched = decode(adapter, PROMPTS, strategy)
     for row, prompt in enumerate(PROMPTS):
-        assert SEARCHES[strategy](make_stepper(architecture, [prompt]), make_stopping(1), [row]) == [batched[row]]
+        assert decode(adapter, [prompt], strategy, seeds=[seeds[row]]) == [batched[row]]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_beam_of_one_is_greedy(architecture: str, seed: int) -> None:
-    stopping = make_stopping(len(PROMPTS))
-    expected = decode_stepwise(make_stepper(architecture, PROMPTS, seed=seed), greedy, stopping)
+    adapter = build_adapter(architecture, seed)
+    expected = decode(adapter, PROMPTS)
     for penalty in (0.0, 0.6):
-        stepper = make_stepper(architecture, PROMPTS, seed=seed)
-        assert beam_search(stepper, stopping, beam_size=1, length_penalty=penalty) == expected
+        config = DecodeConfig(beam_size=1, length_penalty=penalty)
+        assert decode(adapter, PROMPTS, "beam", config=config) == expected
 
 
 def greedy_by_hand(model: Decoder, prompt: list[int], max_len: int, limit: int) -> list[int]:
@@ -228,10 +268,10 @@ def test_writing_goes_on_far_beyond_the_context(max_len: int, model_settings: di
     model = tiny_model(Decoder, 5, max_len, **model_settings)
     model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
     prompts = [*PROMPTS, list(range(4, 11)) * 4]  # the last is longer than the context
-    stopping = StoppingCriteria(eos=EOS, limits=(50, 45, 50, 31, 50, 38), banned=BANNED)
-    outputs = decode_stepwise(CachedStepper(DecoderAdapter(model, max_len), prompts), greedy, stopping)
-    assert [len(tokens) for tokens in outputs] == list(stopping.limits)
-    for prompt, tokens, limit in zip(prompts, outputs, stopping.limits, strict=True):
+    limits = [50, 45, 50, 31, 50, 38]
+    outputs = decode(DecoderAdapter(model, max_len), prompts, limits=limits)
+    assert [len(tokens) for tokens in outputs] == limits
+    for prompt, tokens, limit in zip(prompts, outputs, limits, strict=True):
         assert tokens == greedy_by_hand(model, prompt, max_len, limit)
 
 
@@ -252,18 +292,11 @@ def test_rows_that_are_done_leave_the_batch_and_disturb_no_one() -> None:
     def logits(row: int, written: tuple[int, ...]) -> Tensor:
         return torch.tensor([1.0, 0.0] if len(written) > row else [0.0, 1.0])
 
-    stepper = ScriptedStepper(4, logits)
-    assert decode_stepwise(stepper, greedy, StoppingCriteria(eos=0, limits=(9,) * 4)) == [
-        [1],
-        [1, 1],
-        [1, 1, 1],
-        [1, 1, 1, 1],
-    ]
-    assert stepper.batch_sizes == [4, 3, 2, 1]
-    stepper = ScriptedStepper(4, logits)
-    outputs = beam_search(stepper, StoppingCriteria(eos=0, limits=(9,) * 4), beam_size=1, length_penalty=0.6)
-    assert outputs == [[1], [1, 1], [1, 1, 1], [1, 1, 1, 1]]
-    assert stepper.batch_sizes == [4, 3, 2, 1]
+    for strategy, config in (("greedy", CONFIG), ("beam", DecodeConfig(beam_size=1))):
+        adapter = ScriptedAdapter(logits)
+        outputs = adapter.decode(4, strategy, config=config, stopping=StoppingCriteria(eos=0))
+        assert outputs == [[1], [1, 1], [1, 1, 1], [1, 1, 1, 1]]
+        assert adapter.batch_sizes == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -271,17 +304,15 @@ def test_rows_that_are_done_leave_the_batch_and_disturb_no_one() -> None:
 def test_each_row_has_a_limit_of_its_own_and_banned_tokens_never_appear(architecture: str, strategy: str) -> None:
     limits = (1, 7, 3, 20, 2)
     for seed in range(3):
-        stopping = StoppingCriteria(eos=EOS, limits=limits, banned=BANNED)
-        stepper = make_stepper(architecture, PROMPTS, seed=seed)
-        outputs = SEARCHES[strategy](stepper, stopping, range(len(PROMPTS)))
+        outputs = decode(build_adapter(architecture, seed), PROMPTS, strategy, limits=limits)
         assert all(len(tokens) <= limit for tokens, limit in zip(outputs, limits, strict=True))
         assert not {*BANNED, EOS} & {token for tokens in outputs for token in tokens}
 
 
 def test_a_ban_falls_on_the_best_token_too() -> None:
-    stepper = ScriptedStepper(1, lambda row, written: torch.tensor([9.0, 8.0, 1.0, 0.0]))
-    stopping = StoppingCriteria(eos=3, limits=(3,), banned=(0, 1))
-    assert decode_stepwise(stepper, greedy, stopping) == [[2, 2, 2]]
+    adapter = ScriptedAdapter(lambda row, written: torch.tensor([9.0, 8.0, 1.0, 0.0]))
+    stopping = StoppingCriteria(eos=3, banned=(0, 1))
+    assert adapter.decode(1, limits=[3], stopping=stopping) == [[2, 2, 2]]
 
 
 # -- beam search
@@ -291,14 +322,12 @@ def penalised(total: float, length: int, alpha: float) -> float:
     return total / ((5 + length) / 6) ** alpha
 
 
-def log_probability(logits_fn: Callable[[int, tuple[int, ...]], Tensor], tokens: Sequence[int]) -> float:
+def log_probability(logits_fn: LogitsFn, tokens: Sequence[int]) -> float:
     steps = (logits_fn(0, tuple(tokens[:index])).log_softmax(-1)[token] for index, token in enumerate(tokens))
     return float(sum(steps))
 
 
-def exhaustive_search(
-    logits_fn: Callable[[int, tuple[int, ...]], Tensor], vocab_size: int, eos: int, limit: int, alpha: float
-) -> list[int]:
+def exhaustive_search(logits_fn: LogitsFn, vocab_size: int, eos: int, limit: int, alpha: float) -> list[int]:
     """The best of every sequence that ends within the limit; the end token is one of its tokens."""
     words = [token for token in range(vocab_size) if token != eos]
     sequences = itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(limit))
@@ -311,7 +340,7 @@ def exhaustive_search(
 
 
 def plain_beam_search(
-    logits_fn: Callable[[int, tuple[int, ...]], Tensor],
+    logits_fn: LogitsFn,
     beam_size: int,
     vocab_size: int,
     eos: int,
@@ -344,9 +373,7 @@ def plain_beam_search(
 def test_a_wide_beam_finds_what_exhaustive_search_finds(alpha: float) -> None:
     for seed in range(25):
         logits_fn = random_logits(seed, 4)
-        outputs = beam_search(
-            ScriptedStepper(1, logits_fn), StoppingCriteria(eos=0, limits=(4,)), beam_size=128, length_penalty=alpha
-        )
+        outputs = beam_search(logits_fn, [4], 0, beam_size=128, length_penalty=alpha)
         assert outputs == [exhaustive_search(logits_fn, 4, 0, 4, alpha)], seed
 
 
@@ -360,12 +387,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(alpha: float) -> None:
 @settings(max_examples=120)
 def test_beam_search_is_the_plain_one(seed: int, n_tokens: int, size: int, limit: int, alpha: float) -> None:
     logits_fn = random_logits(seed, n_tokens)
-    outputs = beam_search(
-        ScriptedStepper(1, logits_fn),
-        StoppingCriteria(eos=1, limits=(limit,)),
-        beam_size=size,
-        length_penalty=alpha,
-    )
+    outputs = beam_search(logits_fn, [limit], 1, beam_size=size, length_penalty=alpha)
     assert outputs == [plain_beam_search(logits_fn, size, n_tokens, 1, limit, alpha)]
 
 
@@ -376,9 +398,7 @@ def test_poor_ends_do_not_stop_a_search_that_is_sure_of_going_on(size: int) -> N
     def logits(row: int, written: tuple[int, ...]) -> Tensor:
         return torch.tensor([9.0, 0.0, -9.0] if len(written) >= 6 else [0.0, 9.0, -9.0])
 
-    outputs = beam_search(
-        ScriptedStepper(1, logits), StoppingCriteria(eos=0, limits=(12,)), beam_size=size, length_penalty=0.6
-    )
+    outputs = beam_search(logits, [12], 0, beam_size=size, length_penalty=0.6)
     assert outputs == [[1] * 6]
 
 
@@ -391,22 +411,16 @@ def test_the_length_penalty_decides_as_its_formula_says() -> None:
     assert threshold == pytest.approx(0.706, abs=1e-3)
     logits_fn = logits_from_probabilities(_=[0.4, 0.5999, 0.0001], _1=[0.6, 0.2, 0.2], rest=[0.1, 0.45, 0.45])
     for alpha, expected in ((0.0, []), (0.6, []), (0.70, []), (0.72, [1]), (1.0, [1])):
-        outputs = beam_search(
-            ScriptedStepper(1, logits_fn), StoppingCriteria(eos=0, limits=(5,)), beam_size=2, length_penalty=alpha
-        )
+        outputs = beam_search(logits_fn, [5], 0, beam_size=2, length_penalty=alpha)
         assert outputs == [expected], alpha
 
 
 def test_at_the_limit_the_unfinished_count_only_when_nothing_has_ended() -> None:
     unfinished_logits = logits_from_probabilities(_=[1e-9, 0.7, 0.3], _1=[1e-9, 0.4, 0.6], _2=[1e-9, 0.99, 0.01])
-    outputs = beam_search(
-        ScriptedStepper(1, unfinished_logits), StoppingCriteria(eos=0, limits=(2,)), beam_size=2, length_penalty=0.0
-    )
+    outputs = beam_search(unfinished_logits, [2], 0, beam_size=2, length_penalty=0.0)
     assert outputs == [[1, 2]]  # 0.42 beats 0.297 and 0.28
     ended_logits = logits_from_probabilities(_=[0.3, 0.6, 0.1], _1=[0.01, 0.98, 0.01], _2=[0.1, 0.8, 0.1])
-    outputs = beam_search(
-        ScriptedStepper(1, ended_logits), StoppingCriteria(eos=0, limits=(2,)), beam_size=2, length_penalty=0.0
-    )
+    outputs = beam_search(ended_logits, [2], 0, beam_size=2, length_penalty=0.0)
     assert outputs == [[]]  # `1 1` has 0.59, but it has not ended
 
 
@@ -458,20 +472,25 @@ def test_draws_follow_the_distribution_asked_for(options: dict[str, float]) -> N
     preceding_mass = np.cumsum(probabilities[order]) - probabilities[order]
     probabilities[order[preceding_mass >= options.get("top_p", 1.0)]] = 0
     probabilities /= probabilities.sum()
-    sampler = TokenSampler(DecodeConfig(**options), [3])
-    counts = np.bincount(sampler(logits.expand(n_draws, -1), [0] * n_draws).numpy(), minlength=len(probabilities))
+    uniforms = SampledRow(0, Request([], 1, seed=3), []).draw(n_draws)[:, None]
+    tokens = sample_from_uniform(logits.expand(n_draws, -1), uniforms, DecodeConfig(**options))
+    counts = np.bincount(tokens.numpy(), minlength=len(probabilities))
     assert not counts[probabilities == 0].any()
     assert chisquare(counts[probabilities > 0], probabilities[probabilities > 0] * n_draws).pvalue > 1e-3
 
 
+def sample(logits: Tensor, seeds: Sequence[int]) -> list[int]:
+    """One token for each row of logits (B, V)."""
+    picker = SamplePicker(StoppingCriteria(eos=-1), torch.device("cpu"), DecodeConfig())
+    picker.draw([picker.make_row(row, Request([], 1, seed), []) for row, seed in enumerate(seeds)], 1)
+    return picker.pick(logits[:, None], torch.zeros(1, dtype=torch.long))[0][:, 0].tolist()
+
+
 def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
     logits = torch.zeros(6, 50)
-    rows = range(6)
-    first, repeated, other = (
-        TokenSampler(DecodeConfig(), row_seeds(seed, rows))(logits, rows) for seed in (1, 1, 2)
-    )
-    assert first.tolist() == repeated.tolist() != other.tolist()
-    assert len(set(first.tolist())) > 1  # rows do not share a generator
+    first, repeated, other = (sample(logits, row_seeds(seed, range(6))) for seed in (1, 1, 2))
+    assert first == repeated != other
+    assert len(set(first)) > 1  # rows do not share a generator
 
 
 def test_no_two_rows_of_two_seeds_share_a_generator() -> None:
@@ -487,4 +506,4 @@ def test_the_edges_of_a_draw_do_not_reach_a_token_without_a_chance(
         torch, "rand", lambda *size, **options: torch.full(size, uniform_value, dtype=torch.float64)
     )
     logits = torch.tensor([[-math.inf, 0.3, -math.inf, 0.1, 0.2, -math.inf]])
-    assert TokenSampler(DecodeConfig(), [0])(logits, [0]).item() == (1 if uniform_value == 0 else 4)
+    assert sample(logits, [0]) == [1 if uniform_value == 0 else 4]

@@ -26,7 +26,6 @@ with warnings.catch_warnings():
 
 from triform.config import TaskName
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
-from triform.generation.stepper import CachedStepper
 from triform.nn.positions import RotaryPosition
 from triform.pretrained import ImportedModel, load_pretrained
 from triform.pretrained.families import FAMILIES
@@ -281,16 +280,14 @@ def decode_greedy(
         if start is None
         else Seq2SeqAdapter(imported.model, imported.sizes.max_len, bos=start)
     )
-    stepper, generated = (
-        CachedStepper(adapter, prompts),
-        torch.full((len(prompts), 0 if start is None else 1), start or 0),
-    )
+    stepper = adapter.build_stepper()
+    generated = torch.full((len(prompts), 0 if start is None else 1), start or 0)
     with torch.no_grad():
-        logits = stepper.prefill()
+        logits = stepper.append_rows(prompts)
         for _ in range(steps):
             allowed_logits = logits if start is None else logits.scatter(1, generated, float("-inf"))
             generated = torch.cat([generated, allowed_logits.argmax(-1, keepdim=True)], dim=1)
-            logits = stepper.step(generated[:, -1])
+            logits = stepper.step(generated[:, -1:])[:, 0]
     return generated[:, -steps:].tolist()
 
 

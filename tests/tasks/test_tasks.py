@@ -14,7 +14,7 @@ from task_cases import N_ROWS, NAMES, WORDS, prepare_task, sentences, write_data
 
 from triform.config import Config, TaskName
 from triform.config.settings import build_config, flatten_config
-from triform.generation import search
+from triform.generation import scheduler
 from triform.nn.loss import IGNORE_INDEX
 from triform.tasks import TASKS, Prediction, PreparedTask, Task, language_model_data
 from triform.tasks.batch import BucketedDataset
@@ -135,7 +135,7 @@ def test_the_size_of_a_batch_changes_no_metric_and_no_prediction(
     metrics, predictions = task.evaluator.evaluate(prepared_tasks[name].valid), task.predictor.predict(texts)
     monkeypatch.setattr(BucketedDataset, "EVAL_TOKENS", 20)
     monkeypatch.setattr(language_model_data, "EVAL_TOKENS", 20)
-    monkeypatch.setattr(search, "MAX_BATCH", 3)
+    monkeypatch.setattr(scheduler, "MAX_HYPOTHESES", 3)
     assert task.evaluator.evaluate(prepared_tasks[name].valid) == pytest.approx(metrics, rel=1e-10)
     assert_same_predictions(task.predictor.predict(texts), predictions)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from triform.analysis.parameters import count_parameters
 from triform.config import Config, DataSizes
-from triform.explain.probes import PROBES, ModelProbe, ProbeRows, build_untrained_model
+from triform.explain.probes import PROBES, GenerationProbe, ModelProbe, ProbeRows, build_untrained_model
 from triform.explain.recorder import AttentionRecord, has_attention, record_attention, watch_attention
 from triform.nn.kernels.sdpa import naive_attention
 
@@ -268,38 +268,40 @@ def count_matches_formula(probe: ModelProbe) -> CheckOutcome:
 
 
 def cached_decoding_matches_uncached(probe: ModelProbe) -> CheckOutcome:
-    """Tokens are taken one by one, some rows leave on the way, others come twice, as beams do.
+    """Compare decode steps over a cache with full passes over the same tokens.
 
-    Beside them the second row goes on alone: what it is batched with must not matter.
+    Halfway, one row leaves the batch and another is repeated, as in beam search. Meanwhile the second row is also
+    decoded alone, because the rows that it is batched with must not matter.
     """
-    steppers = [
-        built_stepper
-        for cached_logits in (True, False)
-        if (built_stepper := probe.build_stepper(cached=cached_logits))
-    ]
-    single_stepper = probe.build_stepper(cached=True, row_slice=slice(1, 2))
-    if single_stepper is None:
-        return None, "a classifier writes nothing"
-    n_steps = max(1, min(probe.sizes.max_len // 2, 12))
+    if not isinstance(probe, GenerationProbe):
+        return None, "a classifier generates nothing"
+    adapter, prompts = probe.build_adapter(), probe.prompts()
+    texts = [adapter.initial_tokens(prompt) for prompt in prompts]
+    n_steps = min(probe.sizes.max_len // 2, probe.sizes.max_len - max(map(len, texts)), 12)
     generator = torch.Generator().manual_seed(1)
-    errors = []
+    batched, alone = adapter.build_stepper(), adapter.build_stepper()
     with torch.no_grad():
-        cached_logits, uncached_logits = (stepper.prefill() for stepper in steppers)
-        errors += [
-            (cached_logits - uncached_logits).abs().max(),
-            (uncached_logits[1] - single_stepper.prefill()[0]).abs().max(),
-        ]
+        expected = _next_token_logits(probe, texts, prompts)
+        errors = [(batched.append_rows(prompts) - expected).abs().max()]
+        errors.append((alone.append_rows(prompts[1:2]) - expected[1:2]).abs().max())
         for step in range(n_steps):
             if step == n_steps // 2:
-                for stepper in steppers:
-                    stepper.select(torch.tensor([2, 0, 0]))
-            tokens = torch.randint(0, probe.vocab_size, (3,), generator=generator)
-            cached_logits, uncached_logits = (stepper.step(tokens) for stepper in steppers)
-            errors.append((cached_logits - uncached_logits).abs().max())
+                order = [2, 0, 0]
+                batched.select(torch.tensor(order))
+                prompts, texts = [prompts[row] for row in order], [texts[row] for row in order]
+            tokens = torch.randint(0, probe.vocab_size, (3, 1), generator=generator)
+            texts = [text + token for text, token in zip(texts, tokens.tolist(), strict=True)]
+            expected = _next_token_logits(probe, texts, prompts)
+            errors.append((batched.step(tokens)[:, 0] - expected).abs().max())
             if step < n_steps // 2:
-                errors.append((uncached_logits[1] - single_stepper.step(tokens[1:2])[0]).abs().max())
+                errors.append((alone.step(tokens[1:2])[:, 0] - expected[1:2]).abs().max())
     max_error = _max_or_nan(errors)
-    return max_error <= 1e-5, f"scores differ by {max_error:.1e} in {n_steps} steps"  # steppers answer in float32
+    return max_error <= 1e-5, f"logits differ by {max_error:.1e} in {n_steps} steps"  # steppers answer in float32
+
+
+def _next_token_logits(probe: GenerationProbe, texts: ProbeRows, prompts: ProbeRows) -> Tensor:  # -> (N, V)
+    pairs = zip(texts, prompts, strict=True)
+    return torch.stack([probe.next_token_logits(text, prompt) for text, prompt in pairs]).float()
 
 
 CHECKS: dict[str, Callable[[ModelProbe], CheckOutcome]] = {

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from triform.analysis.host_memory import require_memory
 from triform.config import Config, DataSizes, ModelConfig
-from triform.generation.adapters import TokenIds
-from triform.generation.recurrent import AnyAdapter, build_decoder_adapter, build_seq2seq_adapter, build_stepper
-from triform.generation.stepper import BasicStepper, UncachedStepper
+from triform.generation.adapters import GenerationAdapter, build_decoder_adapter, build_seq2seq_adapter
 from triform.models.factory import (
     AnyClassifier,
     AnyDecoder,
@@ -90,10 +88,6 @@ class ModelProbe(ABC):
     def loss(self, model: nn.Module) -> Tensor:
         """The mean loss on the made-up rows, to be learned by heart."""
 
-    def build_stepper(self, *, cached: bool, row_slice: slice = slice(None)) -> BasicStepper | None:
-        """Some of the rows as prompts to go on from, where the form writes."""
-        return None
-
 
 def collate_rows(rows: ProbeRows, *, packed: bool = False, pad_token: int = 0) -> tuple[Tensor, LayoutLike]:
     return pack(rows) if packed else pad(rows, fill=pad_token)
@@ -125,7 +119,23 @@ class ClassifierProbe(ModelProbe):
         return F.cross_entropy(model(tokens, layout), labels)
 
 
-class DecoderProbe(ModelProbe):
+class GenerationProbe(ModelProbe):
+    """Abstract: a model that generates text, and how its decode steps can be compared with full passes."""
+
+    @abstractmethod
+    def build_adapter(self) -> GenerationAdapter:
+        """Return the model as decoding uses it."""
+
+    @abstractmethod
+    def prompts(self) -> ProbeRows:
+        """Return the rows that decoding starts with."""
+
+    @abstractmethod
+    def next_token_logits(self, text: list[int], prompt: list[int]) -> Tensor:
+        """Return the logits (V) after a text that is read as a whole, without a cache and without other rows."""
+
+
+class DecoderProbe(GenerationProbe):
     model: AnyDecoder
 
     def compute_logits(
@@ -141,12 +151,17 @@ class DecoderProbe(ModelProbe):
         tokens, layout = collate_rows(self.overfit_rows)
         return F.cross_entropy(model(tokens, layout).flatten(0, 1), _next_tokens(self.overfit_rows))
 
-    def build_stepper(self, *, cached: bool, row_slice: slice = slice(None)) -> BasicStepper:
-        prompts = [row[: max(1, len(row) // 2)] for row in self.rows[row_slice]]
-        return _build_stepper(build_decoder_adapter(self.model, self.sizes.max_len), prompts, cached=cached)
+    def build_adapter(self) -> GenerationAdapter:
+        return build_decoder_adapter(self.model, self.sizes.max_len)
+
+    def prompts(self) -> ProbeRows:
+        return [row[: max(1, len(row) // 2)] for row in self.rows]
+
+    def next_token_logits(self, text: list[int], prompt: list[int]) -> Tensor:
+        return self.model.lm_head(self.model.hidden_states(torch.tensor([text])))[0, -1]
 
 
-class Seq2SeqProbe(ModelProbe):
+class Seq2SeqProbe(GenerationProbe):
     model: AnySeq2Seq
 
     def compute_logits(
@@ -171,14 +186,15 @@ class Seq2SeqProbe(ModelProbe):
         target, _ = collate_rows(self.overfit_rows)
         return F.cross_entropy(model(source, target, source_layout).flatten(0, 1), _next_tokens(self.overfit_rows))
 
-    def build_stepper(self, *, cached: bool, row_slice: slice = slice(None)) -> BasicStepper:
-        return _build_stepper(
-            build_seq2seq_adapter(self.model, self.sizes.max_len, 2), self.sources[row_slice], cached=cached
-        )
+    def build_adapter(self) -> GenerationAdapter:
+        return build_seq2seq_adapter(self.model, self.sizes.max_len, 2)
 
+    def prompts(self) -> ProbeRows:
+        return self.sources
 
-def _build_stepper(adapter: AnyAdapter, rows: Sequence[TokenIds], *, cached: bool) -> BasicStepper:
-    return build_stepper(adapter, rows) if cached else UncachedStepper(adapter, rows)
+    def next_token_logits(self, text: list[int], prompt: list[int]) -> Tensor:
+        encoder_states = self.model.encoder(torch.tensor([prompt]))
+        return self.model.lm_head(self.model.decoder_states(torch.tensor([text]), encoder_states))[0, -1]
 
 
 def _encode_row(encoder: nn.Module, row: list[int]) -> Tensor:  # -> (T, D)

@@ -1,1 +1,11 @@
-"""From scores to tokens: greedy, sampling and beam search over one stepper protocol."""
+"""Generating text with a trained model: greedy decoding, sampling and beam search, with continuous batching.
+
+Read the modules in this order:
+
+- `adapters`: prefill and decode step of a Transformer over its KV cache, for one batch of rows.
+- `backend`: a batch of requests that are decoded together; greedy choice of tokens; the eager back end.
+- `scheduler`: the queue, admission and eviction. `generate` is the function that tasks call.
+- `sampling`, `beam`: the other two strategies.
+- `recurrent`: what `adapters` is for Transformers, for recurrent models.
+- `graph`, `slots`: the back end that replays CUDA graphs.
+"""

@@ -1,19 +1,27 @@
-"""The two forms that write, as decoding sees them: read what is given, then take one token at a time.
+"""How decoding runs a Transformer: read the prompt once (prefill), then one token at a time (decode step).
 
-A decoder goes on with a prompt; an encoder-decoder reads a source and begins with one token. Whoever decodes need
-not know which it is.
+An adapter hides which form of model is decoded. `DecoderAdapter` continues prompts, `Seq2SeqAdapter` generates a
+target for each source. An adapter has no state of its own: `prefill` returns a `KVCache` and `decode_step` extends
+it. `CachedStepper` holds that cache for a batch of rows that join, leave and split into the hypotheses of a beam
+search. Recurrent models have the same two parts in `recurrent.py`.
+
+Shapes: B rows, K hypotheses of a row (1 without beam search), P prompt tokens, S keys, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
 from triform.models.decoder import Decoder
+from triform.models.factory import AnyDecoder, AnySeq2Seq
+from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.kv_cache import KVCache, StaticKVCache
 from triform.nn.layouts import BeamLayout, pad
@@ -21,112 +29,266 @@ from triform.nn.layouts import BeamLayout, pad
 TokenIds = Sequence[int]
 
 
+class Stepper(Protocol):
+    """A batch of rows inside a model. Rows keep their order; new rows are appended after the others."""
+
+    def append_rows(self, rows: Sequence[TokenIds]) -> Tensor:
+        """Prefill these rows and add them to the batch. Return the logits (N, V) of their first new token."""
+
+    def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Feed one token (B, K) to each hypothesis and return the logits (B, K, V) of the next token.
+
+        `parents` (B, K) says which hypothesis of the previous step each one continues; None: its own.
+        """
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows, in this order, each with all its hypotheses. A row may be repeated."""
+
+    def restart(self, contexts: Sequence[Sequence[TokenIds]]) -> Tensor:
+        """Forget what was read and prefill these contexts (B, K) instead. Return their logits (B, K, V)."""
+
+
+class GenerationAdapter(Protocol):
+    """What the scheduler needs to know about any model, Transformer or recurrent."""
+
+    max_len: int  # tokens the model can read at once
+    sliding_context: bool  # whether a text may outgrow `max_len`, dropping the older half of its context
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def initial_tokens(self, row: TokenIds) -> list[int]:
+        """Return the tokens that a generated text starts with: the prompt, or the begin token of a target."""
+
+    def build_stepper(self, beam_size: int = 1) -> Stepper:
+        """Return an empty batch in which every row has `beam_size` hypotheses."""
+
+
 @dataclass
 class Prefill:
-    """Rows that have been read: what every layer keeps of them, and scores (N, V) for what comes next."""
+    """The result of reading N rows: their keys and values, and the logits (N, V) of the next token."""
 
     cache: KVCache
-    keep: Tensor | None  # (N, P): which columns are real; rows end at the same one
-    source_keep: Tensor | None  # (N, S)
-    lengths: list[int]
+    keep: Tensor | None  # (N, P): False marks padding on the left; None: there is none
+    source_keep: Tensor | None  # (N, S): the same for the sources of an encoder-decoder, padded on the right
+    lengths: list[int]  # tokens of each row, without padding
     logits: Tensor
 
 
-class UncachedAdapter(Protocol):
-    """The least that writing needs of a model."""
+class TransformerAdapter(ABC):
+    """A Transformer that keeps keys and values. Its decode steps can be recorded as a CUDA graph."""
 
-    max_len: int  # tokens that the model can read
+    sliding_context: bool
+    model: Decoder | Seq2Seq
 
-    def initial_tokens(self, row: TokenIds) -> list[int]:
-        """The text, as far as it is written before the first step."""
-
-    def uncached_logits(self, rows: Sequence[TokenIds], sequences: Sequence[TokenIds]) -> Tensor:
-        """Scores (N, V) after texts that are read from the start, without a cache."""
-
-
-class GenerationAdapter(UncachedAdapter, Protocol):
-    """What decoding with a cache needs of a model."""
-
-    sliding_context: bool  # whether a text may fill `max_len`, and goes on from its newer half
+    def __init__(self, max_len: int) -> None:
+        self.max_len = max_len
 
     @property
-    def model(self) -> nn.Module: ...
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
+    @abstractmethod
+    def initial_tokens(self, row: TokenIds) -> list[int]: ...
+
+    @abstractmethod
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
-        """Read what is given."""
+        """Read these rows in one pass and keep their keys and values."""
 
+    @abstractmethod
     def decode_step(
         self, tokens: Tensor, layout: BeamLayout | None, cache: KVCache | StaticKVCache, source_keep: Tensor | None
     ) -> Tensor:
-        """One more token for each hypothesis, (B, T) -> scores (B, T, V); rows None: nothing is padded."""
+        """Feed one token (B, K) to each hypothesis, extend the cache and return logits (B, K, V).
+
+        `layout` says which keys each hypothesis may read; None: all of them, which needs rows without padding.
+        """
+
+    def build_stepper(self, beam_size: int = 1) -> CachedStepper:
+        return CachedStepper(self, beam_size)
 
 
-def to_model_device(model: nn.Module, padded: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    device = next(model.parameters()).device
-    tokens, keep = padded
-    return tokens.to(device), None if keep is None else keep.to(device)
-
-
-class DecoderAdapter:
-    """Continues prompts. Rows are padded on the left, so that all of them end at the same place."""
+class DecoderAdapter(TransformerAdapter):
+    """Continues prompts. Prompts are padded on the left, so that all of them end in the same column."""
 
     sliding_context = True
 
     def __init__(self, model: Decoder, max_len: int) -> None:
-        self.model, self.max_len = model, max_len
+        super().__init__(max_len)
+        self.model: Decoder = model
 
     def initial_tokens(self, row: TokenIds) -> list[int]:
         return list(row[-self.max_len :])
 
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
-        cache = KVCache(len(self.model.blocks))
-        sequences = [self.initial_tokens(row) for row in rows]
-        tokens, keep = to_model_device(self.model, pad(sequences, left=True))  # (N, P)
-        return Prefill(
-            cache, keep, None, [len(sequence) for sequence in sequences], self._last_logits(tokens, keep, cache)
-        )
-
-    def _last_logits(self, tokens: Tensor, keep: Tensor | None, cache: KVCache | None) -> Tensor:
+        prompts = [self.initial_tokens(row) for row in rows]
+        tokens, keep = _to_device(pad(prompts, left=True), self.device)  # (N, P)
         positions = None if keep is None else (keep.cumsum(dim=1) - 1).clamp(min=0)
-        hidden_states = self.model.hidden_states(tokens, keep, positions, cache)
-        return self.model.lm_head(hidden_states[:, -1]).float()
+        cache = KVCache(len(self.model.blocks))
+        hidden_states = self.model.hidden_states(tokens, keep, positions, cache)  # (N, P, D)
+        logits = self.model.lm_head(hidden_states[:, -1]).float()
+        return Prefill(cache, keep, None, [len(prompt) for prompt in prompts], logits)
 
     def decode_step(
         self, tokens: Tensor, layout: BeamLayout | None, cache: KVCache | StaticKVCache, source_keep: Tensor | None
     ) -> Tensor:
         return self.model.lm_head(self.model.hidden_states(tokens, layout, None, cache)).float()
 
-    def uncached_logits(self, rows: Sequence[TokenIds], sequences: Sequence[TokenIds]) -> Tensor:
-        return self._last_logits(*to_model_device(self.model, pad(sequences, left=True)), None)
 
+class Seq2SeqAdapter(TransformerAdapter):
+    """Generates a target for each source, starting with the begin token `bos`.
 
-class Seq2SeqAdapter:
-    """Writes a target for each source, from the begin token on. Limits keep it within the model's length."""
+    The prefill runs the encoder; the cache then holds its keys and values. A target must not outgrow `max_len`.
+    """
 
     sliding_context = False
 
     def __init__(self, model: Seq2Seq, max_len: int, bos: int) -> None:
-        self.model, self.max_len, self.bos = model, max_len, bos
+        super().__init__(max_len)
+        self.model: Seq2Seq = model
+        self.bos = bos
 
     def initial_tokens(self, row: TokenIds) -> list[int]:
         return [self.bos]
 
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
-        cache = KVCache(len(self.model.blocks))
-        source, keep = to_model_device(self.model, pad(rows))  # (N, S)
+        source, keep = _to_device(pad(rows), self.device)  # (N, S)
         target = torch.full((len(rows), 1), self.bos, device=source.device)
+        cache = KVCache(len(self.model.blocks))
         logits = self.model.decode(target, self.model.encoder(source, keep), keep, cache)[:, -1].float()
         return Prefill(cache, None, keep, [1] * len(rows), logits)
 
     def decode_step(
         self, tokens: Tensor, layout: BeamLayout | None, cache: KVCache | StaticKVCache, source_keep: Tensor | None
     ) -> Tensor:
-        encoder_states = self.model.embedding.token_embedding.weight.new_empty(
-            0
-        )  # the cache has all that is read of them
-        return self.model.decode(tokens, encoder_states, source_keep, cache, layout).float()
+        no_states = self.model.embedding.token_embedding.weight.new_empty(0)  # the cache has their keys and values
+        return self.model.decode(tokens, no_states, source_keep, cache, layout).float()
 
-    def uncached_logits(self, rows: Sequence[TokenIds], sequences: Sequence[TokenIds]) -> Tensor:
-        source, keep = to_model_device(self.model, pad(rows))
-        target = to_model_device(self.model, pad(sequences))[0]
-        return self.model.decode(target, self.model.encoder(source, keep), keep)[:, -1].float()
+
+def _to_device(padded: tuple[Tensor, Tensor | None], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    tokens, keep = padded
+    return tokens.to(device), None if keep is None else keep.to(device)
+
+
+class CachedStepper:
+    """Steps a batch of rows over one KV cache.
+
+    All rows share one clock: a step writes its keys into new columns at the end of the cache, K of them, one for
+    each hypothesis. A row that joins later is written so that its prompt ends in the newest column. Hypotheses
+    never copy keys: `keep` says which columns belong to the past of each one, and a hypothesis that continues
+    another takes over that one's `keep`.
+    """
+
+    cache: KVCache
+    source_keep: Tensor | None  # (B, S)
+    keep: Tensor | None  # (B, K, S); None while every key belongs to every row, which needs K = 1
+    key_times: Tensor  # (S): the step at which each column was written, increasing; only used with `keep`
+
+    def __init__(self, adapter: TransformerAdapter, beam_size: int = 1) -> None:
+        self.adapter, self.beam_size = adapter, beam_size
+        self.lengths: list[int] = []  # tokens of each row that the model has read
+
+    def append_rows(self, rows: Sequence[TokenIds]) -> Tensor:
+        prefilled = self.adapter.prefill(rows)
+        if not self.lengths:
+            self._start(prefilled)
+            return prefilled.logits
+        self.source_keep = self.cache.append_sources(prefilled.cache, self.source_keep, prefilled.source_keep)
+        self._write_prefill(prefilled)
+        self.lengths = self.lengths + prefilled.lengths
+        return prefilled.logits
+
+    def _start(self, prefilled: Prefill) -> None:
+        """Take over the cache of the first rows as it is."""
+        self.cache, self.source_keep, self.lengths = prefilled.cache, prefilled.source_keep, prefilled.lengths
+        self.key_times = torch.arange(self.cache.length, device=prefilled.logits.device)
+        self.keep = None if prefilled.keep is None else prefilled.keep[:, None]
+        if self.beam_size > 1:
+            self.keep = self._ensure_keep()[:, :1].expand(-1, self.beam_size, -1)
+
+    def _ensure_keep(self) -> Tensor:
+        """Return `keep`, written out where it was None."""
+        if self.keep is None:
+            self.key_times = torch.arange(self.cache.length, device=self.key_times.device)
+            self.keep = self.key_times.new_ones((len(self.lengths), 1, len(self.key_times)), dtype=torch.bool)
+        return self.keep
+
+    def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        layout = self._step_layout(parents)
+        logits = self.adapter.decode_step(tokens, layout, self.cache, self.source_keep)  # (B, K, V)
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits
+
+    def _step_layout(self, parents: Tensor | None) -> BeamLayout | None:
+        """Let each new token read the past of its parent, and itself."""
+        if self.keep is None:
+            return None
+        if parents is not None:
+            self.keep = self.keep.gather(1, parents[:, :, None].expand(self.keep.shape))
+        identity = torch.eye(self.beam_size, dtype=torch.bool, device=self.keep.device)
+        self.keep = torch.cat([self.keep, identity.expand(len(self.keep), -1, -1)], dim=2)
+        self.key_times = torch.cat([self.key_times, (self.key_times[-1] + 1).expand(self.beam_size)])
+        # A finished row may stay for a few steps more: its position must still be one that the model knows.
+        position_rows = [[min(length, self.adapter.max_len - 1)] for length in self.lengths]
+        positions = torch.tensor(position_rows, device=self.keep.device)
+        return BeamLayout(self.keep, self.key_times[-1] - self.key_times, positions.expand(-1, self.beam_size))
+
+    def select(self, rows: Tensor) -> None:
+        indices = rows.tolist()
+        if indices == list(range(len(self.lengths))):
+            return
+        self.cache.select(rows)
+        self.lengths = [self.lengths[index] for index in indices]
+        self.keep = None if self.keep is None else self.keep[rows]
+        self.source_keep = None if self.source_keep is None else self.source_keep[rows]
+
+    def restart(self, contexts: Sequence[Sequence[TokenIds]]) -> Tensor:
+        """Prefill every hypothesis on its own, then lay those of a row side by side in the cache."""
+        prefilled = self.adapter.prefill([context for hypotheses in contexts for context in hypotheses])
+        self.lengths, beam_size = prefilled.lengths[:: self.beam_size], self.beam_size
+        self.cache, self.source_keep = prefilled.cache, prefilled.source_keep
+        width, device = self.cache.length, prefilled.logits.device
+        keep = torch.ones(1, width, dtype=torch.bool, device=device) if prefilled.keep is None else prefilled.keep
+        keep = keep.expand(len(prefilled.logits), -1).view(len(contexts), beam_size, width)
+        for kv_store, _ in self.cache.stores:
+            kv_store.interleave_beams(beam_size)
+        identity = torch.eye(beam_size, dtype=torch.bool, device=device)
+        self.keep = (keep[..., None] & identity[:, None]).flatten(2)  # (B, K, P · K)
+        self.key_times = torch.arange(width, device=device).repeat_interleave(beam_size)
+        return prefilled.logits.view(len(contexts), beam_size, -1)
+
+    def _write_prefill(self, prefilled: Prefill) -> None:
+        """Write the keys of new rows so that they end in the newest column; drop columns that no row needs."""
+        keep, width = self._ensure_keep(), prefilled.cache.length
+        n_before, n_added, device = len(keep), len(prefilled.lengths), keep.device
+        used_columns = keep.any(dim=1).any(dim=0).nonzero()
+        first_time = min(int(self.key_times[used_columns[0, 0]]), int(self.key_times[-1]) - width + 1)
+        n_front = int(self.key_times[0]) - first_time  # columns to add in front, or below zero: to drop
+        if n_front < 0:
+            n_front = -int(torch.searchsorted(self.key_times, first_time))
+        for kv_store, _ in self.cache.stores:
+            kv_store.extend(extra_rows=n_added, front_padding=n_front)
+        front_times = torch.arange(first_time, first_time + max(n_front, 0), device=device)
+        self.key_times = torch.cat([front_times, self.key_times[max(-n_front, 0) :]])
+        self.keep = keep.new_zeros(n_before + n_added, self.beam_size, len(self.key_times))
+        self.keep[:n_before, :, max(n_front, 0) :] = keep[:, :, max(-n_front, 0) :]
+        new_rows = torch.arange(n_before, n_before + n_added, device=device)
+        times = torch.arange(width, device=device) + (self.key_times[-1] - width + 1)
+        write_columns = torch.searchsorted(self.key_times, times)
+        for (kv_store, _), (new_store, _) in zip(self.cache.stores, prefilled.cache.stores, strict=True):
+            kv_store.write(new_rows, write_columns, new_store.key_value())
+        valid = prefilled.keep if prefilled.keep is not None else keep.new_ones(n_added, width)
+        for hypothesis in range(self.beam_size):
+            self.keep[new_rows[:, None], hypothesis, write_columns] = valid
+
+
+def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
+    """Return the adapter of a language model, Transformer or recurrent."""
+    return RecurrentDecoderAdapter(model) if isinstance(model, RecurrentDecoder) else DecoderAdapter(model, max_len)
+
+
+def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> GenerationAdapter:
+    """Return the adapter of a translation model, Transformer or recurrent; targets start with token `bos`."""
+    if isinstance(model, RecurrentSeq2Seq):
+        return RecurrentSeq2SeqAdapter(model, bos)
+    return Seq2SeqAdapter(model, max_len, bos)

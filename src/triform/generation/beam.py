@@ -1,82 +1,117 @@
-"""Beam search: the best of a few hypotheses a row. What it remembers is tensors, so that a step never waits."""
+"""Beam search: each row keeps its `beam_size` most likely hypotheses, and the best one that ended wins.
+
+Everything the search remembers is a tensor on the device, so that several steps can run without waiting for the
+host, and a CUDA graph can record them. `BeamRow` keeps the tokens and parents of every step on the host, and reads
+the winning hypothesis back from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from triform.generation.backend import NEG_INF, Request, Row, StoppingCriteria, TokenPicker
 from triform.generation.sampling import fast_topk
 
-NEG_INF = float("-inf")
-BackPointers = list[tuple[Sequence[int], Sequence[int]]]  # of each step: tokens and parents of a row's hypotheses
+
+class BeamRow(Row):
+    """A row with several hypotheses. `history` has the tokens and the parents (K) of every step."""
+
+    def __init__(self, row_id: int, request: Request, initial_tokens: list[int], beam_size: int) -> None:
+        super().__init__(row_id, request, initial_tokens)
+        self.start = self.start * beam_size
+        self.history: list[tuple[list[int], list[int]]] = []
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.history)
+
+    def backtrace(self, hypothesis: int, first_step: int, last_step: int) -> tuple[list[int], int]:
+        """Follow a hypothesis back from parent to parent.
+
+        Returns:
+            Its tokens from `first_step` up to `last_step`, and the hypothesis that it was before `first_step`.
+        """
+        tokens = []
+        for step_tokens, parents in reversed(self.history[first_step:last_step]):
+            tokens.append(step_tokens[hypothesis])
+            hypothesis = parents[hypothesis]
+        return tokens[::-1], hypothesis
+
+    def contexts(self) -> list[list[int]]:
+        result = []
+        for hypothesis in range(len(self.start)):
+            tokens, root = self.backtrace(hypothesis, self.n_steps_before_start, self.n_steps)
+            result.append(self.start[root] + tokens)
+        return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoppingCriteria:
-    """When a row is done, and which tokens are never written."""
+class BeamPicker(TokenPicker):
+    """Continues each row with its most likely hypotheses.
 
-    eos: int
-    limits: tuple[int, ...]  # new tokens each row may have
-    banned: tuple[int, ...] = ()
+    A hypothesis is worth its log probability / ((5 + length) / 6) ** length_penalty. An end token counts when it is
+    among the `beam_size` most likely steps of its row. A row is done when `beam_size` hypotheses have ended and
+    none of those that go on is worth more than the best of them, when it reaches its limit, or when nothing can go
+    on. At the limit, an unfinished hypothesis wins only if none has ended.
 
-    def mask_banned(self, logits: Tensor) -> Tensor:
-        return logits.index_fill(-1, torch.tensor(self.banned, dtype=torch.long, device=logits.device), NEG_INF)
-
-
-class BeamState:
-    """Where B searches stand. An end counts when it is among the `size` best steps of its row; a row is over
-    after `size` ends unless what goes on is worth more than any of them, at its limit, or when nothing is left.
-
-    A hypothesis is worth its log probability / ((5 + length) / 6) ** length_penalty. Of those that ended only
-    the best is remembered: after how many steps, and which hypothesis it was. Everything is written in place.
+    Args:
+        stopping: End token and banned tokens.
+        device: Where the logits are.
+        beam_size: Hypotheses of each row.
+        length_penalty: The larger it is, the longer the texts that win; 0 compares log probabilities.
     """
 
+    has_row_state = True
+
     def __init__(
-        self, stopping: StoppingCriteria, *, beam_size: int, length_penalty: float, device: torch.device
+        self, stopping: StoppingCriteria, device: torch.device, *, beam_size: int, length_penalty: float
     ) -> None:
-        self.beam_size, self.eos = beam_size, stopping.eos
-        lengths = range(max(stopping.limits, default=0) + 2)
-        penalties = [((5 + length) / 6) ** length_penalty for length in lengths]
-        self.penalties = torch.tensor(penalties, dtype=torch.float64, device=device)
-        self.banned = torch.tensor(stopping.banned, dtype=torch.long, device=device)
-        self.tensors: dict[str, Tensor] = {}
-        self.tensors = self._initial_tensors(())
+        super().__init__(stopping, device)
+        self.beam_size, self.length_penalty = beam_size, length_penalty
+        self.tensors = self._initial_tensors(())  # one entry for each row, see `_initial_tensors`
+        self.key = (*self.key, beam_size, length_penalty)
+
+    def allocate(self, n_rows: int, n_steps: int) -> None:
+        self.tensors = self._initial_tensors([1] * n_rows)
 
     def _initial_tensors(self, limits: Sequence[int]) -> dict[str, Tensor]:
-        n_rows, device = len(limits), self.penalties.device
+        """Return the state of rows that have not taken a step. All tensors are updated in place."""
+        n_rows, device = len(limits), self.banned.device
         totals = torch.full((n_rows, self.beam_size), NEG_INF, device=device)
-        totals[:, 0] = 0.0  # the hypotheses of a row start alike: only the first may branch
+        totals[:, 0] = 0.0  # the hypotheses of a row start alike, so only the first may branch
         return {
-            "totals": totals,
+            "totals": totals,  # log probability of each hypothesis, best first
             "limits": torch.tensor(limits, dtype=torch.long, device=device),
-            "length": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "ends": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "best": torch.full((n_rows,), NEG_INF, dtype=torch.float64, device=device),
-            "depth": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "which": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "over": torch.zeros(n_rows, dtype=torch.bool, device=device),
+            "length": torch.zeros(n_rows, dtype=torch.long, device=device),  # steps taken
+            "n_ended": torch.zeros(n_rows, dtype=torch.long, device=device),
+            "best": torch.full((n_rows,), NEG_INF, dtype=torch.float64, device=device),  # worth of the best end
+            "best_depth": torch.zeros(n_rows, dtype=torch.long, device=device),  # the steps it took before its end
+            "best_hypothesis": torch.zeros(n_rows, dtype=torch.long, device=device),  # which one it was then
+            "done": torch.zeros(n_rows, dtype=torch.bool, device=device),
         }
 
-    def append_rows(self, limits: Sequence[int]) -> None:
-        """More rows, after those that are there."""
+    def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
+        return BeamRow(row_id, request, initial_tokens, self.beam_size)
+
+    def place_rows(self, places: Sequence[int], rows: Sequence[Row]) -> None:
+        limits = [row.request.max_new_tokens for row in rows]
         initial = self._initial_tensors(limits)
-        self.tensors = {name: torch.cat([tensor, initial[name]]) for name, tensor in self.tensors.items()}
+        if places[0] == len(self.tensors["done"]):
+            self.tensors = {name: torch.cat([tensor, initial[name]]) for name, tensor in self.tensors.items()}
+        else:
+            index = torch.tensor(places, device=self.banned.device)
+            for name, tensor in initial.items():
+                self.tensors[name][index] = tensor
 
-    def reset_rows(self, row_indices: Tensor, limits: Sequence[int]) -> None:
-        """New rows in the place of old ones."""
-        for name, tensor in self._initial_tensors(limits).items():
-            self.tensors[name][row_indices] = tensor
+    def select(self, places: Tensor) -> None:
+        self.tensors = {name: tensor[places] for name, tensor in self.tensors.items()}
 
-    def select(self, rows: Tensor) -> None:
-        self.tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
-
-    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:  # (B, size, V) -> (B, size) each
-        """The tokens with which hypotheses go on, and which ones they go on from."""
+    def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose the tokens and parents (B, K) of the hypotheses that go on, from logits (B, K, V)."""
         state, beam_size = self.tensors, self.beam_size
-        log_probs = logits.flatten(0, 1).log_softmax(dim=-1).index_fill(-1, self.banned, NEG_INF)  # (B · size, V)
+        log_probs = logits.flatten(0, 1).log_softmax(dim=-1).index_fill(-1, self.banned, NEG_INF)  # (B · K, V)
         top_log_probs, top_tokens = (
             tensor.view(-1, beam_size, tensor.shape[-1])
             for tensor in fast_topk(log_probs, min(2 * beam_size, log_probs.shape[-1]))
@@ -92,45 +127,46 @@ class BeamState:
         ranks = torch.arange(totals.shape[1], device=logits.device)
         order = (ranks + ~continues * len(ranks)).sort(dim=1).indices[:, :beam_size]  # those that go on, best first
         state["totals"].copy_(totals.where(continues, NEG_INF).gather(1, order))
-        self._close_rows(continues.any(dim=1))
+        self._mark_done(continues.any(dim=1))
         return tokens.gather(1, order), parents.gather(1, order)
 
     def _record_ended(self, ended: Tensor, totals: Tensor, parents: Tensor) -> None:
-        """Count ends, and remember the best so far: the first of a step, if it beats those of earlier steps."""
+        """Count the hypotheses that end in this step; their best is the first, and may be the best of the row."""
         state = self.tensors
         first_ended = ended.long().argmax(dim=1, keepdim=True)
-        penalised = totals.gather(1, first_ended)[:, 0].double() / self._length_penalty()
-        improves = ended.any(dim=1) & (penalised > state["best"]) & ~state["over"]
+        penalised = totals.gather(1, first_ended)[:, 0].double() / self._length_penalties()
+        improves = ended.any(dim=1) & (penalised > state["best"]) & ~state["done"]
         state["best"].copy_(penalised.where(improves, state["best"]))
-        state["depth"].copy_((state["length"] - 1).where(improves, state["depth"]))
-        state["which"].copy_(parents.gather(1, first_ended)[:, 0].where(improves, state["which"]))
-        state["ends"] += ended.sum(dim=1) * ~state["over"]
-
-    def _length_penalty(self) -> Tensor:
-        return self.penalties[self.tensors["length"].clamp(max=len(self.penalties) - 1)]
-
-    def _close_rows(self, any_continues: Tensor) -> None:
-        """At the length limit, what is unfinished competes only when nothing has ended."""
-        state = self.tensors
-        unfinished_leads = (
-            state["totals"][:, 0].double() / self._length_penalty() > state["best"]
-        )  # a sure model's ends may all be poor
-        done = (
-            ((state["ends"] >= self.beam_size) & ~unfinished_leads)
-            | ~any_continues
-            | (state["length"] >= state["limits"])
+        state["best_depth"].copy_((state["length"] - 1).where(improves, state["best_depth"]))
+        state["best_hypothesis"].copy_(
+            parents.gather(1, first_ended)[:, 0].where(improves, state["best_hypothesis"])
         )
-        newly_done = done & ~state["over"]
-        unfinished = newly_done & (state["ends"] == 0) & any_continues  # the best of them is the first
-        state["depth"].copy_(state["length"].where(unfinished, state["depth"]))
-        state["which"].copy_(state["which"].masked_fill(unfinished, 0))
-        state["over"] |= newly_done
+        state["n_ended"] += ended.sum(dim=1) * ~state["done"]
 
+    def _length_penalties(self) -> Tensor:
+        return ((5 + self.tensors["length"].double()) / 6) ** self.length_penalty
 
-def backtrace(back_pointers: BackPointers, depth: int, hypothesis: int) -> list[int]:
-    """The tokens of a hypothesis, found by going back from parent to parent."""
-    sequence = []
-    for tokens, parents in reversed(back_pointers[:depth]):
-        sequence.append(int(tokens[hypothesis]))
-        hypothesis = int(parents[hypothesis])
-    return sequence[::-1]
+    def _mark_done(self, any_continues: Tensor) -> None:
+        state = self.tensors
+        # The ends of a model that is sure of going on may all be poor: then the search goes on.
+        unfinished_leads = state["totals"][:, 0].double() / self._length_penalties() > state["best"]
+        enough_ended = (state["n_ended"] >= self.beam_size) & ~unfinished_leads
+        done = enough_ended | ~any_continues | (state["length"] >= state["limits"])
+        newly_done = done & ~state["done"]
+        unfinished_wins = newly_done & (state["n_ended"] == 0) & any_continues  # the best of them is the first
+        state["best_depth"].copy_(state["length"].where(unfinished_wins, state["best_depth"]))
+        state["best_hypothesis"].copy_(state["best_hypothesis"].masked_fill(unfinished_wins, 0))
+        state["done"] |= newly_done
+
+    def record(self, rows: Sequence[Row | None], tokens: Tensor, parents: Tensor | None) -> None:
+        assert parents is not None
+        step_tokens, step_parents = tokens.tolist(), parents.tolist()  # (n, B, K)
+        names = ("done", "best_depth", "best_hypothesis")
+        done, depth, hypothesis = (self.tensors[name].tolist() for name in names)
+        for place, row in enumerate(rows):
+            if isinstance(row, BeamRow):
+                steps = zip(step_tokens, step_parents, strict=True)
+                row.history += [(tokens_of[place], parents_of[place]) for tokens_of, parents_of in steps]
+                if done[place]:
+                    row.done = True
+                    row.output, _ = row.backtrace(hypothesis[place], 0, depth[place])

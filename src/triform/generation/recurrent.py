@@ -1,22 +1,22 @@
-"""Decoding with recurrent models: what was read is a state a row, and a step takes it one token further.
+"""How decoding runs a recurrent model: its state after the prompt replaces the KV cache of a Transformer.
 
-A state has one size however long its text is. So nothing is ever full, no clock is shared, rows leave and join by
-being selected and put beside one another, and a hypothesis that goes on from another takes its state.
+The adapters and the stepper have the same methods as those in `adapters.py`. They are simpler, because a state has
+the same size however long its text is: no context is ever full, rows leave and join by indexing and concatenation,
+and a hypothesis of a beam search that continues another copies its state.
+
+Shapes: B rows, K hypotheses of a row (1 without beam search), P prompt tokens, S source tokens, V tokens.
 """
 
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TokenIds, to_model_device
-from triform.generation.stepper import CachedStepper, Stepper
-from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.nn.layouts import pad
 from triform.nn.recurrent import RecurrentState
@@ -24,63 +24,78 @@ from triform.nn.recurrent import RecurrentState
 
 @dataclass
 class RecurrentPrefill:
-    """Rows that have been read: what is carried of each, and scores (N, V) for what comes next."""
+    """The result of reading N rows: the state of each, and the logits (N, V) of the next token."""
 
     state: RecurrentState
-    source_keep: Tensor | None  # (N, S)
+    source_keep: Tensor | None  # (N, S): False marks padding of a source; None: there is none
     logits: Tensor
 
 
-class RecurrentAdapter(Protocol):
-    """What decoding needs of a recurrent model."""
+class RecurrentAdapter(ABC):
+    """A recurrent model. It reads prompts of any length."""
 
-    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
-        """Read what is given."""
+    max_len = sys.maxsize
+    sliding_context = False
+    model: RecurrentDecoder | RecurrentSeq2Seq
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @abstractmethod
+    def initial_tokens(self, row: Sequence[int]) -> list[int]:
+        """Return the tokens that a generated text starts with: the prompt, or the begin token of a target."""
+
+    @abstractmethod
+    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
+        """Read these rows in one pass and keep their states."""
+
+    @abstractmethod
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
-        """One more token for each hypothesis, (B, size) -> scores (B, size, V)."""
+        """Feed one token (B, K) to each hypothesis, advance the state and return logits (B, K, V)."""
+
+    def build_stepper(self, beam_size: int = 1) -> RecurrentStepper:
+        return RecurrentStepper(self, beam_size)
+
+    def _pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        tokens, keep = pad(rows)
+        return tokens.to(self.device), None if keep is None else keep.to(self.device)
 
 
-class RecurrentDecoderAdapter:
-    """Continues prompts, read whole however long they are."""
-
-    max_len = sys.maxsize  # a state is never full
+class RecurrentDecoderAdapter(RecurrentAdapter):
+    """Continues prompts."""
 
     def __init__(self, model: RecurrentDecoder) -> None:
-        self.model = model
+        self.model: RecurrentDecoder = model
 
-    def initial_tokens(self, row: TokenIds) -> list[int]:
+    def initial_tokens(self, row: Sequence[int]) -> list[int]:
         return list(row)
 
-    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
+    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
         state = RecurrentState()
-        tokens, keep = to_model_device(self.model, pad(rows))  # (N, P)
+        tokens, keep = self._pad(rows)  # (N, P)
         lengths = [len(row) for row in rows]
         hidden_states = self.model.hidden_states(tokens, keep, state, None if keep is None else lengths)
-        last_states = hidden_states[range(len(rows)), [length - 1 for length in lengths]]
+        last_states = hidden_states[range(len(rows)), [length - 1 for length in lengths]]  # (N, D)
         return RecurrentPrefill(state, None, self.model.lm_head(last_states).float())
 
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
         return self.model.step(tokens, state).float()
 
-    def uncached_logits(self, rows: Sequence[TokenIds], sequences: Sequence[TokenIds]) -> Tensor:
-        return self.prefill(sequences).logits
 
-
-class RecurrentSeq2SeqAdapter:
-    """Writes a target for each source, from the begin token on."""
-
-    max_len = sys.maxsize
+class RecurrentSeq2SeqAdapter(RecurrentAdapter):
+    """Generates a target for each source, starting with the begin token `bos`."""
 
     def __init__(self, model: RecurrentSeq2Seq, bos: int) -> None:
-        self.model, self.bos = model, bos
+        self.model: RecurrentSeq2Seq = model
+        self.bos = bos
 
-    def initial_tokens(self, row: TokenIds) -> list[int]:
+    def initial_tokens(self, row: Sequence[int]) -> list[int]:
         return [self.bos]
 
-    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
+    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
         state = RecurrentState()
-        source, keep = to_model_device(self.model, pad(rows))  # (N, S)
+        source, keep = self._pad(rows)  # (N, S)
         target = torch.full((len(rows), 1), self.bos, device=source.device)
         decoder_states = self.model.decoder_states(target, self.model.encoder(source, keep), keep, state)
         return RecurrentPrefill(state, keep, self.model.lm_head(decoder_states[:, -1]).float())
@@ -88,69 +103,38 @@ class RecurrentSeq2SeqAdapter:
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
         return self.model.step(tokens, state, source_keep).float()
 
-    def uncached_logits(self, rows: Sequence[TokenIds], sequences: Sequence[TokenIds]) -> Tensor:
-        source, keep = to_model_device(self.model, pad(rows))
-        target = to_model_device(self.model, pad(sequences))[0]
-        return self.model(source, target, keep)[:, -1].float()
-
 
 class RecurrentStepper:
-    """A stepper over states; the hypotheses of a row lie side by side in them, (B · size)."""
+    """Steps a batch of rows over their states; the hypotheses of a row are neighbours in them, (B · K)."""
 
     state: RecurrentState
     source_keep: Tensor | None
 
-    def __init__(self, adapter: RecurrentAdapter, rows: Sequence[TokenIds]) -> None:
-        self.adapter, self.rows, self.beam_size = adapter, rows, 1
+    def __init__(self, adapter: RecurrentAdapter, beam_size: int = 1) -> None:
+        self.adapter, self.beam_size, self.n_rows = adapter, beam_size, 0
 
-    def prefill(self) -> Tensor:
-        prefilled = self.adapter.prefill(self.rows)
-        self.state, self.source_keep = prefilled.state, prefilled.source_keep
-        return prefilled.logits
-
-    def expand_to_beams(self, beam_size: int) -> None:
-        self.beam_size = beam_size
-        self.state.repeat(beam_size)
-
-    def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        token_grid = tokens.view(-1, self.beam_size)
-        if parents is not None:
-            offsets = self.beam_size * torch.arange(len(token_grid), device=parents.device)[:, None]
-            self.state.reorder((offsets + parents).flatten())
-        return self.adapter.decode_step(token_grid, self.state, self.source_keep).view(*tokens.shape, -1)
-
-    def select(self, rows: Tensor) -> None:
-        beam_indices = torch.arange(self.beam_size, device=rows.device)
-        self.state.reorder((self.beam_size * rows[:, None] + beam_indices).flatten())
-        self.state.source.select(rows)
-        self.source_keep = None if self.source_keep is None else self.source_keep[rows]
-
-    def append_rows(self, rows: Sequence[TokenIds]) -> Tensor:
+    def append_rows(self, rows: Sequence[Sequence[int]]) -> Tensor:
         prefilled = self.adapter.prefill(rows)
         prefilled.state.repeat(self.beam_size)
-        self.source_keep = self.state.append_rows(prefilled.state, self.source_keep, prefilled.source_keep)
+        if self.n_rows:
+            self.source_keep = self.state.append_rows(prefilled.state, self.source_keep, prefilled.source_keep)
+        else:
+            self.state, self.source_keep = prefilled.state, prefilled.source_keep
+        self.n_rows += len(rows)
         return prefilled.logits
 
+    def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        if parents is not None:
+            offsets = self.beam_size * torch.arange(self.n_rows, device=parents.device)[:, None]
+            self.state.reorder((offsets + parents).flatten())
+        return self.adapter.decode_step(tokens, self.state, self.source_keep)
 
-AnyAdapter = GenerationAdapter | RecurrentDecoderAdapter | RecurrentSeq2SeqAdapter
+    def select(self, rows: Tensor) -> None:
+        hypotheses = torch.arange(self.beam_size, device=rows.device)
+        self.state.reorder((self.beam_size * rows[:, None] + hypotheses).flatten())
+        self.state.source.select(rows)
+        self.source_keep = None if self.source_keep is None else self.source_keep[rows]
+        self.n_rows = len(rows)
 
-
-def build_decoder_adapter(model: AnyDecoder, max_len: int) -> AnyAdapter:
-    return RecurrentDecoderAdapter(model) if isinstance(model, RecurrentDecoder) else DecoderAdapter(model, max_len)
-
-
-def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> AnyAdapter:
-    return (
-        RecurrentSeq2SeqAdapter(model, bos)
-        if isinstance(model, RecurrentSeq2Seq)
-        else Seq2SeqAdapter(model, max_len, bos)
-    )
-
-
-def build_stepper(adapter: AnyAdapter, rows: Sequence[TokenIds]) -> Stepper:
-    """What takes one token after the other, without reading anything twice."""
-    return (
-        RecurrentStepper(adapter, rows)
-        if isinstance(adapter, RecurrentDecoderAdapter | RecurrentSeq2SeqAdapter)
-        else CachedStepper(adapter, rows)
-    )
+    def restart(self, contexts: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        raise AssertionError("the context of a recurrent model is never full")

@@ -1,197 +1,43 @@
-"""A decoding step that is the same every time, so that a GPU can replay it as one graph.
+"""A decode step that is the same every time, so that a GPU can replay it as one CUDA graph.
 
-There is room for a fixed number of rows, each with a fixed number of hypotheses and of keys. A step chooses tokens
-from the scores, writes them down, and makes the next scores; whatever changes from step to step, clock and
-positions included, is a tensor on the device.
+`DecodeSlots` has a fixed number of slots, each with a fixed number of hypotheses and room for a fixed number of
+keys. A step picks tokens from the logits of the last step, notes them, and runs the model to get the next logits.
+Whatever changes from step to step, such as the clock and the positions, is a tensor on the device that the step
+updates itself.
+
+Shapes: n steps, B slots, K hypotheses of a slot, C columns of the cache, G heads of keys and values, V tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from triform.config import DecodeConfig
-from triform.generation.adapters import GenerationAdapter, Prefill
-from triform.generation.beam import NEG_INF, BeamState
-from triform.generation.sampling import sample_from_uniform
+from triform.generation.adapters import Prefill, TransformerAdapter
+from triform.generation.backend import TokenPicker
 from triform.nn.kernels.cuda_graph import capture_cuda_graph
 from triform.nn.kv_cache import StaticKVCache
 from triform.nn.layouts import BeamLayout
 
 log = logging.getLogger("triform")
-STEPS_PER_SYNC = 16  # that are replayed before the host looks at what was written
-
-
-class TokenPicker(Protocol):
-    """How hypotheses go on: scores (B, size, V) -> tokens and parents (B, size); all on the device."""
-
-    def __call__(self, logits: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor | None]: ...
-
-
-class GreedyPicker:
-    def __init__(self, banned: Sequence[int], device: torch.device) -> None:
-        self.banned = torch.tensor(banned, dtype=torch.long, device=device)
-
-    def __call__(self, logits: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logits.index_fill(-1, self.banned, NEG_INF).argmax(dim=-1), None
-
-
-class SamplePicker(GreedyPicker):
-    """Random numbers are drawn beforehand, a few steps at a time, from each row's own generator."""
-
-    def __init__(self, banned: Sequence[int], device: torch.device, config: DecodeConfig, n_rows: int) -> None:
-        super().__init__(banned, device)
-        self.config = config
-        self.uniforms = torch.zeros(STEPS_PER_SYNC, n_rows, dtype=torch.float64, device=device)
-
-    def __call__(self, logits: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor | None]:
-        allowed_logits = logits[:, 0].index_fill(-1, self.banned, NEG_INF)
-        uniforms = self.uniforms.index_select(0, step_index).T  # (B, 1)
-        return sample_from_uniform(allowed_logits, uniforms, self.config)[:, None], None
-
-
-class BeamPicker:
-    """Beam search."""
-
-    def __init__(self, beam_state: BeamState) -> None:
-        self.beam_state = beam_state
-
-    def __call__(self, logits: Tensor, step_index: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.beam_state.advance(logits)
+STEPS_PER_SYNC = 16  # steps that are replayed before the host reads the tokens
 
 
 class SlotShape(NamedTuple):
-    """How much there is room for."""
+    """The sizes that are fixed when slots are made."""
 
     n_rows: int
-    beam_size: int  # hypotheses of a row
-    cache_len: int  # tokens of a text that are remembered
-    source_len: int  # tokens of a source
-
-
-class DecodeSlots:
-    """The rows that are being written, each in a slot of its own, and the step that all of them take."""
-
-    def __init__(self, adapter: GenerationAdapter, picker: TokenPicker, shape: SlotShape, prefill: Prefill) -> None:
-        """`read` shows what keys, values and scores look like."""
-        self.picker, self.shape = picker, shape
-        n_rows, beam_size, cache_len, source_len = shape
-        example_keys, logits = prefill.cache.stores[0][0].key_value()[0], prefill.logits
-        n_layers, n_heads, head_dim = len(prefill.cache.stores), example_keys.shape[1], example_keys.shape[3]
-        device = logits.device
-        self.kv_buffer = example_keys.new_zeros(n_layers, 2, n_rows, n_heads, cache_len * beam_size, head_dim)
-        self.source_kv = (
-            example_keys.new_zeros(n_layers, 2, n_rows, n_heads, source_len, head_dim) if source_len else None
-        )
-        self.source_keep = torch.ones(n_rows, source_len, dtype=torch.bool, device=device) if source_len else None
-        self.keep = torch.zeros(n_rows, beam_size, cache_len * beam_size, dtype=torch.bool, device=device)
-        self.logits = logits.new_zeros(n_rows, beam_size, logits.shape[-1])
-        self.newest_column = torch.zeros(1, dtype=torch.long, device=device)  # the newest column
-        self.step_index = torch.zeros(1, dtype=torch.long, device=device)  # since the host last looked
-        self.positions = torch.zeros(n_rows, 1, dtype=torch.long, device=device)  # of the next token in its text
-        self.write_indices = torch.arange(beam_size, device=device)  # of the newest keys
-        self.identity = torch.eye(beam_size, dtype=torch.bool, device=device)
-        self.key_columns = torch.arange(cache_len, device=device).repeat_interleave(beam_size)
-        self.tokens = torch.zeros(STEPS_PER_SYNC, n_rows, beam_size, dtype=torch.long, device=device)
-        self.parents = torch.zeros_like(self.tokens)
-        self.cache = StaticKVCache(self.kv_buffer, self.source_kv, self.write_indices)
-        self.graph = self._capture_graph(adapter) if _supports_cuda_graphs(device) else None
-
-    def _step(self, adapter: GenerationAdapter) -> None:
-        """One step. Nothing here waits for the device, or depends on a number that the host knows."""
-        n_rows, beam_size, cache_len, _ = self.shape
-        tokens, parents = self.picker(self.logits, self.step_index)
-        self.tokens.index_copy_(0, self.step_index, tokens[None])
-        if parents is not None:
-            self.parents.index_copy_(0, self.step_index, parents[None])
-            self.keep.copy_(self.keep.gather(1, parents[:, :, None].expand(self.keep.shape)))
-        self.newest_column.add_(1).remainder_(cache_len)
-        torch.add(
-            self.newest_column * beam_size,
-            torch.arange(beam_size, device=self.newest_column.device),
-            out=self.write_indices,
-        )
-        self.keep.index_copy_(2, self.write_indices, self.identity.expand(n_rows, beam_size, beam_size))
-        key_ages = (self.newest_column - self.key_columns).remainder(cache_len)
-        # a row that is done goes on until the host looks: its place in the text must still be one
-        positions = self.positions.clamp(max=adapter.max_len - 1).expand(n_rows, beam_size)
-        layout = BeamLayout(self.keep, key_ages, positions)
-        self.logits.copy_(adapter.decode_step(tokens, layout, self.cache, self.source_keep))
-        self.step_index.add_(1)
-        self.positions.add_(1)
-
-    def _capture_graph(self, adapter: GenerationAdapter) -> torch.cuda.CUDAGraph | None:
-        """The step as a graph, recorded while nobody is in the slots; None where that cannot be done."""
-        try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self._step(adapter)
-            torch.cuda.current_stream().wait_stream(stream)
-            return capture_cuda_graph(lambda: self._step(adapter))
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            log.warning("decoding step by step, since a graph could not be recorded: %s", str(error).split("\n")[0])
-            return None
-
-    def run(self, adapter: GenerationAdapter, n_steps: int) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
-        """Take n steps (at most STEPS); the tokens and parents of each: (n, B, size)."""
-        self.step_index.zero_()  # here and not after: who was interrupted may have left it anywhere
-        for _ in range(n_steps):
-            if self.graph is None:
-                self._step(adapter)
-            else:
-                self.graph.replay()
-        parents = self.parents[:n_steps].tolist() if self.shape.beam_size > 1 else []
-        return self.tokens[:n_steps].tolist(), parents
-
-    def admit(
-        self,
-        slots: Sequence[int],
-        prefilled: PrefilledRows,
-        rows: Sequence[int],
-        *,
-        separate_hypotheses: bool = False,
-    ) -> None:
-        """Put rows that were read into slots. `apart`: each hypothesis was read by itself, a row's one by one."""
-        beam_size, cache_len = self.shape.beam_size, self.shape.cache_len
-        slot_indices, row_indices = (
-            torch.tensor(indices, device=self.newest_column.device) for indices in (slots, rows)
-        )
-        width = prefilled.kv.shape[4]
-        offsets = torch.arange(1 - width, 1, device=self.newest_column.device)
-        write_columns = (self.newest_column + offsets).remainder(cache_len) * beam_size  # (P)
-        self.keep[slot_indices] = False
-        for beam in range(beam_size if separate_hypotheses else 1):
-            selected_rows = row_indices[beam :: beam_size if separate_hypotheses else 1]
-            new_kv = prefilled.kv[:, :, selected_rows].permute(2, 4, 0, 1, 3, 5)  # (N, P, layers, 2, G, Dh)
-            self.kv_buffer[:, :, slot_indices[:, None], :, write_columns + beam] = new_kv
-            readers = torch.arange(beam, beam + 1) if separate_hypotheses else torch.arange(beam_size)
-            for reader in readers.tolist():
-                self.keep[slot_indices[:, None], reader, write_columns + beam] = prefilled.keep[selected_rows]
-        logits = prefilled.logits[row_indices]
-        self.logits[slot_indices] = (
-            logits.view(-1, *self.logits.shape[1:])
-            if separate_hypotheses
-            else logits[:, None].expand(-1, beam_size, -1)
-        )
-        self.positions[slot_indices] = prefilled.lengths[
-            row_indices[:: beam_size if separate_hypotheses else 1], None
-        ]
-        if self.source_kv is not None and self.source_keep is not None and prefilled.source_kv is not None:
-            source_width = prefilled.source_kv.shape[4]
-            self.source_kv[:, :, slot_indices, :, :source_width] = prefilled.source_kv[:, :, row_indices]
-            self.source_keep[slot_indices] = False
-            self.source_keep[slot_indices, :source_width] = prefilled.source_keep[row_indices]
+    beam_size: int
+    cache_len: int  # tokens of a text whose keys are kept
+    source_len: int  # tokens of a source; 0 for a language model
 
 
 class PrefilledRows:
-    """Rows that were read before there was a slot for them; all layers in one tensor (layers, 2, N, G, P, Dh)."""
+    """N rows that were prefilled, with the keys and values of all layers in one tensor (layers, 2, N, G, P, Dh)."""
 
     source_kv: Tensor | None = None
 
@@ -211,6 +57,136 @@ class PrefilledRows:
             self.source_keep = self.source_keep if prefill.source_keep is None else prefill.source_keep
 
 
+class DecodeSlots:
+    """A batch of fixed shape, and the step that all its slots take, recorded as a CUDA graph where possible.
+
+    The cache is a ring: all slots share one clock, and each step writes its keys over the oldest column. A row that
+    is admitted is written so that its prompt ends in the newest column. `keep` says which keys belong to the past
+    of each hypothesis, as in `CachedStepper`.
+
+    Args:
+        adapter: The model. It is passed to every call, because slots must not keep a model alive.
+        picker: Chooses the tokens. It belongs to these slots alone.
+        shape: The fixed sizes.
+        example: Any prefill of the model, for the shape and type of its keys, values and logits.
+    """
+
+    def __init__(
+        self, adapter: TransformerAdapter, picker: TokenPicker, shape: SlotShape, example: Prefill
+    ) -> None:
+        self.picker, self.shape = picker, shape
+        n_rows, beam_size, cache_len, source_len = shape
+        example_keys, logits = example.cache.stores[0][0].key_value()[0], example.logits
+        n_layers, n_heads, head_dim = len(example.cache.stores), example_keys.shape[1], example_keys.shape[3]
+        device = logits.device
+        picker.allocate(n_rows, STEPS_PER_SYNC)
+        self.kv_buffer = example_keys.new_zeros(n_layers, 2, n_rows, n_heads, cache_len * beam_size, head_dim)
+        self.source_kv = (
+            example_keys.new_zeros(n_layers, 2, n_rows, n_heads, source_len, head_dim) if source_len else None
+        )
+        self.source_keep = torch.ones(n_rows, source_len, dtype=torch.bool, device=device) if source_len else None
+        self.keep = torch.zeros(n_rows, beam_size, cache_len * beam_size, dtype=torch.bool, device=device)
+        self.logits = logits.new_zeros(n_rows, beam_size, logits.shape[-1])
+        self.newest_column = torch.zeros(1, dtype=torch.long, device=device)  # the clock, modulo the cache's length
+        self.step_index = torch.zeros(1, dtype=torch.long, device=device)  # steps since the host last read tokens
+        self.positions = torch.zeros(n_rows, 1, dtype=torch.long, device=device)  # of the next token in its text
+        self.write_indices = torch.arange(beam_size, device=device)  # where the next keys are written
+        self.identity = torch.eye(beam_size, dtype=torch.bool, device=device)
+        self.key_columns = torch.arange(cache_len, device=device).repeat_interleave(beam_size)
+        self.tokens = torch.zeros(STEPS_PER_SYNC, n_rows, beam_size, dtype=torch.long, device=device)
+        self.parents = torch.zeros_like(self.tokens)
+        self.cache = StaticKVCache(self.kv_buffer, self.source_kv, self.write_indices)
+        self.graph = self._capture_graph(adapter) if _supports_cuda_graphs(device) else None
+
+    def _step(self, adapter: TransformerAdapter) -> None:
+        """Take one step. Nothing in it waits for the device or depends on a number that only the host knows."""
+        n_rows, beam_size, cache_len, _ = self.shape
+        tokens, parents = self.picker.pick(self.logits, self.step_index)
+        self.tokens.index_copy_(0, self.step_index, tokens[None])
+        if parents is not None:
+            self.parents.index_copy_(0, self.step_index, parents[None])
+            self.keep.copy_(self.keep.gather(1, parents[:, :, None].expand(self.keep.shape)))
+        self.newest_column.add_(1).remainder_(cache_len)
+        torch.add(
+            self.newest_column * beam_size,
+            torch.arange(beam_size, device=self.newest_column.device),
+            out=self.write_indices,
+        )
+        self.keep.index_copy_(2, self.write_indices, self.identity.expand(n_rows, beam_size, beam_size))
+        key_ages = (self.newest_column - self.key_columns).remainder(cache_len)
+        # A finished row goes on until the host looks: its position must still be one that the model knows.
+        positions = self.positions.clamp(max=adapter.max_len - 1).expand(n_rows, beam_size)
+        layout = BeamLayout(self.keep, key_ages, positions)
+        self.logits.copy_(adapter.decode_step(tokens, layout, self.cache, self.source_keep))
+        self.step_index.add_(1)
+        self.positions.add_(1)
+
+    def _capture_graph(self, adapter: TransformerAdapter) -> torch.cuda.CUDAGraph | None:
+        """Record the step while all slots are empty; return None where that fails."""
+        try:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._step(adapter)
+            torch.cuda.current_stream().wait_stream(stream)
+            return capture_cuda_graph(lambda: self._step(adapter))
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            reason = str(error).split("\n")[0]
+            log.warning("decoding without a CUDA graph, because it could not be recorded: %s", reason)
+            return None
+
+    def run(self, adapter: TransformerAdapter, n_steps: int) -> tuple[Tensor, Tensor]:
+        """Take up to STEPS_PER_SYNC steps and return the tokens and parents (n, B, K) that they picked."""
+        self.step_index.zero_()  # before the steps and not after: an interrupted call may have left it anywhere
+        for _ in range(n_steps):
+            if self.graph is None:
+                self._step(adapter)
+            else:
+                self.graph.replay()
+        return self.tokens[:n_steps], self.parents[:n_steps]
+
+    def admit(
+        self,
+        slots: Sequence[int],
+        prefilled: PrefilledRows,
+        rows: Sequence[int],
+        *,
+        separate_hypotheses: bool = False,
+    ) -> None:
+        """Put rows that were prefilled into slots, in place of what was there.
+
+        Args:
+            slots: The slots to fill.
+            prefilled: The rows, among others.
+            rows: Which of them to take, one for each slot.
+            separate_hypotheses: Whether every hypothesis of a slot was prefilled on its own. `rows` then has one
+                entry for each hypothesis, those of a slot next to each other.
+        """
+        beam_size, cache_len = self.shape.beam_size, self.shape.cache_len
+        n_separate = beam_size if separate_hypotheses else 1  # rows of each slot
+        slot_indices, row_indices = (
+            torch.tensor(indices, device=self.newest_column.device) for indices in (slots, rows)
+        )
+        offsets = torch.arange(1 - prefilled.kv.shape[4], 1, device=self.newest_column.device)
+        write_columns = (self.newest_column + offsets).remainder(cache_len) * beam_size  # (P)
+        self.keep[slot_indices] = False
+        for index in range(n_separate):
+            selected_rows = row_indices[index::n_separate]
+            new_kv = prefilled.kv[:, :, selected_rows].permute(2, 4, 0, 1, 3, 5)  # (N, P, layers, 2, G, Dh)
+            self.kv_buffer[:, :, slot_indices[:, None], :, write_columns + index] = new_kv
+            for hypothesis in [index] if separate_hypotheses else range(beam_size):
+                self.keep[slot_indices[:, None], hypothesis, write_columns + index] = prefilled.keep[selected_rows]
+        logits = prefilled.logits[row_indices].view(len(slot_indices), n_separate, -1)
+        self.logits[slot_indices] = logits.expand(-1, beam_size, -1)
+        self.positions[slot_indices] = prefilled.lengths[row_indices[::n_separate], None]
+        if self.source_kv is not None and self.source_keep is not None and prefilled.source_kv is not None:
+            source_width = prefilled.source_kv.shape[4]
+            self.source_kv[:, :, slot_indices, :, :source_width] = prefilled.source_kv[:, :, row_indices]
+            self.source_keep[slot_indices] = False
+            self.source_keep[slot_indices, :source_width] = prefilled.source_keep[row_indices]
+
+
 def _supports_cuda_graphs(device: torch.device) -> bool:
-    """Whether steps there can be recorded and replayed."""
     return device.type == "cuda"

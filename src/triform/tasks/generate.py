@@ -14,10 +14,9 @@ from torch import Tensor
 from triform.config import DecodeConfig
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
-from triform.generation.beam import StoppingCriteria
-from triform.generation.recurrent import build_decoder_adapter
-from triform.generation.sampling import row_seeds
-from triform.generation.search import generate
+from triform.generation.adapters import build_decoder_adapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.scheduler import generate, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
 from triform.nn.loss import lm_training_loss
@@ -51,16 +50,17 @@ class TextGenerator(Predictor):
         """Return the tokens that continue each prompt. For `decode` and `seed` see `predict`."""
         model, config = self.task.model.eval(), self.task.config
         decode = decode or config.decode
-        stopping = self.stopping_criteria((decode.max_new_tokens or DEFAULT_NEW_TOKENS,) * len(prompts))
-        adapter = build_decoder_adapter(model, config.data.max_len)
+        max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
         seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)))
-        return generate(adapter, prompts, decode, stopping, default_strategy="sample", seeds=seeds)
+        requests = [Request(prompt, max_new_tokens, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        adapter = build_decoder_adapter(model, config.data.max_len)
+        return generate(adapter, requests, decode, self.stopping_criteria(), default_strategy="sample")
 
-    def stopping_criteria(self, limits: tuple[int, ...]) -> StoppingCriteria:
+    def stopping_criteria(self) -> StoppingCriteria:
         """Return when texts end. Without an end token in the vocabulary, they end only at their limits."""
         tokenizer = self.task.tokenizer
         end = tokenizer.special_tokens.eos_or_bos
-        return StoppingCriteria(eos=-1 if end is None else end, limits=limits, banned=tokenizer.banned_tokens)
+        return StoppingCriteria(eos=-1 if end is None else end, banned=tokenizer.banned_tokens)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a prompt. An empty one becomes a newline or, without one in the vocabulary, an end token."""

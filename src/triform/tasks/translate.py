@@ -11,10 +11,9 @@ from torch import Tensor
 from triform.config import Config, DataSizes, DecodeConfig
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
-from triform.generation.beam import StoppingCriteria
-from triform.generation.recurrent import build_seq2seq_adapter
-from triform.generation.sampling import row_seeds
-from triform.generation.search import generate
+from triform.generation.adapters import build_seq2seq_adapter
+from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.scheduler import generate, row_seeds
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.loss import lm_training_loss
 from triform.tasks.evaluation import TokenEvaluator
@@ -56,12 +55,13 @@ class TextTranslator(Predictor):
         """Return the tokens that translate each source. For `decode` and `seed` see `predict`."""
         model, config, tokenizer = self.task.model.eval(), self.task.config, self.task.target_tokenizer
         decode, max_target_len = decode or config.decode, config.data.max_len - 1
-        limits = tuple(min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
-        special = tokenizer.special_tokens
-        stopping = StoppingCriteria(eos=special.end_token, limits=limits, banned=tokenizer.banned_tokens)
-        adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
+        limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
-        return generate(adapter, sources, decode, stopping, default_strategy="beam", seeds=seeds)
+        requests = [Request(*fields) for fields in zip(sources, limits, seeds, strict=True)]
+        special = tokenizer.special_tokens
+        stopping = StoppingCriteria(eos=special.end_token, banned=tokenizer.banned_tokens)
+        adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
+        return generate(adapter, requests, decode, stopping, default_strategy="beam")
 
     def sample_predictions(self, data: TranslationDataset) -> list[dict[str, str]]:
         pairs = data.raw_pairs[:: max(1, len(data.raw_pairs) // 8)][:8]

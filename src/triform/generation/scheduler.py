@@ -1,0 +1,164 @@
+"""Continuous batching: requests wait in a queue, are decoded together, and make room for others when they are done.
+
+`generate` decodes a list of requests. `Scheduler` does the same for requests that arrive over time: `submit` adds
+one at any moment, and `step` decodes a little and returns those that are done. One round of `step` is
+
+1. admit: rows from the front of the queue join the batch, if there is room; their prompts are prefilled;
+2. decode: every row of the batch takes a step (several, where CUDA graphs are replayed) and gets its next token;
+3. evict: rows that have reached an end token or their limit leave the batch;
+4. restart: rows whose context is full drop its older half and are prefilled again.
+
+The scheduler owns the queue and the order of these steps. Its back end runs the model: `EagerBackend` on any
+device, `GraphBackend` for Transformers on CUDA. Both give the same tokens, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from triform.config import DecodeConfig
+from triform.generation.adapters import GenerationAdapter, TransformerAdapter
+from triform.generation.backend import Backend, EagerBackend, Request, Row, StoppingCriteria, TokenPicker
+from triform.generation.beam import BeamPicker
+from triform.generation.graph import GraphBackend
+from triform.generation.sampling import SamplePicker
+from triform.progress import report_progress
+
+MAX_HYPOTHESES = 128  # in an eager batch
+MAX_HYPOTHESES_CUDA = 2_048  # the same on CUDA, for recurrent models: a step costs little more for many rows
+
+
+class Scheduler:
+    """Decodes requests that arrive over time. A scheduler belongs to one thread; each thread may have its own.
+
+    The loop of a server looks like this:
+
+        with Scheduler(adapter, config, stopping, strategy="sample") as scheduler:
+            while True:
+                for request, client in new_requests():
+                    clients[scheduler.submit(request)] = client
+                for request_id, tokens in scheduler.step().items():
+                    clients.pop(request_id).send(tokens)
+
+    Args:
+        adapter: The model.
+        config: Settings of the strategy, the same for all requests.
+        stopping: End token and banned tokens, the same for all requests.
+        strategy: "greedy", "sample" or "beam".
+        use_cuda_graphs: Whether to use the CUDA graph back end. None: wherever it is faster.
+    """
+
+    def __init__(
+        self,
+        adapter: GenerationAdapter,
+        config: DecodeConfig,
+        stopping: StoppingCriteria,
+        *,
+        strategy: str,
+        use_cuda_graphs: bool | None = None,
+    ) -> None:
+        self.adapter, on_cuda = adapter, adapter.device.type == "cuda"
+        make_picker = partial(build_picker, strategy, config, stopping, adapter.device)
+        self.picker = make_picker()
+        self.waiting: deque[Row] = deque()  # requests that are not in the batch yet, in the order of their arrival
+        self.n_submitted = self.n_finished = 0
+        self.backend: Backend
+        if isinstance(adapter, TransformerAdapter) and (on_cuda if use_cuda_graphs is None else use_cuda_graphs):
+            self.backend = GraphBackend(adapter, make_picker)
+        else:
+            max_hypotheses = MAX_HYPOTHESES_CUDA if on_cuda else MAX_HYPOTHESES
+            self.backend = EagerBackend(adapter, self.picker, max(1, max_hypotheses // self.picker.beam_size))
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.backend.close()
+
+    @property
+    def n_unfinished(self) -> int:
+        """Requests that were submitted and are not done."""
+        return self.n_submitted - self.n_finished
+
+    def submit(self, request: Request) -> int:
+        """Add a request to the queue and return its id: 0, 1, 2, …"""
+        row = self.picker.make_row(self.n_submitted, request, self.adapter.initial_tokens(request.tokens))
+        self.n_submitted += 1
+        self.backend.reserve(row)
+        self.waiting.append(row)
+        return row.id
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, list[int]]:
+        """Decode one round.
+
+        Returns:
+            The new tokens of each request that is done now, without the end token, by the id of the request.
+        """
+        if not self.n_unfinished:
+            return {}
+        self.backend.admit(self.waiting)
+        rows = self.backend.step()
+        finished = [row for row in rows if row.done]
+        if finished:
+            self.backend.evict(finished)
+            self.n_finished += len(finished)
+        full = [row for row in rows if not row.done and self._context_is_full(row)]
+        if full:
+            for row in full:
+                row.slide_context(self.adapter.max_len)
+            self.backend.restart(full)
+        return {row.id: row.output for row in finished}
+
+    def _context_is_full(self, row: Row) -> bool:
+        return self.adapter.sliding_context and row.context_len > self.adapter.max_len
+
+
+def build_picker(
+    strategy: str, config: DecodeConfig, stopping: StoppingCriteria, device: torch.device
+) -> TokenPicker:
+    """Return the object that chooses tokens as the strategy says."""
+    if strategy == "sample":
+        return SamplePicker(stopping, device, config)
+    if strategy == "beam":
+        return BeamPicker(stopping, device, beam_size=config.beam_size, length_penalty=config.length_penalty)
+    return TokenPicker(stopping, device)
+
+
+def row_seeds(seed: int, rows: Sequence[int]) -> list[int]:
+    """Return a seed for each of these rows of a data set, whatever batch it falls into."""
+    return [seed * 1_000_003 + row for row in rows]
+
+
+def generate(
+    adapter: GenerationAdapter,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    stopping: StoppingCriteria,
+    *,
+    default_strategy: str,
+) -> list[list[int]]:
+    """Decode all requests and return their new tokens, without the end token, in the same order.
+
+    Args:
+        adapter: The model.
+        requests: Prompts or sources, each with its limit and its seed.
+        config: Strategy and its settings.
+        stopping: End token and banned tokens.
+        default_strategy: What the strategy "auto" stands for.
+    """
+    strategy = default_strategy if config.strategy == "auto" else config.strategy
+    outputs: list[list[int]] = [[] for _ in requests]
+    # The longest first: rows of similar length are prefilled together, with little padding.
+    order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
+    with Scheduler(adapter, config, stopping, strategy=strategy) as scheduler:
+        index_of = {scheduler.submit(requests[index]): index for index in order}
+        while scheduler.n_unfinished:
+            for request_id, tokens in scheduler.step().items():
+                outputs[index_of[request_id]] = tokens
+            report_progress("decoding", scheduler.n_finished, len(requests))
+    return outputs
