@@ -396,34 +396,34 @@ def last_match(pattern: str, text: str) -> re.Match[str]:
 
 def check_search(paragraph: str) -> None:
     """The thing is looked for, and found, where it was last put."""
-    place = r"((?:behind|in|on|under) the (?:well house|apple tree|\w+))"
-    put = last_match(rf"(?:put|kept|hid)(?: it| the \w+ \w+) {place}", paragraph)[1]
-    answers = re.findall(rf"(?:is|Look|looked|And) {place}", paragraph)
-    assert answers == [put, put], paragraph
+    location = r"((?:behind|in|on|under) the (?:well house|apple tree|\w+))"
+    expected = last_match(rf"(?:put|kept|hid)(?: it| the \w+ \w+) {location}", paragraph)[1]
+    answers = re.findall(rf"(?:is|Look|looked|And) {location}", paragraph)
+    assert answers == [expected, expected], paragraph
 
 
 def check_count(paragraph: str) -> None:
     """What is left and what was given away make what there was."""
     words = "|".join(NUMBERS)
     total = re.search(rf"(?:had|found|bought) ({words}) (?!of)", paragraph)
-    given = re.search(rf"({words}) of them", paragraph)
-    left = re.search(
+    gift = re.search(rf"({words}) of them", paragraph)
+    rest = re.search(
         rf"there (?:was|were) ({words}),|({words}) of the (?:{words}) (?:was|were) left", paragraph, re.I
     )
     assert total, paragraph
-    assert given, paragraph
-    assert left, paragraph
-    left_word = (left[1] or left[2]).lower()
-    assert NUMBERS.index(given[1]) + NUMBERS.index(left_word) == NUMBERS.index(total[1]), paragraph
+    assert gift, paragraph
+    assert rest, paragraph
+    left_word = (rest[1] or rest[2]).lower()
+    assert NUMBERS.index(gift[1]) + NUMBERS.index(left_word) == NUMBERS.index(total[1]), paragraph
 
 
 def check_journey(paragraph: str) -> None:
     """The way home goes through the same places in reverse."""
-    there = re.search(r"walked to (the \w+), then to (the \w+), and then to (the \w+)", paragraph)
-    back = re.search(r"At (the \w+) s?he met .* passed (the \w+) first, and (the \w+) last", paragraph)
-    assert there, paragraph
-    assert back, paragraph
-    assert there.groups() == back.groups()[::-1], paragraph
+    outbound = re.search(r"walked to (the \w+), then to (the \w+), and then to (the \w+)", paragraph)
+    homeward = re.search(r"At (the \w+) s?he met .* passed (the \w+) first, and (the \w+) last", paragraph)
+    assert outbound, paragraph
+    assert homeward, paragraph
+    assert outbound.groups() == homeward.groups()[::-1], paragraph
 
 
 def check_swap(paragraph: str) -> None:
@@ -462,8 +462,8 @@ def test_pronouns_suit_the_person_they_stand_for() -> None:
 
 
 def test_no_story_is_told_twice() -> None:
-    told = [story for split in SPLITS for story in split_stories(split)]
-    assert len(told) == len(set(told)) == sum(SPLIT_SIZES.values())
+    all_stories = [story for split in SPLITS for story in split_stories(split)]
+    assert len(all_stories) == len(set(all_stories)) == sum(SPLIT_SIZES.values())
 
 
 def test_the_stories_are_tidy_and_shared_out_by_length() -> None:

@@ -361,7 +361,7 @@ def test_a_model_without_weights_and_sizes_below_nothing_are_told() -> None:
     sizes = DataSizes(vocab_size=5, max_len=4, n_labels=2)
     for model_class, _ in MODEL_CLASSES.values():
         inputs = [np.zeros((1, 2), int)] * (2 if model_class is models.EncoderDecoder else 1)
-        with pytest.raises(DataError, match=r"this model has no weights yet: make them with Weights\(model\)"):
+        with pytest.raises(DataError, match=r"no weights yet: allocate them with FlatParameters\(model\)"):
             model_class(SMALL_MODEL, sizes)(*inputs)
     with pytest.raises(ConfigError, match="target_vocab_size=-2 must be at least 1, or 0"):
         models.EncoderDecoder(SMALL_MODEL, replace(sizes, target_vocab_size=-2))
@@ -375,7 +375,7 @@ def test_weights_that_cannot_be_kept_are_refused_before_any_is_written() -> None
     )  # lists will do
     last = list(parameters.named)[-1]
     for bad, message in (
-        (np.full(parameters.named[last].shape, 1e300), f"{last} holds what is no finite number"),
+        (np.full(parameters.named[last].shape, 1e300), f"{last} contains NaN or infinity"),
         (np.full(parameters.named[last].shape, 1 + 1j), f"{last} must be real numbers; these are complex128"),
         (np.full(parameters.named[last].shape, "a"), f"{last} must be real numbers; these are <U1"),
         ([1.0], rf"{last} is \(1,\), wanted"),

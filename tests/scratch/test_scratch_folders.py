@@ -255,7 +255,7 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
             scratch.load(tmp_path, verify=False)
 
     assert_refused({**tensors, name: tensors[name][:3]}, r"attn.q_proj.weight is \(3, 16\), wanted \(16, 16\)")
-    assert_refused({**tensors, name: tensors[name] * np.float32("nan")}, f"{name} holds what is no finite number")
+    assert_refused({**tensors, name: tensors[name] * np.float32("nan")}, f"{name} contains NaN or infinity")
     assert_refused({**tensors, "wings": tensors[name]}, "do not fit the settings: wings is missing or unknown")
     path.write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="is damaged, or not a safetensors file"):

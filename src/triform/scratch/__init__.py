@@ -1,7 +1,7 @@
-"""A Transformer in NumPy alone: every forward pass with its backward pass written by hand beside it.
+"""The Transformer in NumPy: every layer has its backward pass written by hand beside its forward pass.
 
-No torch and no automatic differentiation. The parameters have the names of the torch models, so weights move both
-ways; `docs/scratch.md` walks through it.
+There is no torch and no automatic differentiation. Parameters have the names of the torch models, so both sides can
+use the same weights and run folders. `docs/scratch.md` explains the code layer by layer.
 """
 
 from triform.scratch.estimators import LanguageModel, TextClassifier, Translator, load

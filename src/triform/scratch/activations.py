@@ -1,4 +1,4 @@
-"""What bends: ReLU and GELU, each with its slope."""
+"""Activation functions: ReLU and GELU, each with its derivative."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from triform.scratch.module import Array, Backward, Module
 
-BLOCK_SIZE = 1 << 14  # numbers bent at a time: what lies between two steps stays in the processor's cache
+BLOCK_SIZE = 1 << 14  # elements computed at a time, so that intermediate results stay in the processor cache
 
 
 class ReLU(Module):
@@ -18,7 +18,7 @@ class ReLU(Module):
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         def backward(dy: Array) -> Array:
-            # The slope is 1 where x > 0, else 0.
+            # The derivative is 1 where x > 0, else 0.
             return dy * (y > 0)
 
         y = np.maximum(x, 0)
@@ -26,7 +26,7 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """x Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2 is the share of a normal distribution below x."""
+    """x Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2 is the cumulative distribution function of the normal law."""
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         y, slope = apply_blockwise(x, self.evaluate)
@@ -76,7 +76,7 @@ ACTIVATIONS: dict[str, type[Module]] = {"relu": ReLU, "gelu": GELU, "gelu_tanh":
 
 
 def apply_blockwise(x: Array, evaluate: Any) -> tuple[Array, Array]:
-    """A curve and its slope at every x, some numbers at a time."""
+    """Return a function and its derivative at every x, computed block by block."""
     y, slope = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
     flat = x.reshape(-1), y.reshape(-1), slope.reshape(-1)
     for start in range(0, x.size, BLOCK_SIZE):
@@ -87,8 +87,8 @@ def apply_blockwise(x: Array, evaluate: Any) -> tuple[Array, Array]:
 def normal_upper_tail(a: Array) -> tuple[Array, Array]:
     """Φ(-a) and φ(a) for a ≥ 0.
 
-    NumPy has no erf. But Φ(-a) = erfc(z) / 2 with z = a / √2, and erfc(z) exp(z²) is a tame function of
-    t = 1 / (1 + 0.4 z), which a polynomial follows closely; exp(-z²) is needed for φ anyway.
+    NumPy has no erf. But Φ(-a) = erfc(z) / 2 with z = a / √2, and erfc(z) exp(z²) is a smooth function of
+    t = 1 / (1 + 0.4 z), which a polynomial approximates closely; exp(-z²) is needed for φ anyway.
     """
     z = np.clip(a, 0, ERFC_CUTOFF)
     z *= math.sqrt(0.5)
@@ -114,9 +114,9 @@ ERFC_SCALE, ERFC_CUTOFF = 0.4, 8.5  # beyond so many deviations Φ is 1 to sixte
 
 @cache
 def erfc_coefficients(dtype: np.dtype[Any]) -> tuple[float, ...]:
-    """The polynomial for erfc(z) exp(z²) / 2 in t, highest power first: as many terms as the numbers have digits.
+    """Return the polynomial for erfc(z) exp(z²) / 2 in t, highest power first.
 
-    It meets the function, which Python's own `math` knows for single numbers, at Chebyshev's points.
+    It interpolates `math.erfc` at Chebyshev points, with as many terms as the data type has digits.
     """
     degree = 6 if dtype == np.float32 else 18
 

@@ -1,4 +1,4 @@
-"""Attention: every query takes a mean of the values, weighted by how well it matches their keys."""
+"""Attention: each query reads a weighted mean of the values; the weights depend on how well it matches the keys."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SCORE_SCALES: dict[str, Callable[[int], float]] = {
 
 
 def causal_mask(length: int, dtype: Any) -> Array:  # -> (T, T)
-    """Position t reads positions s ≤ t: the future cannot be seen."""
+    """Return the mask that lets position t read positions s ≤ t only."""
     return np.triu(np.full((length, length), MASK_VALUE, dtype), k=1)
 
 
 def padding_mask(keep: Array, dtype: Any) -> Array:  # (B, S) -> (B, 1, 1, S)
-    """Nobody reads what is not real."""
+    """Return the mask that hides padding from all queries."""
     return np.where(keep, 0, MASK_VALUE).astype(dtype)[:, None, None, :]
 
 
 def softmax(scores: Array) -> Array:
     """w_j = exp(s_j) / Σ_k exp(s_k) over the last axis.
 
-    A number taken from all scores of a row changes nothing, and keeps exp within bounds. The largest score of all
-    rows will do, and is found quickly, unless some row lies so far below that nothing is left of it. A row in which
-    nothing may be read takes nothing: all its weights are 0.
+    Subtracting a constant from a row does not change its softmax and keeps exp from overflowing. The maximum over
+    all rows is the fastest constant to compute; where a row lies so far below it that its weights vanish, the
+    maximum of each row is used instead. A row in which nothing may be read has weights of 0 only.
     """
     weights = np.exp(scores - max(scores.max(), MASK_THRESHOLD))
     sums = _row_sums(weights)
@@ -59,7 +59,7 @@ AttentionBackward = Callable[[Array, Array, Array, Array], None]  # dy, and wher
 def scaled_dot_product_attention(
     q: Array, k: Array, v: Array, masks: Masks, scale: float, rate: float, rng: OptionalRng
 ) -> tuple[Array, AttentionBackward]:  # (B, H, T, Dh), twice (B, H, S, Dh) -> (B, T, H, Dh)
-    """softmax(q kᵀ / √Dh + masks) v, where a share `rate` of the weights may be dropped."""
+    """softmax(scale · q kᵀ + masks) v, with dropout of `rate` on the weights."""
     scores = q @ k.swapaxes(-1, -2)  # (B, H, T, S)
     scores *= scale
     for mask in masks:
@@ -84,7 +84,7 @@ def scaled_dot_product_attention(
 
 
 class MultiHeadAttention(Module):
-    """Queries from `x`, keys and values from `source`, in heads side by side; then all heads mixed."""
+    """Multi-head attention with queries from `x` and keys and values from `source`."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.n_heads, self.rate = config.n_heads, config.attention_dropout
@@ -103,7 +103,7 @@ class MultiHeadAttention(Module):
         output, out_backward = self.out_proj(y.reshape(x.shape))  # (B, T, D)
 
         def backward(dy: Array) -> tuple[Array, Array]:
-            """The gradients by `x` and by `source`."""
+            """Return the gradients with respect to `x` and to `source`."""
             d_queries, d_keys_values = np.empty_like(queries), np.empty_like(keys_values)
             dq, (dk, dv) = self.split_heads(d_queries, 1)[0], self.split_heads(d_keys_values, 2)
             heads_backward(self.split_heads(out_backward(dy), 1)[0], dq, dk, dv)
@@ -112,7 +112,7 @@ class MultiHeadAttention(Module):
         return output, backward
 
     def split_heads(self, x: Array, n_parts: int) -> Array:  # (B, T, parts · D) -> (parts, B, H, T, Dh)
-        """A view: head h is the h-th stretch of the width."""
+        """Return a view with the features split into heads."""
         b, t, _ = x.shape
         return x.reshape(b, t, n_parts, self.n_heads, -1).transpose(2, 0, 3, 1, 4)
 
@@ -120,7 +120,7 @@ class MultiHeadAttention(Module):
 def self_attention(
     attention: MultiHeadAttention, masks: Masks, rng: OptionalRng
 ) -> Callable[[Array], tuple[Array, Backward]]:
-    """Attention of states to themselves. They are read twice, as queries and as keys: the gradients add up."""
+    """Return attention in which `source` is `x` itself, so that both gradients add up."""
 
     def sublayer(x: Array) -> tuple[Array, Backward]:
         y, attention_backward = attention(x, x, masks, rng)

@@ -1,4 +1,4 @@
-"""Rows of unequal length as arrays, and which rows make a batch."""
+"""Padding, and the grouping of rows into batches of similar length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ POOL_BATCHES = 50  # batches sorted by length together: large enough for little 
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int = PAD) -> tuple[Array, Array | None]:
-    """Rows as (B, T), and which entries are real (None: all of them)."""
+    """Return rows as an array (B, T), and a mask that is False for padding, or None if nothing is padded.
+
+    >>> tokens, keep = pad([[5, 6, 7], [8]])
+    >>> tokens.tolist(), keep.tolist()
+    ([[5, 6, 7], [8, 0, 0]], [[True, True, True], [True, False, False]])
+    """
     lengths = np.array([len(row) for row in rows])
     keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
     padded = np.full(keep.shape, fill, np.int64)
@@ -23,7 +28,7 @@ def pad(rows: Sequence[Sequence[int]], fill: int = PAD) -> tuple[Array, Array | 
 
 
 def batch_by_budget(order: Array, lengths: Array, config: TrainConfig) -> list[Array]:
-    """Batches of `batch_size` rows, or of at most `batch_tokens` with their padding."""
+    """Split rows into batches of `batch_size` rows, or of at most `batch_tokens` tokens with padding."""
     if config.batch_size:
         return [order[start : start + config.batch_size] for start in range(0, len(order), config.batch_size)]
     batches, start, longest = [], 0, 0
@@ -36,7 +41,7 @@ def batch_by_budget(order: Array, lengths: Array, config: TrainConfig) -> list[A
 
 
 def epoch_batches(lengths: Array, config: TrainConfig, rng: np.random.Generator) -> list[Array]:
-    """Every row once, in batches of like length, in random order."""
+    """Return batches of rows of similar length, in random order; every row occurs once."""
     order = rng.permutation(len(lengths))
     batch_rows = config.batch_size or max(1, int(config.batch_tokens / max(1.0, lengths.mean())))
     batches: list[Array] = []
@@ -47,7 +52,7 @@ def epoch_batches(lengths: Array, config: TrainConfig, rng: np.random.Generator)
 
 
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[Array]:
-    """Batches for reading only: shortest first, so that almost nothing is padded."""
+    """Yield batches for prediction, shortest rows first, so that there is little padding."""
     sizes = np.array(lengths, np.int64)
     order = np.argsort(sizes, kind="stable")
     return iter(batch_by_budget(order, sizes, TrainConfig(batch_tokens=max_tokens))) if len(order) else iter(())

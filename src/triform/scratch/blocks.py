@@ -1,4 +1,4 @@
-"""Residual, norm and sublayer, put together. The order of norm and residual is an object: no layer asks."""
+"""Transformer blocks: sublayers with their norms and residual connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sublayer = Callable[[Array], tuple[Array, Backward]]
 
 
 class PositionwiseFeedForward(Module):
-    """Widen, bend, narrow."""
+    """Two linear layers with an activation between them."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.up_proj = build_linear(config.d_model, config.d_ff, bias=config.bias)
@@ -41,7 +41,7 @@ class PreNormResidual(Module):
         y, dropout_backward = dropout(y, self.rate, rng)
 
         def backward(dy: Array) -> Array:
-            # A sum hands its gradient to both summands: x gets d by itself, and what comes back through f.
+            # The gradient of a sum goes to both summands: x gets dy itself and the gradient through f.
             dx = norm_backward(sublayer_backward(dropout_backward(dy)))
             dx += dy
             return dx

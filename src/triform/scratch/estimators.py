@@ -1,4 +1,4 @@
-"""The three forms with text around them: `fit`, `predict`, `generate`, `translate`, `save`."""
+"""The estimators of `triform.scratch`: text in, predictions out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from triform.scratch.validation import derive_row_seeds, resolve_label_names
 from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
 from triform.text.estimator import TextEstimatorBase
 
-MAX_PREDICT_TOKENS = 8_192  # tokens read together when nothing is learned
+MAX_PREDICT_TOKENS = 8_192  # tokens in a batch of predictions
 
 
 class NumpyEstimator(TextEstimatorBase):
@@ -48,7 +48,7 @@ class NumpyEstimator(TextEstimatorBase):
         self.losses: list[float] = []  # of each step
 
     def sizes(self) -> DataSizes:
-        """What the model must know of vocabularies and labels."""
+        """Return the sizes that the model needs to know of vocabularies and labels."""
         return DataSizes(vocab_size=self.tokenizer.vocab_size, max_len=self.config.data.max_len)
 
     @property
@@ -60,18 +60,18 @@ class NumpyEstimator(TextEstimatorBase):
             raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
 
     def build_model(self) -> None:
-        """The model for these settings and vocabularies, with random weights."""
+        """Build the model for these settings and vocabularies, with random weights."""
         self.model = self.model_class(self.config.model, self.sizes())
         self.weights = FlatParameters(self.model)
         weights.initialise_weights(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
     def reset_config(self) -> None:
-        """Forget what earlier data decided, here or in the run that was opened."""
+        """Return to the initial settings, without what was derived from earlier data."""
         check_training(self.initial_config)
         self.config = self.initial_config
 
     def fit_copy(self, *data: Any) -> Self:
-        """A copy learns, and only one that ends well is taken over: what fails leaves this one as it was."""
+        """Train a copy and adopt it if training succeeds, so that a failure leaves this estimator unchanged."""
         estimator = copy(self)
         vars(self).update(vars(estimator.run_training(estimator.prepare_data(*data))))
         return self
@@ -88,7 +88,7 @@ class NumpyEstimator(TextEstimatorBase):
         return first_texts, second_texts
 
     def prepare_data(self, *data: Any) -> TrainingData:
-        """What these data teach. Settings, vocabularies and a model are made for them."""
+        """Resolve settings, tokenizers and model from the data, and return it in batches."""
         raise NotImplementedError
 
     def run_training(self, data: TrainingData) -> Self:
@@ -96,12 +96,21 @@ class NumpyEstimator(TextEstimatorBase):
         return self
 
     def resolve_max_len(self, longest: int, limit: int) -> None:
-        """Room for every text, up to a limit, unless the settings say how much."""
+        """Set `data.max_len` to the longest text, up to a limit, unless it is set."""
         max_len = self.config.data.max_len or max(2, min(limit, longest))
         self.config = replace(self.config, data=replace(self.config.data, max_len=max_len))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """A run folder, which `triform.load` and the commands open as well."""
+        """Write a run folder that `triform.load` and all commands can open.
+
+        Args:
+            path: The folder to write.
+            overwrite: Whether an existing run may be replaced.
+
+        Raises:
+            CheckpointError: The folder holds a run or other files, or cannot be written.
+            DataError: The model is not fitted yet.
+        """
         self.check_fitted()
         vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
         config = replace(
@@ -113,6 +122,19 @@ class NumpyEstimator(TextEstimatorBase):
 
 
 class TextClassifier(NumpyEstimator):
+    """Classify texts with an encoder.
+
+    Args:
+        config: The settings; unset sizes get defaults for small data.
+
+    >>> from triform.config import Config, ModelConfig, TrainConfig
+    >>> model = ModelConfig(d_model=16, n_layers=1, n_heads=2)
+    >>> config = Config(model=model, train=TrainConfig(max_steps=40, lr=0.01))
+    >>> classifier = TextClassifier(config).fit(["good soup", "bad soup"] * 4, ["yes", "no"] * 4)
+    >>> classifier.predict(["good soup", "bad soup"])
+    ['yes', 'no']
+    """
+
     task = "classify"
     model_class = EncoderClassifier
 
@@ -124,7 +146,13 @@ class TextClassifier(NumpyEstimator):
         return self.config.data.labels
 
     def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
-        """Learn which label belongs to which text."""
+        """Train on texts and their labels.
+
+        Raises:
+            ConfigError: A setting is not supported.
+            DataError: The data cannot be used, for example because there is only one label.
+            DivergedError: Training diverged.
+        """
         return self.fit_copy(texts, labels)
 
     def prepare_data(self, texts: Iterable[str], labels: Iterable[str]) -> TrainingData:
@@ -150,7 +178,7 @@ class TextClassifier(NumpyEstimator):
         return [row or [EOS] for row in self.tokenizer.encode_batch(texts)]
 
     def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
-        """How likely each label is, in the order of `labels`."""
+        """Return the probability of each label, in the order of `labels`."""
         self.check_fitted()
         rows = [
             row[: self.config.data.max_len]
@@ -163,11 +191,24 @@ class TextClassifier(NumpyEstimator):
         return probabilities
 
     def predict(self, texts: Iterable[str]) -> list[str]:
-        """A label for each text."""
+        """Return the most likely label of each text."""
         return [self.labels[index] for index in self.predict_proba(texts).argmax(axis=-1).tolist()]
 
 
 class LanguageModel(NumpyEstimator):
+    """Continue texts with a decoder.
+
+    Args:
+        config: The settings; unset sizes get defaults for small data.
+
+    >>> from triform.config import Config, ModelConfig, TrainConfig
+    >>> model = ModelConfig(d_model=16, n_layers=1, n_heads=2)
+    >>> config = Config(model=model, train=TrainConfig(max_steps=60, lr=0.01))
+    >>> language_model = LanguageModel(config).fit("to be or not to be. " * 30)
+    >>> language_model.generate(["to be or"], DecodeConfig(strategy="greedy", max_new_tokens=2))
+    [' not to']
+    """
+
     task = "generate"
     model_class = TransformerDecoder
 
@@ -200,7 +241,13 @@ class LanguageModel(NumpyEstimator):
     def generate(
         self, prompts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
-        """What follows each prompt."""
+        """Return a continuation of each prompt.
+
+        Args:
+            prompts: The texts to continue; an empty one starts a new line.
+            decode_config: How tokens are chosen; by default as the settings say.
+            seed: The random seed for sampling.
+        """
         self.check_fitted()
         decode_config, tokenizer, max_len = (
             decode_config or self.config.decode,
@@ -238,6 +285,19 @@ class LanguageModel(NumpyEstimator):
 
 
 class Translator(NumpyEstimator):
+    """Translate sentences with an encoder-decoder.
+
+    Args:
+        config: The settings; unset sizes get defaults for small data.
+
+    >>> from triform.config import Config, ModelConfig, TrainConfig
+    >>> model = ModelConfig(d_model=16, n_layers=1, n_heads=2)
+    >>> config = Config(model=model, train=TrainConfig(max_steps=60, lr=0.01))
+    >>> translator = Translator(config).fit(["one two", "two three"] * 4, ["un deux", "deux trois"] * 4)
+    >>> translator.translate(["two three"])
+    ['deux trois']
+    """
+
     task = "translate"
     model_class = EncoderDecoder
 
@@ -251,7 +311,7 @@ class Translator(NumpyEstimator):
         return list(self.tokenizers.values())[-1]
 
     def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
-        """Learn to write the target of each source."""
+        """Train on sentences and their translations."""
         return self.fit_copy(sources, targets)
 
     def prepare_data(self, sources: Iterable[str], targets: Iterable[str]) -> TrainingData:
@@ -294,7 +354,7 @@ class Translator(NumpyEstimator):
     def translate(
         self, texts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
-        """A translation of each text."""
+        """Return a translation of each text; arguments as for `LanguageModel.generate`."""
         self.check_fitted()
         decode_config, max_len = decode_config or self.config.decode, self.config.data.max_len
         rows = [
@@ -321,7 +381,7 @@ class Translator(NumpyEstimator):
     predict = translate
 
     def build_logits_fn(self, sources: list[list[int]]) -> generation.LogitsFn:
-        """The sources are read once."""
+        """Return the function that computes logits; the encoder reads the sources once."""
         source, keep = pad(sources)
         encoded, _ = self.model.encoder(source, keep, None)
 
@@ -339,7 +399,16 @@ ESTIMATORS: dict[str, type[NumpyEstimator]] = {
 
 
 def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageModel | Translator:
-    """The model of a run folder, in NumPy. With `verify`, its files are compared with their digests."""
+    """Open a run folder, whichever side of Triform wrote it.
+
+    Args:
+        path: The run folder.
+        verify: Whether its files are compared with their digests.
+
+    Raises:
+        CheckpointError: The folder is not a run, or is damaged.
+        ConfigError: The run uses a setting that the NumPy models do not support.
+    """
     run_path = Path(path)
     config = run_folder.read_config(run_path, verify=verify)
     try:
@@ -362,7 +431,7 @@ def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageM
 
 
 def clear_data_settings(config: Config) -> Config:
-    """A run's settings without what came from its data: for others, that is decided anew."""
+    """Return the settings of a run without what was derived from its data."""
     return resolve_defaults(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
 
 

@@ -1,6 +1,6 @@
-"""From scores to tokens: the best, one drawn at random, or the best of a few hypotheses.
+"""Greedy decoding, sampling and beam search.
 
-A text that is being written is read again at every step: slower than keeping keys and values, and the same answer.
+There is no KV cache: the whole text is read again at every step, which is slower and gives the same result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from triform.text import BOS, EOS, PAD, UNK
 
 BANNED_TOKENS = (PAD, UNK, BOS)
 NEG_INF = -np.inf
-# Scores (N, V) for what follows these texts; each is written for the row (of the batch) with that number.
+# Given row indices and the texts so far, the logits (N, V) of the next token.
 LogitsFn = Callable[[Array, list[list[int]]], Array]
 
 
 class DecodeRequest(NamedTuple):
-    """How to score, what each text begins with, how much may be written, and the seed of its luck."""
+    """The function that computes logits, and for each row its prompt, its limit of new tokens and its seed."""
 
     logits_fn: LogitsFn
     prompts: Sequence[Sequence[int]]
@@ -31,7 +31,7 @@ class DecodeRequest(NamedTuple):
 
 
 def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: str) -> list[list[int]]:
-    """New tokens for each row, the end token left out; `default` is what "auto" means."""
+    """Return the new tokens of each row without the end token; `default` is the strategy for "auto"."""
     strategy = default if config.strategy == "auto" else config.strategy
     if not request.prompts:
         return []
@@ -48,7 +48,7 @@ def mask_banned(logits: Array) -> Array:
     return logits
 
 
-TokenChooser = Callable[[Array, Array], Array]  # scores (N, V) of these rows -> tokens (N)
+TokenChooser = Callable[[Array, Array], Array]  # logits (N, V) and row indices -> tokens (N)
 
 
 def greedy(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
@@ -56,9 +56,9 @@ def greedy(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
 
 
 def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
-    """Draws by softmax(scores / temperature) among the top_k and top_p best, each row from a generator of its own.
+    """Sample from softmax(logits / temperature) after top-k and top-p filtering, with one generator per row.
 
-    They are the numbers that torch's generators give, so that a run answers alike in both.
+    The generators give the same numbers as torch's, so both implementations sample the same text.
     """
     generators = [np.random.RandomState(seed % (1 << 32)) for seed in seeds]
 
@@ -72,7 +72,7 @@ def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
 
 
 def draw_uniform(generator: np.random.RandomState) -> float:
-    """A number from 0 to 1 out of 53 of 64 random bits."""
+    """Return a number in [0, 1) made of 53 of 64 random bits, as torch does."""
     high, low = (int(word) for word in generator.randint(0, 1 << 32, size=2, dtype=np.uint32))
     return ((high << 32 | low) & ((1 << 53) - 1)) / (1 << 53)
 
@@ -81,14 +81,14 @@ STRATEGIES: dict[str, Callable[[DecodeConfig, Sequence[int]], TokenChooser]] = {
 
 
 def top_k(logits: Array, k: int) -> Array:
-    """Scores below the k-th best become minus infinity; 0 keeps all."""
+    """Set all but the k largest logits to minus infinity; 0 keeps all."""
     if not 0 < k < logits.shape[-1]:
         return logits
     return np.where(logits < np.partition(logits, -k, axis=-1)[:, -k, None], NEG_INF, logits)
 
 
 def top_p(logits: Array, p: float) -> Array:
-    """Keep the fewest tokens whose probabilities reach p; the best one always stays."""
+    """Keep the smallest set of tokens whose probabilities sum to p; the likeliest is always kept."""
     if p >= 1:
         return logits
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -150,7 +150,7 @@ def beam_search(request: DecodeRequest, config: DecodeConfig) -> list[list[int]]
 
 
 class BeamHypotheses:
-    """The ways in which one row may go on, best first, and those that have ended."""
+    """The hypotheses of one row, best first, and those that are finished."""
 
     def __init__(self, row: int, prompt: list[int], size: int) -> None:
         self.row, self.prompt, self.size, self.done = row, prompt, size, False

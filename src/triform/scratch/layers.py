@@ -1,4 +1,4 @@
-"""Linear layers, LayerNorm, tables of vectors, positions, dropout: forward, and back beside it."""
+"""Linear layers, LayerNorm, embeddings, positions and dropout, each with its backward pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from triform.scratch.module import Array, Backward, Module, Parameter
 
-OptionalRng = np.random.Generator | None  # what dropout draws from; None: nothing is dropped
+OptionalRng = np.random.Generator | None  # random generator for dropout; None disables dropout
 
 
 class Linear(Module):
-    """y = x Wᵀ."""
+    """A linear layer without bias: y = x Wᵀ."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         self.weight = Parameter(n_out, n_in)
@@ -34,7 +34,7 @@ class Linear(Module):
 
 
 class LinearWithBias(Linear):
-    """y = x Wᵀ + b."""
+    """A linear layer with bias: y = x Wᵀ + b."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
@@ -57,7 +57,7 @@ def build_linear(n_in: int, n_out: int, *, bias: bool) -> Linear:
 
 
 class LayerNorm(Module):
-    """y = w · n with n = (x - mean) / √(variance + ε), mean and variance over the width of each vector."""
+    """y = w · n with n = (x - mean) / √(variance + ε); mean and variance are taken over the features."""
 
     EPSILON = 1e-5
 
@@ -87,7 +87,7 @@ class LayerNorm(Module):
 
 
 class LayerNormWithBias(LayerNorm):
-    """The same, plus b."""
+    """LayerNorm with a bias that is added to the output."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -105,7 +105,7 @@ class LayerNormWithBias(LayerNorm):
 
 
 class Identity(Module):
-    """No norm: y = x."""
+    """y = x, in the place of a norm."""
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         return x, identity_backward
@@ -120,7 +120,7 @@ def identity_backward(dy: Array) -> Array:
 
 
 def mean_over_features(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (…, 1)
-    """The mean of x, or of x · other, over the last axis: as a product with ones, which is much faster."""
+    """Return the mean of x, or of x · other, over the last axis; a matrix product with ones is the fastest way."""
     if other is None:
         sums = x.reshape(-1, x.shape[-1]) @ np.ones(x.shape[-1], x.dtype)
     else:
@@ -129,7 +129,7 @@ def mean_over_features(x: Array, other: Array | None = None) -> Array:  # (…, 
 
 
 def sum_over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (D)
-    """The sum of x, or of x · other, over all axes but the last."""
+    """Return the sum of x, or of x · other, over all axes but the last."""
     rows = x.reshape(-1, x.shape[-1])
     if other is None:
         return np.ones(len(rows), x.dtype) @ rows
@@ -137,26 +137,26 @@ def sum_over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) ->
 
 
 class Embedding(Module):
-    """y = the rows of W with these numbers."""
+    """Look up the rows of W with the given indices."""
 
     def __init__(self, n_rows: int, width: int) -> None:
         self.weight = Parameter(n_rows, width)
 
     def __call__(self, indices: Array) -> tuple[Array, Backward]:  # (…) -> (…, D)
         def backward(dy: Array) -> Array:
-            # A row takes part wherever its number stands, so its gradient is the sum over those places. Sorted by
-            # number, the places of a row lie side by side and are added in one go.
+            # The gradient of a row is the sum over all positions that use it. After sorting by index, the positions
+            # of a row are adjacent and are summed in one operation.
             rows = indices.ravel()
             order = np.argsort(rows, kind="stable")
             used_rows, starts = np.unique(rows[order], return_index=True)
             self.weight.grad[used_rows] += np.add.reduceat(dy.reshape(-1, dy.shape[-1])[order], starts)
-            return dy  # numbers have no gradient
+            return dy  # indices have no gradient
 
         return self.weight.value[indices], backward
 
 
 class NoPositionEmbedding(Module):
-    """Where a token stands is not told."""
+    """No position embedding: y = x."""
 
     def __init__(self, max_len: int, width: int) -> None:
         pass
@@ -166,7 +166,7 @@ class NoPositionEmbedding(Module):
 
 
 class LearnedPositions(Module):
-    """x_t + P_t: one trained vector a position."""
+    """x_t + P_t with one trained vector per position."""
 
     def __init__(self, max_len: int, width: int) -> None:
         self.table = Embedding(max_len, width)
@@ -205,14 +205,14 @@ POSITIONS: dict[str, Any] = {
 
 
 def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
-    """y = m · x / (1 - rate), with m = 0 for a share of `rate` of all numbers, drawn anew, else 1."""
+    """y = m · x / (1 - rate), where m is 0 with probability `rate` and 1 otherwise, sampled at every call."""
     if rng is None or not rate:
         return x, identity_backward
-    threshold = round(rate * (1 << 16))  # sixteen random bits a number are enough, and quickly drawn
+    threshold = round(rate * (1 << 16))  # 16 random bits per element are enough and fast to sample
     keep_mask = rng.integers(0, 1 << 16, x.shape, dtype=np.uint16) >= threshold
     scale = x.dtype.type(1 / (1 - threshold / (1 << 16)))
 
-    def apply_mask(x: Array) -> Array:  # the slope is m / (1 - rate), so back is the same as forth
+    def apply_mask(x: Array) -> Array:  # the derivative is m / (1 - rate), so backward equals forward
         y = x * keep_mask
         y *= scale
         return y
@@ -221,7 +221,7 @@ def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
 
 
 class Sequential(Module):
-    """Parts one after the other, named by their place."""
+    """Layers applied one after the other, named by their index."""
 
     def __init__(self, *layers: Any) -> None:
         self.layers = layers
@@ -238,7 +238,7 @@ class Sequential(Module):
 
 
 def chain_backward(backward_fns: list[Backward]) -> Backward:
-    """The way back through parts that were called one after the other: (f ∘ g)' = f' · g', the last one first."""
+    """Return the backward function of layers applied in sequence; the last layer's runs first (chain rule)."""
 
     def backward(dy: Array) -> Array:
         for backward_fn in reversed(backward_fns):

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing: what learning makes small."""
+"""Cross entropy with label smoothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import numpy as np
 from triform.errors import ConfigError, DataError
 from triform.scratch.module import Array
 
-IGNORE_INDEX = -100  # a target that is not a prediction
+IGNORE_INDEX = -100  # a target that does not count
 
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[float, Array]:  # (N, V), (N)
-    """The summed loss, and its gradient by the scores, (N, V).
+    """Return the summed loss and its gradient with respect to the logits, (N, V).
 
     With p = softmax(s), the loss of a row is -Σ_j y_j log p_j = log Σ_k exp(s_k) - Σ_j y_j s_j, where
-    y = 1 - ε + ε/V at the target and ε/V elsewhere. Since the slope of log Σ_k exp(s_k) by s_j is p_j, the gradient
-    is as simple as can be: ds = p - y.
+    y = 1 - ε + ε/V at the target and ε/V elsewhere. The derivative of log Σ_k exp(s_k) with respect to s_j is p_j,
+    so the gradient is ds = p - y.
+
+    Args:
+        logits: One row of logits per prediction.
+        targets: The index of the correct class of each row.
+        smoothing: The share ε of the probability that label smoothing spreads over all classes.
+
+    >>> loss, gradient = cross_entropy(np.zeros((1, 4)), np.array([2]), 0.0)
+    >>> round(loss, 4), gradient.tolist()
+    (1.3863, [[0.25, 0.25, -0.75, 0.25]])
     """
     rows, n_classes = np.arange(len(targets)), logits.shape[-1]
     if not 0 <= smoothing <= 1:

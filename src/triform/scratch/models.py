@@ -1,7 +1,8 @@
-"""The three forms: encoder with a label head, decoder, encoder-decoder.
+"""The three models: classifier (encoder with a label head), decoder and encoder-decoder.
 
-Parameters are named as in the torch models. A call gives scores and the way back. `loss` is what training needs:
-the summed loss, and a way back that takes the share which each prediction has in the step.
+Parameters have the names of the torch models. Calling a model returns logits and their backward function. `loss`
+returns the summed loss and a backward function that takes the factor by which the loss is scaled, usually one over
+the number of predictions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Loss = tuple[float, Callable[[float], object]]
 
 
 class TokenPositionEmbedding(Module):
-    """Tokens and their positions as vectors."""
+    """The sum of token and position embeddings."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, max_len: int) -> None:
         self.token_embedding = Embedding(vocab_size, config.d_model)
@@ -58,7 +59,7 @@ class TokenPositionEmbedding(Module):
 
     def check_tokens(self, tokens: Array) -> Array:
         if not hasattr(self.token_embedding.weight, "value"):
-            raise DataError("this model has no weights yet: make them with Weights(model)")
+            raise DataError("this model has no weights yet: allocate them with FlatParameters(model)")
         tokens = as_array(tokens, "tokens")
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
             raise DataError(
@@ -74,7 +75,7 @@ class TokenPositionEmbedding(Module):
 
 
 def as_array(values: Any, name: str) -> Array:
-    """Lists will do as well."""
+    """Return the values as an array; lists are accepted too."""
     try:
         return np.asarray(values)
     except ValueError:
@@ -82,7 +83,7 @@ def as_array(values: Any, name: str) -> Array:
 
 
 def check_keep(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
-    """Which tokens are no padding, as True and False; None: all of them."""
+    """Return a boolean array that is False for padding; None means that there is no padding."""
     if keep is None:
         return None
     keep = as_array(keep, "keep")
@@ -92,7 +93,7 @@ def check_keep(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> 
 
 
 def padding_masks(keep: Array | None, dtype: Any) -> Masks:
-    """What hides padding; nothing where there is none."""
+    """Return the masks that hide padding, if there is any."""
     return () if keep is None else (padding_mask(keep, dtype),)
 
 
@@ -101,7 +102,7 @@ def build_final_norm(config: ModelConfig) -> Any:
 
 
 class TransformerEncoder(Module):
-    """Every token reads every token."""
+    """A stack of blocks in which every token reads every token, or with `causal` only earlier ones."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         self.causal = config.attention_direction == "causal"
@@ -130,19 +131,19 @@ def build_label_head(config: ModelConfig, n_labels: int) -> Any:
 
 
 def mean_pool(x: Array, keep: Array | None) -> tuple[Array, Backward]:  # (B, T, D) -> (B, D)
-    """The mean over the real tokens of each row."""
+    """Return the mean over the tokens of each row, without padding."""
     weights = np.ones(x.shape[:2], x.dtype) if keep is None else keep.astype(x.dtype)
     weights /= np.maximum(weights.sum(axis=1, keepdims=True), 1)  # (B, T): one over the length, 0 for padding
 
     def backward(dy: Array) -> Array:
-        # y = Σ_t share_t x_t, so each state gets its share of dy.
+        # y = Σ_t weight_t x_t, so each state gets its weight times dy.
         return weights[:, :, None] * dy[:, None, :]
 
     return (weights[:, None, :] @ x)[:, 0], backward
 
 
 class EncoderClassifier(Module):
-    """Encoder, mean over real tokens, label scores."""
+    """Encoder, mean over the tokens, and a head that gives label logits."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
@@ -163,7 +164,7 @@ class EncoderClassifier(Module):
     def pooled(
         self, tokens: Array, keep: Array | None = None, rng: OptionalRng = None
     ) -> tuple[Array, Backward]:  # (B, T) -> (B, D)
-        """What the head reads: a state for each text."""
+        """Return the input of the head: one state per text."""
         tokens = as_array(tokens, "tokens")
         keep = check_keep(keep, tokens)
         states, encoder_backward = self.encoder(tokens, keep, rng)
@@ -184,7 +185,7 @@ class EncoderClassifier(Module):
 
 
 class TransformerDecoder(Module):
-    """Every token reads itself and what came before, and predicts what comes next."""
+    """Language model: every token reads itself and earlier tokens, and predicts the next one."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
@@ -200,7 +201,7 @@ class TransformerDecoder(Module):
         return logits, chain_backward([states_backward, head_backward])
 
     def states(self, tokens: Array, rng: OptionalRng = None) -> tuple[Array, Backward]:  # (B, T) -> (B, T, D)
-        """What the head reads. Padding after a text is its future: nothing need hide it."""
+        """Return the input of the head. Padding follows the text, so the causal mask hides it already."""
         x, backward = self.embedding(tokens, rng)
         masks, backward_fns = [causal_mask(x.shape[1], x.dtype)], [backward]
         for block in self.blocks:
@@ -215,7 +216,7 @@ class TransformerDecoder(Module):
 
 
 class EncoderDecoder(Module):
-    """One side reads the source, the other writes the target while looking at it."""
+    """Encoder-decoder: the encoder reads the source, the decoder predicts the target and attends to both."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
@@ -272,7 +273,7 @@ class EncoderDecoder(Module):
 
 
 def build_vocabulary_head(config: ModelConfig, embedding: TokenPositionEmbedding) -> Any:
-    """Token scores from states; tied, it is the embedding read the other way."""
+    """Return the output layer; with tied embeddings, its weight is the token embedding."""
     head = build_linear(config.d_model, embedding.vocab_size, bias=config.head_bias)
     if config.tie_embeddings:
         head.weight = embedding.token_embedding.weight
@@ -280,7 +281,7 @@ def build_vocabulary_head(config: ModelConfig, embedding: TokenPositionEmbedding
 
 
 def prediction_loss(states: Array, states_backward: Backward, head: Any, expected: Array, smoothing: float) -> Loss:
-    """Of the states that predict something: the others are never scored."""
+    """Return the loss of all states with a target; logits of the other states are not computed."""
     expected = check_targets(expected, states.shape[:-1])
     is_predicted = (expected != IGNORE_INDEX).ravel()
     logits, head_backward = head(states.reshape(-1, states.shape[-1])[is_predicted])  # (N, V)

@@ -1,12 +1,12 @@
-"""What a model is made of: parts with parameters, and one vector that holds the numbers of all of them.
+"""Modules, parameters, and one flat vector that holds the values of all parameters.
 
-Every part is called forward and answers with two things: its result, and a function that takes the gradient of the
-loss by that result and gives the gradient by the input, adding those of its own parameters on the way. Nothing
-else is needed to learn: going back through a model is calling these functions in reverse. Each is called once, and
-may use up what it kept.
+Calling a module returns its output `y` and a function `backward`. Given the gradient of the loss with respect to
+`y`, `backward` adds the gradients of the module's parameters to their `grad` and returns the gradient with respect
+to the input. Backpropagation through a model calls these functions in reverse order. Each of them is called once
+and may overwrite the arrays that it saved.
 
 Shapes: B batch, T query positions, S key positions, D d_model, H heads, Dh head_dim, V vocab_size; N rows of any
-kind. A line that changes a shape ends with the new one. `True` in a mask means "may be read".
+kind. A comment at the end of a line gives the shape that the line produces. `True` in a mask means "may be read".
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Backward = Callable[[Array], Array]  # gradient by a result -> gradient by the input
+Backward = Callable[[Array], Array]  # gradient of the output -> gradient of the input
 
 
 class Parameter:
-    """Numbers to be learned and, once something went back, the loss's gradient by each. `Weights` owns both."""
+    """A trainable array and its gradient; `FlatParameters` allocates both."""
 
     value: Array
     grad: Array
@@ -32,7 +32,7 @@ class Parameter:
 
 
 class Module:
-    """A piece of a model. Its parameters are named by the attributes that lead to them."""
+    """Base class of all layers and models. Parameters are named by the attributes that lead to them."""
 
     def named_children(self) -> Iterator[tuple[str, Any]]:
         for name, value in vars(self).items():
@@ -42,7 +42,7 @@ class Module:
                 yield name, value
 
     def named_parameters(self, prefix: str = "") -> dict[str, Parameter]:
-        """By name; one that is tied to another appears once, under its first name."""
+        """Return the parameters by name. A parameter shared by two modules appears once, under its first name."""
         parameters: dict[str, Parameter] = {}
         for name, value in self.named_children():
             nested = {prefix + name: value} if isinstance(value, Parameter) else {}
@@ -52,7 +52,7 @@ class Module:
         return parameters
 
     def modules(self) -> Iterator[Module]:
-        """This one, and all that it is made of."""
+        """Yield this module and all modules inside it."""
         yield self
         for _, value in self.named_children():
             if isinstance(value, Module):
@@ -60,17 +60,21 @@ class Module:
 
 
 class SharedInput:
-    """States that several layers read: as with a parameter, their gradients add up."""
+    """An input that several layers read, such as the encoder output; its gradients add up in `grad`."""
 
     def __init__(self, value: Array) -> None:
         self.value, self.grad = value, np.zeros_like(value)
 
 
 class FlatParameters:
-    """All parameters of a model end to end in one vector, and their gradients in another.
+    """All parameters of a model in one vector, and all gradients in another.
 
-    Matrices come first: only they decay. A step of an optimizer is then a few operations, however many parts there
-    are.
+    An optimizer step is then a few operations on two vectors, however many layers there are. Matrices come first,
+    because weight decay applies to them only.
+
+    Args:
+        model: The module whose parameters are allocated.
+        dtype: The data type of values and gradients.
     """
 
     def __init__(self, model: Module, dtype: Any = np.float32) -> None:

@@ -1,4 +1,4 @@
-"""How weights move: Adam and AdamW, clipping, and the rate over the steps."""
+"""Adam, AdamW, gradient clipping and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from triform.config import TrainConfig
 from triform.scratch.module import Array, FlatParameters
 
 EPSILON = 1e-8
-BLOCK_SIZE = 1 << 14  # numbers moved at a time: what lies between two steps stays in the processor's cache
+BLOCK_SIZE = 1 << 14  # elements updated at a time, so that intermediate results stay in the processor cache
 
 
 def clip_gradient(grad: Array, max_norm: float) -> float:
-    """Shorten the gradient of all weights to `limit` where it is longer (0: never), and tell how long it was."""
+    """Scale a gradient down in place to the norm `max_norm` (0: never), and return its norm before.
+
+    >>> grad = np.array([3.0, 4.0])
+    >>> clip_gradient(grad, 1.0), grad.round(3).tolist()
+    (5.0, [0.6, 0.8])
+    """
     norm = math.sqrt(float(grad @ grad))
     if max_norm and norm > max_norm:
         grad *= grad.dtype.type(max_norm / (norm + 1e-6))
@@ -24,10 +29,10 @@ def clip_gradient(grad: Array, max_norm: float) -> float:
 
 
 class Adam:
-    """Each weight moves by its mean gradient over the root of its mean squared gradient.
+    """Adam: a step is the running mean of the gradient over the root of the running mean of its square.
 
-    m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g² forget slowly; they began at zero, so after k steps they are
-    divided by 1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - rate · m / (√v + ε). Decay is part of the gradient: g + λ w.
+    m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g². Both start at zero, so after k steps they are divided by
+    1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - lr · m / (√v + ε). Weight decay is part of the gradient: g + λ w.
     """
 
     def __init__(self, weights: FlatParameters, config: TrainConfig) -> None:
@@ -57,7 +62,7 @@ class Adam:
         np.multiply(g, g, out=g)
         g *= 1 - self.beta2
         v += g
-        denominator = np.sqrt(v, out=g)  # the gradient is needed no more
+        denominator = np.sqrt(v, out=g)  # the gradient is no longer needed
         denominator *= 1 / math.sqrt(1 - self.beta2**self.steps)
         denominator += EPSILON
         np.divide(m, denominator, out=denominator)
@@ -70,7 +75,7 @@ class Adam:
 
 
 class AdamW(Adam):
-    """The same, but decay stands beside the gradient: w ← (1 - rate · λ) w, however large the gradients are."""
+    """Adam with decoupled weight decay: w ← (1 - lr · λ) w, whatever the gradient is."""
 
     def apply_decay(self, w: Array, g: Array, lr: float, weight_decay: float) -> None:
         w *= 1 - lr * weight_decay
@@ -101,7 +106,7 @@ SCHEDULES: dict[str, Callable[[TrainConfig, float, int], float]] = {
 
 
 def learning_rate(config: TrainConfig, step: int, n_steps: int) -> float:
-    """The learning rate of the step numbered from 1: up in a straight line, then down as the schedule has it."""
+    """Return the learning rate of a step, counted from 1: linear warmup, then the schedule."""
     warmup = max(0, config.warmup_steps)
     warmup_factor = min(1.0, step / warmup) if warmup else 1.0
     progress = min(1.0, max(0.0, (step - warmup) / max(1, n_steps - warmup)))

@@ -1,4 +1,4 @@
-"""Which settings the NumPy models know. Any other that would change something is refused by name."""
+"""The settings that the NumPy models support; all others are refused by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL_ALLOWED: dict[str, tuple[Any, ...]] = {
     "window": (-1,),
     "layer_windows": ((),),
 }
-# Followed whatever they are; a setting that is in neither table must be as it is by default.
+# Supported with any value. A setting that is in neither table must have its default value.
 MODEL_UNRESTRICTED = (
     *(
         "d_model",
@@ -45,8 +45,8 @@ TRAIN_UNRESTRICTED = (
     *("lr", "betas", "weight_decay", "warmup_steps", "min_lr_ratio", "batch_size", "batch_tokens", "max_steps"),
     *("epochs", "clip_norm", "label_smoothing"),
 )
-# Without meaning here, so they may be anything: the first three are for sgd and plateau, which are refused, and
-# nothing is judged, saved or shown while these models learn.
+# Without effect here, so they may have any value: the first three belong to sgd and plateau, which are refused, and
+# nothing is evaluated, saved or printed during training.
 TRAIN_IGNORED = (
     "momentum",
     "plateau_factor",
@@ -64,7 +64,7 @@ DATA_UNRESTRICTED = ("labels", "max_len")
 
 
 def check_model(config: ModelConfig) -> None:
-    """A ConfigError unless the settings are known here, and chosen."""
+    """Raise a ConfigError if a setting is not supported or a size is not set."""
     check_supported(config)
     if config.n_kv_heads not in (0, config.n_heads):
         _raise_unsupported("model", "n_kv_heads", config.n_kv_heads, (0, config.n_heads))
@@ -74,13 +74,13 @@ def check_model(config: ModelConfig) -> None:
 
 
 def check_supported(config: ModelConfig) -> None:
-    """The same of settings some of which are left open."""
+    """Raise a ConfigError if a setting is not supported; sizes may be unset."""
     for problem in _find_unsupported(_without_defaults(config), MODEL_ALLOWED, MODEL_UNRESTRICTED):
         _raise_unsupported("model", *problem)
 
 
 def _without_defaults(config: ModelConfig) -> ModelConfig:
-    """The config with settings left open that were given the value they would have anyway."""
+    """Return the config with explicit settings that equal the default set back to the default."""
     if config.out_bias == ("yes" if config.bias else "no"):
         config = replace(config, out_bias="auto")
     return replace(config, layer_windows=()) if set(config.layer_windows) == {-1} else config
@@ -96,7 +96,7 @@ def check_training(config: Config) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Of a run: what begins, ends and frames a text must be as in vocabularies that are learned here."""
+    """Raise a ConfigError if a run uses other special tokens than Triform's own tokenizers."""
     if tokenizer.special_tokens != DEFAULT_SPECIAL_TOKENS:
         _raise_unsupported("tokenizer", "kind", tokenizer.kind, ("char", "word", "bpe"))
 
@@ -104,7 +104,7 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
 def _find_unsupported(
     config: Any, allowed: dict[str, tuple[Any, ...]], unrestricted: tuple[str, ...]
 ) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Settings with a value that is not known, and which are."""
+    """Yield each setting with an unsupported value, with the values that are supported."""
     for field in fields(config):
         value, values = getattr(config, field.name), allowed.get(field.name, (field.default,))
         if field.name not in unrestricted and value not in values:
@@ -120,7 +120,7 @@ def _raise_unsupported(section: str, name: str, value: object, allowed: tuple[An
 
 
 def resolve_defaults(config: Config) -> Config:
-    """Settings left open, chosen: a small model, as the torch side has it for little data."""
+    """Return the config with unset sizes filled in: a small model, as the torch side uses for little data."""
     model, train, tokenizer = config.model, config.train, config.tokenizer
     check_supported(model)  # what is chosen below fits only these
     d_model = model.d_model or 128

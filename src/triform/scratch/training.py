@@ -1,4 +1,4 @@
-"""The loop: draw a batch, go forward, go back, clip, move."""
+"""The training loop: sample a batch, forward, backward, clip, update."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from triform.scratch.optim import OPTIMIZERS, clip_gradient, learning_rate
 
 
 class TrainingBatch(NamedTuple):
-    """What the model's `loss` is given, and over how many predictions it is summed."""
+    """The arguments of the model's `loss`, and the number of predictions that the loss is summed over."""
 
     inputs: dict[str, Array | None]
     n_predictions: int
 
 
 class TrainingData(NamedTuple):
-    """What is learned from: batches without end, how many make an epoch, and what is in one."""
+    """An endless stream of batches as row indices, the steps in an epoch, and a function that builds a batch."""
 
     index_batches: Iterator[Array]
     steps_per_epoch: int
@@ -32,7 +32,7 @@ class TrainingData(NamedTuple):
 
 
 def epoch_sampler(lengths: Array, config: Config) -> tuple[Iterator[Array], int]:
-    """Every row once an epoch, in an order that depends on the seed and the epoch alone."""
+    """Return batches with every row once per epoch, in an order that depends only on seed and epoch."""
 
     def plan_epoch(epoch: int) -> list[Array]:
         return epoch_batches(lengths, config.train, np.random.default_rng([config.seed, epoch]))
@@ -47,7 +47,7 @@ def epoch_sampler(lengths: Array, config: Config) -> tuple[Iterator[Array], int]
 
 
 def window_sampler(n_starts: int, width: int, config: Config) -> tuple[Iterator[Array], int]:
-    """Starting places of windows in one long row of tokens."""
+    """Return batches of random start positions of windows in one long sequence of tokens."""
 
     def batches() -> Iterator[Array]:
         rng = np.random.default_rng([config.seed, 0])
@@ -57,9 +57,16 @@ def window_sampler(n_starts: int, width: int, config: Config) -> tuple[Iterator[
     return batches(), max(1, round((n_starts + width) / (width * config.train.batch_size)))
 
 
-@np.errstate(all="ignore")  # what is not finite is told in one line
+@np.errstate(all="ignore")  # overflow is reported as a DivergedError
 def train_model(model: Any, weights: FlatParameters, data: TrainingData, config: Config) -> list[float]:
-    """The loss of every step, a mean over its predictions."""
+    """Train a model in place.
+
+    Returns:
+        The mean loss per prediction of every step.
+
+    Raises:
+        DivergedError: The loss, the gradient or the weights are no longer finite.
+    """
     n_steps = config.train.max_steps or max(1, math.ceil(config.train.epochs * data.steps_per_epoch))
     warmup = config.train.warmup_steps if config.train.warmup_steps >= 0 else min(1_000, n_steps // 20)
     train_config = replace(config.train, warmup_steps=warmup)
@@ -77,7 +84,7 @@ def train_model(model: Any, weights: FlatParameters, data: TrainingData, config:
             raise DivergedError(f"{quantity} stopped being a finite number at step {step}; lower train.lr")
         optimizer.step(learning_rate(train_config, step, n_steps))
         losses.append(loss / n_predictions)
-    loss, _ = model.loss(**inputs)  # the weights of the last step have told nothing yet
+    loss, _ = model.loss(**inputs)  # the weights after the last step have not been used yet
     if not (math.isfinite(loss) and np.isfinite(weights.value).all()):
         raise DivergedError(f"the last step, {n_steps}, left weights that give no finite number; lower train.lr")
     return losses

@@ -1,4 +1,4 @@
-"""Weights to begin with, and weights in files: `safetensors` under the names that the torch models use."""
+"""Initial weights, and weights in `safetensors` files under the names of the torch models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIED_EMBEDDING_STD = 0.02
 
 
 def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -> None:
-    """As the torch models begin: Xavier normal, what writes to the residual stream over √(2 · depth), norms 1."""
+    """Initialise as the torch models do: Xavier normal, residual outputs scaled by 1/√(2 · layers), norms 1."""
 
     def fill_normal(weight: Array, std: float) -> None:
         weight[...] = rng.standard_normal(weight.shape) * std
@@ -36,12 +36,14 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
         elif isinstance(module, Embedding):
             fill_normal(module.weight.value, module.weight.shape[1] ** -0.5)
         elif isinstance(module, MultiHeadAttention):
-            for half in np.split(module.kv_proj.weight.value, 2):  # each as wide as if it stood alone
+            for half in np.split(
+                module.kv_proj.weight.value, 2
+            ):  # keys and values are initialised as separate matrices
                 fill_normal(half, math.sqrt(2 / sum(half.shape)))
             module.out_proj.weight.value /= math.sqrt(2 * n_layers)
         elif isinstance(module, PositionwiseFeedForward):
             module.down_proj.weight.value /= math.sqrt(2 * n_layers)
-    # Scaled up as inputs and read as outputs too: a fresh model would be sure of repeating itself.
+    # Scaled embeddings that are also the output layer start small, or an untrained model would repeat its input.
     for module in modules:
         if (
             isinstance(module, TokenPositionEmbedding)
@@ -52,7 +54,7 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
 
 
 def load_state_dict(weights: FlatParameters, tensors: dict[str, Array], origin: str = "the weights") -> None:
-    """Take these numbers, all or none; every parameter must be there, with its shape, and finite."""
+    """Copy tensors into the parameters; nothing is copied unless all names, shapes and values are valid."""
     if mismatched := sorted(weights.named.keys() ^ tensors.keys()):
         raise CheckpointError(f"{origin}: do not fit the settings: {mismatched[0]} is missing or unknown")
     values = {key: check_tensor(tensors[key], parameter, key, origin) for key, parameter in weights.named.items()}
@@ -61,7 +63,7 @@ def load_state_dict(weights: FlatParameters, tensors: dict[str, Array], origin: 
 
 
 def check_tensor(tensor: Array, parameter: Parameter, key: str, origin: str) -> Array:
-    """In the number format of the parameter."""
+    """Return a tensor in the data type of its parameter, or raise a CheckpointError."""
     tensor = np.asarray(tensor)
     if tensor.shape != parameter.shape:
         raise CheckpointError(
@@ -72,12 +74,12 @@ def check_tensor(tensor: Array, parameter: Parameter, key: str, origin: str) -> 
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         tensor = tensor.astype(parameter.value.dtype)
     if not np.isfinite(tensor).all():
-        raise CheckpointError(f"{origin}: {key} holds what is no finite number")
+        raise CheckpointError(f"{origin}: {key} contains NaN or infinity")
     return tensor
 
 
 def state_dict(weights: FlatParameters) -> dict[str, Array]:
-    """Copies, by name."""
+    """Return a copy of every parameter by name."""
     return {name: parameter.value.copy() for name, parameter in weights.named.items()}
 
 
