@@ -158,7 +158,7 @@ class Classify(Task):
         return ClassificationPredictor(self)
 
     def loss(self, batch: ClassificationBatch) -> Tensor:
-        train = self._config.train
+        train = self.config.train
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
         if train.r_drop:
             second = self.model(batch.tokens, batch.keep)

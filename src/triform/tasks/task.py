@@ -40,10 +40,11 @@ class Task(ABC):
     higher_is_better: ClassVar[bool]
     lower_loss_is_progress: ClassVar[bool] = False  # whether a lower loss resets the patience of early stopping
     data_class: ClassVar[type[TaskData]]
+    config: Config  # final, see `with_config`
     model: Any
 
     def __init__(self, config: Config, *tokenizers: Tokenizer) -> None:
-        self._config, self.tokenizers = config, tokenizers
+        self.config, self.tokenizers = config, tokenizers
         self.sizes = self._data_sizes()
         require_memory(config, self.sizes)
         self.model = self.build_model()
@@ -59,10 +60,10 @@ class Task(ABC):
     def loss(self, batch: Any) -> Tensor:
         """Return the loss, summed over the batch's predictions."""
 
-    @property
-    def config(self) -> Config:
-        """The settings of this task. They never change: `with_config` returns another task."""
-        return self._config
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "config" and "config" in vars(self):
+            raise AttributeError("the settings of a task are final; with_config returns another task")
+        super().__setattr__(name, value)
 
     def with_config(self, config: Config) -> Self:
         """Return this task with other settings, sharing its model and tokenizers.
@@ -70,7 +71,7 @@ class Task(ABC):
         Training settings can only be completed once the data has been read, for example the number of steps.
         """
         task = copy(self)
-        task._config = config
+        vars(task)["config"] = config
         return task
 
     @property

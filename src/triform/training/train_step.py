@@ -70,11 +70,9 @@ class TrainStep:
         """
         batches = [self.data.batch(indices) for indices in batch_indices]
         stats = collect_step_stats(batches)
-        self.optimize(
-            [batch if self.device.type == "cpu" else batch.to(self.device) for batch in batches],
-            stats.n_predictions,
-            lr,
-        )
+        if self.device.type != "cpu":  # where they are collated
+            batches = [batch.to(self.device) for batch in batches]
+        self.optimize(batches, stats.n_predictions, lr)
         return stats
 
     def optimize(self, batches: Sequence[Batch], n_predictions: int | Tensor, lr: float | Tensor) -> None:
