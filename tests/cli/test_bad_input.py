@@ -428,9 +428,9 @@ def test_a_full_disk_stops_with_one_line_and_resume_ends_the_same(
 def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     train: Command, tmp_path: Path, files: Files, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triform.training import run_folder as folder
+    from triform.training import tensors as tensor_files
 
-    run, save = tmp_path / "run", folder.save_file
+    run, save = tmp_path / "run", tensor_files.save_file
     arguments = ("classify", "--data", files.csv, "--out", run)
 
     def raise_disk_full(tensors: Any, path: Path, about: Any = None) -> None:
@@ -440,7 +440,7 @@ def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
         save(tensors, path, about)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "save_file", raise_disk_full)
+        patch.setattr(tensor_files, "save_file", raise_disk_full)
         line = train(*arguments).last_line
     assert "cannot be written: No space left on device; what was saved before is intact" in line
     assert "go on with --resume" in line

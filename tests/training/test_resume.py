@@ -135,7 +135,7 @@ os.fsync = fsync
 # Before a rename: of weights, of the digests that seal them, of checkpoints.
 KILL_DURING_SEALING = """
 import os, pathlib, random, signal
-calls, real = random.Random({seed}).randrange(2, 50), pathlib.Path.replace
+calls, real = random.Random({seed}).randrange(2, 20), pathlib.Path.replace
 def replace(path, target):
     global calls
     calls -= 1
