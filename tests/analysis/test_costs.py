@@ -242,7 +242,7 @@ def measure_saved_bytes(model: nn.Module, step: Callable[[], Tensor]) -> int:
 
 def estimate_saved_bytes(cost: Costs) -> int:
     bf16_copies = [item for item in cost.training if item.name == "weights in bf16"]
-    return sum(item.total for item in (*cost.activations, *bf16_copies) if item.note != "passing")
+    return sum(item.total for item in (*cost.activations, *bf16_copies) if item.note != "temporary")
 
 
 def measure_step_bytes(

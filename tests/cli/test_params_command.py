@@ -115,7 +115,7 @@ def test_the_table_adds_up_before_the_readers_eyes(triform: Command) -> None:
     line = next(line for line in out.splitlines() if "key, value" in line)
     assert re.search(r"2·d·d \+ 2·d +2·768·768 \+ 2·768 +1,181,184 +12 +14,174,208 +11\.4 %", line)
     assert "50,257·768" in out
-    assert "shared" in next(line for line in out.splitlines() if "scores: weights" in line)
+    assert "shared" in next(line for line in out.splitlines() if "logits: weights" in line)
     assert max(map(len, out.splitlines())) < 130
 
 

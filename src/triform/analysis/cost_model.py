@@ -1,4 +1,4 @@
-"""The pages of an account: numbers kept, operations done, each with its formula in the letters of one model."""
+"""Data structures and shared parts of cost estimates: memory and operations, each with its formula."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from triform.config import Config, DataSizes, ModelConfig, OptimizerKind
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How a model is run: on how much at once, and in what numbers."""
+    """How a model is trained and used: batch size, text length, optimizer, precision and device."""
 
     batch_size: int
-    length: int  # tokens of a text; of an encoder-decoder, on each side
+    length: int  # tokens in each text; for an encoder-decoder, on each side
     optimizer: OptimizerKind = "adamw"
-    momentum: float = 0.9  # sgd
+    momentum: float = 0.9  # of sgd
     precision: Literal["fp32", "bf16"] = "fp32"
-    gpu: bool = True  # dropout keeps a byte a number there; on a CPU it keeps a whole one
+    gpu: bool = True  # there dropout stores one byte per element, on a CPU a whole element
     trainable: int | None = None  # trainable parameters; None: all of them
-    adapters: int = 0  # of those, how many are not the model's own
+    adapters: int = 0  # trainable parameters that belong to adapters, not to the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryItem:
-    """So many numbers of so many bytes."""
+    """Memory for a number of elements of the same size."""
 
     name: str
     formula: str
@@ -37,20 +37,21 @@ class MemoryItem:
 
     @property
     def total(self) -> int:
+        """Bytes of all elements."""
         return self.count * self.bytes_each
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopItem:
-    """Operations of the forward pass for one text, and what is left of them where masks hide."""
+    """Operations of the forward pass of one text, in full and without masked attention."""
 
     name: str
-    per: str  # whose cost it is: a token, a source token, a target token, a text
-    formula: str  # for one of them
+    per: str  # the unit: token, source token, target token or text
+    formula: str  # for one unit
     numbers: str
     per_unit: int
-    times: int  # how many of them a text has
-    needed: int  # for the whole text, without what masks hide
+    times: int  # units in a text
+    needed: int  # for the whole text, without masked attention
 
     @property
     def total(self) -> int:
@@ -59,48 +60,58 @@ class FlopItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
+    """The estimated costs of a model for a workload."""
+
     workload: Workload
     training: tuple[MemoryItem, ...]
-    activations: tuple[MemoryItem, ...]  # the detail of what training keeps for the backward pass
+    activations: tuple[MemoryItem, ...]  # saved for the backward pass
     inference: tuple[MemoryItem, ...]
-    cache_per_token: tuple[tuple[str, int], ...]  # bytes: a token read or written, a token of the source
+    cache_per_token: tuple[tuple[str, int], ...]  # bytes for each kind of token
     flop_items: tuple[FlopItem, ...]
 
     @property
     def training_bytes(self) -> int:
+        """Bytes needed to train: weights, gradients, optimizer state and activations."""
         return sum(item.total for item in (*self.training, *self.activations))
 
     @property
     def activation_bytes(self) -> int:
+        """Bytes of activations that are saved for the backward pass."""
         return sum(item.total for item in self.activations)
 
     @property
     def inference_bytes(self) -> int:
+        """Bytes needed to use the model: weights and caches."""
         return sum(item.total for item in self.inference)
 
     @property
     def forward_flops(self) -> int:
-        """Operations for one text, attention counted in full."""
+        """Operations of the forward pass of one text, with attention in full."""
         return sum(item.total for item in self.flop_items)
 
     @property
     def needed_forward_flops(self) -> int:
+        """Operations of the forward pass of one text, without masked attention."""
         return sum(item.needed for item in self.flop_items)
 
     @property
     def flops_per_token(self) -> dict[str, int]:
-        """Operations forward for each kind of token, attention counted in full."""
+        """Operations of the forward pass for each kind of token, with attention in full."""
         kinds = [item.per for item in self.flop_items if item.per != "text"]
         return {kind: sum(item.per_unit for item in self.flop_items if item.per == kind) for kind in kinds}
 
     @property
     def step_flops(self) -> int:
-        """Operations of one training step: forward and backward for the whole batch."""
+        """Operations of a training step: forward and backward for the whole batch."""
         return 3 * self.workload.batch_size * self.forward_flops
 
 
 def simplify(formula: str) -> str:
-    """Like terms added up: `3·L·d + 2·L·d` is `5·L·d`."""
+    """Combine like terms of a formula.
+
+    >>> simplify("3·L·d + 2·L·d")
+    '5·L·d'
+    """
     coefficients: dict[str, int] = {}
     for term in formula.split(" + "):
         factor, _, rest = term.partition("·")
@@ -112,7 +123,10 @@ def simplify(formula: str) -> str:
 
 
 class CostModel:
-    """What the accounts of all kinds of models share; T tokens a text, S of the source, B texts. Abstract."""
+    """Base of the cost models of Transformers and recurrent models.
+
+    Formulas use T for the tokens of a text, S for those of a source and B for the texts of a batch.
+    """
 
     def __init__(self, config: Config, sizes: DataSizes, workload: Workload) -> None:
         self.task, self.workload = config.task, workload
@@ -126,13 +140,14 @@ class CostModel:
         self.kv_width_symbol = "d" if self.model.kv_heads == self.model.n_heads else "G·Dh"
         self.target_vocab_symbol = "V′" if sizes.target_vocab_size else "V"
         self.is_bf16 = workload.precision == "bf16"
-        self.element_bytes = 2 if self.is_bf16 else 4  # bytes of what matrix products read
+        self.element_bytes = 2 if self.is_bf16 else 4  # of the inputs of matrix products
         self.dropout_mask_bytes = 1 if workload.gpu else self.element_bytes
         self.norm_saved_tensors = (
             1 if self.model.norm == "layer" or workload.gpu else 2
-        )  # on a CPU rms keeps input and result
+        )  # on a CPU, RMSNorm saves its input and its result
 
     def training_state(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
+        """Memory for weights, gradients and optimizer state."""
         workload, total = self.workload, param_budget.total
         n_trainable = total if workload.trainable is None else workload.trainable
         yield self._constant_item("weights", total, 4)
@@ -140,11 +155,11 @@ class CostModel:
             yield self._constant_item("adapters", workload.adapters, 4)
         if self.is_bf16:
             yield self._constant_item(
-                "weights in bf16", _count_matmul_parameters(param_budget), 2, note="copies that products read"
+                "weights in bf16", _count_matmul_parameters(param_budget), 2, note="copies for matrix products"
             )
         yield self._constant_item("gradients", n_trainable, 4)
         n_states = (1 if workload.momentum else 0) if workload.optimizer == "sgd" else 2
-        note = {0: "keeps nothing", 1: "momentum", 2: "two running means"}[n_states]
+        note = {0: "none", 1: "momentum", 2: "two running means"}[n_states]
         yield self._constant_item(f"state of {workload.optimizer}", n_states * n_trainable, 4, note=note)
 
     def _embedding_activations(self, name: str, length_symbol: str) -> Iterator[MemoryItem]:
@@ -186,6 +201,7 @@ class CostModel:
 
 
 def symbol_values(model: ModelConfig, sizes: DataSizes) -> dict[str, int]:
+    """The values of the symbols of formulas."""
     return {
         "d": model.d_model,
         "f": model.d_ff,
@@ -204,7 +220,7 @@ def symbol_values(model: ModelConfig, sizes: DataSizes) -> dict[str, int]:
 
 
 def _count_matmul_parameters(param_budget: ParameterBudget) -> int:
-    """Parameters of matrix products; embeddings, norms and positions are read as they are."""
+    """Count the parameters of matrix products, which have copies in bf16; embeddings and norms have none."""
     roles = ("attention", "cross", "feedforward", "recurrent", "output")
     rows = [(group, row) for group, row in param_budget.iter_rows() if row.role in roles]
     return sum(group.layers * row.times * row.per_instance for group, row in rows)

@@ -1,13 +1,13 @@
-"""What a model costs to train and to use: memory and floating-point operations, by component.
+"""Estimate what a Transformer costs to train and to use: memory and floating-point operations by component.
 
-Weights, gradients, optimizer state and the key/value cache are exact. Activations are what autograd keeps for the
-backward pass, counted operation by operation for fused attention over batches without padding; estimated remain
-the masks of windows and of attention that is written out. Passing buffers (a kernel's workspace, gradients of
-activations) are not in it, nor is the framework itself, so leave a fifth of a device's memory free.
+Weights, gradients, optimizer state and the key/value cache are exact. Activations are what autograd saves for the
+backward pass, counted operation by operation for fused attention over batches without padding; the masks of windows
+and attention without a fused kernel are estimates. Temporary buffers (workspaces, gradients of activations) and the
+framework itself are not included, so leave a fifth of the device's memory free.
 
-Operations are those of matrix products, two for a multiplication with its addition, as torch's flop counter has
-them: attention counts as if every token read every token, whatever a mask hides. What masks leave of it stands
-beside it. Backward costs twice forward: each product has two gradients.
+Operations are those of matrix products, two for each multiply-add, as the flop counter of torch counts them:
+attention counts in full, whatever is masked. `needed` counts without masked attention. The backward pass costs
+twice the forward pass, because each product has two gradients.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ __all__ = [
     "simplify",
 ]
 
-# As the kernels have them; a test keeps the pairs equal, for torch stays out of here.
-# On a CPU and on a GPU: attention that is written out and holds more numbers is computed again, not kept.
-MAX_SAVED_ELEMENTS = (1 << 22, 1 << 26)
-MIN_TILE = (64, 1024)  # queries a piece of windowed attention
-MAX_TILED_COST = 0.6  # the share of the work that pieces may leave
+# Limits of the kernels, for CPU and GPU. This module works without torch; a test compares them with the kernels.
+MAX_SAVED_ELEMENTS = (1 << 22, 1 << 26)  # larger attention weights are recomputed instead of saved
+MIN_TILE = (64, 1024)  # queries in a tile of windowed attention
+MAX_TILED_COST = 0.6  # tiling is used if at most this share of the work remains
 
 
 def estimate_costs(config: Config, sizes: DataSizes, workload: Workload) -> Costs:
-    """What the model that these settings build costs."""
+    """Estimate the costs of the model that these settings build."""
     param_budget = count_parameters(config, sizes)
     cost_model = (RecurrentCostModel if config.model.is_recurrent else _TransformerCostModel)(
         config, sizes, workload
@@ -56,14 +55,14 @@ def estimate_costs(config: Config, sizes: DataSizes, workload: Workload) -> Cost
 
 
 def count_attended_pairs(length: int, window: int, *, causal: bool) -> int:
-    """How many (query, key) pairs a mask leaves of length²."""
+    """The number of (query, key) pairs that are not masked, out of length²."""
     width = length if window < 0 else min(window, length)
-    n_causal_pairs = width * (width + 1) // 2 + (length - width) * width  # itself included
+    n_causal_pairs = width * (width + 1) // 2 + (length - width) * width  # every token attends to itself
     return n_causal_pairs if causal else 2 * n_causal_pairs - length
 
 
 def _keys_per_tile(length: int, window: int, *, causal: bool, gpu: bool) -> int:
-    """Keys that a piece of windowed attention holds; all of them where cutting would save too little."""
+    """The number of keys in a tile of windowed attention; all keys if tiling would save too little."""
     if window < 0:
         return length
     span = window if causal else 2 * window - 1
@@ -72,17 +71,17 @@ def _keys_per_tile(length: int, window: int, *, causal: bool, gpu: bool) -> int:
 
 
 def _uses_flex_attention(length: int, window: int) -> bool:
-    """Whether a GPU compiles this window: long texts in whole blocks, most of them out of reach."""
+    """Whether a GPU uses FlexAttention for this window: long texts in whole blocks, most of which are masked."""
     return 0 < 8 * window <= length and length >= 1024 and length % 128 == 0
 
 
 class _TransformerCostModel(CostModel):
-    """Keeps the accounts of a Transformer."""
+    """The cost model of a Transformer."""
 
     # -- memory
 
     def activations(self) -> Iterator[MemoryItem]:
-        """What autograd keeps, and the scores beside it."""
+        """Activations that autograd saves, and the logits with their gradients."""
         if self.task == "translate":
             yield from self._embedding_activations("source embedding", "S")
             yield from self._stack_activations("encoder", "S", causal=self.model.attention_direction == "causal")
@@ -105,13 +104,13 @@ class _TransformerCostModel(CostModel):
         yield self._memory_item("output: log-probabilities", f"B·T·{self.target_vocab_symbol}", 4)
         formula = f"B·T·{self.target_vocab_symbol}"
         yield self._memory_item(
-            "output: scores, then their gradients", formula, 6 if self.is_bf16 else 4, note="passing"
+            "output: logits, then their gradients", formula, 6 if self.is_bf16 else 4, note="temporary"
         )
 
     def _stack_activations(
         self, name: str, length_symbol: str, *, causal: bool, cross: bool = False
     ) -> Iterator[MemoryItem]:
-        """All layers of a side: a norm keeps its input, a product what it reads, dropout what it let pass."""
+        """Activations of all layers: a norm saves its input, a product its inputs, dropout its mask."""
         model, rows, sublayers = self.model, f"L·B·{length_symbol}", 3 if cross else 2
         norm_tensors = self.norm_saved_tensors
         final_norm_term = f" + {norm_tensors}·B·{length_symbol}·d" if model.final_norm else ""
@@ -135,8 +134,8 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}: dropout", f"{sublayers}·{rows}·d", self.dropout_mask_bytes)
 
     def _attention_activations(self, name: str, rows: str, sources: str) -> Iterator[MemoryItem]:
-        """What goes in, queries, keys, values, what comes out, and a sum a row; all that a fused kernel keeps."""
-        # In bf16 each product makes a narrow copy of what it reads; the encoder's states are counted elsewhere.
+        """What a fused kernel saves: inputs, queries, keys, values, outputs, and one sum per row."""
+        # In bf16 each product copies its input; the states of the encoder are counted elsewhere.
         input_copies = 2 if self.is_bf16 and rows == sources else 1
         yield self._memory_item(
             name, f"{2 + input_copies}·{rows}·d + 2·{sources}·{self.kv_width_symbol}", self.element_bytes
@@ -147,7 +146,7 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}, vectors of length one", formula, self.element_bytes)
 
     def _key_symbol(self, length_symbol: str, *, causal: bool) -> str:
-        """The letter for the keys that a piece of attention holds: all, or R where windows cut it into pieces."""
+        """The symbol for the keys of a tile: all of them, or R where windowed attention is tiled."""
         length = self.symbols[length_symbol]
         keys_per_layer = [
             _keys_per_tile(length, window, causal=causal, gpu=self.workload.gpu) for window in self.model.windows
@@ -156,29 +155,29 @@ class _TransformerCostModel(CostModel):
         return length_symbol if self.symbols["R"] == length else "R"
 
     def _position_activations(self, name: str, length_symbol: str, key_symbol: str) -> Iterator[MemoryItem]:
-        """What positions and windows keep beside a fused kernel's own."""
+        """What positions and windows save in addition to a fused kernel."""
         model, length = self.model, self.symbols[length_symbol]
         if model.positions == "rotary":
             yield self._memory_item(
-                f"{name}, turned keys",
+                f"{name}, rotated keys",
                 f"L·B·{length_symbol}·{self.kv_width_symbol} + 4·L·{length_symbol}·Dh",
                 self.element_bytes,
             )
         elif self.workload.gpu and _uses_flex_attention(length, max(model.windows)):
-            return  # what it needs of a window or of distances is a short table
-        elif model.positions == "t5" and not self.workload.gpu:  # no fused kernel there learns a bias
+            return  # FlexAttention needs only a short table
+        elif model.positions == "t5" and not self.workload.gpu:  # no fused CPU kernel has a gradient for the bias
             yield self._memory_item(f"{name}, weights", f"L·B·H·{length_symbol}·{key_symbol}", 4)
         elif model.positions in ("alibi", "t5"):
             yield self._memory_item(f"{name}, biases", f"L·H·{length_symbol}·{key_symbol}", self.element_bytes)
         elif any(0 < window < length for window in model.windows):
             yield self._memory_item(f"{name}, masks", f"L·{length_symbol}·{key_symbol}", self.element_bytes)
         if key_symbol == "R":
-            yield self._memory_item(f"{name}, pieces put together", f"L·B·{length_symbol}·d", self.element_bytes)
+            yield self._memory_item(f"{name}, joined tiles", f"L·B·{length_symbol}·d", self.element_bytes)
 
     def _naive_attention_activations(
         self, name: str, length_symbol: str, key_symbol: str, *, relative: bool
     ) -> Iterator[MemoryItem]:
-        """Attention weights and what they were made from; nothing where they are computed again."""
+        """Attention weights and their inputs, unless they are recomputed."""
         additive = self.model.attention_score == "additive"
         scores_formula = f"L·B·H·{length_symbol}·{key_symbol}"
         if (
@@ -199,11 +198,12 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}, distances", f"2·L·{length_symbol}·{key_symbol}", 8)
 
     def inference_memory(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
-        note = "if they are cast; Triform itself keeps fp32" if self.is_bf16 else ""
+        """Memory for weights and the key/value cache."""
+        note = "if they are cast; Triform itself uses fp32" if self.is_bf16 else ""
         yield self._constant_item("weights", param_budget.total, self.element_bytes, note=note)
         if self.task == "classify":
             return
-        note = "or twice that, to grow"
+        note = "up to twice that while the cache grows"
         yield self._memory_item("keys and values", f"2·L·B·T·{self.kv_width_symbol}", self.element_bytes, note=note)
         if self.task == "translate":
             yield self._memory_item(
@@ -211,7 +211,7 @@ class _TransformerCostModel(CostModel):
             )
 
     def cache_per_token(self) -> Iterator[tuple[str, int]]:
-        """A window does not shrink it: old keys stay where they are."""
+        """Bytes of the key/value cache for each kind of token; a window does not reduce it."""
         bytes_per_token = evaluate_formula(f"2·L·{self.kv_width_symbol}", self.symbols) * self.element_bytes
         if self.task == "generate":
             yield "a token", bytes_per_token
@@ -221,6 +221,7 @@ class _TransformerCostModel(CostModel):
     # -- operations
 
     def flop_items(self) -> Iterator[FlopItem]:
+        """Operations of the forward pass by component."""
         if self.task == "translate":
             yield from self._stack_flops(
                 "encoder", "source token", "S", causal=self.model.attention_direction == "causal"
@@ -228,15 +229,15 @@ class _TransformerCostModel(CostModel):
             yield self._flop_item("cross-attention: key, value", "source token", f"4·L·d·{self.kv_width_symbol}")
             yield from self._stack_flops("decoder", "target token", "T", causal=True)
             yield self._flop_item("cross-attention: query, output", "target token", "4·L·d·d")
-            yield self._flop_item("cross-attention: reading S tokens", "target token", "4·L·S·d")
-            yield self._flop_item("output: scores", "target token", f"2·d·{self.target_vocab_symbol}")
+            yield self._flop_item("cross-attention: S keys", "target token", "4·L·S·d")
+            yield self._flop_item("output: logits", "target token", f"2·d·{self.target_vocab_symbol}")
             return
         causal = self.task != "classify" or self.model.attention_direction == "causal"
         yield from self._stack_flops(
             "encoder" if self.task == "classify" else "decoder", "token", "T", causal=causal
         )
         if self.task == "generate":
-            yield self._flop_item("output: scores", "token", "2·d·V")
+            yield self._flop_item("output: logits", "token", "2·d·V")
         elif self.model.head_hidden:
             yield self._flop_item("output: labels", "text", "2·d·h + 2·h·C")
         else:
@@ -252,5 +253,5 @@ class _TransformerCostModel(CostModel):
         n_pairs = sum(count_attended_pairs(length, window, causal=causal) for window in model.windows)
         needed = 4 * model.d_model * n_pairs
         yield self._flop_item(
-            f"{name}: reading {length_symbol} tokens", per, f"4·L·{length_symbol}·d", needed=needed
+            f"{name}: attention to {length_symbol} tokens", per, f"4·L·{length_symbol}·d", needed=needed
         )

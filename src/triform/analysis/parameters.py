@@ -1,7 +1,7 @@
-"""How many parameters a model has: every matrix and vector with its formula, none of them built.
+"""Count the parameters of a model by formulas, without building it.
 
-A formula is a sum of products of letters (`d·d + d`). The letters are the paper's sizes; the count is the
-formula with numbers put in, so what is shown and what is counted cannot differ.
+Every matrix and vector has a formula, which is a sum of products of symbols (`d·d + d`). Counts are the values of
+the formulas, so what is shown and what is counted cannot differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORM_BY_TASK = {"classify": "encoder", "generate": "decoder", "translate": "enco
 
 @dataclass(frozen=True, kw_only=True)
 class Symbol:
-    """A size, as formulas name it."""
+    """A symbol of the formulas: its name, meaning and value."""
 
     name: str
     meaning: str
@@ -29,30 +29,32 @@ class Symbol:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterRow:
-    """One component: its formula, how large one of it is, and how many there are."""
+    """One component: its formula, its number of parameters, and how often it occurs."""
 
     name: str
     role: Role
-    formula: str  # in letters; empty where there is nothing to train
-    numbers: str  # the same in numbers
-    weights: int  # of one
-    biases: int  # of one
+    formula: str  # in symbols; empty if nothing is trained
+    numbers: str  # the formula with values
+    weights: int  # of one instance
+    biases: int  # of one instance
     times: int = 1
     note: str = ""
-    tied: bool = False  # the same tensor as another line's: counted there
+    tied: bool = False  # shares the tensor of another row, which counts it
 
     @property
     def per_instance(self) -> int:
+        """Parameters of one instance."""
         return self.weights + self.biases
 
     @property
     def total(self) -> int:
+        """Parameters of all instances in a layer; 0 if they are counted elsewhere."""
         return 0 if self.tied else self.per_instance * self.times
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Components that belong together; `layers` of them, all alike."""
+    """Components that belong together, in `layers` identical layers."""
 
     name: str
     lines: tuple[ParameterRow, ...]
@@ -60,16 +62,18 @@ class ParameterGroup:
 
     @property
     def per_layer(self) -> int:
+        """Parameters of one layer."""
         return sum(row.total for row in self.lines)
 
     @property
     def total(self) -> int:
+        """Parameters of all layers."""
         return self.layers * self.per_layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBudget:
-    """All parameters of a model, by part and component."""
+    """The parameters of a model by group and component."""
 
     form: str
     symbols: tuple[Symbol, ...]
@@ -82,23 +86,32 @@ class ParameterBudget:
 
     @property
     def shared(self) -> int:
-        """Parameters saved by using one tensor in several places."""
+        """Parameters saved by sharing tensors."""
         return sum(group.layers * row.per_instance * row.times for group, row in self.iter_rows() if row.tied)
 
     def iter_rows(self) -> Iterator[tuple[ParameterGroup, ParameterRow]]:
+        """All rows, each with its group."""
         for group in self.groups:
             for row in group.lines:
                 yield group, row
 
 
 def evaluate_formula(formula: str, values: Mapping[str, int]) -> int:
-    """`2·d·f + f` in numbers; an empty formula is zero."""
+    """Compute the value of a formula; an empty formula is zero.
+
+    >>> evaluate_formula("2·d·f + f", {"d": 64, "f": 256})
+    33024
+    """
     terms = formula.split(" + ") if formula else []
     return sum(prod(_factor_value(factor, values) for factor in term.split("·")) for term in terms)
 
 
 def format_formula(formula: str, values: Mapping[str, int]) -> str:
-    """`2·d·f + f` as `2·64·256 + 256`."""
+    """Replace the symbols of a formula by their values.
+
+    >>> format_formula("2·d·f + f", {"d": 64, "f": 256})
+    '2·64·256 + 256'
+    """
     terms = formula.split(" + ") if formula else []
     return " + ".join(
         "·".join(f"{_factor_value(factor, values):,}" for factor in term.split("·")) for term in terms
@@ -110,7 +123,7 @@ def _factor_value(factor: str, values: Mapping[str, int]) -> int:
 
 
 def count_parameters(config: Config, sizes: DataSizes) -> ParameterBudget:
-    """The parameters of the model that these settings build."""
+    """Count the parameters of the model that these settings build."""
     validate_sizes(config, sizes)
     counter = (_RecurrentCounter if config.model.is_recurrent else _TransformerCounter)(config, sizes)
     build_groups = {"classify": counter.classifier, "generate": counter.decoder, "translate": counter.translator}
@@ -122,7 +135,11 @@ def validate_sizes(config: Config, sizes: DataSizes) -> None:
     """Raise a ConfigError if a size is missing that the number of parameters depends on."""
     model = config.model
     needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
-    missing = [f"model.{name}=0: it must be above 0" for name in needed if not getattr(model, name)]
+    missing = [
+        f"model.{name}=0: it must be above 0; give --set model.{name}=NUMBER"
+        for name in needed
+        if not getattr(model, name)
+    ]
     missing += ["the size of the vocabulary is unknown: give --vocab-size NUMBER"] * (sizes.vocab_size < 1)
     missing += ["data.max_len=0: it must be above 0; give --max-len NUMBER"] * (sizes.max_len < 1)
     if config.task == "classify" and sizes.n_labels < 1:
@@ -132,7 +149,7 @@ def validate_sizes(config: Config, sizes: DataSizes) -> None:
 
 
 class _TransformerCounter:
-    """Writes the lines of each part, in the letters of one model."""
+    """Lists the parameters of a Transformer."""
 
     def __init__(self, config: Config, sizes: DataSizes) -> None:
         self.model = model = config.model.as_single_head if config.model.is_recurrent else config.model
@@ -141,7 +158,7 @@ class _TransformerCounter:
         self.has_target_vocab = bool(sizes.target_vocab_size)
         self.bias, self.qkv_bias = "d" * model.bias, model.qkv_bias
         self.target = "V′" if self.has_target_vocab else "V"
-        self.kv_width = "d" if model.kv_heads == model.n_heads else "G·Dh"  # the width of all keys together
+        self.kv_width = "d" if model.kv_heads == model.n_heads else "G·Dh"  # of all keys together
         self.all_symbols = (
             Symbol(name="d", meaning="d_model, the width", value=model.d_model),
             Symbol(name="f", meaning="d_ff, the width inside feedforward", value=model.d_ff),
@@ -168,7 +185,7 @@ class _TransformerCounter:
     always_shown: ClassVar[tuple[str, ...]] = ("H", "Dh", "L")
 
     def used_symbols(self, groups: tuple[ParameterGroup, ...]) -> tuple[Symbol, ...]:
-        """Those that the formulas use, and those that a reader looks for."""
+        """The symbols that occur in the formulas, and those that are always shown."""
         factors = {
             factor
             for group in groups
@@ -206,15 +223,15 @@ class _TransformerCounter:
     # -- their parts
 
     def _embedding(self, vocabulary: str, *, tied: bool = False) -> Iterator[ParameterRow]:
-        note = "the source's table" if tied else ""
+        note = "shared with the source" if tied else ""
         yield self._row("tokens", "tokens", f"{vocabulary}·d", tied=tied, note=note)
         if self.model.bigram_buckets:
-            yield self._row("pairs of tokens", "tokens", "P·d", note="a row by the numbers of both")
+            yield self._row("pairs of tokens", "tokens", "P·d", note="a row for each hash of two token ids")
         kind = self.model.positions
         is_trained = kind == "learned"
         yield self._row(f"positions, {kind}", "positions", "N·d" * is_trained, note=POSITION_NOTES[kind])
         if self.model.n_segments:
-            yield self._row("segments", "tokens", "s·d", note="a vector for each kind of text")
+            yield self._row("segments", "tokens", "s·d", note="a vector for each segment")
         if self.model.embedding_norm:
             yield from self._norm("norm")
 
@@ -237,7 +254,7 @@ class _TransformerCounter:
             yield self._row(f"{name}: score", "score", "H·Dh", note="one vector a head")
 
     def _relative_positions(self) -> Iterator[ParameterRow]:
-        """Positions that live in self-attention; cross-attention has none."""
+        """Position parameters inside self-attention; cross-attention has none."""
         if self.model.positions == "relative":
             note = "for keys and for values"
             yield self._row("self-attention: distances", "positions", "(2k+1)·Dh", times=2, note=note)
@@ -263,16 +280,16 @@ class _TransformerCounter:
     def _lm_head(self) -> Iterator[ParameterRow]:
         tied, vocabulary = self.model.tie_embeddings, self.target
         note = "the embedding, transposed" if tied else ""
-        yield self._row("scores: weights", "output", f"d·{vocabulary}", tied=tied, note=note)
+        yield self._row("logits: weights", "output", f"d·{vocabulary}", tied=tied, note=note)
         if self.model.head_bias:
-            yield self._row("scores: bias", "output", "", vocabulary)
+            yield self._row("logits: bias", "output", "", vocabulary)
 
     def _classification_head(self) -> Iterator[ParameterRow]:
         width = "d"
         if self.model.head_hidden:
             yield self._row("hidden layer", "output", "d·h", "h")
             width = "h"
-        yield self._row("label scores", "output", f"{width}·C", "C" * self.model.head_bias)
+        yield self._row("label logits", "output", f"{width}·C", "C" * self.model.head_bias)
 
     def _row(
         self,
@@ -312,7 +329,7 @@ POSITION_NOTES = {
 
 
 class _RecurrentCounter(_TransformerCounter):
-    """The same for a recurrent model: cells instead of blocks, and attention over a source alone."""
+    """Lists the parameters of a recurrent model: cells instead of blocks, and attention to a source only."""
 
     always_shown = ("L",)
 
@@ -343,7 +360,7 @@ class _RecurrentCounter(_TransformerCounter):
         yield ParameterGroup(name="output", lines=tuple(self._lm_head()))
 
     def _token_embedding(self, vocabulary: str, *, tied: bool = False) -> Iterator[ParameterRow]:
-        """An embedding without positions: order is told by reading in order."""
+        """An embedding without positions, which a recurrent model does not need."""
         return (row for row in self._embedding(vocabulary, tied=tied) if row.role != "positions")
 
     def _encoder(self) -> ParameterGroup:
@@ -358,4 +375,4 @@ class _RecurrentCounter(_TransformerCounter):
         return ParameterGroup(name=name, lines=(row,), layers=self.model.n_layers)
 
 
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # as the cells have them; a test keeps them equal
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # a test compares them with the cells

@@ -1,7 +1,7 @@
-"""What a recurrent model costs: weights and states exactly, operations exactly, activations estimated.
+"""Estimate what a recurrent model costs: weights, states and operations are exact, activations are estimates.
 
-What a cell keeps for the backward pass is the affair of its library: `KEPT` is what was seen on a CPU, where torch
-computes rnn and gru itself and lstm through oneDNN, which keeps most. cuDNN keeps less.
+What a cell saves for the backward pass depends on its library: `SAVED_TENSORS` was measured on a CPU, where torch
+computes rnn and gru itself and lstm with oneDNN, which saves most. cuDNN saves less.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from triform.analysis.cost_model import CostModel, FlopItem, MemoryItem
 from triform.analysis.parameters import ParameterBudget, evaluate_formula
 
-# Numbers a token, layer and unit of width: read one way, and both ways.
+# Saved elements per token, layer and unit of width: in one direction, and in both.
 SAVED_TENSORS = {"rnn": (3, 5), "gru": (9, 11), "lstm": (18, 26)}
 
 
 class RecurrentCostModel(CostModel):
-    """Keeps the accounts of a recurrent model; its cells compute in float32 whatever is asked."""
+    """The cost model of a recurrent model, whose cells always compute in float32."""
 
     def activations(self) -> Iterator[MemoryItem]:
+        """Activations that autograd saves, and the logits with their gradients."""
         if self.task == "translate":
             yield from self._embedding_activations("source embedding", "S")
             yield from self._cell_activations("encoder", "S", bidirectional=self.is_bidirectional)
@@ -41,11 +42,12 @@ class RecurrentCostModel(CostModel):
         yield self._memory_item("output: states", "B·T·d", 4)
         yield self._memory_item("output: log-probabilities", f"B·T·{self.target_vocab_symbol}", 4)
         yield self._memory_item(
-            "output: scores, then their gradients", f"B·T·{self.target_vocab_symbol}", 4, note="passing"
+            "output: logits, then their gradients", f"B·T·{self.target_vocab_symbol}", 4, note="temporary"
         )
 
     @property
     def is_bidirectional(self) -> bool:
+        """Whether the encoder reads in both directions."""
         return self.model.attention_direction != "causal"
 
     def _cell_activations(self, name: str, length_symbol: str, *, bidirectional: bool) -> Iterator[MemoryItem]:
@@ -57,21 +59,23 @@ class RecurrentCostModel(CostModel):
             yield self._memory_item(f"{name}: dropout", formula, self.dropout_mask_bytes)
 
     def inference_memory(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
+        """Memory for weights and states."""
         yield self._constant_item("weights", param_budget.total, 4)
         if self.task == "classify":
             return
-        yield self._memory_item("states", "L·p·B·d", 4, note="however long the text is")
+        yield self._memory_item("states", "L·p·B·d", 4, note="independent of the length")
         if self.task == "translate":
             yield self._memory_item("keys and values of the source", "2·B·S·d", 4)
 
     def cache_per_token(self) -> Iterator[tuple[str, int]]:
-        """Of what was read and written nothing grows; of a source its keys and values are kept."""
+        """Bytes for each kind of token: none, except the keys and values of a source."""
         if self.task == "generate":
             yield "a token", 0
         if self.task == "translate":
             yield from (("a source token", 4 * evaluate_formula("2·d", self.symbols)), ("a target token", 0))
 
     def flop_items(self) -> Iterator[FlopItem]:
+        """Operations of the forward pass by component."""
         encoder_formula = (
             "3·L·g·d·d" if self.is_bidirectional else "4·L·g·d·d"
         )  # half as wide each way: e · d + e · e, twice
@@ -81,11 +85,11 @@ class RecurrentCostModel(CostModel):
             yield self._flop_item("first state", "text", "2·d·L·p·d")
             yield self._flop_item("decoder: cells", "target token", "4·L·g·d·d")
             yield self._flop_item("attention: query, output, mixing", "target token", "6·d·d")
-            yield self._flop_item("attention: reading S tokens", "target token", "4·S·d")
-            yield self._flop_item("output: scores", "target token", f"2·d·{self.target_vocab_symbol}")
+            yield self._flop_item("attention: S keys", "target token", "4·S·d")
+            yield self._flop_item("output: logits", "target token", f"2·d·{self.target_vocab_symbol}")
         elif self.task == "generate":
             yield self._flop_item("decoder: cells", "token", "4·L·g·d·d")
-            yield self._flop_item("output: scores", "token", "2·d·V")
+            yield self._flop_item("output: logits", "token", "2·d·V")
         else:
             yield self._flop_item("encoder: cells", "token", encoder_formula)
             has_hidden_layer = self.model.head_hidden

@@ -1,8 +1,8 @@
-"""The published count of a Transformer's parameters, walked line by line to the exact one.
+"""Explain step by step how a published parameter count differs from the exact one.
 
-A written report adds up an encoder-decoder with a vocabulary of 30,000, 512 wide, 8 heads and 6 + 6 layers to
-68,554,752 parameters. The sum leaves parts out, counts one matrix twice that is usually shared, and has a slip
-in its arithmetic. Each of these is a step here; the last one lands on the model's own total.
+A published report counts 68,554,752 parameters for an encoder-decoder with a vocabulary of 30,000, a width of 512,
+8 heads and 6 + 6 layers. That sum omits components, counts a matrix twice that is usually shared, and has an error
+in its arithmetic. Each difference is a step; the last step ends at the exact total.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PUBLISHED_COUNT = 68_554_752
 
 @dataclass(frozen=True, kw_only=True)
 class ReconciliationStep:
-    """What is added or taken away, why, and the sum so far."""
+    """A difference, its reason, and the running sum."""
 
     name: str
     why: str
@@ -41,7 +41,7 @@ def is_published_model(config: Config, sizes: DataSizes) -> bool:
 
 
 def reconcile_counts(param_budget: ParameterBudget) -> tuple[ReconciliationStep, ...]:
-    """From the published sum to the exact total; steps that change nothing are left out after the sum."""
+    """List the steps from the published sum to the exact total; differences of zero are omitted."""
     steps: list[ReconciliationStep] = []
     running_total = 0
     for name, reason, change in (
@@ -69,7 +69,7 @@ def _published_changes() -> Iterator[Change]:
 
 
 def _model_changes(param_budget: ParameterBudget) -> Iterator[Change]:
-    """What this model has more or less than the published one, each kind of parameter in turn."""
+    """The differences between this model and the published count, by kind of parameter."""
 
     def weights(role: Role) -> int:
         return sum(group.layers * row.times * row.weights for group, row in _rows_of_role(param_budget, role))
