@@ -20,8 +20,8 @@ from benchmarks import quality
 from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config, TokenizerConfig
 from triform.config.settings import build_config
+from triform.nn.kernels.precision import cast_model
 from triform.nn.layouts import pad
-from triform.nn.precision import cast_model
 from triform.tasks.classify import Classify
 from triform.text import Tokenizer, train_tokenizer
 

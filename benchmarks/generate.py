@@ -19,7 +19,7 @@ from benchmarks import peers, quality
 from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config
 from triform.config.settings import build_config
-from triform.nn.precision import cast_model
+from triform.nn.kernels.precision import cast_model
 from triform.tasks.generate import Generate
 from triform.text import PAD, Tokenizer
 

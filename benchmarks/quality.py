@@ -13,7 +13,7 @@ from benchmarks.report import BenchmarkReport
 from triform.cli.demo import SETTINGS
 from triform.config import TaskName
 from triform.nn.kernels.int8 import int8_unavailable_reason
-from triform.nn.precision import Precision, has_bf16
+from triform.nn.kernels.precision import Precision, has_bf16
 
 TINY_SETTINGS: dict[str, Any] = {"train": {"max_steps": 3}, "model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}
 

@@ -21,8 +21,8 @@ from benchmarks import peers, quality
 from benchmarks.report import BenchmarkReport, parse_options
 from triform.config import Config
 from triform.config.settings import build_config
+from triform.nn.kernels.precision import cast_model
 from triform.nn.layouts import pad
-from triform.nn.precision import cast_model
 from triform.tasks.translate import Translate
 from triform.text import Tokenizer
 

@@ -27,9 +27,10 @@ from triform.generation.scheduler import Scheduler, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel
 from triform.nn.kernels.flex import flex_attention_kernel
-from triform.nn.kernels.sdpa import AttentionKernel, ScoreFunction, naive_attention, sdpa_attention
+from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position

@@ -19,7 +19,7 @@ from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.metrics import Metrics
-from triform.nn.precision import Precision, cast_model, resolve_precision
+from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
 from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings

@@ -12,7 +12,7 @@ import torch
 import triform as package
 from triform.errors import ConfigError
 from triform.nn.kernels import int8
-from triform.nn.precision import BF16_CPU_FLAGS
+from triform.nn.kernels.precision import BF16_CPU_FLAGS
 
 Command = Any  # `triform(...)` of conftest: it gives an Answer
 RUNS = ("classifier", "writer", "translator")

@@ -110,7 +110,7 @@ def build_linear_model(**settings: Any) -> Classifier:
     """Blocks that add nothing and no norm after them: the score is a mean of embeddings, weighed."""
     model = build_model(final_norm=False, positions="none", **settings)
     for name, parameter in model.named_parameters():
-        if ".out." in name or ".down." in name:
+        if ".out_proj." in name or ".down_proj." in name:
             nn.init.zeros_(parameter)
     return model
 

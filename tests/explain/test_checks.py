@@ -17,18 +17,20 @@ from triform.explain.probes import build_untrained_model
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.kernels.sdpa import ScoreFunction, repeat_kv, sdpa_attention
+from triform.nn.attention import ScoreFunction, repeat_kv
+from triform.nn.kernels import tiling
+from triform.nn.kernels.beams import BeamMask
+from triform.nn.kernels.sdpa import full_tile
+from triform.nn.kernels.tiling import tiled_sdpa_attention
 from triform.nn.kv_cache import DynamicKVCache, KVCache
 from triform.nn.layouts import PackedLayout, PaddedLayout
 from triform.nn.masks import (
     AttentionMask,
     AttentionSpan,
-    BeamMask,
     CausalMask,
     PackedMask,
     causal_mask,
     full_mask,
-    full_tile,
     window_mask,
 )
 
@@ -119,8 +121,8 @@ def test_an_encoder_with_a_table_of_pairs_passes(monkeypatch: MonkeyPatch) -> No
 @pytest.mark.parametrize("task", ["classify", "translate"])
 def test_an_encoder_that_reads_only_back_passes(monkeypatch: MonkeyPatch, task: TaskName) -> None:
     select_checks(monkeypatch)
-    assert failed_checks(build_config(task, reach="causal")) == {}
-    assert failed_checks(build_config(task, reach="causal", window=4)) == {}
+    assert failed_checks(build_config(task, attention_direction="causal")) == {}
+    assert failed_checks(build_config(task, attention_direction="causal", window=4)) == {}
 
 
 @EVERY_TASK
@@ -292,11 +294,11 @@ class OneAheadMask(CausalMask):
 
 
 def reads_one_ahead(patch: MonkeyPatch, model: Any) -> None:
-    model.reaches = tuple(OneAheadMask() for _ in model.reaches)
+    model.layer_masks = tuple(OneAheadMask() for _ in model.layer_masks)
 
 
 def encoder_reads_back(patch: MonkeyPatch, model: Any) -> None:
-    model.encoder.reaches = tuple(causal_mask for _ in model.encoder.reaches)
+    model.encoder.layer_masks = tuple(causal_mask for _ in model.encoder.layer_masks)
 
 
 def encoder_reads_one_ahead(patch: MonkeyPatch, model: Any) -> None:
@@ -304,7 +306,7 @@ def encoder_reads_one_ahead(patch: MonkeyPatch, model: Any) -> None:
 
 
 def reads_everything(patch: MonkeyPatch, model: Any) -> None:
-    model.reaches = tuple(full_mask for _ in model.reaches)
+    model.layer_masks = tuple(full_mask for _ in model.layer_masks)
 
 
 def change_window(width: int, stack_name: str = "", layer: int = -1) -> Callable[[MonkeyPatch, Any], None]:
@@ -313,8 +315,8 @@ def change_window(width: int, stack_name: str = "", layer: int = -1) -> Callable
     def apply(patch: MonkeyPatch, model: Any) -> None:
         stack = getattr(model, stack_name) if stack_name else model
         wrong_mask = (full_mask if stack_name else causal_mask) & window_mask(width)
-        stack.reaches = tuple(
-            wrong_mask if layer in (-1, index) else mask for index, mask in enumerate(stack.reaches)
+        stack.layer_masks = tuple(
+            wrong_mask if layer in (-1, index) else mask for index, mask in enumerate(stack.layer_masks)
         )
 
     return apply
@@ -331,13 +333,13 @@ def change_kernel_mask(
         ) -> Tensor:
             batch_masks = [
                 submask
-                for submask in getattr(mask, "rules", ())
-                if submask.rows > 1 or isinstance(submask, PackedMask)
+                for submask in getattr(mask, "masks", ())
+                if submask.batch_size > 1 or isinstance(submask, PackedMask)
             ]
             combined_mask = BeamMask(wrong_mask, mask.keep, mask.age) if isinstance(mask, BeamMask) else wrong_mask
             for submask in batch_masks:
                 combined_mask = combined_mask & submask
-            return sdpa_attention(q, k, v, combined_mask, score_fn, dropout)
+            return tiled_sdpa_attention(q, k, v, combined_mask, score_fn, dropout)
 
         layers = model.attention_stacks()[stack]
         for attention_layer in layers if layer < 0 else layers[layer : layer + 1]:
@@ -348,7 +350,7 @@ def change_kernel_mask(
 
 def record_without_window(patch: MonkeyPatch, model: Any) -> None:
     original = recorder.attention_weights
-    patch.setattr(recorder, "weights", lambda q, k, mask, score_fn: original(q, k, causal_mask, score_fn))
+    patch.setattr(recorder, "attention_weights", lambda q, k, mask, score_fn: original(q, k, causal_mask, score_fn))
 
 
 def record_by_column(patch: MonkeyPatch, model: Any) -> None:
@@ -358,16 +360,17 @@ def record_by_column(patch: MonkeyPatch, model: Any) -> None:
         attention_weights = original(q, k, mask, score_fn)
         return attention_weights / attention_weights.sum(-2, keepdim=True).clamp(min=1e-9)
 
-    patch.setattr(recorder, "weights", by_column)
+    patch.setattr(recorder, "attention_weights", by_column)
 
 
 def softmax_over_queries(patch: MonkeyPatch, model: Any) -> None:
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
     ) -> Tensor:
-        tile = full_tile(q.shape[-2], k.shape[-2])
         scores = q @ repeat_kv(k, q).mT
-        attention_weights = scores.masked_fill(~mask.dense(tile, q.device), -1e9).softmax(dim=-2)
+        attention_weights = scores.masked_fill(~mask.dense(q.shape[-2], k.shape[-2], q.device), -1e9).softmax(
+            dim=-2
+        )
         return attention_weights @ repeat_kv(v, q)
 
     for stack in model.attention_stacks().values():
@@ -385,7 +388,7 @@ def encoder_reads_padding(patch: MonkeyPatch, model: Any) -> None:
 
 
 def cross_reads_padding(patch: MonkeyPatch, model: Any) -> None:
-    patch.setattr(PaddedLayout, "cross_attention_mask", lambda self, queries: full_mask)
+    patch.setattr(PaddedLayout, "cross_attention_mask", lambda self, query_layout: full_mask)
 
 
 def decoder_reads_padding(patch: MonkeyPatch, model: Any) -> None:
@@ -480,7 +483,7 @@ def select_is_ignored(patch: MonkeyPatch, model: Any) -> None:
 
 def packed_rows_read_one_another(patch: MonkeyPatch, model: Any) -> None:
     patch.setattr(PackedMask, "allows", lambda self, b, q, k: (b >= 0) & (q >= 0) & (k >= 0))
-    patch.setattr(PackedMask, "regions", lambda self, t, s: (full_tile(t, s),))
+    patch.setattr(tiling, "mask_regions", lambda mask, t, s: (full_tile(t, s),))
     patch.setattr(PackedMask, "span_is_exact", False)
 
 
@@ -517,7 +520,7 @@ def nan_in_recorded_weights(patch: MonkeyPatch, model: Any) -> None:
         attention_weights[1:] = float("nan")
         return attention_weights
 
-    patch.setattr(recorder, "weights", weights_nan)
+    patch.setattr(recorder, "attention_weights", weights_nan)
 
 
 FAULTS: dict[str, Any] = {
@@ -538,7 +541,7 @@ FAULTS: dict[str, Any] = {
         INFLUENCE_CHECK,
         PADDING_CHECK,
         BATCH_CHECK,
-        reach="causal",
+        attention_direction="causal",
     ),
     "a source is read one ahead": make_fault(
         "translate",
@@ -547,7 +550,7 @@ FAULTS: dict[str, Any] = {
         INFLUENCE_CHECK,
         PADDING_CHECK,
         BATCH_CHECK,
-        reach="causal",
+        attention_direction="causal",
     ),
     "a window too wide by one": make_fault("generate", change_window(5), WINDOW_CHECK, INFLUENCE_CHECK, window=4),
     "a window too wide in an encoder": make_fault(
@@ -637,7 +640,11 @@ FAULTS: dict[str, Any] = {
         CACHE_CHECK,
     ),
     "a source's kernel that reads ahead": make_fault(
-        "translate", change_kernel_mask(full_mask, "encoder"), INFLUENCE_CHECK, KERNEL_CHECK, reach="causal"
+        "translate",
+        change_kernel_mask(full_mask, "encoder"),
+        INFLUENCE_CHECK,
+        KERNEL_CHECK,
+        attention_direction="causal",
     ),
     "a recording without the window": make_fault("generate", record_without_window, WINDOW_CHECK, window=4),
     # softmax

@@ -21,7 +21,7 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import Attention
-from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.dispatch import dispatch_attention, use_fast_kernels
 from triform.nn.layouts import pack, pad
 
 VOCAB_SIZE, HEAD_DIM = 13, 4
@@ -48,7 +48,8 @@ def _float64_and_one_seed() -> Iterator[None]:
 def build_model(task: TaskName, sizes: DataSizes = SIZES, **settings: Any) -> Any:
     """A model whose weights are large enough that attention is uneven."""
     model_sizes = {"d_model": 4 * HEAD_DIM, "d_ff": 8, "n_layers": 2, "n_heads": 4, "dropout": 0.0, "n_buckets": 8}
-    model = MODEL_CLASSES[task](ModelConfig(**model_sizes | {"max_distance": 6} | settings), sizes)
+    model_config = ModelConfig(**model_sizes | {"max_distance": 6} | settings)
+    model = use_fast_kernels(MODEL_CLASSES[task](model_config, sizes))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Arithmetic is tested in float64, so that a difference is a mistake and not rounding."""
+"""Models are tested with their fast kernels, in float64, so that a difference is a mistake and not rounding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from triform.nn import attention
+from triform.nn.kernels.dispatch import dispatch_attention
+
+
+@pytest.fixture(autouse=True)
+def _fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "naive_attention", dispatch_attention)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
+from triform.nn.kernels.sdpa import dense_mask, full_tile
 from triform.nn.layouts import PackedLayout
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, full_tile, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 
 CPU = torch.device("cpu")
 
@@ -78,7 +79,7 @@ class MaskCase:
 
 def dense(mask: AttentionMask, t: int, s: int) -> torch.Tensor:
     """The rule over all of t queries and s keys."""
-    return mask.dense(full_tile(t, s), CPU)
+    return dense_mask(mask, full_tile(t, s), CPU)
 
 
 def packed_lengths(max_len: int) -> st.SearchStrategy[tuple[int, ...]]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from triform.config import ModelConfig, PositionKind, ScoreKind
-from triform.nn.kernels.sdpa import AttentionKernel, ScoreFunction
+from triform.nn.attention import AttentionKernel, RelativePosition, ScoreFunction
 from triform.nn.masks import AttentionMask
-from triform.nn.positions import RelativePosition, build_relative_position
+from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 
 HEADS, WIDTH, MAX_LEN = 4, 4, 512
@@ -44,7 +44,7 @@ def build_score_fn(
 
 
 def score_fn_without_position(config: ModelConfig) -> ScoreFunction:
-    return ScoreFunction(SCORES[config.attention_score](config), RelativePosition(config, 0, causal=False))
+    return ScoreFunction(SCORES[config.attention_score](config), RelativePosition())
 
 
 def parameters_of(score_fn: ScoreFunction) -> dict[str, Tensor]:

@@ -12,27 +12,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from triform.config import ActivationKind, ModelConfig, NormKind, PositionKind, ScoreKind
-from triform.nn.attention import Attention
+from triform.nn.attention import Attention, AttentionKernel, RelativePosition, naive_attention
 from triform.nn.block import Block, CrossBlock, LayerContext
 from triform.nn.embedding import InputEmbedding
 from triform.nn.feedforward import FeedForward
-from triform.nn.kernels import sdpa
+from triform.nn.kernels import tiling
 from triform.nn.kernels.dispatch import dispatch_attention
-from triform.nn.kernels.sdpa import AttentionKernel, chunked_attention, naive_attention, sdpa_attention
-from triform.nn.kv_cache import NO_LAYER_CACHE, NoKVCache
+from triform.nn.kernels.sdpa import sdpa_attention
+from triform.nn.kernels.tiling import chunked_attention
 from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
-from triform.nn.positions import RelativePosition, build_relative_position
+from triform.nn.positions import build_relative_position
+from triform.nn.scores import SCORES
 
 TINY = ModelConfig(d_model=4, d_ff=6, n_layers=1, n_heads=2, dropout=0.0)
 MASK = causal_mask & window_mask(2) & padding_mask(torch.tensor([[True, True, True], [False, True, True]]))
 SOURCE_MASK = padding_mask(torch.tensor([[True, True, False, True], [True, False, False, False]]))
-NO_POSITION = RelativePosition(TINY, 0, causal=False)
+NO_POSITION = RelativePosition()
 POSITIONS = torch.arange(3)
 
 
 def layer_context(mask: AttentionMask, t: int = 3) -> LayerContext:
-    return LayerContext(mask, torch.arange(t), NO_LAYER_CACHE)
+    return LayerContext(mask, torch.arange(t))
 
 
 def gradients_match(module: nn.Module, forward: Callable[..., Tensor], *inputs: Tensor, fast: bool = False) -> bool:
@@ -53,12 +54,11 @@ def gradients_match(module: nn.Module, forward: Callable[..., Tensor], *inputs: 
 @pytest.mark.parametrize("kernel", [naive_attention, sdpa_attention, chunked_attention, dispatch_attention])
 @pytest.mark.parametrize("biased", [True, False])
 def test_attention_has_the_gradients_of_what_it_computes(kernel: AttentionKernel, biased: bool) -> None:
-    attention = Attention(replace(TINY, bias=biased, qkv_bias=biased), NO_POSITION, kernel)
+    attention = Attention(replace(TINY, bias=biased, qkv_bias=biased), NO_POSITION)
+    attention.kernel = kernel
     x, source = torch.randn(2, 3, 4), torch.randn(2, 4, 4)
-    assert gradients_match(attention, lambda call, x: call(x, x, MASK, POSITIONS, NoKVCache()), x)
-    assert gradients_match(
-        attention, lambda call, x, source: call(x, source, SOURCE_MASK, POSITIONS, NoKVCache()), x, source
-    )
+    assert gradients_match(attention, lambda call, x: call(x, x, MASK, POSITIONS), x)
+    assert gradients_match(attention, lambda call, x, source: call(x, source, SOURCE_MASK, POSITIONS), x, source)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -102,12 +102,12 @@ def test_every_variant_of_a_block_has_the_gradients_of_what_it_computes(settings
 def test_learned_scores_have_the_gradients_of_what_they_compute(
     kernel: AttentionKernel, settings: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 1)  # a query at a time
+    monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", 1)  # a query at a time
     config = replace(TINY, n_buckets=4, **settings)
-    attention = Attention(config, build_relative_position(config, 8, causal=True), kernel)
-    assert gradients_match(
-        attention, lambda call, x: call(x, x, MASK, POSITIONS, NoKVCache()), torch.randn(2, 3, 4), fast=True
-    )
+    position = build_relative_position(config, 8, causal=True)
+    attention = Attention(config, position, SCORES[config.attention_score])
+    attention.kernel = kernel
+    assert gradients_match(attention, lambda call, x: call(x, x, MASK, POSITIONS), torch.randn(2, 3, 4), fast=True)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -153,10 +153,10 @@ def test_heads_do_not_mix_before_the_output_projection() -> None:
         attention.out_proj.weight.copy_(torch.eye(4))
         attention.out_proj.bias.zero_()
     x = torch.randn(1, 3, 4)
-    before = attention(x, x, causal_mask, POSITIONS, NoKVCache())
+    before = attention(x, x, causal_mask, POSITIONS)
     with torch.no_grad():
         attention.kv_proj.weight[4:6] += 1.0  # values of head 0
-    after = attention(x, x, causal_mask, POSITIONS, NoKVCache())
+    after = attention(x, x, causal_mask, POSITIONS)
     assert not torch.isclose(before[..., :2], after[..., :2]).any()
     assert torch.equal(before[..., 2:], after[..., 2:])
 
@@ -164,21 +164,19 @@ def test_heads_do_not_mix_before_the_output_projection() -> None:
 def test_without_positions_attention_does_not_see_order() -> None:
     attention, x = Attention(TINY, NO_POSITION), torch.randn(1, 6, 4)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    ordered, shuffled = (attention(y, y, full_mask, torch.arange(6), NoKVCache()) for y in (x, x[:, order]))
+    ordered, shuffled = (attention(y, y, full_mask, torch.arange(6)) for y in (x, x[:, order]))
     torch.testing.assert_close(shuffled, ordered[:, order], rtol=0, atol=1e-12)
 
 
 def test_attention_dropout_acts_in_training_only() -> None:
     positions = torch.arange(6)
     attention, x = Attention(replace(TINY, attention_dropout=0.5), NO_POSITION), torch.randn(1, 6, 4)
-    assert not torch.equal(*(attention(x, x, full_mask, positions, NoKVCache()) for _ in range(2)))
+    assert not torch.equal(*(attention(x, x, full_mask, positions) for _ in range(2)))
     attention.eval()
-    assert torch.equal(*(attention(x, x, full_mask, positions, NoKVCache()) for _ in range(2)))
+    assert torch.equal(*(attention(x, x, full_mask, positions) for _ in range(2)))
     plain = Attention(TINY, NO_POSITION)
     plain.load_state_dict(attention.state_dict())
-    assert torch.equal(
-        attention(x, x, full_mask, positions, NoKVCache()), plain(x, x, full_mask, positions, NoKVCache())
-    )
+    assert torch.equal(attention(x, x, full_mask, positions), plain(x, x, full_mask, positions))
 
 
 def test_dropout_of_a_block_acts_in_training_only() -> None:
@@ -192,8 +190,8 @@ def test_a_mask_made_for_inference_serves_training_too() -> None:
     """`causal` is one object for the whole program; what inference left in it must not break autograd."""
     attention, past = Attention(TINY, NO_POSITION), torch.randn(1, 5, 4)
     with torch.inference_mode():
-        attention(past[:, 3:], past, causal_mask, torch.arange(3, 5), NoKVCache())
-    attention(past[:, 3:], past, causal_mask, torch.arange(3, 5), NoKVCache()).sum().backward()
+        attention(past[:, 3:], past, causal_mask, torch.arange(3, 5))
+    attention(past[:, 3:], past, causal_mask, torch.arange(3, 5)).sum().backward()
     assert attention.q_proj.weight.grad.isfinite().all()
 
 

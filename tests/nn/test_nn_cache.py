@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from triform.nn.kv_cache import CrossKVCache, DynamicKVCache, KeyValue, KVCache, NoKVCache
+from triform.nn.kv_cache import CrossKVCache, DynamicKVCache, KeyValue, KVCache
 
 
 def random_kv(length: int, rows: int = 3) -> KeyValue:
@@ -89,22 +89,16 @@ def test_once_selects_rows(rows: list[int]) -> None:
         assert torch.equal(ours, expected[rows])
 
 
-def test_no_cache_remembers_nothing() -> None:
-    cache, first, second = NoKVCache(), random_kv(2), random_kv(3)
-    assert cache.read(lambda: first) is first
-    assert cache.read(lambda: second) is second
-
-
 def test_selecting_from_an_empty_cache_is_harmless() -> None:
     cache = KVCache(2)
     cache.select(torch.tensor([1, 0]))
     assert cache.length == 0
-    for layer in cache.layers:
-        layer.past.read(lambda: random_kv(3))
+    for past, _ in cache.stores:
+        past.read(lambda: random_kv(3))
     assert cache.length == 3
 
 
 def test_layers_do_not_share_their_past() -> None:
     cache, first, second = KVCache(2), random_kv(1), random_kv(1)
-    assert torch.equal(cache.layers[0].past.read(lambda: first)[0], first[0])
-    assert torch.equal(cache.layers[1].past.read(lambda: second)[0], second[0])
+    assert torch.equal(cache.stores[0][0].read(lambda: first)[0], first[0])
+    assert torch.equal(cache.stores[1][0].read(lambda: second)[0], second[0])

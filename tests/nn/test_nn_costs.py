@@ -15,14 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from triform.config import ModelConfig
-from triform.nn.kernels import sdpa
-from triform.nn.kernels.sdpa import (
-    AttentionKernel,
-    ScoreFunction,
-    chunked_attention,
-    naive_attention,
-    sdpa_attention,
-)
+from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
+from triform.nn.kernels import tiling
+from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, CausalMask, FullMask, causal_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position
@@ -92,13 +87,13 @@ def test_the_additive_score_never_holds_a_number_for_each_pair_and_coordinate() 
     t, score_fn = 512, build_score_fn(attention_score="additive")
     full_numel = HEADS * t * t * WIDTH
     numel = largest_numel(chunked_attention, t, causal_mask, score_fn)
-    assert numel <= sdpa.MAX_CHUNK_ELEMENTS_CPU
+    assert numel <= tiling.MAX_CHUNK_ELEMENTS_CPU
     assert numel < full_numel / 4
 
 
 def test_the_additive_score_stays_within_a_few_pieces_of_memory() -> None:
     t, score_fn, inputs = 512, build_score_fn(attention_score="additive"), random_qkv(512)
-    chunk_bytes, full_bytes = 4 * sdpa.MAX_CHUNK_ELEMENTS_CPU, 4 * HEADS * t * t * WIDTH  # bytes
+    chunk_bytes, full_bytes = 4 * tiling.MAX_CHUNK_ELEMENTS_CPU, 4 * HEADS * t * t * WIDTH  # bytes
     peak = peak_bytes(lambda: forward_and_backward(chunked_attention, inputs, causal_mask, score_fn))
     assert peak < 6 * chunk_bytes < full_bytes
 
@@ -107,7 +102,7 @@ def test_the_additive_score_stays_within_a_few_pieces_of_memory() -> None:
 def test_what_the_formula_holds_grows_with_the_text_and_not_with_its_square(
     positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 1 << 17)
+    monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", 1 << 17)
     score_fn = build_score_fn(positions=positions)
     peaks = {}
     for t in (256, 512, 1024):
@@ -121,7 +116,7 @@ def test_what_the_formula_holds_grows_with_the_text_and_not_with_its_square(
 
 @pytest.mark.parametrize("width", [-1, 3, 200])
 def test_no_piece_of_the_formula_holds_more_than_it_may(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 1 << 18)
+    monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", 1 << 18)
     assert (
         largest_numel(
             chunked_attention, 512, causal_mask & window_mask(width), build_score_fn(attention_score="additive")
@@ -154,7 +149,11 @@ NARROW_MASKS = {
 def test_a_narrow_window_never_makes_a_tensor_of_all_pairs(mask: str, positions: str) -> None:
     """Not one number a pair, not even for one head: neither scores nor masks nor biases."""
     numel = largest_numel(
-        sdpa_attention, LONG_LEN, NARROW_MASKS[mask](LONG_LEN), build_score_fn(positions=positions), kv_heads=2
+        tiled_sdpa_attention,
+        LONG_LEN,
+        NARROW_MASKS[mask](LONG_LEN),
+        build_score_fn(positions=positions),
+        kv_heads=2,
     )
     assert numel < LONG_LEN * LONG_LEN / 8
     assert numel <= max(
@@ -186,8 +185,8 @@ def count_flops(kernel: AttentionKernel, t: int, mask: AttentionMask, score_fn: 
 @pytest.mark.parametrize(
     ("kernel", "settings", "mask"),
     [
-        *((sdpa_attention, {}, rule) for rule in NARROW_MASKS),
-        (sdpa_attention, {"positions": "t5"}, "padded"),
+        *((tiled_sdpa_attention, {}, rule) for rule in NARROW_MASKS),
+        (tiled_sdpa_attention, {"positions": "t5"}, "padded"),
         (chunked_attention, {"positions": "relative"}, "causal"),
     ],
 )
@@ -202,26 +201,28 @@ def test_the_work_of_a_window_grows_with_the_text_and_not_with_its_square(
 
 def test_the_work_of_a_window_grows_with_its_width() -> None:
     narrow, wide = (
-        count_flops(sdpa_attention, 2048, causal_mask & window_mask(width), build_score_fn())
+        count_flops(tiled_sdpa_attention, 2048, causal_mask & window_mask(width), build_score_fn())
         for width in (128, 256)
     )
     assert 1.5 < wide / narrow < 2.5
 
 
 def test_packed_rows_cost_what_they_cost_alone() -> None:
-    alone = sum(count_flops(sdpa_attention, length, causal_mask, build_score_fn()) for length in (500, 300, 200))
+    alone = sum(
+        count_flops(tiled_sdpa_attention, length, causal_mask, build_score_fn()) for length in (500, 300, 200)
+    )
     assert (
-        count_flops(sdpa_attention, 1000, causal_mask & PackedLayout([500, 300, 200]).mask, build_score_fn())
+        count_flops(tiled_sdpa_attention, 1000, causal_mask & PackedLayout([500, 300, 200]).mask, build_score_fn())
         == alone
     )
-    assert alone < count_flops(sdpa_attention, 1000, causal_mask, build_score_fn()) / 2
+    assert alone < count_flops(tiled_sdpa_attention, 1000, causal_mask, build_score_fn()) / 2
 
 
 def test_one_new_token_reads_no_farther_than_its_window() -> None:
     score_fn = score_fn_without_position(ModelConfig(d_model=HEADS * WIDTH, n_heads=HEADS))
     q, (k, v) = random_qkv(1)[0], random_qkv(1000)[1:]
     with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter:
-        sdpa_attention(q, k, v, causal_mask & window_mask(50), score_fn, 0.0)
+        tiled_sdpa_attention(q, k, v, causal_mask & window_mask(50), score_fn, 0.0)
     assert counter.get_total_flops() == 4 * HEADS * 50 * WIDTH
 
 
@@ -230,4 +231,4 @@ def test_one_new_token_reads_no_farther_than_its_window() -> None:
 
 @pytest.mark.parametrize("mask", [FullMask, CausalMask])
 def test_plain_attention_makes_no_tensor_of_all_pairs(mask: type[AttentionMask]) -> None:
-    assert largest_numel(sdpa_attention, 300, mask(), build_score_fn()) < 300 * 300
+    assert largest_numel(tiled_sdpa_attention, 300, mask(), build_score_fn()) < 300 * 300

@@ -11,31 +11,30 @@ from score_cases import DOT_PAIRS, PAIRS, build_score_fn, output_and_gradients, 
 from torch import Tensor
 
 from triform.config import ModelConfig
-from triform.nn.attention import Attention
-from triform.nn.kernels import sdpa
-from triform.nn.kernels.dispatch import dispatch_attention
-from triform.nn.kernels.sdpa import (
+from triform.nn.attention import (
+    Attention,
     AttentionKernel,
     ScoreFunction,
     attention_weights,
-    chunked_attention,
     naive_attention,
     repeat_kv,
-    sdpa_attention,
 )
-from triform.nn.kv_cache import NoKVCache
+from triform.nn.kernels import tiling
+from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, window_mask
 from triform.nn.positions import build_relative_position
+from triform.nn.scores import SCORES
 
 TINY = ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2, attention_dropout=0.5)
 
 
 @pytest.mark.parametrize(("score", "position"), PAIRS)
-@pytest.mark.parametrize("kernel", [naive_attention, chunked_attention, dispatch_attention, sdpa_attention])
+@pytest.mark.parametrize("kernel", [naive_attention, chunked_attention, dispatch_attention, tiled_sdpa_attention])
 def test_every_kernel_drops_weights_and_keeps_their_mean(
     kernel: AttentionKernel, score: str, position: str
 ) -> None:
-    if kernel is sdpa_attention and (score, position) not in DOT_PAIRS:
+    if kernel is tiled_sdpa_attention and (score, position) not in DOT_PAIRS:
         return
     score_fn = build_score_fn(score, position, causal=False)
     for parameter in score_fn.parameters():
@@ -62,14 +61,15 @@ def test_every_kernel_drops_weights_and_keeps_their_mean(
 )
 def test_attention_drops_in_training_only(settings: dict[str, object]) -> None:
     config = replace(TINY, **settings)
-    attention = Attention(config, build_relative_position(config, 9, causal=True))
+    attention = Attention(config, build_relative_position(config, 9, causal=True), SCORES[config.attention_score])
     x, mask, positions = torch.randn(2, 9, 8), causal_mask & window_mask(config.window), torch.arange(9)
-    assert not torch.equal(*(attention(x, x, mask, positions, NoKVCache()) for _ in range(2)))
+    assert not torch.equal(*(attention(x, x, mask, positions) for _ in range(2)))
     attention.eval()
-    assert torch.equal(*(attention(x, x, mask, positions, NoKVCache()) for _ in range(2)))
-    plain = Attention(replace(config, attention_dropout=0.0), build_relative_position(config, 9, causal=True))
+    assert torch.equal(*(attention(x, x, mask, positions) for _ in range(2)))
+    position = build_relative_position(config, 9, causal=True)
+    plain = Attention(replace(config, attention_dropout=0.0), position, SCORES[config.attention_score])
     plain.load_state_dict(attention.state_dict())
-    assert torch.equal(attention(x, x, mask, positions, NoKVCache()), plain(x, x, mask, positions, NoKVCache()))
+    assert torch.equal(attention(x, x, mask, positions), plain(x, x, mask, positions))
 
 
 def tiled_reference(
@@ -92,9 +92,8 @@ def tiled_reference(
 def test_what_is_computed_again_drops_the_same(score: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, t, queries = 2, 12, 5
     score_fn = build_score_fn(score, position, causal=True)
-    monkeypatch.setattr(
-        sdpa, "MAX_CHUNK_ELEMENTS_CPU", queries * rows * 4 * t * score_fn.score.elements_per_pair(4)
-    )
+    elements_per_pair = 1 if score_fn.score.is_dot_product else 4
+    monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", queries * rows * 4 * t * elements_per_pair)
     qkv = random_qkv(rows, t, t, 2)
     leaves = [*qkv, *score_fn.parameters()]
     torch.manual_seed(3)

@@ -16,8 +16,7 @@ from triform.errors import ConfigError
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
-from triform.nn import precision
-from triform.nn.kernels import int8
+from triform.nn.kernels import int8, precision
 from triform.nn.layouts import pack, pad
 
 CPU = torch.device("cpu")

@@ -12,23 +12,22 @@ from mask_cases import MaskCase, short_mask_cases
 from torch import Tensor
 
 from triform.config import ModelConfig
-from triform.nn.kernels.dispatch import dispatch_attention
-from triform.nn.kernels.sdpa import (
+from triform.nn.attention import (
     AttentionKernel,
+    AttentionScore,
+    RelativePosition,
     ScoreFunction,
     attention_weights,
-    chunked_attention,
     naive_attention,
-    sdpa_attention,
 )
+from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 from triform.nn.masks import causal_mask, full_mask, padding_mask
-from triform.nn.positions import RelativePosition
-from triform.nn.scores import ScaledDotScore
 
 HEADS, WIDTH = 2, 4
 CONFIG = ModelConfig(d_model=HEADS * WIDTH, n_heads=HEADS)
-SCORE_FN = ScoreFunction(ScaledDotScore(CONFIG), RelativePosition(CONFIG, 0, causal=False))
-KERNELS: list[AttentionKernel] = [naive_attention, sdpa_attention, chunked_attention, dispatch_attention]
+SCORE_FN = ScoreFunction(AttentionScore(CONFIG), RelativePosition())
+KERNELS: list[AttentionKernel] = [naive_attention, tiled_sdpa_attention, chunked_attention, dispatch_attention]
 FULLY_MASKED = MaskCase(  # row 0 reads nothing anywhere; row 1's first query reads nothing
     t=4, s=4, rows=2, causal=True, keep=((False,) * 4, (False, True, True, True))
 )
@@ -73,7 +72,7 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, case: MaskCase) -> tupl
 @settings(max_examples=150)
 def test_fused_equals_explicit_forward_and_backward(case: MaskCase, seed: int) -> None:
     for ours, theirs in zip(
-        output_and_gradients(sdpa_attention, case, seed),
+        output_and_gradients(tiled_sdpa_attention, case, seed),
         output_and_gradients(naive_attention, case, seed),
         strict=True,
     ):

@@ -1,4 +1,4 @@
-"""The loss over a vocabulary in parts, and products in half, against the plain way."""
+"""The loss over a vocabulary in chunks, and products in half, against the plain way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.nn import loss as vocabulary
+from triform.nn.kernels import chunked_loss
 from triform.nn.kernels.bf16_weights import Bf16Weights, matmul_fp32_accum
-from triform.nn.loss import IGNORE_INDEX, chunked_cross_entropy, cross_entropy, lm_head_loss
+from triform.nn.kernels.chunked_loss import chunked_cross_entropy, fast_lm_head_loss
+from triform.nn.loss import IGNORE_INDEX, cross_entropy
 
 
 def random_inputs(*, bias: bool, n: int = 1000) -> tuple[Tensor, nn.Linear, Tensor]:
@@ -48,10 +49,10 @@ def test_a_vocabulary_is_filled_up_and_the_filling_is_never_likely() -> None:
 
 
 def test_few_scores_and_scores_on_a_cpu_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "MIN_CHUNKED_LOGITS", 1)
-    monkeypatch.setattr(vocabulary, "chunked_cross_entropy", lambda *args: pytest.fail("no need"))
+    monkeypatch.setattr(chunked_loss, "MIN_CHUNKED_LOGITS", 1)
+    monkeypatch.setattr(chunked_loss, "chunked_cross_entropy", lambda *args: pytest.fail("no need"))
     states, head, targets = random_inputs(bias=True)
-    assert lm_head_loss(states, head, targets, 0.0).equal(cross_entropy(head(states), targets, 0.0))
+    assert fast_lm_head_loss(states, head, targets, 0.0).equal(cross_entropy(head(states), targets, 0.0))
 
 
 def test_in_half_precision_the_parts_stay_near_the_whole() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,23 +12,24 @@ from mask_cases import CPU, MaskCase, dense, long_mask_cases, short_mask_cases
 from torch.nn.attention.flex_attention import create_mask
 
 from triform.config import ModelConfig
-from triform.nn import masks
-from triform.nn.kernels import tiling
-from triform.nn.kernels.tiling import MaskKind, mask_kind, multi_slice, split_into_tiles
+from triform.nn.kernels import sdpa, tiling
+from triform.nn.kernels.flex import mask_mod
+from triform.nn.kernels.sdpa import MaskKind, Tile, dense_mask, full_tile, mask_cache, mask_kind
+from triform.nn.kernels.tiling import mask_regions, multi_slice
 from triform.nn.layouts import PackedLayout
 from triform.nn.masks import (
     AttentionMask,
     CausalMask,
     PackedMask,
-    Tile,
     build_layer_masks,
     causal_mask,
     combine_masks,
     full_mask,
-    full_tile,
     padding_mask,
     window_mask,
 )
+
+split_into_tiles = partial(tiling.split_into_tiles, min_len=sdpa.MIN_TILE_CPU)
 
 
 def expanded_mask(mask: AttentionMask, case: MaskCase) -> torch.Tensor:
@@ -43,20 +46,20 @@ def test_dense_equals_a_loop_over_every_query_and_key(case: MaskCase) -> None:
 
 @given(short_mask_cases(max_len=5))
 def test_mask_mod_agrees_with_dense_index_by_index(case: MaskCase) -> None:
-    allows = case.mask.mask_mod(case.t, case.s)
+    allows = mask_mod(case.mask, case.t, case.s)
     for b, h, q, k in torch.cartesian_prod(*map(torch.arange, (case.rows, 2, case.t, case.s))).view(-1, 4):
         assert bool(allows(b, h, q, k)) == case.may_read(int(b), int(q), int(k))
 
 
 @given(short_mask_cases())
 def test_mask_mod_is_what_flex_attention_takes(case: MaskCase) -> None:
-    mask = create_mask(case.mask.mask_mod(case.t, case.s), case.rows, 1, case.t, case.s, device="cpu")
+    mask = create_mask(mask_mod(case.mask, case.t, case.s), case.rows, 1, case.t, case.s, device="cpu")
     assert torch.equal(mask, case.dense_mask)
 
 
 def check_tiles(case: MaskCase, max_queries: int = 0) -> None:
     """Every query is in one piece, a piece says no more than is true, and nothing readable is left out."""
-    dense_mask, uncovered = case.dense_mask, case.dense_mask.clone()
+    expected, uncovered = case.dense_mask, case.dense_mask.clone()
     tiles = split_into_tiles(case.mask, case.t, case.s, max_queries=max_queries)
     assert [q for tile in tiles for q in range(tile.q_start, tile.q_start + tile.q_len)] == list(range(case.t))
     for tile in tiles:
@@ -69,12 +72,13 @@ def check_tiles(case: MaskCase, max_queries: int = 0) -> None:
         assert not max_queries or tile.q_len <= max_queries
         kind = mask_kind(case.mask, tile)
         if kind is MaskKind.NONE:
-            assert dense_mask[region].all()
+            assert expected[region].all()
         if kind is MaskKind.CAUSAL:  # torch's flag starts its triangle at the first key, whatever t is
             assert torch.equal(
-                dense_mask[region], torch.ones(tile.q_len, tile.k_len).tril().bool().expand_as(dense_mask[region])
+                expected[region],
+                torch.ones(tile.q_len, tile.k_len).tril().bool().expand_as(expected[region]),
             )
-        assert torch.equal(case.mask.dense(tile, CPU).expand_as(dense_mask[region]), dense_mask[region])
+        assert torch.equal(dense_mask(case.mask, tile, CPU).expand_as(expected[region]), expected[region])
         uncovered[region] = False
     assert not uncovered.any()
 
@@ -186,7 +190,7 @@ def test_cross_attention_reads_every_real_source_token_even_when_the_target_is_l
     t, s = 5, 3
     assert torch.equal(dense(padding_mask(keep), t, s), keep[:, None, None].expand(2, 1, t, s))
     assert dense(full_mask, t, s).all()
-    mask = create_mask(padding_mask(keep).mask_mod(t, s), 2, 1, t, s, device="cpu")
+    mask = create_mask(mask_mod(padding_mask(keep), t, s), 2, 1, t, s, device="cpu")
     assert torch.equal(mask, keep[:, None, None].expand(2, 1, t, s))
 
 
@@ -224,7 +228,7 @@ def test_a_packed_target_reads_its_own_source_and_no_other(sizes: list[tuple[int
     t, s = sum(targets), sum(sources)
     expected = torch.block_diag(*(torch.ones(size) for size in sizes)).bool()
     assert torch.equal(dense(mask, t, s)[0, 0], expected)
-    assert torch.equal(create_mask(mask.mask_mod(t, s), 1, 1, t, s, device="cpu")[0, 0], expected)
+    assert torch.equal(create_mask(mask_mod(mask, t, s), 1, 1, t, s, device="cpu")[0, 0], expected)
     uncovered = expected.clone()
     for tile in split_into_tiles(mask, t, s):
         assert mask_kind(mask, tile) is MaskKind.NONE
@@ -233,10 +237,10 @@ def test_a_packed_target_reads_its_own_source_and_no_other(sizes: list[tuple[int
 
 
 def test_every_packed_row_needs_its_source() -> None:
-    with pytest.raises(AssertionError, match="every row needs its source"):
+    with pytest.raises(AssertionError, match="every packed sequence needs its source"):
         PackedMask((1, 2), (3,))
-    with pytest.raises(AssertionError, match="packed rows are read whole"):
-        PackedLayout([2, 3]).mask.regions(4, 5)
+    with pytest.raises(AssertionError, match="packed sequences are read as a whole"):
+        mask_regions(PackedLayout([2, 3]).mask, 4, 5)
 
 
 # ------------------------------------------------------------------------------------------ pieces
@@ -302,19 +306,19 @@ def test_a_mask_of_real_tokens_given_in_inference_can_be_read_in_training() -> N
 @pytest.mark.parametrize("part", [full_mask, padding_mask(torch.ones(2, 400).bool())])
 def test_a_rule_does_not_remember_without_end(part: AttentionMask, monkeypatch: pytest.MonkeyPatch) -> None:
     max_entries = 5_000
-    monkeypatch.setattr(masks, "MAX_CACHED_ENTRIES", max_entries)
+    monkeypatch.setattr(sdpa, "MAX_CACHED_ENTRIES", max_entries)
     mask = causal_mask & window_mask(20) & part
     largest = 0
     for t in range(1, 120):
         largest = max(largest, dense(mask, t, t + 3).numel())
-        assert sum(dense_mask.numel() for dense_mask in mask._dense_cache.values()) <= max_entries + largest
+        assert sum(keep.numel() for keep in mask_cache(mask).dense_masks.values()) <= max_entries + largest
 
 
 def test_pieces_alike_share_one_mask_where_only_distance_counts() -> None:
     mask = causal_mask & window_mask(16)
     for tile in split_into_tiles(mask, 640, 640):
-        mask.dense(tile, CPU)
-    assert len(mask._dense_cache) == 2  # the first, which has no past, and all others
+        dense_mask(mask, tile, CPU)
+    assert len(mask_cache(mask).dense_masks) == 2  # the first, which has no past, and all others
 
 
 def test_ways_of_cutting_are_remembered_but_not_without_end() -> None:
@@ -323,15 +327,17 @@ def test_ways_of_cutting_are_remembered_but_not_without_end() -> None:
     assert split_into_tiles(mask, 200, 200) is first
     for t in range(1, 300):
         split_into_tiles(mask, t, 300)
-        assert len(mask.tilings) <= tiling.MAX_CACHED_TILINGS
+        assert len(mask_cache(mask).tilings) <= tiling.MAX_CACHED_TILINGS
     assert split_into_tiles(mask, 200, 200) == first
 
 
 def test_a_gpu_takes_longer_pieces() -> None:
     mask = causal_mask & window_mask(16)
-    assert len(split_into_tiles(mask, 4096, 4096, is_gpu=True)) < len(split_into_tiles(mask, 4096, 4096))
-    for gpu in (True, False):
-        tiles = split_into_tiles(mask, 4096, 4096, is_gpu=gpu)
+    assert len(split_into_tiles(mask, 4096, 4096, min_len=sdpa.MIN_TILE_GPU)) < len(
+        split_into_tiles(mask, 4096, 4096)
+    )
+    for min_len in (sdpa.MIN_TILE_GPU, sdpa.MIN_TILE_CPU):
+        tiles = split_into_tiles(mask, 4096, 4096, min_len=min_len)
         assert sum(tile.q_len for tile in tiles) == 4096
         assert all(tile.k_start <= max(0, tile.q_position - 15) for tile in tiles)
 
@@ -347,14 +353,14 @@ def test_what_a_layer_remembers_of_its_reach_outlives_a_batch_without_padding() 
 def test_rules_of_two_models_share_no_memory() -> None:
     config = ModelConfig(d_model=8, n_heads=2, n_layers=1)
     first, second = (build_layer_masks(config, causal=True)[0] for _ in range(2))
-    first.dense(full_tile(9, 9), CPU)
-    assert not second._dense_cache
+    dense_mask(first, full_tile(9, 9), CPU)
+    assert not mask_cache(second).dense_masks
     assert first is not causal_mask
 
 
 def test_a_mask_larger_than_all_that_may_be_kept_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triform.nn.masks.MAX_CACHED_ENTRIES", 50)
+    monkeypatch.setattr("triform.nn.kernels.sdpa.MAX_CACHED_ENTRIES", 50)
     mask = CausalMask()
     for t in (5, 4, 6, 9, 3):
-        assert torch.equal(mask.dense(full_tile(t, t), CPU)[0, 0], torch.ones(t, t).tril().bool())
-        assert sum(dense_mask.numel() for dense_mask in mask._dense_cache.values()) <= 50
+        assert torch.equal(dense_mask(mask, full_tile(t, t), CPU)[0, 0], torch.ones(t, t).tril().bool())
+        assert sum(keep.numel() for keep in mask_cache(mask).dense_masks.values()) <= 50

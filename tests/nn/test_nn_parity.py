@@ -26,10 +26,11 @@ from score_cases import (
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels import sdpa, tiling
 from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.flex import flex_attention_args
-from triform.nn.kernels.sdpa import AttentionKernel, chunked_attention, naive_attention, sdpa_attention
+from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 
 REAL, PADDING = True, False
 KEEP = (
@@ -57,7 +58,7 @@ def supported_kernels(score: str, position: str) -> list[AttentionKernel]:
     return [
         naive_attention,
         chunked_attention,
-        *([sdpa_attention] if (score, position) in DOT_PAIRS else []),
+        *([tiled_sdpa_attention] if (score, position) in DOT_PAIRS else []),
         dispatch_attention,
     ]
 
@@ -67,7 +68,7 @@ def error_prefix(kernel: AttentionKernel) -> Callable[[str], str]:
 
 
 def reference_output(
-    case: MaskCase, score: str, position: str, qkv: tuple[Tensor, ...], score_fn: sdpa.ScoreFunction
+    case: MaskCase, score: str, position: str, qkv: tuple[Tensor, ...], score_fn: ScoreFunction
 ) -> Tensor:
     p = parameters_of(score_fn)
     return reference_attention.attention(*qkv, case.dense_mask, score, position, p, causal=case.causal)
@@ -78,12 +79,11 @@ def reference_output(
 def test_every_kernel_equals_the_formula_forward_and_backward(
     score: str, position: str, mask_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE_CPU", 3)  # so that short texts are cut too
+    monkeypatch.setattr(sdpa, "MIN_TILE_CPU", 3)  # so that short texts are cut too
     case, score_fn = MASK_CASES[mask_name], build_score_fn(score, position, causal=MASK_CASES[mask_name].causal)
-    elements_per_query = (
-        case.rows * HEADS * min(case.s, case.mask.span.width) * score_fn.score.elements_per_pair(WIDTH)
-    )
-    monkeypatch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", 4 * elements_per_query)
+    elements_per_pair = 1 if score_fn.score.is_dot_product else WIDTH
+    elements_per_query = case.rows * HEADS * min(case.s, case.mask.span.width) * elements_per_pair
+    monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", 4 * elements_per_query)
     for kv_heads in (HEADS, 2, 1):
         qkv = random_qkv(case.rows, case.t, case.s, kv_heads)
         leaves = [*qkv, *score_fn.parameters()]
@@ -95,9 +95,11 @@ def test_every_kernel_equals_the_formula_forward_and_backward(
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11, msg=error_prefix(kernel))
 
 
-def test_the_cases_above_are_really_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MIN_TILE_CPU", 3)
-    counts = {name: len(tiling.split_into_tiles(case.mask, case.t, case.s)) for name, case in MASK_CASES.items()}
+def test_the_cases_above_are_really_cut() -> None:
+    counts = {
+        name: len(tiling.split_into_tiles(case.mask, case.t, case.s, min_len=3))
+        for name, case in MASK_CASES.items()
+    }
     assert {name for name, count in counts.items() if count > 3} == {
         *("window", "causal-window", "causal-window-padding", "packed-causal-window")
     }
@@ -119,7 +121,7 @@ def test_kernels_agree_on_texts_long_enough_to_be_cut(
     leaves = [*qkv, *score_fn.parameters()]
     expected = list(output_and_gradients(run_kernel(naive_attention, qkv, case.mask, score_fn), leaves))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "MAX_CHUNK_ELEMENTS_CPU", queries * case.rows * HEADS * case.s)
+        patch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", queries * case.rows * HEADS * case.s)
         for kernel in supported_kernels(score, position)[1:]:
             actual = output_and_gradients(run_kernel(kernel, qkv, case.mask, score_fn), leaves)
             for ours, theirs in zip(actual, expected, strict=True):

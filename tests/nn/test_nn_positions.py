@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
-from triform.config import ModelConfig
-from triform.nn.positions import (
-    POSITIONS,
-    AlibiBias,
+from triform.config import ModelConfig, PositionKind
+from triform.nn.attention import RelativePosition
+from triform.nn.embedding import (
+    POSITION_EMBEDDINGS,
     LearnedPositionEmbedding,
-    PositionEmbedding,
-    RelativePosition,
-    RotaryPosition,
     SinusoidalPositionEmbedding,
-    build_relative_position,
     build_sinusoidal_table,
+)
+from triform.nn.positions import (
+    RELATIVE_POSITIONS,
+    AlibiBias,
+    RotaryPosition,
+    build_relative_position,
     expand_toeplitz,
 )
 
@@ -118,7 +121,7 @@ def test_relations_by_distance_add_alike_to_all_rows_and_are_as_told_one_by_one(
 
 
 def test_a_plain_relation_adds_nothing() -> None:
-    relative_position, x = RelativePosition(CONFIG, 0, causal=False), torch.randn(2, 4, 3, 4)
+    relative_position, x = RelativePosition(), torch.randn(2, 4, 3, 4)
     assert relative_position.rotate(x, torch.arange(3)) is x
     assert relative_position.score_bias(x, torch.arange(5)).item() == 0
     assert relative_position.value_bias(x, torch.arange(5)).item() == 0
@@ -145,8 +148,8 @@ def test_the_farthest_distance_is_the_published_one_unless_said(name: str, far: 
     assert replace(config, max_distance=40).resolved_max_distance == 40
 
 
-@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("name", get_args(PositionKind))
 def test_a_scheme_is_for_the_embedding_or_for_attention(name: str) -> None:
-    scheme = POSITIONS[name]
-    assert scheme.embedding is PositionEmbedding or scheme.relative is RelativePosition
-    assert isinstance(build_relative_position(replace(CONFIG, positions=name), 10, causal=True), scheme.relative)
+    assert name not in POSITION_EMBEDDINGS or name not in RELATIVE_POSITIONS
+    built = build_relative_position(replace(CONFIG, positions=name), 10, causal=True)
+    assert type(built) is RELATIVE_POSITIONS.get(name, RelativePosition)

@@ -18,10 +18,11 @@ from triform.config import (
 )
 from triform.models.encoder import HEAD_ACTIVATIONS
 from triform.nn.block import RESIDUALS
+from triform.nn.embedding import POSITION_EMBEDDINGS
 from triform.nn.feedforward import ACTIVATIONS
 from triform.nn.layouts import POOLINGS
 from triform.nn.norm import NORMS
-from triform.nn.positions import POSITIONS
+from triform.nn.positions import RELATIVE_POSITIONS
 from triform.nn.recurrent import CELLS
 from triform.nn.scores import SCORES
 
@@ -29,7 +30,7 @@ from triform.nn.scores import SCORES
 @pytest.mark.parametrize(
     ("kind", "registry"),
     [
-        (PositionKind, POSITIONS),
+        (PositionKind, POSITION_EMBEDDINGS | RELATIVE_POSITIONS | {"none": None}),
         (ScoreKind, SCORES),
         (NormKind, NORMS),
         (NormPosition, RESIDUALS),

@@ -19,6 +19,7 @@ from triform.config import Config, DataSizes, ModelConfig, TaskName
 from triform.config.settings import build_config
 from triform.data.samplers import round_up_length
 from triform.models.decoder import Decoder
+from triform.nn.kernels.sdpa import mask_cache
 from triform.tasks import TASKS, PreparedTask
 from triform.training import graph_cache
 from triform.training.compilation import compiled_blocks, should_compile
@@ -159,10 +160,9 @@ def test_masks_made_while_a_recording_failed_are_made_anew(tmp_path: Path, monke
 
     def refuse(fn: Callable[[], None], pool: object) -> None:
         for attention_mask in graph_step.task.model.layer_masks:
-            assert attention_mask._dense_cache
-            attention_mask._dense_cache = {
-                key: torch.zeros_like(mask) for key, mask in attention_mask._dense_cache.items()
-            }
+            cache = mask_cache(attention_mask)
+            assert cache.dense_masks
+            cache.dense_masks = {key: torch.zeros_like(mask) for key, mask in cache.dense_masks.items()}
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(graph_cache, "capture_cuda_graph", refuse)

@@ -18,7 +18,7 @@ from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.loss import chunked_cross_entropy
+from triform.nn.kernels.chunked_loss import chunked_cross_entropy
 from triform.run import Run
 from triform.tasks import TASKS
 from triform.training.compilation import compiled_blocks

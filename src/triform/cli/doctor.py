@@ -65,7 +65,7 @@ def _inspect_devices() -> dict[str, Any]:
 
     from triform.device import resolve_device
     from triform.nn.kernels.int8 import int8_unavailable_reason
-    from triform.nn.precision import has_bf16
+    from triform.nn.kernels.precision import has_bf16
 
     cpu = torch.device("cpu")
     devices: dict[str, Any] = {
@@ -90,8 +90,8 @@ def _inspect_attention() -> dict[str, str]:
 
     from triform.config import ModelConfig
     from triform.device import resolve_device
+    from triform.nn.attention import ScoreFunction, naive_attention
     from triform.nn.kernels.dispatch import select_kernel
-    from triform.nn.kernels.sdpa import ScoreFunction, naive_attention
     from triform.nn.masks import PackedMask, causal_mask, full_mask, window_mask
     from triform.nn.positions import build_relative_position
     from triform.nn.scores import SCORES

@@ -16,7 +16,7 @@ from triform.analysis.parameters import count_parameters
 from triform.config import Config, DataSizes
 from triform.explain.probes import PROBES, GenerationProbe, ModelProbe, ProbeRows, build_untrained_model
 from triform.explain.recorder import AttentionRecord, has_attention, record_attention, watch_attention
-from triform.nn.kernels.sdpa import naive_attention
+from triform.nn.attention import naive_attention
 
 TOLERANCE = 1e-9  # in float64
 OVERFIT_RATIO = 0.02  # of the first loss

@@ -26,7 +26,7 @@ from triform.models.factory import (
     build_decoder,
     build_seq2seq,
 )
-from triform.nn.kernels.tiling import MIN_TILE_CPU
+from triform.nn.kernels.sdpa import MIN_TILE_CPU
 from triform.nn.layouts import LayoutLike, pack, pad
 
 ProbeRows = list[list[int]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from triform.errors import ConfigError
-from triform.nn.kernels.sdpa import AttentionKernel, ScoreFunction, attention_weights
+from triform.nn.attention import AttentionKernel, ScoreFunction, attention_weights
 from triform.nn.masks import AttentionMask
 
 _KERNEL_LOCK = threading.Lock()  # while kernels are put around others, or taken away again

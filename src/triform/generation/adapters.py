@@ -23,8 +23,10 @@ from triform.models.decoder import Decoder
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.kv_cache import KVCache, StaticKVCache
-from triform.nn.layouts import BeamLayout, pad
+from triform.nn.kernels.beams import BeamLayout
+from triform.nn.kernels.static_cache import StaticKVCache
+from triform.nn.kv_cache import KVCache
+from triform.nn.layouts import pad
 
 TokenIds = Sequence[int]
 

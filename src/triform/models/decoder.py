@@ -1,4 +1,4 @@
-"""The decoder: every token reads itself and what came before, and predicts what comes next."""
+"""The decoder: every token reads itself and the tokens before it, and predicts the next one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from triform.nn.attention import Attention
 from triform.nn.block import Block, LayerContext
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.kv_cache import NO_LAYER_CACHE, KVCache, StaticKVCache
+from triform.nn.kv_cache import KVCacheLike
 from triform.nn.layouts import BatchLayout, LayoutLike, as_layout
+from triform.nn.loss import HeadLoss, lm_head_loss
 from triform.nn.masks import AttentionMask, build_layer_masks
 from triform.nn.norm import NORMS
 from triform.nn.positions import build_relative_position
 
 
 def build_lm_head(config: ModelConfig, embedding: InputEmbedding) -> nn.Linear:
-    """Token scores from states; tied, it is the embedding read the other way."""
+    """Build the layer that turns states into token logits; tied, it shares the weights of the embedding."""
     head = nn.Linear(config.d_model, embedding.token_embedding.num_embeddings, bias=config.head_bias)
     if config.tie_embeddings:
         head.weight = embedding.token_embedding.weight
@@ -31,20 +32,29 @@ def layer_contexts(
     layer_masks: Sequence[AttentionMask],
     layout: BatchLayout,
     tokens: Tensor,
-    cache: KVCache | StaticKVCache | None,
+    cache: KVCacheLike | None,
     positions: Tensor | None = None,
 ) -> list[LayerContext]:
-    """For each layer: what new tokens may read, where they stand (after those in the cache), what is kept."""
+    """Return the context of each layer for new tokens (B, T), which follow those in the cache."""
     if positions is None:
         positions = layout.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
-    layer_caches = cache.layers if cache else [NO_LAYER_CACHE] * len(layer_masks)
-    return [
-        LayerContext(mask, positions, layer_cache)
-        for mask, layer_cache in zip(layout.self_attention_masks(layer_masks), layer_caches, strict=True)
-    ]
+    masks = layout.self_attention_masks(layer_masks)
+    if cache is None:
+        return [LayerContext(mask, positions) for mask in masks]
+    return [LayerContext(mask, positions, *stores) for mask, stores in zip(masks, cache.stores, strict=True)]
 
 
 class Decoder(nn.Module):
+    """A language model.
+
+    Example:
+        >>> import torch
+        >>> config = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2)
+        >>> model = Decoder(config, DataSizes(vocab_size=100, max_len=16))
+        >>> model(torch.tensor([[1, 2, 3]])).shape  # logits (B, T, V)
+        torch.Size([1, 3, 100])
+    """
+
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
         self.layer_masks = build_layer_masks(config, causal=True)
@@ -55,6 +65,7 @@ class Decoder(nn.Module):
         )
         self.final_norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
         self.lm_head = build_lm_head(config, self.embedding)
+        self.head_loss: HeadLoss = lm_head_loss
         initialise_weights(self, config.n_layers)
 
     def forward(
@@ -62,8 +73,9 @@ class Decoder(nn.Module):
         tokens: Tensor,
         keep: LayoutLike = None,
         positions: Tensor | None = None,
-        cache: KVCache | StaticKVCache | None = None,
-    ) -> Tensor:  # (B, T) -> (B, T, V)
+        cache: KVCacheLike | None = None,
+    ) -> Tensor:
+        """Return the logits (B, T, V) of the token after each position; for the arguments see `hidden_states`."""
         return self.lm_head(self.hidden_states(tokens, keep, positions, cache))
 
     def hidden_states(
@@ -71,9 +83,16 @@ class Decoder(nn.Module):
         tokens: Tensor,
         keep: LayoutLike = None,
         positions: Tensor | None = None,
-        cache: KVCache | StaticKVCache | None = None,
-    ) -> Tensor:  # (B, T) -> (B, T, D)
-        """What the head reads. `keep` covers the cached past too; rows padded on the left have `positions`."""
+        cache: KVCacheLike | None = None,
+    ) -> Tensor:
+        """Return the states (B, T, D) that the head reads.
+
+        Args:
+            tokens: Token ids (B, T).
+            keep: True for real tokens (B, S), those in the cache included; or the layout of the batch.
+            positions: Positions of the tokens, for rows that are padded on the left.
+            cache: Keys and values of earlier tokens; the new ones are added.
+        """
         contexts = layer_contexts(self.layer_masks, as_layout(keep), tokens, cache, positions)
         x = self.embedding(tokens, contexts[0].positions)
         for block, context in zip(self.blocks, contexts, strict=True):
@@ -81,4 +100,5 @@ class Decoder(nn.Module):
         return self.final_norm(x)
 
     def attention_stacks(self) -> dict[str, list[Attention]]:
+        """Return the attention layers by the name of their stack."""
         return {"decoder": [block.attn for block in cast("Iterable[Block]", self.blocks)]}

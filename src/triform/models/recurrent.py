@@ -17,15 +17,10 @@ from triform.models.encoder import build_classification_head
 from triform.nn.attention import Attention
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.layouts import POOLINGS, BatchLayout, LayoutLike, PackedLayout, PaddedLayout, as_layout
-from triform.nn.positions import RelativePosition
+from triform.nn.layouts import POOLINGS, PaddedLayout, SequenceLayout, SequenceLayoutLike, as_layout
+from triform.nn.loss import HeadLoss, lm_head_loss
 from triform.nn.recurrent import BidirectionalLayer, RecurrentStack, RecurrentState, UnidirectionalLayer, cell_class
-
-
-def _sequence_layout(keep: LayoutLike) -> PaddedLayout | PackedLayout:
-    layout = as_layout(keep)
-    assert isinstance(layout, PaddedLayout | PackedLayout), "hypotheses are read by `step`"
-    return layout
+from triform.nn.scores import SCORES
 
 
 class RecurrentEncoder(nn.Module):
@@ -39,16 +34,16 @@ class RecurrentEncoder(nn.Module):
             for _ in range(config.n_layers)
         )
 
-    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
+    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
         """What each token is in its text, read from both sides."""
-        layout = _sequence_layout(keep)
+        layout = as_layout(keep)
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
         reverse_index = layout.reverse_index(x.shape[1], x.device)
         for block in self.blocks:
             x = block(x, reverse_index)
         return layout.from_padded(x)
 
-    def final_states(self, layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+    def final_states(self, layout: SequenceLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """What was known of each row when all of it had been read: forwards its last state, backwards its first."""
         return torch.cat([layout.last(x)[:, : self.forward_size], layout.first(x)[:, self.forward_size :]], dim=-1)
 
@@ -64,8 +59,8 @@ class RecurrentClassifier(nn.Module):
         self.classification_head = build_classification_head(config, sizes.n_labels)
         initialise_weights(self, depth=0)
 
-    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, labels)
-        layout = _sequence_layout(keep)
+    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None) -> Tensor:  # (B, T) -> (B, labels)
+        layout = as_layout(keep)
         return self.classification_head(self.dropout(self.pool(layout, self.encoder(tokens, layout))))
 
 
@@ -77,17 +72,18 @@ class RecurrentDecoder(nn.Module):
         self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
         self.blocks = RecurrentStack(config)
         self.lm_head = build_lm_head(config, self.embedding)
+        self.head_loss: HeadLoss = lm_head_loss
         initialise_weights(self, depth=0)
 
     def forward(
-        self, tokens: Tensor, keep: LayoutLike = None, recurrent_state: RecurrentState | None = None
+        self, tokens: Tensor, keep: SequenceLayoutLike = None, recurrent_state: RecurrentState | None = None
     ) -> Tensor:
         return self.lm_head(self.hidden_states(tokens, keep, recurrent_state))  # (B, T, V)
 
     def hidden_states(
         self,
         tokens: Tensor,
-        keep: LayoutLike = None,
+        keep: SequenceLayoutLike = None,
         recurrent_state: RecurrentState | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
@@ -95,7 +91,7 @@ class RecurrentDecoder(nn.Module):
 
         Rows are padded at their ends; a carry that is to go on from theirs needs their `lengths`.
         """
-        layout, recurrent_state = _sequence_layout(keep), recurrent_state or RecurrentState()
+        layout, recurrent_state = as_layout(keep), recurrent_state or RecurrentState()
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
         initial_state = self.blocks.zero_state(x) if recurrent_state.hidden is None else recurrent_state.hidden
         x, recurrent_state.hidden = self.blocks(x, initial_state, lengths)
@@ -135,14 +131,19 @@ class RecurrentSeq2Seq(nn.Module):
             config.d_model, config.n_layers * cell_class(config).n_state_vectors * config.d_model
         )
         self.blocks = RecurrentStack(config)
-        self.cross_attn = Attention(shared_config, RelativePosition(shared_config, 0, causal=False))
+        self.cross_attn = Attention(shared_config, None, SCORES[config.attention_score])
         self.state_proj = nn.Linear(config.d_model, config.d_model, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.lm_head = build_lm_head(config, self.embedding)
+        self.head_loss: HeadLoss = lm_head_loss
         initialise_weights(self, depth=0)
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: LayoutLike = None, target_keep: LayoutLike = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_keep: SequenceLayoutLike = None,
+        target_keep: SequenceLayoutLike = None,
     ) -> Tensor:  # (B, S), (B, T) -> (B, T, V)
         encoder_states = self.encoder(source, source_keep)
         return self.lm_head(self.decoder_states(target, encoder_states, source_keep, target_keep=target_keep))
@@ -151,14 +152,14 @@ class RecurrentSeq2Seq(nn.Module):
         self,
         target: Tensor,
         encoder_states: Tensor,
-        source_keep: LayoutLike = None,
+        source_keep: SequenceLayoutLike = None,
         recurrent_state: RecurrentState | None = None,
-        target_keep: LayoutLike = None,
+        target_keep: SequenceLayoutLike = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
         """What the head reads, from the begin token on; a `carry` remembers where it stopped, and the source."""
         layout, source_layout, recurrent_state = (
-            _sequence_layout(target_keep),
-            _sequence_layout(source_keep),
+            as_layout(target_keep),
+            as_layout(source_keep),
             recurrent_state or RecurrentState(),
         )
         x = layout.to_padded(self.embedding(target, layout.positions(0, target.shape[1], target.device)))
@@ -166,7 +167,7 @@ class RecurrentSeq2Seq(nn.Module):
         return self._attend_source(layout.from_padded(x), encoder_states, source_layout, layout, recurrent_state)
 
     def initial_state(
-        self, encoder_states: Tensor, source_layout: PaddedLayout | PackedLayout
+        self, encoder_states: Tensor, source_layout: SequenceLayout
     ) -> Tensor:  # (B, S, D) -> (L, P, B, D)
         """What the decoder begins with: made of what the encoder knew at the ends of the source."""
         n_layers, n_vectors, width = self.blocks.state_shape
@@ -179,8 +180,8 @@ class RecurrentSeq2Seq(nn.Module):
         self,
         x: Tensor,
         encoder_states: Tensor,
-        source_layout: PaddedLayout | PackedLayout,
-        layout: PaddedLayout | PackedLayout,
+        source_layout: SequenceLayout,
+        layout: SequenceLayout,
         recurrent_state: RecurrentState,
     ) -> Tensor:  # (B, T, D) -> (B, T, D)
         """tanh(W c + U x): c is what attention reads of the source, asked by x."""

@@ -1,4 +1,4 @@
-"""Residual, norm and sublayer, put together. The order of norm and residual is an object: no layer asks."""
+"""One layer of a Transformer. The order of norm and residual is an object, so no layer asks "pre or post?"."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-from triform.nn.attention import Attention
+from triform.nn.attention import Attention, RelativePosition
 from triform.nn.feedforward import FeedForward
-from triform.nn.kv_cache import LayerKVCache
+from triform.nn.kv_cache import KVStore
 from triform.nn.masks import AttentionMask
 from triform.nn.norm import NORMS
-from triform.nn.positions import RelativePosition
+from triform.nn.scores import SCORES
 
 Sublayer = Callable[[Tensor], Tensor]
 
 
 class LayerContext(NamedTuple):
-    """Where a layer stands in a forward pass: what may be read, where the tokens are, what is remembered."""
+    """What a layer must know in one forward pass besides its input."""
 
     mask: AttentionMask
     positions: Tensor  # (T) or (B, T)
-    cache: LayerKVCache
+    kv_cache: KVStore | None = None  # of self-attention
+    source_cache: KVStore | None = None  # of cross-attention
 
 
 class PreNorm(nn.Module):
@@ -48,37 +49,47 @@ RESIDUALS: dict[str, type[PreNorm]] = {"pre": PreNorm, "post": PostNorm}
 
 
 class Block(nn.Module):
-    """Self-attention, then feed-forward: one layer of an encoder or of a decoder-only model."""
+    """Self-attention, then feed-forward: one layer of an encoder or of a decoder-only model.
 
-    def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
+    Example:
+        >>> import torch
+        >>> from triform.nn.masks import causal_mask
+        >>> block = Block(ModelConfig(d_model=8, d_ff=16, n_heads=2))
+        >>> block(torch.randn(3, 5, 8), LayerContext(causal_mask, torch.arange(5))).shape
+        torch.Size([3, 5, 8])
+    """
+
+    def __init__(self, config: ModelConfig, relative_position: RelativePosition | None = None) -> None:
         super().__init__()
         build_norm = NORMS[config.norm]
         self.attn_norm, self.ffn_norm = build_norm(config), build_norm(config)
-        self.attn, self.ffn = Attention(config, relative_position), FeedForward(config)
+        self.attn = Attention(config, relative_position, SCORES[config.attention_score])
+        self.ffn = FeedForward(config)
         self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:  # (B, T, D) -> (B, T, D)
-        mask, positions, cache = context
-        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, cache.past))
+        mask, positions, kv_cache, _ = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_cache))
         return self.residual(x, self.ffn_norm, self.ffn)
 
 
 class CrossBlock(nn.Module):
     """Self-attention, cross-attention to the source, then feed-forward: one layer of a translating decoder."""
 
-    def __init__(self, config: ModelConfig, relative_position: RelativePosition) -> None:
+    def __init__(self, config: ModelConfig, relative_position: RelativePosition | None = None) -> None:
         super().__init__()
-        build_norm = NORMS[config.norm]
+        build_norm, score_class = NORMS[config.norm], SCORES[config.attention_score]
         self.attn_norm, self.cross_attn_norm, self.ffn_norm = (build_norm(config) for _ in range(3))
-        no_position = RelativePosition(config, 0, causal=False)  # a distance between two texts means nothing
-        self.attn, self.cross_attn = Attention(config, relative_position), Attention(config, no_position)
+        self.attn = Attention(config, relative_position, score_class)
+        self.cross_attn = Attention(config, None, score_class)  # positions of two texts have no distance
         self.ffn = FeedForward(config)
         self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def forward(self, x: Tensor, context: LayerContext, source: Tensor, source_mask: AttentionMask) -> Tensor:
-        mask, positions, cache = context
-        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, cache.past))
+        """Read `x` (B, T, D) and the encoder's states `source` (B, S, D); returns (B, T, D)."""
+        mask, positions, kv_cache, source_cache = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_cache))
         x = self.residual(
-            x, self.cross_attn_norm, lambda h: self.cross_attn(h, source, source_mask, positions, cache.source)
+            x, self.cross_attn_norm, lambda h: self.cross_attn(h, source, source_mask, positions, source_cache)
         )
         return self.residual(x, self.ffn_norm, self.ffn)

@@ -1,4 +1,4 @@
-"""The feedforward half of a block: widen, bend, narrow."""
+"""The feed-forward sublayer: two linear layers with an activation between them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-from triform.nn.linear import FusedLinear, ResidualLinear
+from triform.nn.initialisation import FusedLinear, ResidualLinear
 
 
 class SwiGLU(nn.Module):
-    """silu(gate) · value: one half of the input decides how much of the other passes."""
+    """Compute silu(gate) · value, where gate and value are the halves of the input."""
 
     def forward(self, x: Tensor) -> Tensor:  # (..., 2F) -> (..., F)
         gate, value = x.chunk(2, dim=-1)
@@ -22,7 +22,7 @@ class SwiGLU(nn.Module):
 
 
 class Activation(NamedTuple):
-    """How to make it, and how many inputs it takes for one output."""
+    """How to build an activation, and how many inputs it needs for one output."""
 
     build: Callable[[], nn.Module]
     n_inputs: int = 1
@@ -38,6 +38,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class FeedForward(nn.Module):
+    """Project to `d_ff`, apply the activation, project back to `d_model`."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         build_activation, n_inputs = ACTIVATIONS[config.activation]

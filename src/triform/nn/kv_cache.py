@@ -1,14 +1,13 @@
-"""Keys and values kept between decoding steps. The caller owns the cache; attention only asks it to read.
+"""Keys and values kept between decoding steps. The caller owns the cache; attention only reads through it.
 
-Attention hands over a function that projects the new keys and values. What happens next is the cache's
-affair: `NoCache` uses them as they are, `Growing` appends them to the past, `Ring` writes them over the oldest of
-a fixed room, `Once` projects a source sequence the first time and remembers it.
+Attention hands the cache a function that projects the new keys and values. `DynamicKVCache` appends them to the
+past, `CrossKVCache` calls the function once and keeps the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,22 +17,33 @@ KeyValue = tuple[Tensor, Tensor]  # each (B, G, S, Dh)
 
 
 class KVStore(Protocol):
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue: ...
+    """The keys and values of one attention layer."""
 
-
-class NoKVCache:
     def read(self, project: Callable[[], KeyValue]) -> KeyValue:
-        return project()
+        """Return all keys and values, new ones included; `project` computes the new ones."""
+
+
+class KVCacheLike(Protocol):
+    """What a decoder needs of its cache: a pair of stores for each layer, for its past and for its source."""
+
+    @property
+    def length(self) -> int:
+        """Number of cached positions."""
+
+    @property
+    def stores(self) -> Sequence[tuple[KVStore, KVStore]]:
+        """The stores of self-attention and cross-attention of each layer."""
 
 
 @dataclass
 class DynamicKVCache:
-    """Self-attention's past. Room doubles when it runs out, so appending is cheap."""
+    """Keys and values of self-attention. The buffer doubles when it is full, so appending is cheap."""
 
     length: int = 0
     buffer: Tensor | None = None  # (2, B, G, capacity, Dh)
 
     def read(self, project: Callable[[], KeyValue]) -> KeyValue:
+        """Append the new keys and values and return all of them."""
         new_kv = project()  # (B, G, T, Dh) each
         n_new = new_kv[0].shape[2]
         end = self.length + n_new
@@ -53,19 +63,18 @@ class DynamicKVCache:
         return buffer
 
     def select(self, rows: Tensor) -> None:
-        """Only what is used is copied, and room for a few more."""
+        """Keep these rows in this order; a row may be repeated."""
         if self.buffer is not None:
-            self.buffer = self.buffer.narrow(3, 0, min(self.length + 32, self.buffer.shape[3])).index_select(
-                1, rows
-            )
+            capacity = min(self.length + 32, self.buffer.shape[3])
+            self.buffer = self.buffer.narrow(3, 0, capacity).index_select(1, rows)
 
     def key_value(self) -> KeyValue:
-        """All that was read so far."""
+        """Return the cached keys and values."""
         assert self.buffer is not None
         return self.buffer[0, :, :, : self.length], self.buffer[1, :, :, : self.length]
 
     def interleave_beams(self, beam_size: int) -> None:
-        """Every `size` rows become one, their keys side by side: (2, B, G, S · size, Dh)."""
+        """Merge every `beam_size` rows into one, with their keys side by side: (2, B, G, S · beam_size, Dh)."""
         assert self.buffer is not None
         filled = self.buffer[:, :, :, : self.length]
         grouped = filled.reshape(2, -1, beam_size, *filled.shape[2:])  # (2, B, size, G, S, Dh)
@@ -73,7 +82,7 @@ class DynamicKVCache:
         self.length *= beam_size
 
     def extend(self, *, extra_rows: int, front_padding: int) -> None:
-        """Room for so many rows more, and so many keys before the first (or fewer, where it is below zero)."""
+        """Add rows, and keys before the first one; a negative `front_padding` drops the first keys."""
         assert self.buffer is not None
         n_tensors, batch_size, heads, _, head_dim = self.buffer.shape
         filled = self.buffer[:, :, :, max(0, -front_padding) : self.length]
@@ -82,54 +91,37 @@ class DynamicKVCache:
         self.buffer[:, :batch_size, :, max(0, front_padding) : self.length] = filled
 
     def write(self, rows: Tensor, positions: Tensor, new_kv: KeyValue) -> None:  # (N), (P), (N, G, P, Dh) each
-        """Lay these keys and values at places of some rows."""
+        """Write keys and values at these positions of some rows."""
         assert self.buffer is not None
         for buffer, new in zip(self.buffer, new_kv, strict=True):
             buffer[rows[:, None], :, positions] = new.transpose(1, 2)
 
 
 @dataclass
-class RingKVCache:
-    """Self-attention's past in a fixed room (B, G, C, Dh): the newest is written over the oldest.
-
-    Where that is, only the device knows (`places`): nothing changes from step to step that a recorded graph would
-    have to be told.
-    """
-
-    keys: Tensor
-    values: Tensor
-    write_positions: Tensor
-
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue:
-        k, v = project()
-        self.keys.index_copy_(2, self.write_positions, k)
-        self.values.index_copy_(2, self.write_positions, v)
-        return self.keys, self.values
-
-
-@dataclass
 class CrossKVCache:
-    """Cross-attention's source: projected once, read at every step."""
+    """Keys and values of the source in cross-attention: projected once, read at every step."""
 
     key_value: KeyValue | None = None
 
     def read(self, project: Callable[[], KeyValue]) -> KeyValue:
+        """Return the keys and values, which the first call projects."""
         if self.key_value is None:
             self.key_value = project()
         return self.key_value
 
     def select(self, rows: Tensor) -> None:
+        """Keep these rows in this order; a row may be repeated."""
         if self.key_value is not None:
             self.key_value = self.key_value[0].index_select(0, rows), self.key_value[1].index_select(0, rows)
 
     def append_rows(self, other: CrossKVCache) -> None:
-        """The other's rows after its own; the shorter ones are filled up."""
+        """Append the rows of another cache; the shorter source is padded."""
         if self.key_value is not None and other.key_value is not None:
             (k, v), (k2, v2) = self.key_value, other.key_value
             self.key_value = _concat_padded(k, k2), _concat_padded(v, v2)
 
     def joint_keep_mask(self, other: CrossKVCache, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
-        """Which tokens are real in the rows of both, (B + N, S); to be asked before they are joined."""
+        """Return which tokens are real after `append_rows`, (B + N, S); call it before."""
         if self.key_value is None or other.key_value is None:
             return None
         masks = [
@@ -146,47 +138,37 @@ def _concat_padded(x: Tensor, y: Tensor) -> Tensor:  # (B, G, S, Dh), (N, G, S',
     return result
 
 
-@dataclass
-class LayerKVCache:
-    """What one layer remembers: its own past and, in an encoder-decoder, the source."""
-
-    past: KVStore = field(default_factory=DynamicKVCache)
-    source: KVStore = field(default_factory=CrossKVCache)
-
-
-NO_LAYER_CACHE = LayerKVCache(past=NoKVCache(), source=NoKVCache())
-
-
-class StaticKVCache:
-    """A ring a layer and, in an encoder-decoder, its source in a fixed place: each (layers, 2, B, G, C, Dh)."""
-
-    def __init__(self, buffers: Tensor, source_buffers: Tensor | None, write_positions: Tensor) -> None:
-        self.length = 0  # where tokens stand is told by their rows
-        sources = [None] * len(buffers) if source_buffers is None else [(k, v) for k, v in source_buffers]
-        self.layers = [
-            LayerKVCache(RingKVCache(keys, values, write_positions), CrossKVCache(source_kv))
-            for (keys, values), source_kv in zip(buffers, sources, strict=True)
-        ]
-
-
 class KVCache:
-    """One `LayerCache` a layer. `select` keeps, drops, repeats or reorders rows: beams and early finish."""
+    """The cache of a whole model: for each layer one store for its past and one for its source.
+
+    Example:
+        >>> from triform.config import DataSizes, ModelConfig
+        >>> from triform.models.decoder import Decoder
+        >>> config = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2)
+        >>> model = Decoder(config, DataSizes(vocab_size=100, max_len=16))
+        >>> cache = KVCache(n_layers=2)
+        >>> prefill = model(torch.tensor([[1, 2, 3]]), cache=cache)  # (1, 3, V)
+        >>> step = model(torch.tensor([[4]]), cache=cache)  # (1, 1, V)
+        >>> cache.length
+        4
+    """
 
     def __init__(self, n_layers: int) -> None:
         self.stores = [(DynamicKVCache(), CrossKVCache()) for _ in range(n_layers)]
-        self.layers = [LayerKVCache(past, source) for past, source in self.stores]
 
     @property
     def length(self) -> int:
+        """Number of cached positions."""
         return self.stores[0][0].length
 
     def select(self, rows: Tensor) -> None:
+        """Keep these rows in this order; a row may be repeated."""
         for past, source in self.stores:
             past.select(rows)
             source.select(rows)
 
     def append_sources(self, other: KVCache, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
-        """The other's sources after its own, and which of all their tokens are real, (B + N, S)."""
+        """Append the sources of another cache; returns which source tokens are real, (B + N, S)."""
         joint_keep = self.stores[0][1].joint_keep_mask(other.stores[0][1], keep, other_keep)
         for (_, own_source), (_, other_source) in zip(self.stores, other.stores, strict=True):
             own_source.append_rows(other_source)

@@ -1,81 +1,82 @@
-"""How the rows of a batch lie in a tensor: side by side and padded, or packed end to end without padding.
+"""How the sequences of a batch lie in a tensor: padded to one length, or packed end to end without padding.
 
-A model asks the rows where their tokens stand, what hides one row from another, and for means.
+A model asks the layout for the positions of its tokens, for the masks that keep sequences apart, and for pooling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from triform.nn.masks import AttentionMask, BeamMask, PackedMask, combine_masks, padding_mask
+from triform.nn.masks import AttentionMask, PackedMask, combine_masks, full_mask, padding_mask, sequence_ids
 
 
 class BatchLayout(Protocol):
+    """What a decoder needs to know about its batch."""
+
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        """What self-attention may read in each layer, given how far it reaches."""
+        """Return the mask of each layer, given the layers' own masks."""
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        """Where the t tokens from `start` on stand in their rows."""
-
-    def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
-        """What cross-attention may read of these rows, asked from `queries`."""
-
-    def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
-        """The mean over the real tokens of each row."""
-
-    def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
-        """The first token of each row."""
-
-    def last(self, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
-        """The last real token of each row."""
+        """Return the positions (T) or (B, T) of `t` tokens that follow `start` earlier ones."""
 
 
 class PaddedLayout:
-    """A row of the tensor is a row of the batch; `keep` (B, T) says what is real, None: everything."""
+    """One sequence in each row of the tensor.
+
+    Args:
+        keep: True for real tokens, False for padding (B, T); None means no padding.
+    """
 
     def __init__(self, keep: Tensor | None) -> None:
         self.keep, self.mask = keep, padding_mask(keep)
 
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
+        """Return the layers' masks combined with the padding mask."""
         return combine_masks(layer_masks, self.mask)
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
+        """Return `start`, …, `start + t - 1`."""
         return torch.arange(start, start + t, device=device)
 
     def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
+        """Return which of these tokens a decoder with `query_layout` may read."""
         return self.mask
 
-    def mean(self, x: Tensor) -> Tensor:
+    def mean(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+        """Average the real tokens of each sequence."""
         if self.keep is None:
             return x.mean(dim=1)
         weight = self.keep[:, :, None].to(x.dtype)
         return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
 
-    def first(self, x: Tensor) -> Tensor:
+    def first(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+        """Return the first token of each sequence."""
         return x[:, 0]
 
-    def last(self, x: Tensor) -> Tensor:
+    def last(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+        """Return the last real token of each sequence."""
         if self.keep is None:
             return x[:, -1]
         last_positions = self.keep.shape[1] - 1 - self.keep.flip(1).long().argmax(dim=1)
         return x.gather(1, last_positions[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
 
     def to_padded(self, x: Tensor) -> Tensor:
-        """Rows side by side: as they are."""
+        """Return the states with one sequence in each row: as they are."""
         return x
 
     def from_padded(self, x: Tensor) -> Tensor:
+        """Undo `to_padded`."""
         return x
 
     def reverse_index(self, t: int, device: torch.device) -> Tensor:  # -> (B or 1, T)
-        """The places of each row from its end to its beginning; it ends where its padding begins."""
+        """Return indices that reverse each sequence and leave its padding in place."""
         positions = torch.arange(t, device=device)
         if self.keep is None:
             return positions.flip(0)[None]
@@ -84,107 +85,97 @@ class PaddedLayout:
 
 
 class PackedLayout:
-    """All rows end to end in the tensor's only row (1, N)."""
+    """All sequences end to end in one row (1, N).
+
+    Args:
+        lengths: The length of each sequence.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = tuple(lengths)
-        self.mask = PackedMask(self.lengths, self.lengths)
-        self._length_tensor: Tensor | None = None
-        self._start_tensor: Tensor | None = None
+        self.mask = self.cross_attention_mask(self)
 
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
+        """Return the layers' masks combined with one that separates the sequences."""
         return combine_masks(layer_masks, self.mask)
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        assert (start, t) == (0, sum(self.lengths)), "packed rows are read whole"
+        """Return positions that start again with each sequence."""
+        assert (start, t) == (0, sum(self.lengths)), "packed sequences are read as a whole"
         return torch.cat([torch.arange(length, device=device) for length in self.lengths])
 
     def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
-        assert isinstance(query_layout, PackedLayout), "where one side is packed, so is the other"
-        return PackedMask(query_layout.lengths, self.lengths)
+        """Return which of these tokens a decoder with `query_layout`, packed too, may read."""
+        assert isinstance(query_layout, PackedLayout), "source and target are both packed, or none of them"
+        return full_mask if len(self.lengths) == 1 else PackedMask(query_layout.lengths, self.lengths)
 
-    def mean(self, x: Tensor) -> Tensor:
-        if (
-            self._length_tensor is None or self._length_tensor.device != x.device
-        ):  # sent there once, not in every pass
-            self._length_tensor = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
-        sequence_ids, _ = self.mask.sequence_ids(x.device)
-        accum_dtype = torch.promote_types(x.dtype, torch.float32)  # in bf16 a long row would stop growing
-        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=accum_dtype).index_add(
-            0, sequence_ids, x[0].to(accum_dtype)
-        )
-        return (sums / self._length_tensor.to(accum_dtype)).to(x.dtype)
+    def mean(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
+        """Average the tokens of each sequence."""
+        accum_dtype = torch.promote_types(x.dtype, torch.float32)  # bf16 cannot add up a long sequence
+        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=accum_dtype)
+        sums = sums.index_add(0, sequence_ids(self.lengths, x.device), x[0].to(accum_dtype))
+        counts = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
+        return (sums / counts.to(accum_dtype)).to(x.dtype)
 
-    def first(self, x: Tensor) -> Tensor:
-        if self._start_tensor is None or self._start_tensor.device != x.device:
-            self._start_tensor = torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device)
-        return x[0].index_select(0, self._start_tensor)
+    def first(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
+        """Return the first token of each sequence."""
+        return x[0].index_select(0, torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device))
 
-    def last(self, x: Tensor) -> Tensor:
+    def last(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
+        """Return the last token of each sequence."""
         return x[0].index_select(0, torch.tensor([*accumulate(self.lengths)], device=x.device) - 1)
 
-    def to_padded(self, x: Tensor) -> Tensor:  # (1, N, D) -> (rows, T, D)
-        """Rows side by side, for who reads them one token after the other."""
+    def to_padded(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, T, D)
+        """Return the states with one sequence in each row, padded with zeros."""
         return pad_sequence(list(x[0].split(self.lengths)), batch_first=True)  # type: ignore[no-untyped-call]
 
-    def from_padded(self, x: Tensor) -> Tensor:  # (rows, T, D) -> (1, N, D)
-        """The same end to end again."""
+    def from_padded(self, x: Tensor) -> Tensor:  # (B, T, D) -> (1, N, D)
+        """Undo `to_padded`."""
         return torch.cat([row[:length] for row, length in zip(x, self.lengths, strict=True)])[None]
 
-    def reverse_index(self, t: int, device: torch.device) -> Tensor:
-        """Of rows that lie side by side."""
+    def reverse_index(self, t: int, device: torch.device) -> Tensor:  # -> (B, T)
+        """Return indices that reverse each sequence of the padded states."""
         keep = torch.arange(t, device=device) < torch.tensor(self.lengths, device=device)[:, None]
         return PaddedLayout(keep).reverse_index(t, device)
 
 
-class BeamLayout:
-    """One new token for each of the T ways in which a row goes on, read over a past that they share.
+SequenceLayout = PaddedLayout | PackedLayout
+SequenceLayoutLike = Tensor | PaddedLayout | PackedLayout | None  # a tensor is `keep`, None: no padding
+LayoutLike = Tensor | BatchLayout | None
 
-    `keep` (B, T, S) says which keys belong to each, `age` (S) when they were written, `places` (B, T) where the
-    new tokens stand in their texts.
-    """
-
-    def __init__(self, keep: Tensor, age: Tensor, token_positions: Tensor) -> None:
-        self.keep, self.age, self.token_positions = keep, age, token_positions
-
-    def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        mask_by_id: dict[int, AttentionMask] = {
-            id(layer_mask): BeamMask(layer_mask, self.keep, self.age) for layer_mask in layer_masks
-        }
-        return [mask_by_id[id(layer_mask)] for layer_mask in layer_masks]
-
-    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        return self.token_positions
-
-    def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
-        raise AssertionError("what is being written is no source")
-
-    def mean(self, x: Tensor) -> Tensor:
-        raise AssertionError("what is being written has no mean")
-
-    def first(self, x: Tensor) -> Tensor:
-        raise AssertionError("what is being written is read as a whole")
-
-    def last(self, x: Tensor) -> Tensor:
-        raise AssertionError("what is being written has not ended")
-
-
-POOLINGS: dict[str, Callable[[BatchLayout, Tensor], Tensor]] = {  # (B, T, D) -> (rows, D)
-    "mean": lambda rows, x: rows.mean(x),
-    "first": lambda rows, x: rows.first(x),
-    "last": lambda rows, x: rows.last(x),
+POOLINGS: dict[str, Callable[[SequenceLayout, Tensor], Tensor]] = {  # (B, T, D) -> (B, D)
+    "mean": lambda layout, x: layout.mean(x),
+    "first": lambda layout, x: layout.first(x),
+    "last": lambda layout, x: layout.last(x),
 }
 
-# What a model is told of its rows: which tokens are real (None: all), or how they lie.
-LayoutLike = Tensor | PaddedLayout | PackedLayout | BeamLayout | None
 
-
-def as_layout(keep: LayoutLike) -> PaddedLayout | PackedLayout | BeamLayout:
+@overload
+def as_layout(keep: SequenceLayoutLike) -> SequenceLayout: ...
+@overload
+def as_layout(keep: LayoutLike) -> BatchLayout: ...
+def as_layout(keep: LayoutLike) -> BatchLayout:
+    """Return the layout that `keep` describes; a layout is returned as it is."""
     return PaddedLayout(keep) if keep is None or isinstance(keep, Tensor) else keep
 
 
 def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Rows of tokens as (B, T), filled up on one side, and which entries are real (None: all of them)."""
+    """Pad rows of tokens to one length.
+
+    Args:
+        rows: Sequences of token ids.
+        fill: The token id of the padding.
+        left: Pad on the left instead of the right.
+
+    Returns:
+        The tokens (B, T), and a mask that is True for real tokens, or None if there is no padding.
+
+    Example:
+        >>> pad([[5, 6, 7], [8]])
+        (tensor([[5, 6, 7],
+                [8, 0, 0]]), tensor([[ True,  True,  True],
+                [ True, False, False]]))
+    """
     lengths = np.array([len(row) for row in rows])
     width = lengths.max()
     tokens = np.full((len(rows), width), fill, dtype=np.int64)
@@ -199,6 +190,12 @@ def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tens
 
 
 def pack(rows: Sequence[Any]) -> tuple[Tensor, PackedLayout]:
-    """Rows of tokens end to end, as (1, N), and how to tell them apart."""
+    """Lay rows of tokens end to end.
+
+    Example:
+        >>> tokens, layout = pack([[5, 6, 7], [8]])
+        >>> tokens, layout.lengths
+        (tensor([[5, 6, 7, 8]]), (3, 1))
+    """
     tokens = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     return torch.from_numpy(tokens[None]), PackedLayout([len(row) for row in rows])

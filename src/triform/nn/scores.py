@@ -1,7 +1,4 @@
-"""How alike a query and a key are, before the softmax.
-
-Most scores are a dot product of prepared vectors, which is what fused kernels compute; the additive one is not.
-"""
+"""Other ways to compare a query with a key than the scaled dot product, chosen by `model.attention_score`."""
 
 from __future__ import annotations
 
@@ -13,66 +10,41 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-
-
-class AttentionScore(nn.Module):
-    """A similarity. Abstract: `Dot` and those that follow it are dot products, `Additive` stands alone."""
-
-    is_dot_product: ClassVar[bool] = True
-    scale: float = 1.0
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:  # (B, H, T, Dh), (B, H, S, Dh) -> (B, H, T, S)
-        return self.prepare_queries(q) @ self.prepare_keys(k).transpose(-2, -1) * self.scale
-
-    def prepare_queries(self, q: Tensor) -> Tensor:
-        """Queries as the dot product takes them."""
-        return q
-
-    def prepare_keys(self, k: Tensor) -> Tensor:
-        return k
-
-    def elements_per_pair(self, head_dim: int) -> int:
-        """Numbers that the written-out formula holds for one query and one key of one head."""
-        return 1
+from triform.nn.attention import AttentionScore
 
 
 class DotScore(AttentionScore):
-    """q · k: large heads give large scores, and a softmax that is soon sure of itself."""
+    """Compute q · k. Wide heads give large scores, so the softmax saturates early."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
+        self.scale = 1.0
 
 
-class ScaledDotScore(AttentionScore):
-    """q · k / sqrt(head_dim)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.scale = 1 / math.sqrt(config.head_dim)
-
-
-class CosineScore(AttentionScore):
-    """t · cos(q, k), with a temperature t that each head learns. It starts at 10: cosines alone are too flat."""
+class CosineScore(DotScore):
+    """Compute t · cos(q, k) with a learned temperature t for each head, which starts at 10."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.log_temperature = nn.Parameter(torch.full((config.n_heads,), math.log(10.0)))
 
     def prepare_queries(self, q: Tensor) -> Tensor:
+        """Return normalised queries times the temperature of their head."""
         temperature = self.log_temperature.exp()[:, None, None]
         return (F.normalize(q, dim=-1) * temperature).to(q.dtype)
 
     def prepare_keys(self, k: Tensor) -> Tensor:
+        """Return normalised keys."""
         return F.normalize(k, dim=-1).to(k.dtype)
 
 
-class AdditiveScore(AttentionScore):
-    """w · tanh(q + k), the first attention: a small network compares query and key."""
+class AdditiveScore(DotScore):
+    """Compute w · tanh(q + k), the additive attention of Bahdanau et al. (arXiv:1409.0473)."""
 
     is_dot_product: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         self.weight = nn.Parameter(torch.empty(config.n_heads, config.head_dim))
         nn.init.normal_(self.weight, std=config.head_dim**-0.5)
 
@@ -80,12 +52,9 @@ class AdditiveScore(AttentionScore):
         hidden = (q[..., :, None, :] + k[..., None, :, :]).tanh()  # (B, H, T, S, Dh)
         return (hidden @ self.weight.to(q.dtype)[:, None, :, None]).squeeze(-1)  # (B, H, T, S)
 
-    def elements_per_pair(self, head_dim: int) -> int:
-        return head_dim
-
 
 SCORES: dict[str, type[AttentionScore]] = {
-    "scaled_dot": ScaledDotScore,
+    "scaled_dot": AttentionScore,
     "dot": DotScore,
     "cosine": CosineScore,
     "additive": AdditiveScore,

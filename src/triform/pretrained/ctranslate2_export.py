@@ -14,9 +14,8 @@ from triform.errors import CheckpointError, ConfigError, install_command
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.block import Block, CrossBlock
-from triform.nn.embedding import InputEmbedding
+from triform.nn.embedding import InputEmbedding, LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from triform.nn.norm import DEFAULT_EPS
-from triform.nn.positions import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from triform.text import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}

@@ -10,7 +10,7 @@ import torch
 from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.errors import ConfigError
-from triform.nn.positions import MarianPositionEmbedding
+from triform.nn.embedding import MarianPositionEmbedding
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import (
     BIAS_SETTINGS,

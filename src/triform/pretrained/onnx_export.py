@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from triform.errors import CheckpointError, ConfigError, install_command
 from triform.models.encoder import Classifier
-from triform.nn.attention import Attention
-from triform.nn.kernels.sdpa import ScoreFunction, repeat_kv
+from triform.nn.attention import Attention, ScoreFunction, repeat_kv
 from triform.nn.layouts import PaddedLayout
 from triform.nn.masks import AttentionMask
 

@@ -18,7 +18,8 @@ from triform.data.samplers import Indices, batch_by_length
 from triform.data.token_store import TokenStore
 from triform.evaluation.metrics import Metrics, accuracy, macro_f1
 from triform.models.factory import AnyClassifier, build_classifier
-from triform.nn.layouts import LayoutLike, as_layout, pack, pad
+from triform.nn.kernels.dispatch import use_fast_kernels
+from triform.nn.layouts import as_layout, pack, pad
 from triform.nn.loss import check_finite, cross_entropy, r_drop_loss
 from triform.progress import track_progress
 from triform.tasks.batch import BucketedDataset
@@ -147,7 +148,7 @@ class Classify(Task):
         return replace(super()._data_sizes(), n_labels=len(self.config.data.labels))
 
     def build_model(self) -> AnyClassifier:
-        return build_classifier(self.config.model, self.sizes)
+        return use_fast_kernels(build_classifier(self.config.model, self.sizes))
 
     @property
     def evaluator(self) -> ClassificationEvaluator:
@@ -166,7 +167,7 @@ class Classify(Task):
         return cross_entropy(logits, batch.labels, train.label_smoothing)
 
 
-def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[Indices, Tensor, LayoutLike]]:
+def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[Indices, Tensor, Any]]:
     """Yield all texts for inference: their indices, their tokens and their layout.
 
     On a CPU texts are packed, because padding would be computed too. On other devices they are padded: packed

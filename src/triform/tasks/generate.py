@@ -19,6 +19,7 @@ from triform.generation.backend import Request, StoppingCriteria
 from triform.generation.scheduler import generate, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
+from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.loss import lm_training_loss
 from triform.progress import track_progress
 from triform.tasks.evaluation import TokenEvaluator
@@ -172,7 +173,7 @@ class Generate(Task):
     model: AnyDecoder
 
     def build_model(self) -> AnyDecoder:
-        return build_decoder(self.config.model, self.sizes)
+        return use_fast_kernels(build_decoder(self.config.model, self.sizes))
 
     @property
     def evaluator(self) -> LanguageModelEvaluator:
@@ -186,4 +187,4 @@ class Generate(Task):
         def compute_hidden_states() -> Tensor:  # (B, T, D)
             return self.model.hidden_states(batch.tokens)
 
-        return lm_training_loss(compute_hidden_states, self.model.lm_head, batch.targets, self.config.train)
+        return lm_training_loss(compute_hidden_states, self.model, batch.targets, self.config.train)

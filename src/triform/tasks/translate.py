@@ -15,6 +15,7 @@ from triform.generation.adapters import build_seq2seq_adapter
 from triform.generation.backend import Request, StoppingCriteria
 from triform.generation.scheduler import generate, row_seeds
 from triform.models.factory import AnySeq2Seq, build_seq2seq
+from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.loss import lm_training_loss
 from triform.tasks.evaluation import TokenEvaluator
 from triform.tasks.prediction import Prediction, Predictor, empty_text_notes, truncate_with_notes
@@ -128,7 +129,7 @@ class Translate(Task):
         return replace(super()._data_sizes(), target_vocab_size=target_vocab_size)
 
     def build_model(self) -> AnySeq2Seq:
-        return build_seq2seq(self.config.model, self.sizes)
+        return use_fast_kernels(build_seq2seq(self.config.model, self.sizes))
 
     def decoder_states(self, batch: TranslationBatch) -> Tensor:  # (B, T, D)
         """Return what the language-model head reads."""
@@ -144,6 +145,4 @@ class Translate(Task):
         return TextTranslator(self)
 
     def loss(self, batch: TranslationBatch) -> Tensor:
-        return lm_training_loss(
-            lambda: self.decoder_states(batch), self.model.lm_head, batch.targets, self.config.train
-        )
+        return lm_training_loss(lambda: self.decoder_states(batch), self.model, batch.targets, self.config.train)

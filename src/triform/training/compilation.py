@@ -12,8 +12,10 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.nn.attention import Attention
 from triform.nn.block import Block, CrossBlock
 from triform.nn.kernels.bf16_weights import matmul_dtype
 
@@ -34,13 +36,22 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
         compile_forward = _compiled_block_forward if isinstance(block, Block) else _compiled_cross_block_forward
         object.__setattr__(block, "forward", partial(_run_in_product_dtype, compile_forward(), block))
         if isinstance(block.attn.q_proj, nn.Linear) and isinstance(block.attn.kv_proj, nn.Linear):
-            object.__setattr__(block.attn, "project", block.attn.project_fused)
+            object.__setattr__(block.attn, "project", partial(_project_fused, block.attn))
     try:
         yield
     finally:
         for block in blocks:
             object.__delattr__(block, "forward")
             vars(block.attn).pop("project", None)  # adapted layers have no one weight to join
+
+
+def _project_fused(attention: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Project queries, keys and values of self-attention in one product: compiled, joining the weights is free."""
+    layers = attention.q_proj, attention.kv_proj
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = torch.cat([layer.bias for layer in layers]) if attention.q_proj.bias is not None else None
+    queries, kv = F.linear(x, weight, bias).tensor_split([attention.q_proj.out_features], dim=-1)
+    return queries, lambda: kv
 
 
 def _run_in_product_dtype(forward: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *args: Any) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from triform.nn.kernels.cuda_graph import capture_cuda_graph
+from triform.nn.kernels.sdpa import clear_mask_cache, mask_cache
 from triform.nn.masks import AttentionMask
 
 MAX_GRAPHS = 64
@@ -56,7 +57,7 @@ class GraphCache:
             self.graphs[shapes] = capture_cuda_graph(
                 lambda: fn(self.static_inputs[shapes], shapes), self.memory_pool
             )
-            self.retained_masks.append([mask.cached_tensors() for mask in self._masks()])
+            self.retained_masks.append([mask_cache(mask).tensors() for mask in self._masks()])
         except RuntimeError as error:
             self._disable_capture()
             reason = str(error).strip().split("\n")[0]
@@ -67,13 +68,13 @@ class GraphCache:
         self.capture_enabled = False
         self.model.zero_grad(set_to_none=True)
         for mask in self._masks():
-            mask.clear_caches()
+            clear_mask_cache(mask)
         self.graphs.clear()  # their dropout state is gone, and eager steps may need the memory
         self.retained_masks.clear()
         torch.cuda.empty_cache()
 
     def _masks(self) -> list[AttentionMask]:
-        """Return the model's attention masks. They cache tensors, which a graph reads again at every replay."""
+        """Return the model's attention masks: a graph reads the tensors cached for them at every replay."""
         return [mask for module in self.model.modules() for mask in getattr(module, "layer_masks", ())]
 
 

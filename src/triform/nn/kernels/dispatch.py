@@ -1,74 +1,86 @@
-"""Which kernel computes attention: chosen by what is needed and where it runs, never by a setting."""
+"""Selects the attention kernel by what is computed and where it runs, never by a setting."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from triform.nn.kernels import flex, varlen
-from triform.nn.kernels.sdpa import (
-    AttentionKernel,
-    ScoreFunction,
-    chunked_attention,
-    sdpa_attention,
-    single_query_sdpa,
-)
-from triform.nn.kernels.tiling import is_on_gpu, split_into_tiles
+from triform.nn.attention import Attention, AttentionKernel, ScoreFunction
+from triform.nn.kernels import flex, tiling, varlen
+from triform.nn.kernels.chunked_loss import fast_lm_head_loss
+from triform.nn.kernels.sdpa import is_single_tile, min_tile_len, sdpa_attention, single_query_sdpa
 from triform.nn.masks import AttentionMask
 
-MIN_FLEX_LEN = 1024  # from here on a narrow window on CUDA is worth a compilation
-MIN_WINDOW_RATIO = 4  # a window is narrow when the text is so many times as long
+MIN_FLEX_LEN = 1024  # queries from which on a narrow window on CUDA is worth compiling FlexAttention
+MIN_WINDOW_RATIO = 4  # a window is narrow if the text is this many times longer
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def use_fast_kernels(model: ModelT) -> ModelT:
+    """Let a model compute attention and its loss by the fastest kernels; the results stay the same.
+
+    Returns:
+        The model itself.
+
+    Example:
+        >>> from triform.config import DataSizes, ModelConfig
+        >>> from triform.models.decoder import Decoder
+        >>> sizes = DataSizes(vocab_size=100, max_len=16)
+        >>> model = use_fast_kernels(Decoder(ModelConfig(d_model=8, d_ff=16, n_layers=1, n_heads=2), sizes))
+        >>> model.blocks[0].attn.kernel.__name__
+        'dispatch_attention'
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.kernel = dispatch_attention
+        if hasattr(module, "head_loss"):
+            module.head_loss = fast_lm_head_loss  # type: ignore[assignment]
+    return model
 
 
 class KernelChoice(NamedTuple):
-    """A kernel, and why it was taken."""
+    """A kernel, and why it was selected."""
 
     name: str
     kernel: AttentionKernel
     reason: str
 
 
-SINGLE_QUERY = KernelChoice(
-    "fused", single_query_sdpa, "torch's fused attention; the newest token reads all there is, nothing is cut"
-)
-CHUNKED = KernelChoice("formula", chunked_attention, "no dot product gives these weights; a few queries at a time")
-VARLEN = KernelChoice("flash", varlen.varlen_attention, "packed rows in half precision on CUDA")
-FLEX = KernelChoice(
-    "flex", flex.flex_attention_kernel, "a window on CUDA; compiled, only blocks within reach are computed"
-)
+SINGLE_QUERY = KernelChoice("fused", single_query_sdpa, "torch's fused attention; the newest token reads all keys")
+CHUNKED = KernelChoice("formula", tiling.chunked_attention, "the score is no dot product; a few queries at a time")
+VARLEN = KernelChoice("flash", varlen.varlen_attention, "packed sequences in half precision on CUDA")
+FLEX = KernelChoice("flex", flex.flex_attention_kernel, "a window on CUDA; compiled, computes reachable blocks")
 SDPA = KernelChoice("fused", sdpa_attention, "torch's fused attention")
 SDPA_TILED = KernelChoice(
-    "fused in pieces", sdpa_attention, "torch's fused attention on what is within reach, the rest is left out"
+    "fused in tiles", tiling.tiled_sdpa_attention, "torch's fused attention on the tiles that can be read"
 )
 
 
 def select_kernel(
     q: Tensor, k: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> KernelChoice:
-    """The fastest kernel that computes this exactly."""
+    """Return the fastest kernel that computes this attention exactly."""
     t, s = q.shape[-2], k.shape[-2]
-    if (
-        t == 1
-        and mask.is_shift_invariant
-        and mask.span_is_exact
-        and s <= mask.span.before + 1
-        and score_fn.is_plain_dot_product
-        and not dropout
-    ):
-        return SINGLE_QUERY
-    if not score_fn.score.is_dot_product or score_fn.relative_position.needs_weights:
+    score, relative_position = score_fn.score, score_fn.relative_position
+    if not score.is_dot_product or relative_position.needs_weights:
         return CHUNKED
-    if q.is_cuda and len(mask.regions(t, s)) > 1:
+    is_plain = not relative_position.has_distance_bias and not dropout
+    if t == 1 and is_plain and mask.is_shift_invariant and mask.span_is_exact and s <= mask.span.before + 1:
+        return SINGLE_QUERY
+    if q.is_cuda and mask.is_packed:
         return VARLEN if varlen.is_supported(q, mask, score_fn, dropout) else SDPA_TILED
     is_narrow = MIN_WINDOW_RATIO * mask.span.width <= s
     if q.is_cuda and is_narrow and t >= MIN_FLEX_LEN and flex.is_supported(q, k, mask, score_fn, dropout):
         return FLEX
-    return SDPA if len(split_into_tiles(mask, t, s, is_gpu=is_on_gpu(q))) == 1 else SDPA_TILED
+    min_len = min_tile_len(q)
+    if is_single_tile(mask, t, min_len) or len(tiling.split_into_tiles(mask, t, s, min_len=min_len)) == 1:
+        return SDPA
+    return SDPA_TILED
 
 
 def dispatch_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Attention by the kernel that fits."""
+    """Compute attention by the kernel that `select_kernel` returns."""
     return select_kernel(q, k, mask, score_fn, dropout).kernel(q, k, v, mask, score_fn, dropout)

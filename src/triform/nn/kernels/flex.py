@@ -1,7 +1,7 @@
-"""Windows on CUDA: FlexAttention, told which blocks of keys a block of queries can reach.
+"""Windows on CUDA: FlexAttention, with lists of the blocks of keys that each block of queries can reach.
 
-The lists of blocks come from the rule's span and stretches, never from a (T, S) table (they are one of (T / 128)²
-small numbers), so that a window of W over T tokens costs T · W here too. FlexAttention is compiled once a shape.
+The lists come from the span and the regions of a mask, never from a (T, S) table; they have (T / 128)² entries. So
+a window of W over T tokens costs T · W here too. FlexAttention is compiled once for each shape.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from triform.nn.kernels.sdpa import ScoreFunction
-from triform.nn.masks import UNBOUNDED, AttentionMask, AttentionSpan, Tile
+from triform.nn.attention import ScoreFunction
+from triform.nn.kernels.sdpa import Tile, mask_cache
+from triform.nn.kernels.tiling import mask_regions
+from triform.nn.masks import UNBOUNDED, AttentionMask, AttentionSpan
 
 BLOCK_SIZE = 128
 MIN_HEAD_DIM = 16  # what its generated code can multiply
@@ -25,6 +27,7 @@ MAX_COMPILED_SHAPES = 64  # compiled before torch would give up and compute the 
 _compiled_shapes: set[tuple[object, ...]] = set()  # what was compiled, or is about to be
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class BlockTable(NamedTuple):
@@ -96,16 +99,20 @@ def build_block_table(
 
 
 def _block_mask(mask: AttentionMask, t: int, s: int, device: torch.device) -> Any:
-    """The lists of blocks, which rules of one span share, with this rule's own say on single pairs."""
+    """Return the lists of blocks, which masks of one span share, with this mask's own function for single pairs."""
     key = (t, s, device)
-    cached = mask.block_mask  # read once: another thread may replace it at any time
+    cache = mask_cache(mask)
+    cached = cache.block_mask  # read once: another thread may replace it at any time
     if cached is None or cached[0] != key:
-        empty = torch.zeros(0, dtype=torch.long, device=device)
-        mask.allows(empty, empty, empty)  # what a rule remembers must be made before it is traced
-        block_mask = copy(_block_lists_mask(mask.span, mask.regions(t, s), t, s, mask.span_is_exact, device))
-        block_mask.mask_mod = mask.mask_mod(t, s)
-        cached = mask.block_mask = key, block_mask
+        block_mask = copy(_block_lists_mask(mask.span, mask_regions(mask, t, s), t, s, mask.span_is_exact, device))
+        block_mask.mask_mod = mask_mod(mask, t, s)
+        cached = cache.block_mask = key, block_mask
     return cached[1]
+
+
+def mask_mod(mask: AttentionMask, t: int, s: int) -> MaskMod:
+    """Return the mask as a function of single indices, which FlexAttention compiles."""
+    return lambda b, h, q, k: mask.allows(b, q + (s - t), k)
 
 
 @lru_cache(maxsize=16)
@@ -150,5 +157,5 @@ def _build_score_mod(
 
 
 def _bounded_span(mask: AttentionMask, t: int, s: int) -> AttentionSpan:
-    longest = max(max(tile.q_len, tile.k_len) for tile in mask.regions(t, s))
+    longest = max(max(tile.q_len, tile.k_len) for tile in mask_regions(mask, t, s))
     return AttentionSpan(*(longest if limit == UNBOUNDED else limit for limit in mask.span))

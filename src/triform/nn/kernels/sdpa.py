@@ -1,176 +1,205 @@
-"""Ways to compute the same attention: the formula, written out, and the fast ones that equal it.
+"""torch's fused attention (`F.scaled_dot_product_attention`), and masks in the form that it takes.
 
-`explicit` is for reading and recording. `fused` is torch's fused attention over the pieces that the rule leaves:
-all at once, a window at a time, or a packed row at a time. `frugal` is the formula a few queries at a time, for
-what no fused kernel computes. `flex.py` compiles windows for CUDA, and `choice.py` picks among them all.
-A query that may read nothing gets zeros from each.
+It never writes the (T, S) weights to memory. It is called on a tile: some queries and the keys that they can reach,
+usually all of them. The tensors that stand for a mask are kept by `mask_cache` for as long as the mask lives, so
+that all layers of a forward pass share them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Protocol
+from enum import Enum
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from triform.nn.kernels.tiling import MaskKind, is_on_gpu, mask_kind, multi_slice, split_into_tiles
-from triform.nn.masks import AttentionMask, Tile, full_tile
-from triform.nn.positions import RelativePosition
-from triform.nn.scores import AttentionScore
+from triform.nn.attention import ScoreFunction
+from triform.nn.masks import AttentionMask
 
-MAX_CHUNK_ELEMENTS_CPU, MAX_CHUNK_ELEMENTS_GPU = 1 << 22, 1 << 26  # numbers that `frugal` lets one piece hold
-MAX_KEY_REUSE = 4  # pieces that may share a key before each is sliced by itself
+MIN_TILE_CPU, MIN_TILE_GPU = 64, 1024  # queries of a tile; with fewer, starting the kernel takes the time
+MAX_CACHED_ENTRIES = 1 << 26  # entries of dense masks that are kept for one mask
 
 
-class ScoreFunction(nn.Module):
-    """How queries match keys: how alike they are, and what their distance adds."""
+class Tile(NamedTuple):
+    """Some queries and some keys of an attention: where they start, how many there are."""
 
-    def __init__(self, score: AttentionScore, relative_position: RelativePosition) -> None:
-        super().__init__()
-        self.score, self.relative_position = score, relative_position
-        self.is_plain_dot_product = (
-            score.is_dot_product and not relative_position.has_distance_bias and not relative_position.needs_weights
-        )
-
-    def forward(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:  # -> (B, H, T, S)
-        scaled_queries = self.score.prepare_queries(q) * self.score.scale
-        return self.score(q, repeat_kv(k, q)) + self.relative_position.score_bias(scaled_queries, distances)
+    q_start: int
+    q_len: int
+    k_start: int
+    k_len: int
+    q_position: int  # of the first query, counted in keys
 
 
-class AttentionKernel(Protocol):
-    """q (B, H, T, Dh), k and v (B, G, S, Dh) -> (B, H, T, Dh)."""
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
-    ) -> Tensor: ...
+def full_tile(t: int, s: int) -> Tile:
+    """Return the tile of all t queries and s keys; the queries are the last of the positions."""
+    return Tile(q_start=0, q_len=t, k_start=0, k_len=s, q_position=s - t)
 
 
-def repeat_kv(x: Tensor, q: Tensor) -> Tensor:  # (B, G, S, Dh) -> (B, H, S, Dh)
-    """Shared heads of keys or values, repeated for the query heads that they serve."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+def is_gpu(x: Tensor) -> bool:
+    """Return whether starting a kernel costs more than a few hundred queries."""
+    return x.device.type in ("cuda", "mps")
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, mask: AttentionMask, score_fn: ScoreFunction, tile: Tile | None = None
-) -> Tensor:
-    """How much each query attends to each key: (B, H, T, S), rows summing to one."""
-    tile = tile or full_tile(q.shape[-2], k.shape[-2])
-    scores = score_fn(q, k, mask.distances(tile, q.device))  # (B, H, T, S)
-    keep = mask.dense(tile, q.device)
-    weights = scores.masked_fill(~keep, float("-inf")).softmax(dim=-1)
-    return weights.masked_fill(~keep, 0.0)  # a row with nothing to read is NaN until here
+def min_tile_len(x: Tensor) -> int:
+    """Return how many queries a tile should have at least on this device."""
+    return MIN_TILE_GPU if is_gpu(x) else MIN_TILE_CPU
 
 
-def naive_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AttentionMask,
-    score_fn: ScoreFunction,
-    dropout: float,
-    tile: Tile | None = None,
-) -> Tensor:
-    """softmax(score(q, k) + bias) v, step by step."""
-    tile = tile or full_tile(q.shape[-2], k.shape[-2])
-    weights = attention_weights(q, k, mask, score_fn, tile)
-    weights = F.dropout(weights, dropout, training=dropout > 0).to(v.dtype)
-    value_bias = score_fn.relative_position.value_bias(weights, mask.distances(tile, q.device))
-    return weights @ repeat_kv(v, q) + value_bias  # (B, H, T, Dh)
+def is_single_tile(mask: AttentionMask, t: int, min_len: int) -> bool:
+    """Return whether so few queries (or such a wide window) surely make one tile."""
+    return not mask.is_packed and t <= max(min_len, mask.span.width // 2)
+
+
+class MaskCache:
+    """Tensors and tilings made from one mask."""
+
+    def __init__(self) -> None:
+        self.tilings: dict[tuple[int, ...], list[Tile]] = {}
+        self.block_mask: tuple[object, Any] | None = None  # FlexAttention's, of one shape
+        self.dense_masks: dict[tuple[Tile, torch.device], Tensor] = {}
+        self.n_entries = 0  # of all dense masks
+        self.bias: tuple[object, Tensor, Tensor] | None = None  # the newest one
+
+    def tensors(self) -> list[object]:
+        """Return everything that a CUDA graph may read again; whoever captured one must keep it alive."""
+        return [*self.dense_masks.values(), self.bias, self.block_mask]
+
+    def add_dense(self, key: tuple[Tile, torch.device], keep: Tensor) -> None:
+        """Keep a dense mask, unless it is too large; drop the others where they become too many."""
+        if self.n_entries + keep.numel() > MAX_CACHED_ENTRIES:
+            self.dense_masks, self.n_entries = {}, 0
+        if keep.numel() <= MAX_CACHED_ENTRIES:
+            self.dense_masks[key] = keep
+            self.n_entries += keep.numel()
+
+
+_CACHES: WeakKeyDictionary[AttentionMask, MaskCache] = WeakKeyDictionary()
+
+
+def mask_cache(mask: AttentionMask) -> MaskCache:
+    """Return what is kept for this mask; nothing is kept while torch.compile traces, as it may make masks."""
+    if torch.compiler.is_compiling():
+        return MaskCache()
+    cache = _CACHES.get(mask)
+    if cache is None:
+        cache = _CACHES[mask] = MaskCache()
+    return cache
+
+
+def clear_mask_cache(mask: AttentionMask) -> None:
+    """Forget what was made from this mask: tensors made while capturing a graph failed hold no values."""
+    _CACHES.pop(mask, None)
+
+
+def dense_mask(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:  # -> (B or 1, 1, T, S)
+    """Return a tile of the mask as a boolean tensor, from the cache where possible."""
+    if mask.is_shift_invariant:
+        tile = tile._replace(q_start=0, k_start=0, q_position=tile.q_position - tile.k_start)
+    cache, key = mask_cache(mask), (tile, device)
+    keep = cache.dense_masks.get(key)
+    if keep is None:
+        with torch.inference_mode(False):  # made in evaluation, it may be needed in training
+            keep = compute_dense_mask(mask, tile, device)
+        cache.add_dense(key, keep)
+    return keep
+
+
+def compute_dense_mask(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:
+    """Compute a tile of the mask as a boolean tensor."""
+    _, t, k_start, s, q_position = tile
+    if tile == full_tile(t, s):
+        return mask.dense(t, s, device)
+    b = torch.arange(mask.batch_size, device=device)[:, None, None]
+    q = torch.arange(q_position, q_position + t, device=device)[None, :, None]
+    k = torch.arange(k_start, k_start + s, device=device)[None, None, :]
+    return mask.allows(b, q, k).expand(mask.batch_size, t, s)[:, None]
+
+
+def tile_distances(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:
+    """Return the distances of a tile, in the form of `AttentionMask.distances`."""
+    _, t, k_start, s, q_position = tile
+    if mask.has_distance_table:
+        return mask.distances(t, s, device)[:, k_start : k_start + s]
+    first_distance = k_start - (q_position + t - 1)
+    return torch.arange(first_distance, first_distance + t + s - 1, device=device)
+
+
+def additive_bias(
+    mask: AttentionMask, tile: Tile, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the mask as a bias of 0 or minus infinity, and which queries may read nothing at all."""
+    cache, key = mask_cache(mask), (tile, device, dtype)
+    bias = cache.bias  # read once: another thread may replace it at any time
+    if bias is None or bias[0] != key:
+        keep = dense_mask(mask, tile, device)
+        with torch.inference_mode(False):
+            values = torch.zeros(keep.shape, dtype=dtype, device=device).masked_fill(~keep, float("-inf"))
+            bias = cache.bias = key, values, ~keep.any(dim=-1, keepdim=True)
+    return bias[1], bias[2]
+
+
+class MaskKind(Enum):
+    """What a kernel must be told about a tile: nothing, "causal" (a flag), or a dense mask."""
+
+    NONE = 0
+    CAUSAL = 1
+    DENSE = 2
+
+
+def mask_kind(mask: AttentionMask, tile: Tile) -> MaskKind:
+    """Return the cheapest form in which a kernel can be told the mask of this tile."""
+    if not mask.span_is_exact:
+        return MaskKind.DENSE
+    before, after = mask.span
+    sees_all_past = tile.q_position + tile.q_len - 1 - tile.k_start <= before
+    if sees_all_past and tile.k_start + tile.k_len - 1 - tile.q_position <= after:
+        return MaskKind.NONE
+    if sees_all_past and after == 0 and (tile.q_position, tile.q_len) == (tile.k_start, tile.k_len):
+        return MaskKind.CAUSAL
+    return MaskKind.DENSE
+
+
+def attend_tile(
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, tile: Tile, score_fn: ScoreFunction, dropout: float,
+    sdpa: Callable[..., Tensor] = F.scaled_dot_product_attention,
+) -> Tensor:  # fmt: skip
+    """Compute the attention of one tile, whose queries and keys are prepared for the dot product."""
+    kind = mask_kind(mask, tile)
+    has_distance_bias = score_fn.relative_position.has_distance_bias
+    is_causal = kind is MaskKind.CAUSAL and not has_distance_bias
+    keep = None if is_causal or kind is MaskKind.NONE else dense_mask(mask, tile, q.device)
+    attn_mask, masked_queries = keep, None
+    if q.is_cuda and keep is not None and not mask.span_is_exact and not has_distance_bias:
+        attn_mask, masked_queries = additive_bias(mask, tile, q.device, q.dtype)  # once, not in each layer
+    if has_distance_bias:
+        bias = score_fn.relative_position.score_bias(q, tile_distances(mask, tile, q.device))  # (1, H, T, S)
+        attn_mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
+    y = sdpa(
+        q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=score_fn.score.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    if keep is None or mask.span_is_exact or not mask.may_mask_all_keys or not q.is_cuda:
+        return y
+    # cuDNN's kernel gives a query without any key the mean of all values
+    return y.masked_fill(~keep.any(dim=-1, keepdim=True) if masked_queries is None else masked_queries, 0.0)
 
 
 def sdpa_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float,
-    sdpa: Callable[..., Tensor] = F.scaled_dot_product_attention,
-) -> Tensor:  # fmt: skip
-    """The same through torch's fused attention, which never writes the (T, S) weights to memory."""
-    score = score_fn.score
-
-    def attend_tile(q: Tensor, k: Tensor, v: Tensor, tile: Tile) -> Tensor:
-        kind = mask_kind(mask, tile)
-        has_distance_bias = score_fn.relative_position.has_distance_bias
-        is_causal = kind is MaskKind.CAUSAL and not has_distance_bias
-        keep = None if is_causal or kind is MaskKind.NONE else mask.dense(tile, q.device)
-        attn_mask, masked_queries = keep, None
-        if q.is_cuda and keep is not None and not mask.span_is_exact and not has_distance_bias:
-            attn_mask, masked_queries = mask.additive_bias(
-                tile, q.device, q.dtype
-            )  # made once, not by each layer's kernel
-        if has_distance_bias:
-            bias = score_fn.relative_position.score_bias(q, mask.distances(tile, q.device))  # (1, H, T, S)
-            attn_mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
-        y = sdpa(
-            q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=score.scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        if keep is None or mask.span_is_exact or not mask.may_mask_all_keys or not q.is_cuda:
-            return y
-        # cuDNN's kernel gives a query that may read nothing the mean of all values
-        return y.masked_fill(~keep.any(dim=-1, keepdim=True) if masked_queries is None else masked_queries, 0.0)
-
-    tiles = split_into_tiles(mask, q.shape[-2], k.shape[-2], is_gpu=is_on_gpu(q))
-    return _attend_tiles(attend_tile, score.prepare_queries(q), score.prepare_keys(k), v, tiles)
+    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
+) -> Tensor:
+    """Compute attention in one call of the fused kernel."""
+    score, tile = score_fn.score, full_tile(q.shape[-2], k.shape[-2])
+    return attend_tile(score.prepare_queries(q), score.prepare_keys(k), v, mask, tile, score_fn, dropout)
 
 
 def single_query_sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """One query that reads every key, by dot product alone: a decoding step with as few calls as there can be."""
+    """Compute attention of one query that reads every key: a decoding step with as few calls as possible."""
     score = score_fn.score
     return F.scaled_dot_product_attention(
         score.prepare_queries(q), score.prepare_keys(k), v, scale=score.scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-
-
-def chunked_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
-) -> Tensor:
-    """The formula a few queries at a time, computed again when gradients are: memory grows with T, not T²."""
-
-    def attend_tile(q: Tensor, k: Tensor, v: Tensor, tile: Tile) -> Tensor:
-        return naive_attention(q, k, v, mask, score_fn, dropout, tile)
-
-    def attend_tile_recomputed(q: Tensor, k: Tensor, v: Tensor, tile: Tile) -> Tensor:
-        mask.dense(tile, q.device)  # remembered from here on: what is computed again must leave no trace
-        return checkpoint(attend_tile, q, k, v, tile, use_reentrant=False)
-
-    t, s = q.shape[-2], k.shape[-2]
-    elements_per_pair = max(1, q.shape[0] * q.shape[1] * score_fn.score.elements_per_pair(q.shape[-1]))
-    is_gpu = is_on_gpu(q)
-    max_pairs = (MAX_CHUNK_ELEMENTS_GPU if is_gpu else MAX_CHUNK_ELEMENTS_CPU) // elements_per_pair
-    tiles = split_into_tiles(
-        mask, t, s, is_gpu=is_gpu, max_queries=_max_chunk_queries(max_pairs, s, mask.span.width)
-    )
-    return _attend_tiles(
-        attend_tile_recomputed if len(tiles) > 1 and torch.is_grad_enabled() else attend_tile, q, k, v, tiles
-    )
-
-
-def _max_chunk_queries(max_pairs: int, s: int, width: int) -> int:
-    """How many queries have at most so many pairs with their keys: n of them see n - 1 + width keys, or all s."""
-    windowed = (math.isqrt((width - 1) ** 2 + 4 * max_pairs) - (width - 1)) // 2
-    return max(1, max_pairs // max(1, s), windowed)
-
-
-TileAttentionFn = Callable[[Tensor, Tensor, Tensor, Tile], Tensor]
-
-
-def _attend_slice(attend_tile: TileAttentionFn, q: Tensor, k: Tensor, v: Tensor, tile: Tile) -> Tensor:
-    k, v = (x.narrow(-2, tile.k_start, tile.k_len) for x in (k, v))
-    return attend_tile(q.narrow(-2, tile.q_start, tile.q_len), k, v, tile)
-
-
-def _attend_tiles(attend_tile: TileAttentionFn, q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile]) -> Tensor:
-    """Attend within each piece, and put the answers together."""
-    if tiles == [full_tile(q.shape[-2], k.shape[-2])]:
-        return attend_tile(q, k, v, tiles[0])
-    # Where each key is in many pieces, their gradients must not wait for one another: they would be T³ numbers.
-    if sum(tile.k_len for tile in tiles) > MAX_KEY_REUSE * k.shape[-2]:
-        return torch.cat([_attend_slice(attend_tile, q, k, v, tile) for tile in tiles], dim=-2)
-    key_ranges = [(tile.k_start, tile.k_len) for tile in tiles]
-    queries = multi_slice(q, [(tile.q_start, tile.q_len) for tile in tiles])
-    parts = zip(queries, multi_slice(k, key_ranges), multi_slice(v, key_ranges), tiles, strict=True)
-    return torch.cat([attend_tile(*part) for part in parts], dim=-2)

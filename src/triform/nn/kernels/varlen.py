@@ -13,7 +13,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from triform.nn.kernels.sdpa import ScoreFunction, repeat_kv
+from triform.nn.attention import ScoreFunction, repeat_kv
+from triform.nn.kernels.tiling import mask_regions
 from triform.nn.masks import UNBOUNDED, AttentionMask
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
@@ -61,7 +62,7 @@ def varlen_attention(
 
 def compute_cu_seqlens(mask: AttentionMask, b: int, t: int, s: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where rows end when the whole batch lies end to end, of queries and of keys."""
-    tiles = mask.regions(t, s) * b
+    tiles = mask_regions(mask, t, s) * b
     query_lengths, key_lengths = (tile.q_len for tile in tiles), (tile.k_len for tile in tiles)
     return tuple(accumulate(query_lengths, initial=0)), tuple(accumulate(key_lengths, initial=0))
 

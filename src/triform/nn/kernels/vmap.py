@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.nn.attention import Attention
-from triform.nn.kernels.sdpa import ScoreFunction, naive_attention, sdpa_attention
+from triform.nn.attention import Attention, ScoreFunction, naive_attention
+from triform.nn.kernels.tiling import tiled_sdpa_attention
 from triform.nn.masks import AttentionMask
 
 
@@ -23,7 +23,7 @@ def vmap_attention(
     """The kernel of a model in a stack: fused where that computes it, else the formula."""
     if not score_fn.score.is_dot_product or score_fn.relative_position.needs_weights:
         return naive_attention(q, k, v, mask, score_fn, dropout)
-    return sdpa_attention(q, k, v, mask, score_fn, dropout, sdpa=_vmap_sdpa)
+    return tiled_sdpa_attention(q, k, v, mask, score_fn, dropout, sdpa=_vmap_sdpa)
 
 
 def use_vmap_attention(model: nn.Module) -> nn.Module:
