@@ -98,7 +98,7 @@ def test_a_slower_result_is_called_slower() -> None:
     assert (format_ratio(2.0), format_ratio(0.8)) == ("2.00×", "0.80×: slower")
 
 
-def test_the_populations_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
+def test_the_ensembles_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
     from benchmarks.ensembles import main
 
     main(["--quick", "--device", "cpu", "--json", str(tmp_path / "f.json")])
