@@ -1,8 +1,8 @@
-"""What was made of large text files, kept between runs: a text is tokenized once.
+"""A cache of encoded text files, so that a large text is tokenized only once.
 
 An entry is a folder named by a hash of everything that decides its content: the sha256 of the files, and what was
-done with them. It is made aside and appears by rename, with a seal that knows the size and a checksum of each file,
-so that damage is noticed and mended. Entries longest unused go when they exceed `LIMIT` together.
+done with them. Its manifest has the size and a checksum of each file: a damaged entry is noticed and built again.
+When all entries together exceed `MAX_CACHE_BYTES`, those unused for the longest time are removed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from triform.errors import CheckpointError
 from triform.io.cache import cache_folder
 from triform.io.files import atomic_folder
 
-CACHE_FORMAT = 1  # part of every name: a new one leaves old entries unused
-MAX_CACHE_BYTES = 10 << 30  # bytes of all entries
-STALE_SECONDS = 24 * 3600  # seconds after which something half made will not be finished
+CACHE_FORMAT = 1  # part of every name, so that another format leaves old entries unused
+MAX_CACHE_BYTES = 10 << 30  # of all entries together
+STALE_SECONDS = 24 * 3600  # an incomplete entry older than this will not be completed
 MANIFEST_FILE, VALUE_FILE = "seal.json", "fact.json"
 ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 PARTIAL_ENTRY_NAME = re.compile(rf"\.?{ENTRY_NAME.pattern}\..*\.part")
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 class TokenCache:
-    """What is made of these files: in the cache where they are large, else in the run's own folder.
+    """The cached results for some files: in the user's cache for large files, else in the run's folder.
 
-    A file that lies in the run's own folder is gone with it, and what is made of it too. What the user should
-    know is added to `notices`.
+    Files inside the folder of the run do not count, since they disappear with it. Messages for the user are added to
+    `notices`.
     """
 
     def __init__(self, files: Sequence[str], fallback_folder: Path, notices: list[str]) -> None:
@@ -48,12 +48,12 @@ class TokenCache:
 
     @property
     def is_large(self) -> bool:
-        """Whether there is so much text that work on it is worth keeping."""
+        """Whether the files are large enough for the cache."""
         external_files = [name for name in self.files if Path(name).parent != self.fallback_folder.parent]
         return sum(map(file_size, external_files)) >= MIN_CACHED_BYTES
 
     def get_or_compute(self, key: object, compute: Callable[[], T]) -> T:
-        """What `find` finds in the files, of plain values (no tuples); looked for once where they are large."""
+        """Return `compute()`, which must be JSON; for large files it is computed only once."""
         if not self.is_large:
             return compute()
 
@@ -67,7 +67,7 @@ class TokenCache:
         return self.open_entry(key, build, read)
 
     def open_entry(self, key: object, build: Builder, read: Callable[[Path], T]) -> T:
-        """What `read` finds in the folder; an entry that it cannot read is damaged, and built again."""
+        """Return what `read` reads from an entry; an entry that it cannot read is damaged and built again."""
         folder = self.get_or_build(key, build)
         try:
             return read(folder)
@@ -78,12 +78,15 @@ class TokenCache:
         return read(self.get_or_build(key, build))
 
     def get_or_build(self, key: object, build: Builder) -> Path:
-        """A folder with what `make` writes into it; `what` (plain values) decides its content with the files."""
+        """Return a folder with what `build` writes into it; `key` and the files decide its content."""
         entry = self._entry_path(key) if self.is_large else None
         if entry is not None:
             try:
                 return self._get_or_build_entry(entry, build)
-            except (OSError, CheckpointError) as error:  # no room, or no right to write: the run's own does as well
+            except (
+                OSError,
+                CheckpointError,
+            ) as error:  # no room, or no permission: the folder of the run serves as well
                 message = f"the token cache {entry.parent} cannot be written, so tokens are made again next time"
                 reason = getattr(error, "strerror", None) or str(error)
                 if not any(notice.startswith(message) for notice in self.notices):
@@ -124,7 +127,7 @@ class TokenCache:
         return entry
 
     def _discard_if_corrupt(self, entry: Path) -> bool:
-        """Whether an entry is not as it was sealed; it is then removed."""
+        """Remove an entry that does not match its manifest; return whether it was removed."""
         problem = find_corruption(entry)
         if problem:
             self._discard(entry, problem)
@@ -141,7 +144,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def find_corruption(folder: Path) -> str:
-    """What is wrong with an entry; empty when nothing is."""
+    """Return what is wrong with an entry; an empty string if nothing is."""
     try:
         files: dict[str, list[int]] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
         for name, (size, checksum) in files.items():
@@ -165,7 +168,7 @@ def _checksum(path: Path) -> int:
 
 
 def prune(base: Path, *, keep: Path) -> None:
-    """Remove what was left half made, and the entries longest unused where all together exceed the limit."""
+    """Remove incomplete old entries, and the longest unused ones while all together exceed the limit."""
     entries: list[tuple[float, int, Path]] = []
     for entry in base.iterdir():
         with suppress(OSError):  # another process may just have removed it

@@ -1,8 +1,8 @@
-"""Sequences of tokens as one flat array, in memory or mapped from disk, so that a set may exceed memory.
+"""Sequences of tokens as one flat array, in memory or memory-mapped, so that a data set may exceed the memory.
 
-On disk a store named `train` is two files: `train.bin` holds the tokens, little-endian uint16 or uint32, and
-`train.idx` a 16-byte head (magic, version, bytes per token) and the int64 places where sequences begin, the
-last one being the end.
+On disk a store named `train` is two files: `train.bin` holds the tokens, as little-endian uint16 or uint32, and
+`train.idx` a 16-byte header (magic, version, bytes per token) and the int64 offsets of the sequences, followed by
+the end of the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triform.text.base import TokenRows, token_dtype
 Tokens = NDArray[Any]  # uint16 or uint32
 HEADER = struct.Struct("<8sII")
 MAGIC, VERSION = b"TRITOKEN", 1
-FLUSH_TOKENS = 1 << 18  # tokens (or sequences) gathered before they are written
+FLUSH_TOKENS = 1 << 18  # tokens (or sequences) that are collected before they are written
 
 
 def _store_paths(path: Path) -> tuple[Path, Path]:
@@ -38,7 +38,7 @@ class TokenStore:
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None) -> TokenStore:
-        """Gather sequences; with a path, straight to disk, a little at a time."""
+        """Build a store from sequences; with a path, they are streamed to disk."""
         return cls.build_from_batches(
             _batch_sequences(sequences, token_dtype(vocab_size)), vocab_size=vocab_size, path=path
         )
@@ -47,7 +47,7 @@ class TokenStore:
     def build_from_batches(
         cls, batches: Iterable[TokenRows], *, vocab_size: int, path: Path | None = None
     ) -> TokenStore:
-        """The same from sequences that come many at a time."""
+        """Build a store from batches of sequences; with a path, they are streamed to disk."""
         dtype = token_dtype(vocab_size)
         if path is None:
             tokens, lengths = [np.zeros(0, dtype)], [np.zeros(1, np.int64)]
@@ -63,7 +63,11 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: Path) -> TokenStore:
-        """Map what `build` wrote; a CheckpointError when it is missing or its parts do not fit."""
+        """Open a store on disk.
+
+        Raises:
+            CheckpointError: The store is missing or damaged.
+        """
         bin_path, idx_path = _store_paths(path)
         try:
             with idx_path.open("rb") as file:
@@ -94,7 +98,7 @@ class TokenStore:
         return len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> Tokens:
-        """The tokens of one sequence, as a view."""
+        """Return a view of the tokens of one sequence."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")
         index %= len(self)
@@ -102,26 +106,26 @@ class TokenStore:
 
     @property
     def tokens(self) -> Tokens:
-        """All tokens end to end, as a view."""
+        """A view of all tokens, one sequence after the other."""
         return self._tokens
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many tokens each sequence has."""
+        """The number of tokens of each sequence."""
         return np.diff(self._offsets)
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return len(self._tokens)
 
     def count(self, token: int) -> int:
-        """How often a token occurs, looking at a little of a mapped store at a time."""
+        """Count the occurrences of a token, block by block."""
         starts = range(0, self.n_tokens, FLUSH_TOKENS)
         return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH_TOKENS] == token)) for start in starts)
 
     def slice(self, start: int, stop: int) -> TokenStore:
-        """The tokens from `start` up to `stop`, as a view; a sequence across an edge is cut there."""
+        """Return a view of the tokens from `start` to `stop`; sequences across an edge are cut there."""
         start, stop, _ = slice(start, stop).indices(self.n_tokens)
         stop = max(start, stop)
         low, high = np.searchsorted(self._offsets, [start, stop], side="right")
@@ -145,7 +149,11 @@ def _batch_sequences(sequences: Iterable[Sequence[int]], dtype: np.dtype[Any]) -
 
 
 def _cast_tokens(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
-    """The tokens in the type of the store; one that does not fit is never stored as another."""
+    """Return tokens in the dtype of the store.
+
+    Raises:
+        OverflowError: A token does not fit.
+    """
     if tokens.dtype.itemsize > dtype.itemsize and len(tokens) and tokens.max() > np.iinfo(dtype).max:
         raise OverflowError(f"token {tokens.max()} does not fit in {dtype}")
     return tokens.astype(dtype.newbyteorder("<"), copy=False)

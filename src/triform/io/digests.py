@@ -1,6 +1,6 @@
-"""Seals: the sha256 of every file that decides what a run answers, written when it is saved, verified when opened.
+"""Digests: the sha256 of every file that decides what a run answers, recorded on saving and verified on opening.
 
-They lie in `digests.json` beside the files. While a file is replaced, its old and its new digest are both valid, so
+They are in `digests.json` beside the files. While a file is replaced, its old and its new digest are both valid, so
 that a process killed at any moment leaves a folder that verifies.
 """
 

@@ -1,4 +1,4 @@
-"""Errors of reading and writing a run's files, as one line for the user."""
+"""Errors about reading and writing the files of a run, as one line for the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_errors(path: Path, run_folder: Path | None = None) -> Iterator[None]:
 
     Args:
         path: What is being written, for the message.
-        run: The run folder that is being trained in, if any: the message says what of it is safe.
+        run_folder: The folder of the run that is being trained, if any: the message says what of it is safe.
     """
     try:
         yield

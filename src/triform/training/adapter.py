@@ -1,6 +1,6 @@
-"""An adapter by itself: what LoRA learned, in a small file, with its settings and a mark of the base it changes.
+"""Adapter files: what LoRA learned, the settings of the run, and a fingerprint of the base model.
 
-The file is copied to other places, so its digest lies in its own metadata: over the settings and every tensor.
+Adapter files are copied to other places, so each contains its own digest, over the settings and every tensor.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from triform.training.tensors import read_shapes, read_tensors, save_tensors, va
 
 ADAPTER_FORMAT = 3  # 1 had no digest, 2 the names of run-folder format 1
 OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
-METADATA_KEY = "triform-adapter"  # of the file's metadata
+METADATA_KEY = "triform-adapter"  # in the metadata of the safetensors file
 
 
 class AdapterFile:
-    """Where the adapters of a model that learns are kept."""
+    """Writes the adapters of a model that is being trained."""
 
     def __init__(self, path: Path, model: nn.Module, config: Config) -> None:
         self.path, self.model, self.config = path, model, config
 
     def write(self) -> None:
-        """All that learns, as it is now."""
+        """Write the trainable parameters as they are now."""
         trainable: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         metadata = {"format": ADAPTER_FORMAT, "triform": triform.__version__, "base": self.base_fingerprint}
         metadata |= {"config": to_toml(self.config, {})}
@@ -49,14 +49,14 @@ class AdapterFile:
 
     @cached_property
     def base_fingerprint(self) -> str:
-        """Of the base, which does not change."""
+        """The fingerprint of the frozen base model, which does not change."""
         return weights_fingerprint(
             {base_parameter_name(n): p for n, p in self.model.named_parameters() if not p.requires_grad}
         )
 
 
 def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Of names, shapes and every number."""
+    """Return a sha256 over the names, shapes and values of weights."""
     hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         hasher.update(f"{name} {tuple(tensor.shape)} ".encode())
@@ -74,15 +74,21 @@ def adapter_digest(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 class Adapter(NamedTuple):
+    """An adapter that was read from its file."""
+
     path: Path
-    config: Config  # of the run that it was learned in
+    config: Config  # of the run that trained it
     tensors: dict[str, Tensor]
     base_fingerprint: str
     has_old_names: bool = False  # whether the fingerprint was computed over the names of run-folder format 1
     notices: tuple[str, ...] = ()
 
     def apply_to(self, model: nn.Module) -> None:
-        """Add it to a plain model that holds the base's weights."""
+        """Add the adapter to the weights of its base model.
+
+        Raises:
+            ConfigError: The model is not the base that the adapter was trained with.
+        """
         weights = dict(model.named_parameters())
         layers, full_weights = self._split_tensors(weights)
         base_weights = {name: p for name, p in weights.items() if name not in full_weights}

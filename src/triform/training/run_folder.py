@@ -1,8 +1,8 @@
-"""The run folder: everything a run is, on disk, with nothing pickled.
+"""The run folder: everything that a run consists of, on disk, with nothing pickled.
 
-Each file is written under a temporary name, flushed to the disk and renamed, so that a kill at any moment leaves
-either the old file or the new one. What decides the answers of a run is sealed by digests (`triform.io.digests`),
-and only one process at a time writes to a folder (`triform.io.locks`).
+Files are written atomically (`triform.io.files`), so that a kill at any moment leaves either the old file or the
+new one. Files that decide the answers of a run have digests (`triform.io.digests`), and only one process at a time
+writes to a folder (`triform.io.locks`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ UNVALIDATED_SUFFIX = "-unvalidated"  # ends the name of a checkpoint whose valid
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written."""
+    """Return the step after which a checkpoint was written."""
     return int(checkpoint.name.split("-")[1])
 
 
 class RunFolder:
+    """Reads and writes the files of one run.
+
+    Args:
+        path: The folder.
+        verify: Compare files with their digests before they are used.
+    """
+
     def __init__(self, path: Path, *, verify: bool = True) -> None:
-        """Without `verify`, files are used even where they do not match their digests."""
         self.path, self.verify = path, verify
         self.config_file = path / CONFIG_FILE
         self.model_file = path / MODEL_FILE
@@ -63,7 +69,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self, purpose: str) -> Iterator[str]:
-        """Hold the folder for this process, creating it where it is missing; see `triform.io.locks.folder_lock`."""
+        """Hold the lock of the folder and create the folder if needed; see `triform.io.locks.folder_lock`."""
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path}: is a file; choose another --out")
         with folder_lock(self.path, purpose) as notice:
@@ -107,7 +113,7 @@ class RunFolder:
         self.write_config(self.read_config())
 
     def clear(self, *, keep_name: str = "") -> None:
-        """Remove what an earlier run left here; files that are not a run's stay."""
+        """Remove the files of an earlier run; other files stay."""
         with write_errors(self.path):
             for path in (
                 path
@@ -118,7 +124,7 @@ class RunFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def delete_tokens(self) -> None:
-        """A finished run needs its encoded training data no more; it can be made again from the text."""
+        """Delete the encoded training data, which a finished run does not need."""
         shutil.rmtree(self.tokens_folder, ignore_errors=True)
 
     def write_config(self, config: Config) -> None:
@@ -127,7 +133,7 @@ class RunFolder:
             temporary.write_bytes(encode_run_config(config))
 
     def write_weights(self, weights: dict[str, Tensor]) -> None:
-        """Write the model that the run answers with."""
+        """Write the weights that the run predicts with."""
         with write_errors(self.model_file, self.path), atomic_recorded_files(self.model_file) as (temporary,):
             save_tensors(temporary, weights)
 
@@ -148,9 +154,9 @@ class RunFolder:
     def write_checkpoint(
         self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, validation_due: bool = False
     ) -> None:
-        """A folder that appears whole, by rename; older ones go only afterwards.
+        """Write a checkpoint, and only then remove the older ones.
 
-        One whose validation was interrupted has a name of its own, for that of the finished step comes after it.
+        A checkpoint whose validation was interrupted has a name of its own: that of the finished step comes later.
         """
         destination = self.checkpoints_folder / f"step-{step:09d}{UNVALIDATED_SUFFIX if validation_due else ''}"
         if destination.exists():
@@ -166,8 +172,8 @@ class RunFolder:
                     shutil.rmtree(old_checkpoint)
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint. One that a kill left half removed has lost a file and does not count."""
-        # of one step's two, the one that was validated is the newer and has the shorter name
+        """Return the newest complete checkpoint. One that was being removed when the process died lacks a file."""
+        # of two checkpoints of one step, the validated one is newer and has the shorter name
         candidates = sorted(
             self.checkpoints_folder.glob("step-*"), key=lambda path: (path.name[:14], -len(path.name))
         )[::-1]
@@ -175,34 +181,36 @@ class RunFolder:
         return intact[0] if intact else None
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the state of a checkpoint."""
         files.refuse_special_files(path)
         if self.verify:
             verify_digests(path, CHECKPOINT_FILES)
         return migrate_checkpoint_tensors(read_tensors(path / TENSORS_FILE)), self.read_state(path)
 
     def is_complete(self, config: Config | None = None) -> bool:
-        """Whether nothing is left to do here, under these settings or its own; the report is written last."""
+        """Return whether nothing is left to do, with these settings or its own; the report is written last."""
         same_config = config is None or config == self.read_config()
         return same_config and self.is_finished() and (self.path / REPORT_FILE).exists()
 
     def discard_if_unused(self) -> None:
-        """A start that failed leaves no trace where there was no run before; its lock removes an empty folder."""
+        """Remove what a failed start left where there was no run before; the lock removes an empty folder."""
         if not self.config_file.exists():
             self.delete_tokens()
 
     def metrics_show_end(self) -> bool:
-        """Whether the metrics tell of an end that was not an interruption."""
+        """Return whether training ended other than by an interruption, according to the metrics."""
         if not self.metrics_file.exists():
             return False
         lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
         return any('"event": "end"' in line and '"reason": "interrupted"' not in line for line in lines)
 
     def is_finished(self) -> bool:
-        """Whether training here came to its end."""
+        """Return whether training has finished."""
         checkpoint = self.latest_checkpoint()
         return checkpoint is not None and bool(self.read_state(checkpoint).get("finished"))
 
     def read_state(self, path: Path) -> dict[str, Any]:
+        """Return the state of a checkpoint: progress, data position, schedule and callbacks."""
         files.refuse_special_files(path)
         if self.verify:
             verify_digests(path, [STATE_FILE])
