@@ -39,8 +39,8 @@ T = TypeVar("T")
 class TokenCache:
     """The cached results for some files: in the user's cache for large files, else in the run's folder.
 
-    Files inside the folder of the run do not count, since they disappear with it. Messages for the user are added to
-    `notices`.
+    Files inside the folder of the run do not count, since they disappear with it. Messages for the user are added
+    to `notices`.
     """
 
     def __init__(self, files: Sequence[str], fallback_folder: Path, notices: list[str]) -> None:
