@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from triform.errors import ConfigError
 from triform.experiments.seeds import train_seeds
 from triform.experiments.study_runner import compare
 from triform.generation import graph as graph_backend
-from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter, build_decoder_adapter
 from triform.generation.backend import Request, StoppingCriteria
 from triform.generation.scheduler import Scheduler, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
+from triform.models.factory import build_decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel
@@ -661,6 +663,32 @@ def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy:
             parameter.mul_(-0.9)
     assert run_graph_search(adapter, strategy) == run_eager_search(adapter, strategy)
     assert [slots.graph for slots in graph_backend.POOL.idle(adapter.model)] == graphs
+
+
+def test_eight_threads_with_different_settings_decode_as_one_thread_does(caplog: pytest.LogCaptureFixture) -> None:
+    """Each thread records graphs of its own while the others decode, one of them with a model that records none."""
+    torch.manual_seed(0)
+    recurrent = build_decoder(ModelConfig(kind="gru", d_model=32, n_layers=2), DataSizes(vocab_size=11, max_len=24))
+    eager_adapter = build_decoder_adapter(recurrent.to(DEVICE).eval(), 24)
+    settings = [
+        replace(DECODE_SETTINGS, strategy=strategy, temperature=temperature, beam_size=beam_size)
+        for strategy, temperature, beam_size in (
+            *(("greedy", 1.0, 1), ("greedy", 1.0, 1), ("sample", 0.7, 1), ("sample", 0.7, 1)),
+            *(("sample", 1.3, 1), ("beam", 1.0, 2), ("beam", 1.0, 3), ("sample", 1.0, 1)),
+        )
+    ]
+
+    def decode_settings(adapter: Any, index: int) -> list[list[int]]:
+        adapter = eager_adapter if index == 7 else adapter
+        return generate(adapter, REQUESTS, settings[index], STOPPING, default_strategy="")
+
+    expected = [decode_settings(build_adapter("decoder"), index) for index in range(8)]
+    for _ in range(3):
+        adapter = build_adapter("decoder")
+        with ThreadPoolExecutor(8) as executor:
+            outputs = list(executor.map(lambda index: decode_settings(adapter, index), [*range(8)] * 3))  # noqa: B023
+        assert outputs == expected * 3
+    assert not caplog.records  # every graph was recorded
 
 
 def test_a_model_in_half_precision_is_replayed_too() -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -133,6 +134,8 @@ class TokenPicker:
 class Backend(Protocol):
     """Where rows are decoded. A back end knows what joining and leaving cost, and when they are worth it."""
 
+    lock: AbstractContextManager[Any]  # held during a round, where threads must take turns
+
     def reserve(self, row: Row) -> None:
         """Take note of a row that will be admitted later."""
 
@@ -154,6 +157,8 @@ class Backend(Protocol):
 
 class EagerBackend:
     """Runs one decode step at a time. Rows join at the end of the batch; when some leave, the others move up."""
+
+    lock: AbstractContextManager[Any] = nullcontext()
 
     def __init__(self, adapter: GenerationAdapter, picker: TokenPicker, max_rows: int) -> None:
         self.picker, self.max_rows = picker, max_rows

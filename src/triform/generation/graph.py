@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import Lock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -80,6 +82,7 @@ class SlotsPool:
 
 
 POOL = SlotsPool()
+GRAPH_LOCK = Lock()  # nothing may be decoded while a graph is recorded; threads take turns, as their kernels do
 
 
 class GraphBackend:
@@ -89,6 +92,8 @@ class GraphBackend:
     not fit, or more rows than there are slots, no row is admitted until all slots are empty; then larger ones are
     made.
     """
+
+    lock: AbstractContextManager[Any] = GRAPH_LOCK
 
     def __init__(self, adapter: TransformerAdapter, make_picker: Callable[[], TokenPicker]) -> None:
         self.adapter, self.make_picker = adapter, make_picker  # every set of slots has a picker of its own

@@ -101,6 +101,10 @@ class Scheduler:
         """
         if not self.n_unfinished:
             return {}
+        with self.backend.lock:
+            return self._step()
+
+    def _step(self) -> dict[int, list[int]]:
         self.backend.admit(self.waiting)
         rows = self.backend.step()
         finished = [row for row in rows if row.done]

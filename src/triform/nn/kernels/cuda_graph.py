@@ -20,7 +20,8 @@ def capture_cuda_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda
         None if current_stream == torch.cuda.default_stream() else current_stream
     )  # on the default one nothing can be recorded
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        # Other threads may go on using the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
     except RuntimeError:  # torch leaves its generator and its allocator as if they were still being recorded
         fresh_generator = torch.Generator(generator.device)
