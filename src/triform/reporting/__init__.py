@@ -1,1 +1,1 @@
-"""Charts, HTML pages and the report of a run."""
+"""Charts, figures, HTML pages, and the reports of runs, demos and parameter counts."""

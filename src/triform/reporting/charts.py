@@ -1,7 +1,7 @@
-"""Line charts as inline SVG: no library, no network, the same text size at every width.
+"""Line charts as inline SVG, without a library or a network, with the same text size at every width.
 
-The trick is two nested SVGs. The outer one has no viewBox: text and dots are placed in per cent and keep
-their size. The inner one is stretched over it (`preserveAspectRatio="none"`) and holds only the curves.
+A chart consists of two nested SVGs. The outer one has no viewBox: text and dots are positioned in percent and keep
+their size. The inner one is stretched to the same area (`preserveAspectRatio="none"`) and holds only the curves.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MIN_LOG_SCALE_RATIO = 20.0  # a curve whose largest value is this many times its
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line of a chart; `tone` picks its colour in the style sheet."""
+    """One line of a chart; `tone` names its colour in the style sheet."""
 
     name: str
     points: Sequence[Point]
     tone: str = "a"
-    faint: bool = False  # drawn behind the others, and does not stretch the axis
+    faint: bool = False  # drawn in the background; extreme values do not stretch the axis
     dots: bool = False
     dashed: bool = False
-    band: Sequence[BandPoint] = ()  # how far the runs behind a mean lie apart
+    band: Sequence[BandPoint] = ()  # the spread of the runs behind a mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerticalLine:
-    """A vertical line at a step that matters."""
+    """A vertical line with a label at a step."""
 
     step: float
     label: str
@@ -46,7 +46,7 @@ class VerticalLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over the same steps."""
+    """Curves over the same range of steps."""
 
     title: str
     curves: Sequence[Curve]
@@ -54,16 +54,16 @@ class Chart:
     vertical_lines: Sequence[VerticalLine] = ()
     small: bool = False
     allow_log_scale: bool = True
-    metric: str = ""  # what the values are, if a metric: a fraction is then drawn in percent
+    metric: str = ""  # the name of the metric, if the values are one; fractions are drawn in percent
 
     def format_value(self, value: float) -> str:
-        """A value as text."""
+        """Format a value of the chart."""
         return format_metric(self.metric, value) if self.metric else format_number(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From values to a fraction of the axis, with the values worth a label."""
+    """An axis: its range, its ticks, and whether it is logarithmic."""
 
     low: float
     high: float
@@ -71,7 +71,7 @@ class Scale:
     log: bool = False
 
     def position(self, value: float) -> float:
-        """Where `value` lies between the ends of the axis: 0 to 1, held inside."""
+        """The position of a value on the axis, from 0 to 1; values outside are clipped."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -79,12 +79,12 @@ class Scale:
 
 
 def format_number(value: float) -> str:
-    """A number as people write it: four digits, thousands apart."""
+    """Format a number with four significant digits and thousands separators."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most `limit` points: both ends, and the extremes of every stretch, so that no spike is lost."""
+    """Reduce a curve to at most `limit` points: both ends and the extremes of every bin, so that spikes stay."""
     if len(points) <= limit:
         return list(points)
     inner, n_bins = points[1:-1], (limit - 2) // 2
@@ -96,7 +96,7 @@ def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """A running mean; its window is centred (no lag) and opens slowly (a loss falls fast at first)."""
+    """A centred running mean, whose window is short at the start, where a loss falls fast."""
     half = max(4, len(points) // 25)
     sums = list(accumulate((value for _, value in points), initial=0.0))
     means = []
@@ -108,7 +108,7 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def linear_scale(low: float, high: float, *, count: int = 5, exact_ends: bool = False) -> Scale:
-    """A scale whose ends and ticks are round numbers; `snug` keeps the ends where they are."""
+    """A linear scale with round ticks and round ends; `exact_ends` keeps the ends as they are."""
     if high <= low:
         margin = abs(high) / 2 or 1.0
         low, high = low - margin, high + margin
@@ -123,7 +123,7 @@ def linear_scale(low: float, high: float, *, count: int = 5, exact_ends: bool = 
 
 
 def log_scale(low: float, high: float, *, count: int = 6) -> Scale:
-    """A logarithmic scale with ticks at 1, 2, 5, 10, …, or at powers of ten when it spans many."""
+    """A logarithmic scale with ticks at 1, 2, 5, 10, …, or at powers of ten if it spans many."""
     low, high = low / 1.12, high * 1.12
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
@@ -145,7 +145,7 @@ def _format_tick(value: float, step: float, high: float) -> str:
 
 
 def _value_scale(chart: Chart) -> Scale:
-    """The scale of the values as they are, with ticks at round numbers of what they are shown as."""
+    """The scale of the stored values, with ticks at round numbers of the displayed values."""
     factor, unit = metric_scale(chart.metric)
     displayed = _displayed_scale(chart, factor)
     ticks = [(value / factor, f"{label}{unit}") for value, label in displayed.ticks]
@@ -153,7 +153,7 @@ def _value_scale(chart: Chart) -> Scale:
 
 
 def _displayed_scale(chart: Chart, factor: float) -> Scale:
-    """Fits the clear curves whole and the bulk of the faint ones: one spike must not flatten the rest."""
+    """The scale of the displayed values: all of the main curves, and 96 % of the values of faint ones."""
     visible = [value for curve in chart.curves if not curve.faint for _, value in curve.points]
     visible += [value for curve in chart.curves for _, *ends in curve.band for value in ends]
     for curve in chart.curves:
@@ -165,13 +165,13 @@ def _displayed_scale(chart: Chart, factor: float) -> Scale:
         return log_scale(low, high, count=4 if chart.small else 6)
     if 0 < low < high * 0.4:
         low = 0.0
-    if low == high and has_percent_scale(chart.metric):  # room around a flat line, but none beyond what is possible
+    if low == high and has_percent_scale(chart.metric):  # room around a flat line, within the possible range
         low, high = max(0.0, low - 5), min(100.0, high + 5)
     return linear_scale(low, high, count=3 if chart.small else 5)
 
 
 def render_chart(chart: Chart) -> str:
-    """The chart as a `<figure>`; without JavaScript every dot still says its step and value."""
+    """Draw the chart as a `<figure>`. Without JavaScript, the tooltip of every dot shows its step and value."""
     curves = [curve for curve in chart.curves if curve.points]
     if not curves:
         return ""
@@ -224,7 +224,9 @@ def _render_vertical_lines(vertical_lines: Sequence[VerticalLine], x: Scale) -> 
         position = x.position(line.step)
         left, anchor = f"{100 * position:.2f}%", "end" if position > 0.95 else "middle"
         parts.append(f'<line class="mark" x1="{left}" x2="{left}" y1="0" y2="100%"/>')
-        if all(abs(position - other) > 0.15 for other in label_positions):  # of two near marks the first is named
+        if all(
+            abs(position - other) > 0.15 for other in label_positions
+        ):  # of two close lines, only the first has a label
             text = escape(line.label)
             parts.append(f'<text class="tick" x="{left}" y="0" dy="-6" text-anchor="{anchor}">{text}</text>')
             label_positions.append(position)
@@ -251,7 +253,7 @@ def _render_path(curve: Curve, x: Scale, y: Scale) -> str:
 
 
 def _render_dots(chart: Chart, curve: Curve, x: Scale, y: Scale) -> str:
-    single_point = len(curve.points) == 1  # a path of one point is invisible
+    single_point = len(curve.points) == 1  # a path with one point would be invisible
     if not single_point and (not curve.dots or len(curve.points) > MAX_DOTS):
         return ""
     parts = []
@@ -263,7 +265,7 @@ def _render_dots(chart: Chart, curve: Curve, x: Scale, y: Scale) -> str:
 
 
 def _hover_data(chart: Chart, curves: Sequence[Curve], y: Scale) -> str:
-    """What the script below needs to find the points again and to say their values."""
+    """The data of a chart for page.js, which shows the values near the pointer."""
     curve_data = [
         (
             curve.name,

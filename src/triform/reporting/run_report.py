@@ -33,7 +33,7 @@ from triform.reporting.pages import (
 )
 from triform.reporting.run_history import Event, RunHistory, is_finite, read_history
 
-# What a `valid` event may hold beside the loss.
+# Metrics of `valid` events that have a chart.
 CHART_METRICS = ("accuracy", "f1", "perplexity", "bits_per_byte", "bleu", "chrf", "exact_match", "token_accuracy")
 RATE_SERIES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second"}
 END_REASONS = {
@@ -123,7 +123,7 @@ def _render_stat_cards(history: RunHistory) -> str:
 
 
 def _render_notices(history: RunHistory) -> str:
-    """Warnings in one box, facts in another; what an older version recorded has no level and counts as a fact."""
+    """Warnings in one box, facts in another; notices of older versions have no level and count as facts."""
     warnings: list[str] = []
     facts: list[str] = []
     for event in history.events["notice"]:
@@ -135,7 +135,7 @@ def _render_notices(history: RunHistory) -> str:
 
 
 def headline_charts(history: RunHistory) -> list[Chart]:
-    """The loss, and the metric by which the best weights are chosen."""
+    """The charts of the loss, and of the metric by which the best weights are chosen."""
     best, resume_steps = history.best(), (event.get("step") for event in history.events["resume"])
     vertical_lines = [VerticalLine(step=best[0], label="best")] if best else []
     vertical_lines += [VerticalLine(step=step, label="resumed") for step in resume_steps if is_finite(step)]
@@ -185,7 +185,7 @@ def _render_tests(history: RunHistory) -> str:
     results = ((str(event.get("name", "test")), event.get("scores")) for event in history.events["test"])
     tests = {name: metrics for name, metrics in results if isinstance(metrics, dict)}
     names = list(dict.fromkeys(name for metrics in tests.values() for name in metrics))
-    names.sort(key=lambda name: name != history.metric)  # the headline first
+    names.sort(key=lambda name: name != history.metric)  # the main metric first
     rows = []
     for test, metrics in tests.items():
         values = (format_metric(name, metrics[name]) if is_finite(metrics.get(name)) else "–" for name in names)
@@ -210,7 +210,7 @@ def _render_samples(history: RunHistory) -> str:
 
 
 def render_sample_table(history: RunHistory, limit: int | None = None) -> str:
-    """What the best weights made of a few texts; a long text scrolls in its cell."""
+    """A table of sample inputs and outputs of the best weights; a long text scrolls in its cell."""
     samples = _last_samples(history)[:limit]
     keys = [key for key in ("input", "output", "expected") if any(key in event for event in samples)]
     rows = []
@@ -237,7 +237,7 @@ def _render_settings(history: RunHistory) -> str:
 
 
 def _group_settings(title: str, settings: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
-    """The tables of a config, each with its plain values; `[model.encoder]` comes after `[model]`."""
+    """The tables of a config, each with its values; nested tables follow their parent."""
     if values := [(key, value) for key, value in settings.items() if not isinstance(value, dict)]:
         yield title, values
     for key, value in settings.items():

@@ -1,7 +1,7 @@
-"""Reviews that cannot be judged by their words alone: negation, contrast, irony and expectation.
+"""Reviews whose label depends on word order: negation, contrast, irony and expectation.
 
-A review is built bottom-up from phrases, and every phrase carries its meaning with it: `sign` is +1 for
-praise and -1 for blame. The rules are those of ordinary English:
+A review is built bottom-up from phrases, and every phrase has a meaning: `sign` is +1 for praise and -1 for
+blame. The rules are those of ordinary English:
 
     claim        "the soup was tasty"                     the sign of the adjective
     negation     "the soup was far from tasty"            flips it
@@ -10,8 +10,8 @@ praise and -1 for blame. The rules are those of ordinary English:
     irony        "As if A!"  "Oh great, A."               flips it
     expectation  "I expected A, but it was not"           the outcome keeps or flips what was expected
 
-Flips are so frequent that an adjective says little by itself: only its place in the sentence decides. A bag
-of words (TF-IDF and logistic regression) gets a third of them wrong; attention need not.
+Flips are so frequent that an adjective alone says little: its position in the sentence decides. A bag of words
+(TF-IDF and logistic regression) gets a third of the reviews wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from random import Random
 from triform.errors import DataError
 
 SPLIT_SIZES = {"train": 10000, "valid": 1000, "test": 1000}
-FLIP_PROBABILITY = 0.3  # the chance that a pattern flips: at one half, words alone would say nothing at all
+FLIP_PROBABILITY = 0.3  # at one half, words alone would say nothing about the label
 LABELS = {1: "positive", -1: "negative"}
 
 # A pattern, and +1 if it keeps the sign of what it holds, -1 if it flips it.
@@ -31,7 +31,7 @@ Patterns = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Phrase:
-    """A piece of text and what it means: +1 praise, -1 blame."""
+    """A piece of text and its meaning: +1 praise, -1 blame."""
 
     text: str
     sign: int
@@ -39,7 +39,7 @@ class Phrase:
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """A thing that is reviewed: what can be said about it, and neutral sentences that say nothing."""
+    """A kind of review: subjects, adjectives by sign, and neutral sentences."""
 
     subjects: tuple[str, ...]
     adjectives: dict[int, tuple[str, ...]]
@@ -143,8 +143,8 @@ DOMAINS = (
 )
 
 # -------------------------------------------------------------------------------------------- patterns
-# Each table lists ways to keep the sign and ways to flip it. A side is chosen first, then a pattern of that
-# side, so how often signs flip does not depend on the length of the lists.
+# Each table lists patterns that keep the sign and patterns that flip it. Whether to flip is chosen first, then a
+# pattern, so the share of flips does not depend on the length of the lists.
 
 DEGREE_PATTERNS: Patterns = (
     ("{}", 1),
@@ -220,23 +220,23 @@ def apply_pattern(signed_pattern: tuple[str, int], phrase: Phrase) -> Phrase:
 
 
 def build_claim(subject: str, quality: Phrase) -> Phrase:
-    """Say that a subject has a quality: the claim means what the quality means."""
+    """Say that a subject has a quality; the claim has the sign of the quality."""
     return Phrase(text=f"{subject} was {quality.text}", sign=quality.sign)
 
 
 def build_expectation(pattern: str, subject: str, adjective: Phrase) -> Phrase:
-    """Say what was expected; the outcome, which decides, is put on afterwards."""
+    """Say what was expected; the outcome, which decides the sign, is added later."""
     return Phrase(text=pattern.format(subject=subject, adjective=adjective.text), sign=adjective.sign)
 
 
 def build_agreement(pattern: str, first: Phrase, second: Phrase) -> Phrase:
-    """Join two claims of one opinion."""
+    """Join two claims of the same sign."""
     assert first.sign == second.sign
     return Phrase(text=pattern.format(first=first.text, second=second.text), sign=first.sign)
 
 
 def build_contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
-    """Set a main clause against an aside of the other opinion: the main clause decides."""
+    """Join a main clause and an aside of the opposite sign; the main clause decides."""
     assert main.sign == -aside.sign
     return Phrase(text=pattern.format(main=main.text, aside=aside.text), sign=main.sign)
 
@@ -245,7 +245,7 @@ def build_contrast(pattern: str, main: Phrase, aside: Phrase) -> Phrase:
 
 
 def choose_pattern(rng: Random, patterns: Patterns) -> tuple[str, int]:
-    """Keep or flip, then one pattern that does so."""
+    """Choose whether to flip, then a pattern that does so."""
     wanted_sign = -1 if rng.random() < FLIP_PROBABILITY else 1
     return rng.choice([option for option in patterns if option[1] == wanted_sign])
 
@@ -255,7 +255,7 @@ def sample_adjective(rng: Random, domain: Domain, sign: int) -> Phrase:
 
 
 def sample_claim(rng: Random, domain: Domain, subject: str, sign: int) -> Phrase:
-    """A claim that means `sign`: the adjective is the one that, kept or flipped, comes out so."""
+    """A claim with the given sign; the adjective suits a degree that keeps or flips it."""
     degree = choose_pattern(rng, DEGREE_PATTERNS)
     return build_claim(subject, apply_pattern(degree, sample_adjective(rng, domain, sign * degree[1])))
 
@@ -296,11 +296,11 @@ SENTENCE_SAMPLERS = (
     sample_contrast,
     sample_irony,
     sample_expectation,
-)  # contrast counts twice
+)  # contrast is twice as frequent
 
 
 def sample_review(rng: Random) -> Phrase:
-    """One review: a judgement, and as often as not a sentence after it that judges nothing."""
+    """One review: a judgement, followed in half of the cases by a neutral sentence."""
     domain = rng.choice(DOMAINS)
     core = rng.choice(SENTENCE_SAMPLERS)(rng, domain)
     sentence = core.text[0].upper() + core.text[1:]
@@ -310,12 +310,12 @@ def sample_review(rng: Random) -> Phrase:
 
 
 def reviews(split: str) -> list[tuple[str, str]]:
-    """The reviews of a split as (text, label), as many positive as negative, each text in one split only."""
+    """The reviews of a split as (text, label): half of them positive, and each text in one split only."""
     if split not in SPLIT_SIZES:
         raise DataError(f"the reviews have no split {split!r}; choose one of {', '.join(SPLIT_SIZES)}")
     rng = Random("reviews")
     half = sum(SPLIT_SIZES.values()) // 2
-    texts_by_sign: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep the order in which they were filled
+    texts_by_sign: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep their order
     while min(map(len, texts_by_sign.values())) < half:
         sampled = sample_review(rng)
         texts_by_sign[sampled.sign].setdefault(sampled.text)
