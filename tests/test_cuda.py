@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.errors import ConfigError
 from triform.experiments.seeds import train_seeds
-from triform.experiments.study_runner import compare
+from triform.experiments.study.runner import compare
 from triform.generation import graph as graph_backend
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter, build_decoder_adapter
 from triform.generation.backend import Request, StoppingCriteria

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from triform.config import Config
     from triform.config.presets import preset
     from triform.experiments.seeds import train_seeds
-    from triform.experiments.study_runner import compare
+    from triform.experiments.study.runner import compare
     from triform.explain.recorder import record_attention
     from triform.launch import train
     from triform.run import Run, load
@@ -37,7 +37,7 @@ __all__ = [
 _LAZY_IMPORTS = {
     "Config": "triform.config",
     "Run": "triform.run",
-    "compare": "triform.experiments.study_runner",
+    "compare": "triform.experiments.study.runner",
     "load": "triform.run",
     "preset": "triform.config.presets",
     "record_attention": "triform.explain.recorder",

@@ -26,8 +26,8 @@ def compare(
     What DIR already holds is not trained again: a study that was interrupted goes on where it stopped.
     """
     from triform.errors import ConfigError
-    from triform.experiments.study_runner import compare as run_study
-    from triform.experiments.study_tables import to_dict, to_text
+    from triform.experiments.study.runner import compare as run_study
+    from triform.experiments.study.tables import to_dict, to_text
 
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: give how many models to train of each variant, 1 or more")

@@ -1,1 +1,1 @@
-"""A study: variants of one thing over the same seeds, and whether their differences are real."""
+"""Experiments: several variants of a model, each trained with several seeds, evaluated and compared."""

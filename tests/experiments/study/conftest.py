@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from triform.experiments.results import StudyResult
-from triform.experiments.study_runner import compare
+from triform.experiments.study.results import StudyResult
+from triform.experiments.study.runner import compare
 
 StudySpec = dict[str, Any]
 MODEL = {"d_model": 8, "n_layers": 1, "n_heads": 2, "dropout": 0.0}

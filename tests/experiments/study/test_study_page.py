@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from triform.experiments.results import StudyResult
-from triform.experiments.study_page import MAX_VISIBLE_PAIRS
+from triform.experiments.study.page import MAX_VISIBLE_PAIRS
+from triform.experiments.study.results import StudyResult
 from triform.reporting.mean_curves import MAX_CURVE_STEPS, mean_with_band
 
 if TYPE_CHECKING:

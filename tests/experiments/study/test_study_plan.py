@@ -9,7 +9,7 @@ import pytest
 
 from triform.config import TaskName
 from triform.errors import ConfigError, DataError
-from triform.experiments.plan import TASK_METRICS, read_study
+from triform.experiments.study.plan import TASK_METRICS, read_study
 from triform.tasks import TASKS
 
 StudySpec = dict[str, Any]

@@ -19,12 +19,13 @@ from triform.config import Config
 from triform.config.settings import build_config
 from triform.errors import CheckpointError, ConfigError, DivergedError, RunInterruptedError
 from triform.evaluation.statistics import PairedDifference, bootstrap_bleu, describe_p_value, paired_test
-from triform.experiments import engine, study_runner
+from triform.experiments import engine
 from triform.experiments.engine import PersistentTimer
-from triform.experiments.plan import TASK_METRICS, read_study
-from triform.experiments.results import StudyResult, _seed_caveat
 from triform.experiments.seeds import train_seeds
-from triform.experiments.study_tables import to_markdown, to_text
+from triform.experiments.study import runner
+from triform.experiments.study.plan import TASK_METRICS, read_study
+from triform.experiments.study.results import StudyResult, _seed_caveat
+from triform.experiments.study.tables import to_markdown, to_text
 from triform.run import load
 from triform.tasks import TASKS
 from triform.training import ensemble
@@ -255,7 +256,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on(
 
     spec["tests"] = {"more": "more.tsv"}
     with monkeypatch.context() as patch:
-        patch.setattr(study_runner, "_metrics_entry", interrupt)
+        patch.setattr(runner, "_metrics_entry", interrupt)
         with pytest.raises(
             RunInterruptedError, match="what was saved is kept; go on with: triform compare STUDY --out out"
         ):

@@ -1,1 +1,1 @@
-"""The reference systems, run from data to table: under their reported settings, and under better ones."""
+"""Reference systems: published results reproduced and improved, `triform reproduce`."""

@@ -1,4 +1,4 @@
-"""docs/results.md and its pictures, made from results/*.json and nothing else."""
+"""The results page: `docs/results.md` and its pictures, made from `results/*.json` alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ token of a row reads those of the columns, the darker the more; what it may not 
 
 
 def render_pages(results: Path) -> dict[str, str]:
-    """The page and the pictures, each under its place beside the page."""
+    """The page under "", and each picture under its path relative to the page."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
     study_link = f"Beside these stands a study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
     parts, figures = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link], {}
@@ -48,7 +48,12 @@ def render_pages(results: Path) -> dict[str, str]:
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write both; a folder without outcomes leaves an earlier page as it is."""
+    """Write the page and its pictures.
+
+    Raises:
+        DataError: The folder holds no results; an earlier page is left as it is.
+        CheckpointError: The page cannot be written.
+    """
     if not any((results / f"{name}.json").is_file() for name in (*SYSTEM_NAMES, WHY)):
         raise DataError("holds no results; give the folder where reproduce left NAME.json", path=results)
     try:

@@ -1,4 +1,4 @@
-"""What came out, as results/NAME.json: written after every variant, read for the tables."""
+"""Result files, `results/NAME.json`: written after every variant and read for the tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from triform.io.files import write_text
 from triform.reporting.charts import Point, downsample
 
 FORMAT = 1
-MAX_CURVE_POINTS = 60  # of a curve that is kept
+MAX_CURVE_POINTS = 60  # points of a stored curve
 ExperimentResult = dict[str, Any]
 
 
 def read_result(folder: Path, name: str) -> ExperimentResult | None:
-    """The outcome of a system; None where it was not run."""
+    """The stored result of a system; None if it was not run."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None
@@ -30,7 +30,7 @@ def read_result(folder: Path, name: str) -> ExperimentResult | None:
         if result["format"] != FORMAT or result["system"] != name:
             raise KeyError
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"is not an outcome of {name} that this Triform reads; run it again", path=path) from None
+        raise DataError(f"is not a result of {name} that this version reads; run it again", path=path) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
     return result
@@ -63,14 +63,14 @@ def empty_result(name: str, *, smoke: bool) -> ExperimentResult:
 
 
 def upsert_variant(result: ExperimentResult, variant_result: Mapping[str, Any], order: Sequence[str]) -> None:
-    """A variant in its place, instead of an earlier run of it."""
+    """Insert the entry of a variant in the declared order, in place of an earlier one."""
     result["failures"].pop(variant_result["name"], None)
     others = [entry for entry in result["variants"] if entry["name"] != variant_result["name"]]
     result["variants"] = sorted([*others, dict(variant_result)], key=lambda entry: order.index(entry["name"]))
 
 
 def environment_info(device: Any, command: str) -> dict[str, str]:
-    """Where and with what a run was made."""
+    """Hardware, software versions, date and command of a run."""
     import torch
 
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {_cpu_name()}"
@@ -100,7 +100,7 @@ def read_events(metrics_file: Path) -> list[dict[str, Any]]:
 
 
 def loss_curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """The losses of a run over its steps, thinned: in training, and on held-out data where there is any."""
+    """Training and validation losses by step, downsampled."""
     points_by_kind: dict[str, list[Point]] = {"train": [], "valid": []}
     for event in events:
         if event["event"] in points_by_kind and event.get("loss") is not None:

@@ -11,18 +11,18 @@ from typing import Any
 from triform.config.presets import preset
 from triform.config.settings import Settings, flatten_config, merge_settings, non_default_settings, suggest_name
 from triform.errors import ConfigError
-from triform.experiments.plan import (
-    parse_settings_table,
-    require_known_keys,
-    require_table,
-    validate_task,
-)
 from triform.experiments.reproduce.system import (
     MetricColumn,
     PairedComparison,
     ReferenceSystem,
     SystemVariant,
     Target,
+)
+from triform.experiments.study.plan import (
+    parse_settings_table,
+    require_known_keys,
+    require_table,
+    validate_task,
 )
 
 SYSTEM_NAMES = (

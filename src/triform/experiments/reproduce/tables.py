@@ -11,6 +11,7 @@ from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_se
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
 from triform.formatting import format_duration
+from triform.reporting.markdown import render_markdown_table
 
 NOT_RUN_TEXT = "not run"
 MEAN_TOLERANCE = 1e-9  # rounding may put a mean just beside a target that it reaches exactly
@@ -86,7 +87,7 @@ def _results_table(system: ReferenceSystem, result: ExperimentResult) -> str:
             )
         )
     rows += _baseline_rows(system, result)
-    return markdown_table(head, rows)
+    return render_markdown_table(head, rows)
 
 
 def _format_single(column: MetricColumn, values_by_key: Mapping[str, float]) -> str:
@@ -134,11 +135,6 @@ def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[li
     for name, reason in result["unfit"].items():
         rows.append([f"baseline: {name}", f"not fitted: {reason}", *[""] * (len(system.columns) + 2)])
     return rows
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _remarks(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
@@ -267,7 +263,7 @@ def _environment_table(result: ExperimentResult) -> str:
                 environment["date"],
             ]
         )
-    return markdown_table(head, rows)
+    return render_markdown_table(head, rows)
 
 
 def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
@@ -287,7 +283,7 @@ def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, 
                 _targets_reached(system, result),
             ]
         )
-    return markdown_table(head, rows)
+    return render_markdown_table(head, rows)
 
 
 def _reported_cell(system: ReferenceSystem) -> str:

@@ -1,1 +1,1 @@
-"""Why Transformers: an LSTM and a Transformer with as many parameters and as much time, on three tasks."""
+"""Why Transformers: an LSTM and a Transformer with as many parameters and as much training time."""

@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from triform.config.settings import Settings, merge_settings
-from triform.experiments.plan import parse_settings_table, require_known_keys
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, parse_columns, read_declaration
+from triform.experiments.study.plan import parse_settings_table, require_known_keys
 
 STUDY_TITLE = "Why Transformers: an LSTM with as many parameters and as much time"
 PART_NAMES = ("speeches", "shakespeare", "ted")

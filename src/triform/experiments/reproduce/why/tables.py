@@ -13,11 +13,11 @@ from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
 from triform.experiments.reproduce.tables import (
     MIN_PAIRS,
     format_mean_interval,
-    markdown_table,
     seed_values,
     values_by_seed,
 )
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE, ComparisonTask, load_comparison_tasks
+from triform.reporting.markdown import render_markdown_table
 
 INTRODUCTION = (
     "Each seed of each model learns for as many seconds: a pilot run shows how many steps a model takes in one, "
@@ -88,7 +88,7 @@ def _results_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -
                 str(len(runs)),
             ]
         )
-    return markdown_table([*head, "parameters", "steps", "data read", "steps/s", "learning", "seeds"], rows)
+    return render_markdown_table([*head, "parameters", "steps", "data read", "steps/s", "learning", "seeds"], rows)
 
 
 def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -> str:
@@ -114,7 +114,7 @@ def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) ->
         ]
         for variant_result in task_result["variants"]
     ]
-    return markdown_table([f"{comparison.length_column.title}, by {comparison.length_unit}", *bins], rows)
+    return render_markdown_table([f"{comparison.length_column.title}, by {comparison.length_unit}", *bins], rows)
 
 
 def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
         ]
         rows.append([f"**{variant_result['name']}**", *marked_cells])
     rates = [f"{trial['rate']:g}" for trial in task_result["variants"][0]["tries"]]
-    return markdown_table(["loss held out, by `train.lr`", *rates], rows)
+    return render_markdown_table(["loss held out, by `train.lr`", *rates], rows)
 
 
 def comparison_verdicts(finished: list[tuple[ComparisonTask, Mapping[str, Any]]]) -> list[str]:
@@ -172,4 +172,4 @@ def _environment_table(finished: list[tuple[ComparisonTask, Mapping[str, Any]]])
                 environment["date"],
             ]
         )
-    return markdown_table(["", "command", "where", "with", "trained in", "vocabulary", "date"], rows)
+    return render_markdown_table(["", "command", "where", "with", "trained in", "vocabulary", "date"], rows)

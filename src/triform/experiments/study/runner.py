@@ -12,11 +12,11 @@ from triform.data.readers import TextPair, fingerprint
 from triform.errors import format_notice
 from triform.evaluation.metrics import bleu_statistics, compute_translation_metrics
 from triform.experiments.engine import Evaluation, JsonDict, VariantSpec, experiment_folder, run_variants
-from triform.experiments.plan import VALIDATION_SET, Study, read_study
-from triform.experiments.results import StudyResult, collect_results
-from triform.experiments.study_folder import register_plan
-from triform.experiments.study_page import write_study_page
-from triform.experiments.study_tables import write_tables
+from triform.experiments.study.page import write_study_page
+from triform.experiments.study.plan import VALIDATION_SET, Study, read_study
+from triform.experiments.study.plan_file import register_plan
+from triform.experiments.study.results import StudyResult, collect_results
+from triform.experiments.study.tables import write_tables
 from triform.formatting import print_message
 from triform.launch import RunOptions
 from triform.run import Run

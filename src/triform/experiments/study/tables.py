@@ -1,4 +1,4 @@
-"""A study's outcome as text: a table for the terminal, Markdown, CSV with a row a run, JSON with everything."""
+"""The result of a study as text: tables for the terminal and in Markdown, CSV with one row per run, and JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from triform.config.settings import non_default_settings
 from triform.errors import format_notice
 from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
-from triform.experiments.plan import VALIDATION_SET
-from triform.experiments.results import Comparison, StudyResult, VariantSummary, direction_label
+from triform.experiments.study.plan import VALIDATION_SET
+from triform.experiments.study.results import Comparison, StudyResult, VariantSummary, direction_label
 from triform.formatting import format_duration, has_percent_scale, metric_info
 from triform.io.errors import write_run_text
+from triform.reporting.markdown import render_markdown_table
 
 TableRow = Sequence[str]
 
 VARIANT_HEADER = ("set", "variant", "n", "mean", "sd", "95 % interval", "parameters", "time")
 PAIR_HEADER = ("set", "pair", "n", "difference", "95 % interval", "p", "corrected p")
-ZERO_TOLERANCE = 1e-9  # equal values deviate from their mean by less
-N_TEXT_COLUMNS = 2  # the first ones of both; the rest are numbers
+ZERO_TOLERANCE = 1e-9  # rounding makes equal values deviate from their mean by less
+N_TEXT_COLUMNS = 2  # the other columns of both tables hold numbers
 
 
 def write_tables(result: StudyResult) -> None:
@@ -37,7 +38,7 @@ def study_title(result: StudyResult) -> str:
     )
 
 
-# -- rows that all forms share
+# -- rows of all formats
 
 
 def format_metric_value(value: float, metric: str, n_decimals: int) -> str:
@@ -59,10 +60,7 @@ def _format_signed(value: float, n_decimals: int, plus: str = "") -> str:
 
 
 def _column_decimals(uncertainties: Sequence[float], metric: str) -> int:
-    """Digits after the point, the same in a whole column: two where a metric is out of a hundred.
-
-    Elsewhere they suit the widest of several uncertainties; what is below rounding is none.
-    """
+    """The number of decimals of a column: two for percentages, else as many as the largest uncertainty warrants."""
     positive = [
         uncertainty for uncertainty in uncertainties if math.isfinite(uncertainty) and uncertainty > ZERO_TOLERANCE
     ]
@@ -119,7 +117,7 @@ def format_p_value(p: float) -> str:
 
 
 def verdict_lines(result: StudyResult) -> list[str]:
-    """A line a pair; the set is named where there are several."""
+    """One line for each pair; it names the evaluation set where there are several."""
     lines = []
     for comparison in result.comparisons:
         set_text = f" on {comparison.eval_set}" if len(result.eval_sets) > 1 else ""
@@ -128,7 +126,7 @@ def verdict_lines(result: StudyResult) -> list[str]:
 
 
 def method_notes(result: StudyResult) -> list[str]:
-    """How the figures were made, to be quoted with them."""
+    """How the figures were computed, to be quoted with them."""
     lines = ["± is half of a 95 % interval; intervals are 95 %, Student's t over seeds, each by itself."]
     if metric_info(result.metric).percent_sign:
         lines.append("Differences are in percentage points.")
@@ -154,7 +152,7 @@ def method_notes(result: StudyResult) -> list[str]:
     return lines
 
 
-# -- each form
+# -- formats
 
 
 def to_text(result: StudyResult) -> str:
@@ -189,12 +187,12 @@ def to_markdown(result: StudyResult) -> str:
         "",
         study_title(result) + ".",
         "",
-        *_markdown_rows(VARIANT_HEADER, variant_rows(result)),
+        render_markdown_table(VARIANT_HEADER, variant_rows(result), n_text_columns=N_TEXT_COLUMNS),
     ]
     if result.comparisons:
         parts += [
             "",
-            *_markdown_rows(PAIR_HEADER, pair_rows(result)),
+            render_markdown_table(PAIR_HEADER, pair_rows(result), n_text_columns=N_TEXT_COLUMNS),
             "",
             *(f"- {line}" for line in verdict_lines(result)),
         ]
@@ -203,17 +201,8 @@ def to_markdown(result: StudyResult) -> str:
     return "\n".join([*parts, "", " ".join(method_notes(result)), ""])
 
 
-def _markdown_rows(head: TableRow, rows: Sequence[TableRow]) -> list[str]:
-    alignment = ["---"] * N_TEXT_COLUMNS + ["---:"] * (len(head) - N_TEXT_COLUMNS)
-    return [f"| {' | '.join(_escape_cell(cell) for cell in row)} |" for row in (head, alignment, *rows)]
-
-
-def _escape_cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def to_csv(result: StudyResult) -> str:
-    """A row a run, scores as they are: shares between 0 and 1."""
+    """One row for each run; metrics are not scaled, so that an accuracy lies between 0 and 1."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     facts = ["variant", "seed", "status", "parameters", "steps", "best_step", "seconds"]
@@ -232,7 +221,7 @@ def to_json(result: StudyResult) -> str:
 
 
 def to_dict(result: StudyResult) -> dict[str, object]:
-    """Everything, for programs; JSON has no infinity, so an unknown end of an interval is null."""
+    """The whole result for programs; an infinite end of an interval is null, as JSON has no infinity."""
     study = result.study
     return {
         "name": study.name,

@@ -24,8 +24,8 @@ from triform.evaluation.statistics import (
 )
 from triform.experiments.engine import SeedResult, VariantResult
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
-from triform.experiments.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.experiments.seeds import TRAINING_LOSS
+from triform.experiments.study.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.formatting import metric_info
 from triform.reporting.run_history import RunHistory, read_history
 from triform.tasks.leaks import LEAK_PHRASE
@@ -33,15 +33,15 @@ from triform.tasks.leaks import LEAK_PHRASE
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run: what it scored on each set, or why it failed."""
+    """One run: its metric on each evaluation set, or why it failed."""
 
     variant: str
     seed: int
     folder: Path
     failure: str = ""
     metric_values: Mapping[str, float] = field(default_factory=dict)
-    sentence_stats: Mapping[str, Numbers] = field(default_factory=dict)  # for BLEU: what each adds to it
-    notices: tuple[str, ...] = ()  # validation rows that leak, and what was cut or skipped of the test files
+    sentence_stats: Mapping[str, Numbers] = field(default_factory=dict)  # BLEU statistics of each sentence
+    notices: tuple[str, ...] = ()  # about leaked validation rows, and about cut or skipped test rows
     parameters: int = 0
     steps: int = 0
     best_step: int = 0
@@ -49,19 +49,19 @@ class RunResult:
 
 
 class VariantSummary(NamedTuple):
-    """The runs of a variant on a set."""
+    """The metric of a variant on an evaluation set, over its seeds."""
 
     eval_set: str
     variant: str
     n_runs: int
-    stats: SampleSummary | None  # None: no run came to an end
+    stats: SampleSummary | None  # None if no run finished
     parameters: int
-    seconds: float  # of all its seeds
+    seconds: float  # training time of all seeds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two variants on a set: the second minus the first, over the seeds that both have."""
+    """Two variants on an evaluation set: the second minus the first, over the seeds that both have."""
 
     eval_set: str
     first: str
@@ -69,7 +69,7 @@ class Comparison:
     difference: PairedDifference
     corrected_p: float
     verdict: str
-    over_seeds: PairedDifference | None = None  # beside a bootstrap over sentences
+    over_seeds: PairedDifference | None = None  # for BLEU, beside the bootstrap over sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class StudyResult:
 
     study: Study
     path: Path
-    metric: str  # the training loss, where nothing was held out and there are no test files
+    metric: str  # the training loss if there is neither validation data nor a test file
     eval_sets: tuple[str, ...]
     runs: tuple[RunResult, ...]
     summaries: tuple[VariantSummary, ...]
@@ -168,7 +168,7 @@ def _read_metrics(
     return metric_values
 
 
-# -- all of them
+# -- all runs
 
 
 def _runs_by_seed(runs: Sequence[RunResult], variant: str, eval_set: str) -> dict[int, RunResult]:
@@ -179,7 +179,7 @@ def _summarise_variant(eval_set: str, variant: str, runs: Sequence[RunResult], s
     scored_runs = _runs_by_seed(runs, variant, eval_set)
     stats = summarise([run.metric_values[eval_set] for run in scored_runs.values()]) if scored_runs else None
     variant_runs = [run for run in runs if run.variant == variant]
-    seconds = max(seconds, *(run.seconds for run in variant_runs))  # a killed command has not told how long it took
+    seconds = max(seconds, *(run.seconds for run in variant_runs))  # a killed command has not stored its time
     return VariantSummary(
         eval_set, variant, len(scored_runs), stats, max(run.parameters for run in variant_runs), seconds
     )
@@ -229,7 +229,7 @@ def _paired_differences(
 
 
 def _seed_caveat(difference: PairedDifference, over_seeds: PairedDifference | None, corrected_p: float) -> str:
-    """What the seeds say of a difference that was found over sentences: would other models show it too?"""
+    """A remark for a difference over sentences: whether other seeds would show it too."""
     is_significant = corrected_p <= ALPHA
     if over_seeds is None:
         return ", of these two trained models" if is_significant and "bootstrap" in difference.test else ""

@@ -11,9 +11,9 @@ from triform import __version__
 from triform.config.settings import DEFAULTS
 from triform.errors import notice_level
 from triform.evaluation.statistics import ALPHA
-from triform.experiments.plan import TRAINING_SET
-from triform.experiments.results import StudyResult, VariantSummary
-from triform.experiments.study_tables import (
+from triform.experiments.study.plan import TRAINING_SET
+from triform.experiments.study.results import StudyResult, VariantSummary
+from triform.experiments.study.tables import (
     N_TEXT_COLUMNS,
     PAIR_HEADER,
     VARIANT_HEADER,

@@ -11,7 +11,7 @@ from triform.config.merging import DATA_FILE_SETTINGS
 from triform.config.settings import Settings, build_config, flatten_config
 from triform.errors import CheckpointError, ConfigError
 from triform.experiments.engine import JsonDict, describe_file
-from triform.experiments.plan import Study
+from triform.experiments.study.plan import Study
 from triform.io.errors import write_run_text
 from triform.io.run_layout import CONFIG_FILE
 

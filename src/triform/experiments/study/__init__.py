@@ -1,0 +1,1 @@
+"""Studies: variants of one task compared with several seeds, `triform compare`."""
