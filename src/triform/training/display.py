@@ -159,13 +159,16 @@ class TimeEstimator:
 
     @property
     def is_known(self) -> bool:
+        """Whether enough steps have been timed for an estimate."""
         return self.step_seconds > 0
 
     @property
     def excludes_validations(self) -> bool:
+        """Whether the estimate leaves out validations, because none has been timed."""
         return not self.valid_seconds and self.validations_left() > 0
 
     def update(self, label: str, done: int, now: float) -> None:
+        """Receive the progress of training or of a validation."""
         if label != "step":
             self.validation_started_at = self.validation_started_at or now
             return
@@ -176,22 +179,26 @@ class TimeEstimator:
         self.step, self.last_step_at = done, now
 
     def finish_validation(self, now: float) -> None:
+        """Record that a validation has ended."""
         if self.validation_started_at is not None:
             self.valid_seconds, self.validation_started_at = now - self.validation_started_at, None
             self.total_valid_seconds += self.valid_seconds if self.first_step else 0.0
 
     def validations_left(self) -> int:
+        """Return how many validations are still to come."""
         if not self.eval_every:
             return 0
         return -(-self.max_steps // self.eval_every) - self.step // self.eval_every  # the last step has one too
 
     def seconds_left(self, now: float) -> float:
+        """Return the estimated time until training ends."""
         remaining = (self.max_steps - self.step) * self.step_seconds + self.validations_left() * self.valid_seconds
         if self.validation_started_at is not None:
             return remaining + max(0.0, self.valid_seconds - (now - self.validation_started_at))
         return max(0.0, remaining - (now - self.last_step_at))
 
     def format_left(self, now: float) -> str:
+        """Return the time left as text; empty while it is unknown."""
         if not self.is_known:
             return ""
         return f"{'over ' if self.excludes_validations else ''}{format_duration(self.seconds_left(now))} left"

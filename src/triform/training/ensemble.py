@@ -127,6 +127,7 @@ class EnsembleMember(Trainer):
 
     @property
     def is_training(self) -> bool:
+        """Whether the member has neither ended nor diverged."""
         return not self.progress.finished and self.failure is None
 
 

@@ -22,6 +22,7 @@ class TrainableCount(NamedTuple):
 
 
 def count_trainable(model: nn.Module) -> TrainableCount:
+    """Count the parameters that are not frozen."""
     counts = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
     return TrainableCount(sum(counts.values()), sum(count for name, count in counts.items() if ".lora_" in name))
 

@@ -1,4 +1,4 @@
-"""Training that does not begin with nothing: another run's shape, vocabulary and weights (`--from`), or vectors."""
+"""Starting from another run: its model settings, its tokenizer and its weights (`--from`), or from word vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from triform.training.freezing import freeze_parameters
 from triform.training.run_folder import RunFolder, checkpoint_step
 from triform.training.tensors import load_weights, named_weights, validate_finite
 
-# What a form may begin with: itself, or one that has its encoder.
+# The tasks whose runs a task can start from: its own, or one with the same encoder.
 COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
     "classify": ("classify", "translate"),
     "generate": ("generate",),
@@ -47,7 +47,12 @@ OVERRIDABLE_MODEL_SETTINGS = (
 
 
 def load_base_config(path: Path, task: TaskName, *, verify: bool = True) -> Config:
-    """The settings of a base that `task` can begin with."""
+    """Return the settings of a run that `task` can start from.
+
+    Raises:
+        ConfigError: The run is for a task that this one cannot start from.
+        CheckpointError: The run cannot be read, or has no model yet.
+    """
     folder = RunFolder(path, verify=verify)
     config = folder.read_config()
     if config.task not in COMPATIBLE_TASKS[task]:
@@ -60,9 +65,12 @@ def load_base_config(path: Path, task: TaskName, *, verify: bool = True) -> Conf
 
 
 def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
-    """What was asked for, laid over all that the base decides: the shape of the model, and its vocabulary.
+    """Merge the requested settings with those that the base run decides: the model's shape and the tokenizer.
 
-    Word vectors decide only how wide a model is.
+    Word vectors decide only `model.d_model`.
+
+    Raises:
+        ConfigError: A requested setting contradicts the base, or the base cannot be used.
     """
     if requested.get("train.embeddings"):
         return infer_d_model(requested)
@@ -104,9 +112,12 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
 
 
 def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
-    """Give a new model what it begins with, a base's weights or word vectors, and freeze what is not to learn.
+    """Load the weights of the base run or word vectors into a new model, and freeze what is not trained.
 
-    What the user should know of it. A run that goes on has its weights in its checkpoint.
+    A run that is resumed has its weights in its checkpoint.
+
+    Returns:
+        Notices for the user.
     """
     base = task.config.train.init_from
     notices = []
@@ -120,7 +131,7 @@ def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tupl
 
 
 def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
-    """Load the weights of a run that was stopped before it kept a model, from its latest checkpoint.
+    """Load the weights of a run that was stopped before its first validation, from its latest checkpoint.
 
     Returns:
         What the user should know about these weights.
@@ -161,13 +172,13 @@ class LoadReport(NamedTuple):
 
 
 def _summarise_names(names: Iterable[str]) -> str:
-    """By the part of the model that they belong to, `encoder.blocks 24`."""
+    """Count tensors by the part of the model that they belong to, such as `encoder.blocks 24`."""
     parts = Counter(".".join(name.split(".")[: 2 if name.startswith("encoder.") else 1]) for name in names)
     return ", ".join(f"{part} {count}" if count > 1 else part for part, count in parts.items())
 
 
 def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> LoadReport:
-    """Copy what fits from the base into the task's model."""
+    """Copy the base's weights that have a place in the task's model."""
     folder = RunFolder(path, verify=verify)
     config, weights = load_base_config(path, task.name, verify=verify), folder.read_weights()
     validate_finite(folder.model_file, weights)
@@ -185,7 +196,7 @@ def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> Loa
 
 
 def _is_transferable(name: str, base: Config, config: Config) -> bool:
-    """Scores are of labels; the hidden layer before them is not (in BERT it is the pooler, and pretrained)."""
+    """Whether a tensor means the same in both models: the output layer of a classifier only with equal labels."""
     if not name.startswith(HEADS) or base.task == config.task != "classify":
         return True
     same_head = base.task == config.task and base.model.head_hidden == config.model.head_hidden
@@ -193,7 +204,7 @@ def _is_transferable(name: str, base: Config, config: Config) -> bool:
 
 
 def _fit_positions(name: str, tensor: Tensor, target: Tensor, path: Path) -> Tensor:
-    """The tensor, or of learned positions as many as the model reads."""
+    """Return the tensor. Of learned positions only as many as the model needs."""
     if name.endswith("position_embedding.table.weight") and len(tensor) > len(target):
         tensor = tensor[: len(target)]
     if tensor.shape == target.shape:

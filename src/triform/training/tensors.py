@@ -46,6 +46,11 @@ def batched_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -70,6 +75,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> No
 
 
 def validate_shapes(path: Path, shapes: Mapping[str, Sequence[int]], expected: Mapping[str, Tensor]) -> None:
+    """Check that a file has exactly the expected tensors, with their shapes.
+
+    Raises:
+        CheckpointError: A tensor is missing, unknown or of another shape.
+    """
     if expected.keys() != shapes.keys():
         unmatched = sorted(expected.keys() ^ shapes.keys())
         raise CheckpointError(f"{path}: does not fit the settings: {unmatched[0]} is missing or unknown")

@@ -146,6 +146,7 @@ class Trainer:
             self.close_callbacks()
 
     def start(self) -> None:
+        """Prepare for the first step: training mode, and the clocks."""
         self.task.model.train()
         self._started_at = time.monotonic() - self.progress.seconds
         self.meter.start()
@@ -230,6 +231,7 @@ class Trainer:
         self.emit(name, **{"step": self.progress.step, **fields, "seconds": self.progress.seconds})
 
     def close_callbacks(self) -> None:
+        """Close all callbacks, such as a progress bar."""
         for callback in self.callbacks:
             callback.close()
 
