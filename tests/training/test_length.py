@@ -13,9 +13,9 @@ from triform.config import Config
 from triform.config.presets import SYSTEM_PRESETS
 from triform.config.settings import build_config
 from triform.errors import ConfigError, RunInterruptedError
-from triform.experiments.reproduce import systems as reference
 from triform.experiments.reproduce.options import ReproduceOptions
 from triform.experiments.reproduce.runner import _prepare_variant
+from triform.experiments.reproduce.systems import load_systems
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.defaults import resolve_patience
@@ -251,7 +251,7 @@ def test_presets_of_reference_systems_are_never_stopped_early_unless_they_say_so
             assert config.train.patience == 0, name
 
 
-@pytest.mark.parametrize("system", reference.SYSTEMS.values(), ids=lambda system: system.name)
+@pytest.mark.parametrize("system", load_systems().values(), ids=lambda system: system.name)
 def test_reproducing_a_system_never_stops_early_unless_it_says_so(system: Any, tmp_path: Path) -> None:
     data: Any = SimpleNamespace(system=system, settings=lambda variant: {})
     for variant in system.variants:

@@ -110,6 +110,11 @@ class TokenStore:
         return self._tokens
 
     @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each sequence begins in `tokens`, and at last where the last one ends."""
+        return self._offsets
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """The number of tokens of each sequence."""
         return np.diff(self._offsets)

@@ -62,6 +62,7 @@ class ClassificationDataset(BucketedDataset):
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
         self.special, self.pad_token = special, special.pad_or_zero
         self.lengths = np.minimum(store.lengths, max_len)
+        self._tokens, self._offsets = store.tokens, store.offsets  # read for every text of every step
 
     def batch(self, indices: Indices) -> ClassificationBatch:
         tokens, keep = pad([self.truncated_row(index) for index in indices.tolist()], fill=self.pad_token)
@@ -76,7 +77,7 @@ class ClassificationDataset(BucketedDataset):
 
     def truncated_row(self, index: int) -> NDArray[Any]:
         """Return the tokens of one text, as many as the model reads."""
-        row = self.store[index]
+        row = self._tokens[self._offsets[index] : self._offsets[index + 1]]
         return row if len(row) <= self.max_len else self.special.truncate(row, self.max_len)
 
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceClassificationDataset | None:
