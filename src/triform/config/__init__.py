@@ -132,7 +132,15 @@ class DecodeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run, whole."""
+    """All settings of a run. They are immutable and validated together.
+
+    Example:
+        >>> from triform import Config
+        >>> from triform.config import ModelConfig
+        >>> config = Config(task="generate", seed=1, model=ModelConfig(d_model=64))
+        >>> config.model.d_model
+        64
+    """
 
     task: TaskName = "classify"
     seed: int = 0

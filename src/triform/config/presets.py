@@ -251,6 +251,11 @@ def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transform
 
     Raises:
         ConfigError: The preset is unknown, or does not fit the task or the kind.
+
+    Example:
+        >>> from triform import preset
+        >>> preset("tiny", "classify").task
+        'classify'
     """
     if name in SIZE_PRESETS:
         if task is None:

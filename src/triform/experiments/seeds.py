@@ -96,6 +96,16 @@ def train_seeds(
     Raises:
         DivergedError: At least one of the models diverged; the others were trained.
         RunInterruptedError: Training was interrupted; the message names the command that resumes it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import triform
+        >>> _ = Path("rows.tsv").write_text("a good film\\tyes\\na bad film\\tno\\n" * 20)
+        >>> tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+        >>> options = {"data": "rows.tsv", "out": "seeds", "device": "cpu", "quiet": True}
+        >>> results = triform.train_seeds("classify", 2, model=tiny, train={"max_steps": 2}, **options)
+        >>> results.metric, len(results.values)
+        ('accuracy', 2)
     """
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)

@@ -138,7 +138,31 @@ class RecordingKernel:
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[AttentionRecord]:
-    """Within this, attention weights are written down as the model runs, computed beside its own kernels."""
+    """Record the attention weights of a model inside a `with` block. The model's answers do not change.
+
+    Several threads may record the same model: each sees its own calls.
+
+    Args:
+        model: A Transformer, such as `run.task.model`.
+
+    Yields:
+        The record: `record["encoder"]` is a tensor (layers, batch, heads, queries, keys).
+
+    Raises:
+        ConfigError: The model has no attention.
+
+    Example:
+        >>> import torch
+        >>> from triform import record_attention
+        >>> from triform.config import DataSizes, ModelConfig
+        >>> from triform.models.decoder import Decoder
+        >>> config = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2)
+        >>> model = Decoder(config, DataSizes(vocab_size=10, max_len=6)).eval()
+        >>> with record_attention(model) as record:
+        ...     logits = model(torch.tensor([[1, 2, 3]]))
+        >>> record["decoder"].shape
+        torch.Size([2, 1, 2, 3, 3])
+    """
     record = AttentionRecord(
         {name: [[] for _ in layers] for name, layers in require_attention_stacks(model).items()}
     )

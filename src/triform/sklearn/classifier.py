@@ -1,4 +1,4 @@
-"""A classifier of texts."""
+"""Text classification as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -13,42 +13,63 @@ from triform.sklearn.validation import Array, check_class_names, check_labels, c
 
 
 class TextClassifier(ClassifierMixin, TextEstimator):
-    """An encoder that names a text's class. After `fit`: `classes_`, and `settings_` as they were settled."""
+    """A text classifier: a Transformer encoder with a classification head.
+
+    For the parameters see `TextEstimator`. A parameter that is None is chosen from the data.
+
+    Attributes:
+        classes_: The classes, sorted, after `fit`.
+        settings_: All settings of the fitted run by their names, such as `model.d_model`.
+
+    Example:
+        >>> from triform.sklearn import TextClassifier
+        >>> texts, labels = ["a fine film", "a dull film", "fine and good", "dull and bad"], [1, 0, 1, 0]
+        >>> classifier = TextClassifier(d_model=16, n_layers=1, n_heads=2, max_steps=2, random_state=0)
+        >>> classifier.fit(texts, labels).classes_
+        array([0, 1])
+        >>> classifier.predict_proba(["a good film"]).shape
+        (1, 2)
+    """
 
     task = "classify"
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Learn from texts and their classes, which may be of any kind that scikit-learn knows."""
+        """Train on texts and their classes.
+
+        Args:
+            X: A list of texts.
+            y: Their classes, of any kind that scikit-learn accepts.
+
+        Raises:
+            InputError: The texts or classes cannot be used.
+        """
         self.classes_ = fit_classifier(self, X, y)
         return self
 
     @classmethod
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """A fitted classifier from a run folder. A run knows its labels as text, so `classes_` are text.
-
-        They are sorted, as scikit-learn's scorers take them to be, in whatever order the run has them.
-        """
+        """Return a fitted classifier from a run folder. Its `classes_` are the run's labels, sorted, as text."""
         estimator = super().from_run(path, device=device)
         estimator.classes_ = np.unique(estimator._fitted_run.config.data.labels)
         return estimator
 
     def predict_proba(self, X: object) -> Array:
-        """The probability of every class, (n, classes), in the order of `classes_`."""
+        """Return the probability of every class: (n_texts, n_classes), in the order of `classes_`."""
         predictions = self._fitted_run.predict(self.check_texts(X, "X"))
         names = class_names(self.classes_)
         rows = [[(prediction.probabilities or {})[name] for name in names] for prediction in predictions]
         probabilities: Array = np.array(rows, dtype=np.float64)
-        return probabilities / probabilities.sum(axis=1, keepdims=True)  # float32 sums to one less exactly
+        return probabilities / probabilities.sum(axis=1, keepdims=True)  # in float64 they sum to 1 more exactly
 
     def predict(self, X: object) -> Array:
-        """The likeliest class of every text."""
+        """Return the most probable class of every text."""
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels
 
 
 def fit_classifier(estimator: TextEstimator, X: object, y: object) -> Array:
-    """Train a classifier; the classes that it learned to tell apart."""
+    """Train a classifier and return its classes."""
     texts = estimator.check_texts(X, "X")
     classes, class_indices = np.unique(check_labels(y, len(texts), estimator), return_inverse=True)
     names = check_class_names(classes)

@@ -1,7 +1,7 @@
-"""What the estimators share: parameters that become settings, and a run that lives in memory.
+"""The base of the estimators: parameters become settings, and the fitted run is kept in memory.
 
-Fitting is `triform.train` in a temporary folder. What the folder held (the run's own files, as bytes) is what an
-estimator keeps, pickles and saves; nothing else is needed to open the model again.
+`fit` calls `triform.train` in a temporary folder. The files of this run folder, as bytes, are what an estimator
+keeps, pickles and saves. They are all that is needed to open the model again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,27 @@ FIT_LOCK = threading.RLock()
 
 
 class TextEstimator(TextEstimatorBase, BaseEstimator):
-    """Abstract base of the estimators. A parameter that is None is chosen by the preset, or from the data."""
+    """Abstract base of the estimators. A parameter that is None is chosen by the preset, or from the data.
+
+    Args:
+        preset: The name of a preset, such as `small`.
+        d_model: The width of the model.
+        n_layers: The number of layers.
+        n_heads: The number of attention heads.
+        dropout: The dropout probability.
+        tokenizer: The kind of tokenizer: word, bpe or char.
+        vocab_size: The size of the vocabulary.
+        max_len: The number of tokens that the model reads.
+        epochs: The number of passes over the data.
+        max_steps: The number of optimizer steps, instead of epochs.
+        batch_size: The number of texts in a batch.
+        learning_rate: The peak learning rate.
+        validation_fraction: The share of the data that is held out to select the best weights.
+        settings: Other settings by name, such as `{"model.d_ff": 64}`.
+        device: auto, cpu, cuda or mps.
+        random_state: The seed for initialisation, shuffling and dropout.
+        verbose: Show the progress of training.
+    """
 
     input_error = InputError
     _run: Run | None
@@ -120,7 +140,11 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
     @classmethod
     @translate_errors()
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """A fitted estimator from a run folder, with the run's settings as its parameters."""
+        """Return a fitted estimator from a run folder, with the run's settings as its parameters.
+
+        Raises:
+            CheckpointError: The folder is not a finished run of this task.
+        """
         folder = RunFolder(Path(path))
         config = folder.read_config()
         if config.task != cls.task:
@@ -145,7 +169,11 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
 
     @translate_errors()
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a run folder, which `triform.load` and every command open."""
+        """Write a run folder, which `triform.load` and every command open, and return its path.
+
+        Raises:
+            CheckpointError: The folder holds a run and `overwrite` is False.
+        """
         check_is_fitted(self)
         folder = RunFolder(Path(path))
         if folder.config_file.exists() and not overwrite:
@@ -156,7 +184,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             return write_report(folder.path).parent
 
     def _train(self, rows: Iterable[Mapping[str, str]], **extra_settings: SettingValue) -> None:
-        """Train on rows of texts, in a folder that is gone afterwards."""
+        """Train on rows in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="triform-") as name:
             folder, data = Path(name), Path(name) / INPUT_FILE
             with data.open("w", encoding="utf-8") as file:
@@ -168,7 +196,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             try:
                 with translate_errors(str(data)), isolated_rng(self.device):
                     run = train(self.task, preset=self.preset or "", options=options, **settings)
-            except RunInterruptedError:  # there is nothing to go on with: the folder goes
+            except RunInterruptedError:  # nothing can be resumed: the folder is removed
                 raise KeyboardInterrupt from None
             final_config = build_config({"data.train": INPUT_FILE}, run.config)
             run = replace(run, task=run.task.with_config(final_config))
@@ -176,7 +204,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             self._store_run(run, read_run_files(folder, hidden_path=data))
 
     def _requested_settings(self) -> Settings:
-        """The parameters that say something, under Triform's names."""
+        """Return the parameters that are not None, under the names of their settings."""
         requested = {setting: getattr(self, name) for name, setting in PARAMETER_SETTINGS.items()}
         requested = {name: value for name, value in requested.items() if value is not None}
         for name, value in check_settings({} if self.settings is None else self.settings).items():
@@ -193,7 +221,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
 
     @property
     def _fitted_run(self) -> Run:
-        """The fitted model; opened when it is asked where it is not yet: unpickled, or set to another device."""
+        """The fitted run. It is opened here after unpickling, or when the device has changed."""
         check_is_fitted(self)
         with translate_errors():
             if self._run is None or self._run.task.device.type != resolve_device(self.device).type:
@@ -203,7 +231,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             return self._run
 
     def _write_files(self, folder: Path) -> None:
-        """The config comes last: without one, a folder is no run."""
+        """Write the run folder. The config is written last: a folder without one is not a run."""
         for name, content in sorted(self._files.items(), key=lambda item: item[0] == CONFIG_FILE):
             (folder / name).write_bytes(content)
 
@@ -220,7 +248,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
 
 
 class RenamingStream:
-    """A stream on which the file of texts that were given in memory is called X."""
+    """A stream that calls the temporary training file X."""
 
     def __init__(self, stream: TextIO, file_name: str) -> None:
         self.stream, self.file_name = stream, file_name
@@ -234,10 +262,9 @@ class RenamingStream:
 
 @contextmanager
 def isolated_rng(device: str) -> Iterator[None]:
-    """One thread at a time, for all draw from torch's one stream of random numbers; it is left as it was found.
+    """Leave torch's random numbers as they were. One thread at a time, because they are global.
 
-    To seed is to seed every device. Their states lie on the host: keeping them costs nothing, but starting CUDA
-    would, so that is not done where only the CPU is used.
+    Seeding affects every device, so the states of all are saved. On the CPU alone, CUDA is not started for it.
     """
     uses_accelerator = resolve_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with FIT_LOCK, torch.random.fork_rng(range(torch.accelerator.device_count()) if uses_accelerator else ()):
@@ -245,12 +272,12 @@ def isolated_rng(device: str) -> Iterator[None]:
 
 
 def _is_data_setting(name: str) -> bool:
-    """Whether a setting says where data lies: for an estimator that is `fit`'s affair."""
+    """Return whether a setting describes the data, which `fit` provides."""
     return name.startswith("data.") and name not in PARAMETER_SETTINGS.values()
 
 
 def read_run_files(folder: Path, hidden_path: Path | None = None) -> dict[str, bytes]:
-    """What makes a run folder a run, as bytes; the path of what lay in memory is no one's business."""
+    """Read the files of a run folder. The path of the temporary training file is removed from them."""
     files = {path.name: path.read_bytes() for pattern in PICKLED_FILES for path in sorted(folder.glob(pattern))}
     if hidden_path is not None and METRICS_FILE in files:
         hidden_json = json.dumps(str(hidden_path), ensure_ascii=False)[1:-1].encode()

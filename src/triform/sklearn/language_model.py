@@ -1,4 +1,4 @@
-"""A language model over documents."""
+"""Language modelling as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -14,24 +14,40 @@ from triform.tasks.language_model_data import LanguageModelData
 
 
 class LanguageModel(TextEstimator):
-    """A decoder that goes on with a text. Every row of X is a document."""
+    """A language model: a Transformer decoder that continues a text. Every row of X is a document.
+
+    For the parameters see `TextEstimator`.
+
+    Example:
+        >>> from triform.sklearn import LanguageModel
+        >>> documents = ["the cat sat on the mat", "the dog sat on the log"] * 4
+        >>> model = LanguageModel(d_model=16, n_layers=1, n_heads=2, max_len=8, max_steps=2, random_state=0)
+        >>> model.fit(documents).score(documents) < 0
+        True
+        >>> len(model.generate(["the cat"], max_new_tokens=4))
+        1
+    """
 
     task = "generate"
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Learn to write such documents; y is not looked at."""
+        """Train on documents. `y` is ignored."""
         self._train({"text": text} for text in self.check_texts(X, "X"))
         return self
 
     def score(self, X: object, y: object = None) -> float:
-        """Minus the mean loss of a token, in nats: higher is better, and `exp(-score)` is the perplexity.
+        """Return the negative mean loss of a token, in nats. `exp(-score)` is the perplexity.
 
-        Comparable only between models that cut text into the same tokens.
+        Scores are comparable only between models with the same tokenizer.
         """
         return -self._evaluate(X)["loss"]
 
     def bits_per_byte(self, X: object) -> float:
-        """What a byte of text costs: comparable whatever the tokens, if they keep all of the text."""
+        """Return the loss in bits per byte of text, which is comparable between tokenizers.
+
+        Raises:
+            InputError: The tokenizer does not keep every character, so that bytes cannot be counted.
+        """
         metrics = self._evaluate(X)
         if "bits_per_byte" not in metrics:
             raise InputError(
@@ -50,9 +66,12 @@ class LanguageModel(TextEstimator):
     def generate(
         self, prompts: object, *, random_state: int | np.random.RandomState | None = None, **decode: object
     ) -> list[str]:
-        """A continuation of every prompt; `decode` are settings such as `max_new_tokens` and `temperature`.
+        """Return a continuation of every prompt.
 
-        The same call gives the same texts; another `random_state` gives others.
+        Args:
+            prompts: A list of texts.
+            random_state: The seed for sampling. The same seed gives the same texts; None: the run's.
+            **decode: Decoding settings, such as `max_new_tokens=50` and `temperature=0.7`.
         """
         if "seed" in decode:
             raise ConfigError("seed: a continuation is drawn by its random_state")

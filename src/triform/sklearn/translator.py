@@ -10,12 +10,26 @@ from triform.sklearn.validation import Array, check_pairs, check_targets, to_obj
 
 
 class Translator(TextEstimator):
-    """An encoder-decoder: X are sentences, y their translations."""
+    """A translator: a Transformer encoder-decoder. X are sentences, y their translations.
+
+    For the parameters see `TextEstimator`.
+
+    Example:
+        >>> from triform.sklearn import Translator
+        >>> sources, targets = ["one two", "two three"] * 4, ["un deux", "deux trois"] * 4
+        >>> translator = Translator(d_model=16, n_layers=1, n_heads=2, max_steps=2, random_state=0)
+        >>> translator.fit(sources, targets).predict(["one"]).shape
+        (1,)
+    """
 
     task = "translate"
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Learn from pairs; those that lack a side are left out."""
+        """Train on pairs. Pairs with an empty side are skipped.
+
+        Raises:
+            InputError: The texts cannot be used, or no pair has text on both sides.
+        """
         sources = self.check_texts(X, "X")
         targets = check_targets(y, len(sources), self)
         check_pairs(sources, targets)
@@ -23,12 +37,12 @@ class Translator(TextEstimator):
         return self
 
     def predict(self, X: object) -> Array:
-        """A translation of every sentence, decoded as the settings say (a beam of 4 unless set)."""
+        """Return a translation of every sentence, decoded as the settings say (beam search with 4 by default)."""
         run = self._fitted_run
         return to_object_array([prediction.output for prediction in run.predict(self.check_texts(X, "X"))])
 
     def score(self, X: object, y: object) -> float:
-        """Corpus BLEU as sacreBLEU computes it, as a share: 1.0 where every translation is the given one."""
+        """Return the corpus BLEU of sacreBLEU, divided by 100: 1.0 if every translation equals `y`."""
         translations = self.predict(X)
         return (
             compute_translation_metrics(translations.tolist(), check_targets(y, len(translations), self))["bleu"]

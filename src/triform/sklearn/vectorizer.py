@@ -1,4 +1,4 @@
-"""Texts as vectors: what an encoder makes of them, as its layer of labels reads it."""
+"""Text features as a scikit-learn transformer: the vectors that a classifier's head reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ from triform.tasks.classify import ClassificationPredictor
 
 
 class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEstimator):
-    """What stands for a text in an encoder, the mean of its states unless `model.pooling` says otherwise.
+    """Turns texts into vectors of `d_model` numbers: the pooled states of a Transformer encoder.
 
-    As many features as `d_model`.
+    `fit(X, y)` trains a classifier, whose head is not used. With `run`, the folder of a classifier that was
+    trained before, `fit` only opens it. `model.pooling` says how states are pooled; by default, their mean.
 
-    `fit(X, y)` trains a classifier and leaves its last layer off. With `run`, the folder of a classifier that
-    was trained before, `fit` only opens it.
+    Args:
+        run: The folder of a trained classifier.
+
+    For the other parameters see `TextEstimator`.
+
+    Example:
+        >>> from triform.sklearn import TextVectorizer
+        >>> texts, labels = ["a fine film", "a dull film", "fine and good", "dull and bad"], [1, 0, 1, 0]
+        >>> vectorizer = TextVectorizer(d_model=16, n_layers=1, n_heads=2, max_steps=2, random_state=0)
+        >>> vectorizer.fit_transform(texts, labels).shape
+        (4, 16)
     """
 
     task = "classify"
@@ -58,7 +68,11 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         self.run = run
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Learn to tell the classes apart; with a `run`, which has learned already, y is not looked at."""
+        """Train on texts and their classes; with a `run`, only open it and ignore `y`.
+
+        Raises:
+            ConfigError: Settings were given together with `run`, which has its own.
+        """
         if self.run is None:
             fit_classifier(self, X, y)
             return self
@@ -76,13 +90,13 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         return self
 
     def transform(self, X: object) -> Array:
-        """(n, d_model) numbers in float32."""
+        """Return the vectors of texts: (n_texts, d_model), float32."""
         predictor = cast(ClassificationPredictor, self._fitted_run.task.predictor)
         return predictor.pooled_states(self.check_texts(X, "X"))
 
     @property
     def _n_features_out(self) -> int:
-        """For `get_feature_names_out`."""
+        """Read by `get_feature_names_out`."""
         return self._fitted_run.config.model.d_model
 
     def __sklearn_tags__(self) -> Any:

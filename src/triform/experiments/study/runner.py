@@ -49,6 +49,19 @@ def compare(
     Raises:
         ConfigError: The study is not valid, or has changed since its runs were trained.
         RunInterruptedError: The study was interrupted; the message names the command that resumes it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import triform
+        >>> _ = Path("rows.tsv").write_text("a good film\\tyes\\na bad film\\tno\\n" * 20)
+        >>> study = {
+        ...     "task": "classify",
+        ...     "common": {"data": {"train": "rows.tsv"}, "train": {"max_steps": 2}, "model": {"d_model": 16}},
+        ...     "variants": {"one": {"model": {"n_layers": 1}}, "two": {"model": {"n_layers": 2}}},
+        ... }
+        >>> result = triform.compare(study, seeds=2, out="study", device="cpu", quiet=True)
+        >>> sorted(path.name for path in Path("study").glob("study.*"))
+        ['study.csv', 'study.html', 'study.json', 'study.md']
     """
     plan = read_study(study, seeds)
     folder = Path(out or Path("runs") / plan.name)
