@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import numpy as np
 
 from triform.config import Config, DataConfig, DataSizes, DecodeConfig
-from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
 from triform.io.migration import migrate_tensors
 from triform.io.run_layout import MODEL_FILE
@@ -21,104 +19,14 @@ from triform.scratch.attention import padding_mask, softmax
 from triform.scratch.batches import batches_by_length, pad
 from triform.scratch.loss import IGNORE_INDEX
 from triform.scratch.models import EncoderClassifier, EncoderDecoder, TransformerDecoder
-from triform.scratch.module import Array, FlatParameters, SharedInput
-from triform.scratch.supported import check_model, check_tokenizer, check_training, resolve_defaults
-from triform.scratch.training import TrainingBatch, TrainingData, epoch_sampler, train_model, window_sampler
+from triform.scratch.module import Array, SharedInput
+from triform.scratch.numpy_estimator import NumpyEstimator
+from triform.scratch.supported import check_tokenizer, resolve_defaults
+from triform.scratch.training import TrainingBatch, TrainingData, epoch_sampler, window_sampler
 from triform.scratch.validation import derive_row_seeds, resolve_label_names
 from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
-from triform.text.estimator import TextEstimatorBase
 
 MAX_PREDICT_TOKENS = 8_192  # tokens in a batch of predictions
-
-
-class NumpyEstimator(TextEstimatorBase):
-    """Abstract base of the NumPy estimators: a model with its tokenizers."""
-
-    model_class: ClassVar[Any]
-    model: Any
-    weights: FlatParameters
-
-    def __init__(self, config: Config | None = None) -> None:
-        config = replace(config or Config(), task=self.task)
-        self.initial_config = self.config = resolve_defaults(
-            build_config({"seed": config.seed}, config)
-        )  # a seed is a whole number
-        check_model(self.config.model)
-        self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
-        self.losses: list[float] = []  # of each step
-
-    def sizes(self) -> DataSizes:
-        """Return the sizes that the model needs to know of vocabularies and labels."""
-        return DataSizes(vocab_size=self.tokenizer.vocab_size, max_len=self.config.data.max_len)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return next(iter(self.tokenizers.values()))
-
-    def check_fitted(self) -> None:
-        if "weights" not in vars(self):
-            raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
-
-    def build_model(self) -> None:
-        """Build the model for these settings and vocabularies, with random weights."""
-        self.model = self.model_class(self.config.model, self.sizes())
-        self.weights = FlatParameters(self.model)
-        weights.initialise_weights(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
-
-    def reset_config(self) -> None:
-        """Return to the initial settings, without what was derived from earlier data."""
-        check_training(self.initial_config)
-        self.config = self.initial_config
-
-    def fit_copy(self, *data: Any) -> Self:
-        """Train a copy and adopt it if training succeeds, so that a failure leaves this estimator unchanged."""
-        estimator = copy(self)
-        vars(self).update(vars(estimator.run_training(estimator.prepare_data(*data))))
-        return self
-
-    def check_pairs(
-        self, first: object, second: object, first_name: str, second_name: str
-    ) -> tuple[list[str], list[str]]:
-        """Return two lists of texts of the same length."""
-        first_texts = self.check_texts(first, first_name, allow_empty=True)
-        second_texts = self.check_texts(second, second_name, allow_empty=True)
-        self.check_same_length(first_name, len(first_texts), second_name, len(second_texts))
-        if not first_texts:
-            raise DataError(f"there are no {first_name} to learn from")
-        return first_texts, second_texts
-
-    def prepare_data(self, *data: Any) -> TrainingData:
-        """Resolve settings, tokenizers and model from the data, and return it in batches."""
-        raise NotImplementedError
-
-    def run_training(self, data: TrainingData) -> Self:
-        self.losses = train_model(self.model, self.weights, data, self.config)
-        return self
-
-    def resolve_max_len(self, longest: int, limit: int) -> None:
-        """Set `data.max_len` to the longest text, up to a limit, unless it is set."""
-        max_len = self.config.data.max_len or max(2, min(limit, longest))
-        self.config = replace(self.config, data=replace(self.config.data, max_len=max_len))
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write a run folder that `triform.load` and all commands can open.
-
-        Args:
-            path: The folder to write.
-            overwrite: Whether an existing run may be replaced.
-
-        Raises:
-            CheckpointError: The folder holds a run or other files, or cannot be written.
-            DataError: The model is not fitted yet.
-        """
-        self.check_fitted()
-        vocab_size = self.tokenizer.vocab_size if len(self.tokenizers) == 1 else 0
-        config = replace(
-            self.config,
-            tokenizer=replace(self.config.tokenizer, vocab_size=vocab_size),
-            data=replace(self.config.data, valid_fraction=0.0),  # nothing was held out
-        )
-        run_folder.write_run(Path(path), config, self.tokenizers, self.weights, overwrite=overwrite)
 
 
 class TextClassifier(NumpyEstimator):
