@@ -131,7 +131,7 @@ def build_contestants(report: BenchmarkReport, texts: list[str]) -> dict[str, Ca
         cast_model(variant.model, precision)
         name = "triform" if precision == "fp32" else f"triform {precision}"
         predictors[name] = lambda texts, variant=variant: [
-            label_index[prediction.output] for prediction in variant.predict(texts)
+            label_index[prediction.output] for prediction in variant.predictor.predict(texts)
         ]
     fixed_length = max(len(tokens) for tokens in task.tokenizer.encode_batch(texts))
     padded, nested = (PlainClassifier(task, nested=nested).to(report.device).eval() for nested in (False, True))

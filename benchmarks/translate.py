@@ -66,7 +66,7 @@ def build_own_runners(report: BenchmarkReport, task: Translate) -> dict[str, Dec
         variant = copy.copy(task)
         variant.model = copy.deepcopy(task.model).to(report.device)
         cast_model(variant.model, precision)
-        decode_texts = peers.without_end_token(variant.predict)
+        decode_texts = peers.without_end_token(variant.predictor.predict)
         runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: (
             task.target_tokenizer.encode_batch(decode_texts(texts))
         )
