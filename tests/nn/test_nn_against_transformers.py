@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from transformers.models.t5.modeling_t5 import T5Attention
 
 from triform.config import ModelConfig
-from triform.nn.feedforward import ACTIVATIONS, FeedForward
+from triform.nn.block import ACTIVATIONS, FeedForward
 from triform.nn.norm import NORMS
 from triform.nn.positions import AlibiBias, RotaryPosition, T5Bias, alibi_slopes
 

@@ -13,9 +13,8 @@ from torch.func import functional_call
 
 from triform.config import ActivationKind, ModelConfig, NormKind, PositionKind, ScoreKind
 from triform.nn.attention import Attention, AttentionKernel, RelativePosition, naive_attention
-from triform.nn.block import Block, CrossBlock, LayerContext
+from triform.nn.block import Block, CrossBlock, FeedForward, LayerContext
 from triform.nn.embedding import InputEmbedding
-from triform.nn.feedforward import FeedForward
 from triform.nn.kernels import tiling
 from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.sdpa import sdpa_attention

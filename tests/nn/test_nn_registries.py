@@ -17,9 +17,8 @@ from triform.config import (
     ScoreKind,
 )
 from triform.models.encoder import HEAD_ACTIVATIONS
-from triform.nn.block import RESIDUALS
+from triform.nn.block import ACTIVATIONS, RESIDUALS
 from triform.nn.embedding import POSITION_EMBEDDINGS
-from triform.nn.feedforward import ACTIVATIONS
 from triform.nn.layouts import POOLINGS
 from triform.nn.norm import NORMS
 from triform.nn.positions import RELATIVE_POSITIONS
