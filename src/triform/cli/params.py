@@ -22,6 +22,7 @@ from triform.cli.options import JsonOption, NoVerifyOption, SetOption, print_jso
 from triform.errors import ConfigError
 
 if TYPE_CHECKING:
+    from triform.analysis.costs import Workload
     from triform.config import Config, DataSizes
     from triform.config.settings import Settings
 
@@ -48,7 +49,6 @@ def params(
     no_verify: NoVerifyOption = False,
 ) -> None:
     """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
-    from triform.analysis.capacity import build_workload
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
     from triform.analysis.reported_counts import is_published_model, reconcile_counts
@@ -71,18 +71,7 @@ def params(
     arguments = replace(arguments, no_verify=no_verify)
     resolved_config, sizes = resolve_model(arguments)
     param_budget = count_parameters(resolved_config, sizes)
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
-    if length > sizes.max_len:
-        raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
-    workload = build_workload(
-        resolved_config,
-        length or sizes.max_len,
-        bf16=resolved_config.train.precision == "bf16",
-        gpu=device == "cuda",
-        **_count_trainable(resolved_config, sizes),
-    )
-    costs = estimate_costs(resolved_config, sizes, workload)
+    costs = estimate_costs(resolved_config, sizes, _build_workload(resolved_config, sizes, length, device))
     steps = reconcile_counts(param_budget) if is_published_model(resolved_config, sizes) else ()
     if json_:
         print_json(report_to_dict(arguments.name, resolved_config, param_budget, costs, steps))
@@ -94,6 +83,22 @@ def _validate_non_negative(**values: int) -> None:
     for name, value in values.items():
         if value < 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must not be below 0")
+
+
+def _build_workload(config: Config, sizes: DataSizes, length: int, device: str) -> Workload:
+    from triform.analysis.capacity import build_workload
+
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
+    if length > sizes.max_len:
+        raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
+    return build_workload(
+        config,
+        length or sizes.max_len,
+        bf16=config.train.precision == "bf16",
+        gpu=device == "cuda",
+        **_count_trainable(config, sizes),
+    )
 
 
 def _count_trainable(config: Config, sizes: DataSizes) -> dict[str, int]:
