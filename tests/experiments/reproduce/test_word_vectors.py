@@ -1,4 +1,4 @@
-"""The word vectors of a study: learned once from the training file, or taken from beside the sets if made so."""
+"""The word vectors of a system: learned once from the training file, or taken from the folder of datasets."""
 
 from __future__ import annotations
 
