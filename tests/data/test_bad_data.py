@@ -251,6 +251,10 @@ def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object
     )
 
 
+def test_the_builtin_text_of_earlier_versions_names_its_successor() -> None:
+    assert error_message(load_chunks, "builtin:topics/valid") == ": this set was replaced by builtin:stories"
+
+
 def test_a_builtin_set_of_another_task_names_the_right_one() -> None:
     assert error_message(load_rows, "builtin:stories") == ": is not a set for classify; use builtin:reviews"
     assert error_message(load_pairs, "builtin:reviews") == ": is not a set for translate; use builtin:numbers"
