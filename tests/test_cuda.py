@@ -30,9 +30,10 @@ from triform.models.decoder import Decoder
 from triform.models.factory import build_decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
-from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel
+from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel, use_fast_kernels
 from triform.nn.kernels.flex import flex_attention_kernel
 from triform.nn.kernels.sdpa import sdpa_attention
+from triform.nn.kernels.tiling import tiled_sdpa_attention
 from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position
@@ -57,7 +58,7 @@ def write_pairs(path: Path, words: tuple[str, ...] = ("one", "two", "three", "fo
 def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     config = ModelConfig(d_model=64, d_ff=128, n_layers=3, n_heads=4)
-    model = Decoder(config, DataSizes(vocab_size=50, max_len=64)).to("cuda", dtype).eval()
+    model = use_fast_kernels(Decoder(config, DataSizes(vocab_size=50, max_len=64))).to("cuda", dtype).eval()
     prompts = [[5], [7, 8, 9, 10, 11, 12, 13], [20, 21, 22]]
 
     adapter = DecoderAdapter(model, 64)
@@ -417,7 +418,7 @@ def test_packed_rows_equal_the_formula_forward_and_backward(name: str, dtype: to
     q, k, _ = case.inputs(dtype)
     flash_supports_it = dtype is torch.bfloat16 and case.positions == "none"
     assert (select_kernel(q, k, case.build_mask(), case.build_scorer(), 0.0) is VARLEN) is flash_supports_it
-    assert_matches_reference(case, [dispatch_attention, sdpa_attention], dtype)
+    assert_matches_reference(case, [dispatch_attention, tiled_sdpa_attention], dtype)
 
 
 @pytest.mark.parametrize(
@@ -483,8 +484,8 @@ def padded_batch(*lengths: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("positions", ["learned", "t5"])
 def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
-    model = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
-    reference = Decoder(replace(WINDOWED, positions=positions), LONG).to(DEVICE)
+    model = use_fast_kernels(Decoder(replace(WINDOWED, positions=positions), LONG)).to(DEVICE)
+    reference = use_fast_kernels(Decoder(replace(WINDOWED, positions=positions), LONG)).to(DEVICE)
     reference.load_state_dict(model.state_dict())
     batches = [(torch.randint(64, (2, 2049), device=DEVICE), None) for _ in range(3)]
     batches += [padded_batch(2049, 1500), padded_batch(900, 2000)]
@@ -493,7 +494,7 @@ def test_a_windowed_decoder_trains_as_with_the_formula(positions: str) -> None:
 
 
 def test_another_padding_of_the_same_shape_is_not_compiled_again() -> None:
-    model = Decoder(replace(WINDOWED, positions="t5"), LONG).to(DEVICE)
+    model = use_fast_kernels(Decoder(replace(WINDOWED, positions="t5"), LONG)).to(DEVICE)
     train_losses(model, [padded_batch(2049, 1500)])
     compiled = counters["stats"]["unique_graphs"]
     assert compiled > 0
@@ -505,7 +506,7 @@ def test_layers_of_one_shape_share_one_compilation() -> None:
     torch._dynamo.reset()
     counts: list[Any] = []
     for layers in (1, 4):
-        model = Decoder(replace(WINDOWED, positions="t5", n_layers=layers), LONG).to(DEVICE)
+        model = use_fast_kernels(Decoder(replace(WINDOWED, positions="t5", n_layers=layers), LONG)).to(DEVICE)
         before = counters["stats"]["unique_graphs"]
         train_losses(model, [padded_batch(2049, 1500)])
         counts.append(counters["stats"]["unique_graphs"] - before)
@@ -548,7 +549,7 @@ def test_a_model_with_windows_or_packed_rows_can_be_replayed_as_a_graph(name: st
     torch.manual_seed(0)
     packed = name == "packed"
     config = ModelConfig(d_model=64, d_ff=96, n_layers=2, n_heads=2, dropout=0.0, window=-1 if packed else 64)
-    model = Decoder(config, DataSizes(vocab_size=50, max_len=1024)).to("cuda", torch.bfloat16)
+    model = use_fast_kernels(Decoder(config, DataSizes(vocab_size=50, max_len=1024))).to("cuda", torch.bfloat16)
     tokens = torch.randint(4, 50, (1, 1024), device="cuda")
     keep: Any = PackedLayout([300, 200, 400, 124]) if packed else None
     if name == "window, padded":

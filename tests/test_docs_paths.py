@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("page", "max_lines"), [("architecture.md", 200), ("reading-guide.md", 200), ("glossary.md", 200)])
+@pytest.mark.parametrize(
+    ("page", "max_lines"), [("architecture.md", 200), ("reading-guide.md", 200), ("glossary.md", 200)]
+)
 def test_every_file_that_a_page_names_exists(page: str, max_lines: int) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= max_lines

@@ -190,7 +190,8 @@ def attend_tile(
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Compute attention in one call of the fused kernel."""
+    """Compute attention in one call of the fused kernel. Packed sequences need `tiled_sdpa_attention`."""
+    assert not mask.is_packed, "one call would let packed sequences read each other"
     score, tile = score_fn.score, full_tile(q.shape[-2], k.shape[-2])
     return attend_tile(score.prepare_queries(q), score.prepare_keys(k), v, mask, tile, score_fn, dropout)
 
