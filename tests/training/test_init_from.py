@@ -112,7 +112,7 @@ def test_the_same_labels_keep_the_head(files: DataFiles, classifier: Path, tmp_p
     assert not report.new
     assert not report.unused
     text = ["word3 thing2"]
-    assert new_task.predict(text) == run.predict(text)
+    assert new_task.predictor.predict(text) == run.predict(text)
 
 
 def test_a_writer_goes_on_from_where_another_stopped(files: DataFiles, writer: Path, tmp_path: Path) -> None:
