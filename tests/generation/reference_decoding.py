@@ -53,8 +53,8 @@ class ModelStepper:
 
     def append(self, tokens: list[int]) -> None:
         max_len = self.adapter.max_len
-        kept = [text[-(max_len // 2) :] if len(text) == max_len else text for text in self.texts]
-        self.texts = [[*text, token] for text, token in zip(kept, tokens, strict=True)]
+        contexts = [text[-(max_len // 2) :] if len(text) == max_len else text for text in self.texts]
+        self.texts = [[*text, token] for text, token in zip(contexts, tokens, strict=True)]
 
     def select(self, rows: list[int]) -> None:
         self.rows, self.texts = [self.rows[row] for row in rows], [self.texts[row] for row in rows]

@@ -101,11 +101,11 @@ class TokenPicker:
     def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
         return Row(row_id, request, initial_tokens)
 
-    def place_rows(self, places: Sequence[int], rows: Sequence[Row]) -> None:
-        """Prepare for rows that are new at these places, which may be new themselves."""
+    def add_rows(self, positions: Sequence[int], rows: Sequence[Row]) -> None:
+        """Prepare for new rows at these positions of the batch, which may be new themselves."""
 
-    def select(self, places: Tensor) -> None:
-        """Keep only the rows at these places, in this order."""
+    def select(self, positions: Tensor) -> None:
+        """Keep only the rows at these positions, in this order."""
 
     def draw(self, rows: Sequence[Row | None], n_steps: int) -> None:
         """Draw the random numbers for the next steps of these rows, if the strategy needs any."""
@@ -146,7 +146,7 @@ class Backend(Protocol):
         """Take one decode step or several, and return the rows that took part, some of them done now."""
 
     def evict(self, rows: Sequence[Row]) -> None:
-        """Give the places of these rows, which are done, to others."""
+        """Free the positions of these rows, which are done."""
 
     def restart(self, rows: Sequence[Row]) -> None:
         """Prefill these rows again, because their contexts have changed."""
@@ -163,7 +163,7 @@ class EagerBackend:
     def __init__(self, adapter: GenerationAdapter, picker: TokenPicker, max_rows: int) -> None:
         self.picker, self.max_rows = picker, max_rows
         self.stepper = adapter.build_stepper(picker.beam_size)
-        self.rows: list[Row | None] = []  # by place; None: done, but its keys are still there
+        self.rows: list[Row | None] = []  # by position; None: done, but its keys are still there
         self.joining: list[Row] = []  # rows that are prefilled in the next step
         self.first_step = torch.zeros(1, dtype=torch.long, device=adapter.device)
         self.tokens: Tensor | None = None  # (B, K): chosen in the last step, and not yet fed to the model
@@ -198,7 +198,7 @@ class EagerBackend:
             first_logits = self.stepper.append_rows([row.prompt for row in self.joining])
             parts.append(first_logits[:, None].expand(-1, self.picker.beam_size, -1))
             n_rows = len(self.rows)
-            self.picker.place_rows(range(n_rows, n_rows + len(self.joining)), self.joining)
+            self.picker.add_rows(range(n_rows, n_rows + len(self.joining)), self.joining)
             self.rows += self.joining
         self.joining, self.restart_logits = [], None
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -214,24 +214,24 @@ class EagerBackend:
         self.rows = [None if row is None or row.id in leaving else row for row in self.rows]
 
     def _compact(self) -> None:
-        """Drop the empty places."""
+        """Drop the empty positions."""
         assert self.tokens is not None
-        places = self._drop_empty_places()
-        self.stepper.select(places)
-        self.tokens = self.tokens[places]
-        self.parents = None if self.parents is None else self.parents[places]
+        positions = self._drop_empty_positions()
+        self.stepper.select(positions)
+        self.tokens = self.tokens[positions]
+        self.parents = None if self.parents is None else self.parents[positions]
 
-    def _drop_empty_places(self) -> Tensor:
-        """Drop them from the rows and from the picker, and return the places that are kept."""
-        kept = [place for place, row in enumerate(self.rows) if row is not None]
-        self.rows = [self.rows[place] for place in kept]
-        places = torch.tensor(kept, dtype=torch.long, device=self.first_step.device)
-        self.picker.select(places)
-        return places
+    def _drop_empty_positions(self) -> Tensor:
+        """Drop them from the rows and from the picker, and return the positions that are occupied."""
+        occupied = [position for position, row in enumerate(self.rows) if row is not None]
+        self.rows = [self.rows[position] for position in occupied]
+        positions = torch.tensor(occupied, dtype=torch.long, device=self.first_step.device)
+        self.picker.select(positions)
+        return positions
 
     def restart(self, rows: Sequence[Row]) -> None:
         if self.picker.has_row_state:  # every row stays in its place, and all of them are prefilled again
-            self._drop_empty_places()
+            self._drop_empty_positions()
             self.restart_logits = self.stepper.restart([row.contexts() for row in self.rows if row is not None])
         else:  # these rows leave the batch, and join it again at its end
             self._vacate(rows)

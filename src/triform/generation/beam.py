@@ -95,18 +95,18 @@ class BeamPicker(TokenPicker):
     def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
         return BeamRow(row_id, request, initial_tokens, self.beam_size)
 
-    def place_rows(self, places: Sequence[int], rows: Sequence[Row]) -> None:
+    def add_rows(self, positions: Sequence[int], rows: Sequence[Row]) -> None:
         limits = [row.request.max_new_tokens for row in rows]
         initial = self._initial_tensors(limits)
-        if places[0] == len(self.tensors["done"]):
+        if positions[0] == len(self.tensors["done"]):
             self.tensors = {name: torch.cat([tensor, initial[name]]) for name, tensor in self.tensors.items()}
         else:
-            index = torch.tensor(places, device=self.banned.device)
+            index = torch.tensor(positions, device=self.banned.device)
             for name, tensor in initial.items():
                 self.tensors[name][index] = tensor
 
-    def select(self, places: Tensor) -> None:
-        self.tensors = {name: tensor[places] for name, tensor in self.tensors.items()}
+    def select(self, positions: Tensor) -> None:
+        self.tensors = {name: tensor[positions] for name, tensor in self.tensors.items()}
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose the tokens and parents (B, K) of the hypotheses that go on, from logits (B, K, V)."""
@@ -163,10 +163,10 @@ class BeamPicker(TokenPicker):
         step_tokens, step_parents = tokens.tolist(), parents.tolist()  # (n, B, K)
         names = ("done", "best_depth", "best_hypothesis")
         done, depth, hypothesis = (self.tensors[name].tolist() for name in names)
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             if isinstance(row, BeamRow):
                 steps = zip(step_tokens, step_parents, strict=True)
-                row.history += [(tokens_of[place], parents_of[place]) for tokens_of, parents_of in steps]
-                if done[place]:
+                row.history += [(tokens_of[position], parents_of[position]) for tokens_of, parents_of in steps]
+                if done[position]:
                     row.done = True
-                    row.output, _ = row.backtrace(hypothesis[place], 0, depth[place])
+                    row.output, _ = row.backtrace(hypothesis[position], 0, depth[position])

@@ -58,7 +58,7 @@ class SlotsPool:
         self._lock = Lock()
         self._idle: WeakKeyDictionary[nn.Module, list[tuple[object, DecodeSlots]]] = WeakKeyDictionary()
 
-    def take(self, model: nn.Module, key: object) -> DecodeSlots | None:
+    def acquire(self, model: nn.Module, key: object) -> DecodeSlots | None:
         """Remove slots with this key from the pool and return them; None: there are none."""
         with self._lock:
             idle = self._idle.get(model, [])
@@ -68,7 +68,7 @@ class SlotsPool:
                     return slots
             return None
 
-    def put_back(self, model: nn.Module, key: object, slots: DecodeSlots) -> None:
+    def release(self, model: nn.Module, key: object, slots: DecodeSlots) -> None:
         """Add slots to the pool, in place of those that were added longest ago if it is full."""
         with self._lock:
             idle = self._idle.setdefault(model, [])
@@ -155,7 +155,7 @@ class GraphBackend:
         example, model = self.prefilled[0][1], self.adapter.model
         weight_pointers = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
         self.slots_key = (shape, self.picker.key, example.kv.dtype, weight_pointers)
-        self.slots = POOL.take(model, self.slots_key)
+        self.slots = POOL.acquire(model, self.slots_key)
         if self.slots is None:
             self.slots = DecodeSlots(self.adapter, self.make_picker(), shape, example.prefill)
         self.rows = [None] * shape.n_rows
@@ -170,10 +170,10 @@ class GraphBackend:
             row, _, index = self.prefilled.popleft()
             rows.append(row)
             indices.append(index)
-        places = free_slots[: len(rows)]
-        self.slots.admit(places, prefilled, indices)
-        self.slots.picker.place_rows(places, rows)
-        for slot, row in zip(places, rows, strict=True):
+        target_slots = free_slots[: len(rows)]
+        self.slots.admit(target_slots, prefilled, indices)
+        self.slots.picker.add_rows(target_slots, rows)
+        for slot, row in zip(target_slots, rows, strict=True):
             self.rows[slot] = row
         return len(rows)
 
@@ -201,13 +201,13 @@ class GraphBackend:
 
     def restart(self, rows: Sequence[Row]) -> None:
         assert self.slots is not None
-        places = {row.id: slot for slot, row in enumerate(self.rows) if row is not None}
+        slot_by_row = {row.id: slot for slot, row in enumerate(self.rows) if row is not None}
         prefilled = PrefilledRows(self.adapter.prefill([start for row in rows for start in row.start]))
-        slots = [places[row.id] for row in rows]
+        slots = [slot_by_row[row.id] for row in rows]
         n_contexts = len(rows) * self.picker.beam_size
         self.slots.admit(slots, prefilled, range(n_contexts), separate_hypotheses=self.picker.beam_size > 1)
 
     def close(self) -> None:
         if self.slots is not None:
-            POOL.put_back(self.adapter.model, self.slots_key, self.slots)
+            POOL.release(self.adapter.model, self.slots_key, self.slots)
         self.slots, self.rows = None, []
