@@ -1,1 +1,1 @@
-"""The command line: one file a command, torch imported inside the command so that `--help` answers at once."""
+"""The command line: one file per command. torch is imported inside the commands, so that `--help` is fast."""

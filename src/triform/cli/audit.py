@@ -1,4 +1,4 @@
-"""`triform audit`: what data does to a score before any model is to blame."""
+"""`triform audit`: find duplicates, leaks and conflicting labels in data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triform check`: the sanity checks, on a trained run or on settings alone."""
+"""`triform check`: sanity checks of a trained run or of a model built from settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triform compare`: variants over the same seeds, and whether their differences are real."""
+"""`triform compare`: train variants with the same seeds and test their differences for significance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triform convert`: published models to run folders, and runs to folders that others read."""
+"""`triform convert`: import published models, and export runs for other libraries."""
 
 from __future__ import annotations
 

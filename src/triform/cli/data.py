@@ -1,4 +1,4 @@
-"""`triform data`: known sets, listed, downloaded and checked."""
+"""`triform data`: list, download and verify known datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triform demo`: all three forms on built-in data, a scoreboard at the end."""
+"""`triform demo`: train all three tasks on built-in data and compare the results with targets."""
 
 from __future__ import annotations
 

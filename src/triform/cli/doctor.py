@@ -1,4 +1,4 @@
-"""`triform doctor`: what this machine offers and whether Triform can work here."""
+"""`triform doctor`: report versions, devices and attention kernels, and check that they work."""
 
 from __future__ import annotations
 

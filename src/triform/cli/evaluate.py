@@ -1,4 +1,4 @@
-"""`triform evaluate`: scores on one or several named sets."""
+"""`triform evaluate`: compute metrics on one or several sets."""
 
 from __future__ import annotations
 

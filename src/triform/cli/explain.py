@@ -1,4 +1,4 @@
-"""`triform explain`: where a trained model looks, as a page or a picture."""
+"""`triform explain`: attention maps and attributions of one text, as a page or a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command is asked about: a run folder, a preset or a file of settings, as settings and sizes."""
+"""The model that a command is about: a run folder, a preset or a settings file, as settings and sizes."""
 
 from __future__ import annotations
 

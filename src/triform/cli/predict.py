@@ -1,4 +1,4 @@
-"""`triform predict`: a label, a continuation or a translation."""
+"""`triform predict`: classify, continue or translate texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`predict --output`: the rows that were read, with the predictions added, as a table."""
+"""`predict --output`: write the input rows with predictions as a table."""
 
 from __future__ import annotations
 

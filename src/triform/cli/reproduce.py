@@ -1,4 +1,4 @@
-"""`triform reproduce`: the reference systems, from data to table."""
+"""`triform reproduce`: train and evaluate the reference systems."""
 
 from __future__ import annotations
 

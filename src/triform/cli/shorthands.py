@@ -1,4 +1,4 @@
-"""Everyday options that stand for `--set`: one table, and a decorator that gives them to a command."""
+"""Options that are short for `--set`, such as `--lr`, and a decorator that adds them to a command."""
 
 from __future__ import annotations
 

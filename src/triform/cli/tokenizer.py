@@ -1,4 +1,4 @@
-"""`triform tokenizer`: learn a vocabulary, use it, and carry it from and to other libraries."""
+"""`triform tokenizer`: train, use, import and export tokenizers."""
 
 from __future__ import annotations
 

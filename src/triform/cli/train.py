@@ -1,4 +1,4 @@
-"""`triform train`: from a file to a run folder."""
+"""`triform train`: train a model on a file and write a run folder."""
 
 from __future__ import annotations
 

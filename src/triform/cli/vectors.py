@@ -1,4 +1,4 @@
-"""`triform vectors`: word vectors learned, looked up, judged and drawn."""
+"""`triform vectors`: train, query, evaluate and plot word vectors."""
 
 from __future__ import annotations
 

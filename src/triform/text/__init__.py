@@ -1,4 +1,4 @@
-"""Text in and out of the model: tokenizers of our own and of others behind one protocol. No torch here."""
+"""Tokenizers: Triform's own and those of other libraries behind one interface. This package does not use torch."""
 
 from triform.text.base import (
     BOS,

@@ -1,4 +1,4 @@
-"""What every tokenizer is: text in, ids out, and back. The kinds differ only in where they cut."""
+"""The base class of all tokenizers: text to token ids and back."""
 
 from __future__ import annotations
 

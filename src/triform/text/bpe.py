@@ -1,4 +1,4 @@
-"""Byte-pair encoding over bytes, with the GPT-4 split pattern: any Unicode text, nothing unknown."""
+"""Byte-level BPE with the GPT-4 split pattern; it encodes any Unicode text without unknown tokens."""
 
 from __future__ import annotations
 

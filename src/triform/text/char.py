@@ -1,4 +1,4 @@
-"""Characters: one token for each Unicode code point."""
+"""A tokenizer with one token for each Unicode code point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our vocabularies, and those that came from elsewhere, out: as the files that other libraries read."""
+"""Write tokenizers as the files that other libraries read."""
 
 from __future__ import annotations
 

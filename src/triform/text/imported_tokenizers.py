@@ -1,4 +1,4 @@
-"""Tokenizers that were made elsewhere, behind our protocol: the same ids as where they come from."""
+"""Tokenizers of other libraries behind Triform's interface, with the same ids."""
 
 from __future__ import annotations
 

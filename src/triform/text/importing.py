@@ -1,4 +1,4 @@
-"""Vocabularies of other libraries, in: found by the names of their files, read with the ids they have there."""
+"""Read the vocabulary files of other libraries, recognised by their names, with the same ids."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Much text to tokens, a part at a time and in order, on all cores.
+"""Encode large amounts of text in order, part by part, on all cores.
 
-Finding words holds Python's lock, so threads would not help: the other cores are reached by processes. These are
-plain children that are told what to encode through a pipe: unlike a fork they share no state with whatever the
-program does besides, and unlike `multiprocessing` they never run the program's main module again. They start only
-when there is enough text to pay for it; if they cannot, or die, the text is encoded here.
+Splitting text into words holds Python's global lock, so threads would not help; worker processes are used instead.
+They are plain child processes that receive text through a pipe: unlike a fork they share no state with the program,
+and unlike `multiprocessing` they do not run its main module again. They start only when there is enough text to be
+faster; if they cannot start, or die, the text is encoded in this process.
 """
 
 from __future__ import annotations

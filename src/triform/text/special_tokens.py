@@ -1,4 +1,4 @@
-"""Which tokens of a foreign vocabulary pad, begin and end texts: told by files beside it, or by their names."""
+"""Find the special tokens of an imported vocabulary, from the files beside it or by well-known names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SentencePiece models, read by the `sentencepiece` package; Marian numbers their pieces in a way of its own."""
+"""SentencePiece models, read by the `sentencepiece` package; Marian models number the pieces differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of tokenizer, and the two ways to get one: learn it from texts, or load it from a file."""
+"""The kinds of tokenizer; train one on texts, or load one from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2's pair of files, BERT's list of pieces and the library's own file, each as a core of the library."""
+"""Read the vocabulary files of GPT-2, BERT and the `tokenizers` library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words and punctuation marks, for vocabularies a person can read."""
+"""A tokenizer of words and punctuation marks."""
 
 from __future__ import annotations
 
