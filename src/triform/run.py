@@ -232,7 +232,8 @@ class Run:
     @contextmanager
     def _inference_context(self) -> Iterator[None]:
         """Use the model: on an accelerator one thread at a time, on a CPU any number of threads."""
-        with nullcontext() if self.task.device.type == "cpu" else _ACCELERATOR_LOCK:
+        device = next(self.task.model.parameters()).device
+        with nullcontext() if device.type == "cpu" else _ACCELERATOR_LOCK:
             try:
                 yield
             except NonFiniteError:

@@ -1,7 +1,7 @@
-"""Settings left open, chosen from the size of the data.
+"""Default settings, chosen from the size of the data.
 
-The rules are few and plain. Small data gets a small model, small batches and many epochs; large data a larger
-model, large batches and few epochs. Whatever the user sets stays.
+Small data gets a small model, small batches and many epochs; large data gets a larger model, large batches and few
+epochs. Settings that the user gives are never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MILLION = 1_000_000
 
 
 def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
-    """Whole words for small labelled sets, characters for a very short text to imitate, else byte BPE."""
+    """Choose words for small labelled sets, characters for very short texts, and byte-level BPE otherwise."""
     if config.tokenizer.kind != "auto":
         return config
     if config.tokenizer.file:
@@ -28,7 +28,7 @@ def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
 
 
 def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Config:
-    """`config` with `settings` laid over it and every open setting chosen for so many training tokens."""
+    """Return the config with `settings` put over it, and with defaults for a number of training tokens."""
     config = build_config(settings, config)
     config = build_config(_only_unset(config, _model_defaults(config, n_tokens)), config)
     if not config.model.is_recurrent:
@@ -37,7 +37,7 @@ def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Confi
 
 
 def resolve_step_defaults(config: Config, max_steps: int) -> Config:
-    """The settings that depend on how long training is: warm-up, and how often to look, log and save."""
+    """Return the config with defaults for a number of steps: warm-up, validation, logging and checkpoints."""
     eval_every = max(1, min(1_000, max_steps // 10))
     defaults: Settings = {
         "train.eval_every": eval_every,
@@ -51,9 +51,10 @@ def resolve_step_defaults(config: Config, max_steps: int) -> Config:
 
 
 def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
-    """How many validations without progress end training: a few for classifiers, which overfit soon; 0: any number.
+    """Return the config with a default patience: validations without progress until training stops; 0: never.
 
-    Scores on few examples vary by chance, so these get more patience; it always covers an epoch.
+    Only classifiers, which overfit soon, stop early. Metrics on few examples vary by chance, so small sets
+    get more patience. It always covers an epoch.
     """
     if config.train.patience >= 0:
         return config
@@ -63,7 +64,7 @@ def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -
 
 
 def _only_unset(config: Config, defaults: Settings) -> Settings:
-    """Those of the proposed settings that the config leaves open."""
+    """Return the proposed settings that the config leaves open."""
     current = flatten_config(config)
     return {name: value for name, value in defaults.items() if not current[name]}
 
@@ -75,26 +76,26 @@ def _model_defaults(config: Config, n_tokens: int) -> Settings:
     if n_tokens > 50 * MILLION:
         d_model, n_layers, n_heads = 512, 6, 8
     d_model = config.model.d_model or d_model
-    if config.model.is_recurrent:  # as wide again costs as much as a Transformer's feedforward layers
+    if config.model.is_recurrent:  # their layers cost as much as a Transformer's
         return {"model.d_model": d_model, "model.n_layers": min(n_layers, 3)}
-    if config.model.n_heads and d_model % config.model.n_heads:  # asked-for heads decide what the width may be
+    if config.model.n_heads and d_model % config.model.n_heads:  # the number of heads decides the width
         d_model = config.model.n_heads * max(1, d_model // config.model.n_heads)
-        d_model *= 1 + d_model % 2  # fixed positions come in pairs
+        d_model *= 1 + d_model % 2  # sinusoidal positions need an even width
     while d_model % n_heads:
         n_heads -= 1
     return {"model.d_model": d_model, "model.n_layers": n_layers, "model.n_heads": n_heads}
 
 
 def default_d_ff(model: ModelConfig) -> int:
-    """Four times the model's width; a gated layer has a matrix more, and two thirds of that."""
+    """Return four times the model's width; for gated layers, which have one more matrix, two thirds of that."""
     return 8 * round(model.d_model / 3) if model.activation == "swiglu" else 4 * model.d_model
 
 
 def _train_defaults(config: Config, n_tokens: int) -> Settings:
-    """Learning rate by width, batch by amount of data, and as many epochs as the data bears."""
+    """Choose the learning rate by the width, and the batch and the epochs by the amount of data."""
     train, d_model = config.train, config.model.d_model
     lr = 2e-3 if d_model <= 128 else 1e-3 if d_model <= 256 else 5e-4
-    is_fine_tuning = bool(train.init_from) and not train.lora_rank  # weights that have learned are easily lost
+    is_fine_tuning = bool(train.init_from) and not train.lora_rank  # a high rate would destroy trained weights
     defaults: Settings = {"train.lr": lr / 10 if is_fine_tuning else lr, "train.lora_alpha": 2.0 * train.lora_rank}
     batch_tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:

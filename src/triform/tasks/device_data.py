@@ -1,7 +1,7 @@
-"""Data that lies on the device, so that a step sends only row numbers there and batches are gathered by it.
+"""Datasets on a device: a step sends only row numbers there, and the device gathers the batch.
 
-Gathered batches come in few shapes: widths and numbers of rows are rounded up to a rung, and a row numbered -1 is
-filling, which nothing is learned from. A recorded step can then be replayed for every batch of its shape.
+Gathered batches have few different shapes: their widths and numbers of rows are rounded up. A row numbered -1 is
+padding and does not contribute to the loss. A CUDA graph can then be replayed for every batch of its shape.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from triform.config import TrainConfig
 from triform.data.samplers import Indices
 from triform.data.token_store import TokenStore
 
-MAX_DEVICE_TOKENS = 1 << 31  # four bytes each; larger data stays where it is
+MAX_DEVICE_TOKENS = 1 << 31  # four bytes each; larger data stays on the host
 COPY_CHUNK = 1 << 24  # tokens sent at a time
 PAD_ROW = -1
 
 
 class BatchPlan(NamedTuple):
-    """A batch on paper: its shape, its rows filled up to it, and how much is in it."""
+    """A batch before it is gathered: its shape, its row numbers with padding, and its counts."""
 
     shape: tuple[int, ...]
     rows: Indices
-    n_predictions: int  # predictions
-    n_tokens: int  # real ones
-    n_positions: int  # with the padding: what is computed
+    n_predictions: int
+    n_tokens: int  # without padding
+    n_positions: int  # with padding: what is computed
 
 
 class DeviceDataset(Protocol):
-    """A data set on the device."""
+    """A dataset on a device."""
 
     def plan(self, indices: Indices) -> BatchPlan:
-        """How these examples lie in a batch."""
+        """Return the plan of a batch of these examples."""
 
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Any:
-        """The batch itself; the numbers stay on the device, and nothing waits."""
+        """Return the batch of a plan. Nothing is copied to the host, so the device is not waited for."""
 
 
 def padded_batch_size(n_examples: int, width: int, train: TrainConfig) -> int:
-    """Rows of a batch of n examples so wide: as many for every batch of the width, so that shapes are few."""
+    """Return the number of rows, the same for every batch of a width, so that there are few shapes."""
     return train.batch_size or max(n_examples, train.batch_tokens // width)
 
 
 def pad_indices(indices: Indices, n_rows: int) -> Indices:
-    """Row numbers, with as much filling as is missing."""
+    """Return row numbers with padding up to a number of rows."""
     return np.concatenate([indices, np.full(n_rows - len(indices), PAD_ROW)])
 
 
@@ -56,7 +56,7 @@ def fits_on_device(*stores: TokenStore) -> bool:
 
 
 def copy_to_device(array: Any, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
-    """An array on the device, a part at a time: it may be mapped from disk."""
+    """Copy an array, which may be mapped from disk, to the device in chunks."""
     result = torch.empty(len(array), dtype=dtype, device=device)
     for start in range(0, len(array), COPY_CHUNK):
         chunk = np.asarray(array[start : start + COPY_CHUNK], dtype=np.int64)
@@ -65,7 +65,7 @@ def copy_to_device(array: Any, device: torch.device, dtype: torch.dtype = torch.
 
 
 class DeviceSequences:
-    """A store of sequences on the device, each cut at a length; what belongs after it stays."""
+    """Sequences on a device, cut at a length. The special tokens after a text (`suffix`) are kept."""
 
     def __init__(self, store: TokenStore, max_len: int, device: torch.device, suffix: tuple[int, ...] = ()) -> None:
         lengths = store.lengths
@@ -79,7 +79,7 @@ class DeviceSequences:
             self.tokens[truncated_ends - offset] = token
 
     def gather(self, rows: Tensor, width: int, pad_token: int) -> tuple[Tensor, Tensor]:
-        """The sequences as (R, width) tokens, and which of them are real."""
+        """Return the tokens of rows, (R, width), and a mask of those that are not padding."""
         columns = torch.arange(width, device=rows.device)
         keep = columns < self.lengths[rows][:, None]  # (R, W)
         indices = (self.starts[rows][:, None] + columns).clamp(max=max(0, len(self.tokens) - 1))

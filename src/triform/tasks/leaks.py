@@ -1,4 +1,4 @@
-"""What validation and test data share with training data, said when training begins and when files are scored."""
+"""Warnings about validation and test data that is also in the training data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from triform.data.readers import fingerprint
 from triform.data.token_cache import TokenCache
 from triform.errors import DataError, WarningText
 
-LEAK_PHRASE = "is memory"  # what every line on a leak says, so that it is known again
+LEAK_PHRASE = "is memory"  # part of every warning about a leak, by which others recognise it
 
 
 def leak_warnings(
     cache: TokenCache, valid: str, cache_key: object, train_texts: Iterator[str], valid_texts: Iterator[str]
 ) -> list[str]:
-    """A line when held-out texts are training texts too; `valid` names their file, or nothing within the same one.
+    """Warn if validation texts are also training texts. `valid` is their file, if they have one of their own.
 
-    Only equal texts are looked for, in one reading; near ones are left to `triform audit`. What was found in a
-    large file is remembered, as its tokens are.
+    Only equal texts are found; `triform audit` finds similar ones. The result for a large file is cached.
     """
 
     def count_repeats() -> list[int]:
@@ -46,7 +45,7 @@ def leak_warnings(
 
 
 def same_text_warnings(train: str, valid: str) -> list[str]:
-    """Of running texts only a whole one is compared: its lines are no examples, and refrains and names recur."""
+    """Warn if two running texts are the same file. Their lines are not compared, because lines often repeat."""
     if not valid or fingerprint(valid) != fingerprint(train):
         return []
     return [
@@ -61,7 +60,7 @@ def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str
 
     Args:
         name: A file, or `source,target`.
-        trained_on: The fingerprints of the training files, in the same order.
+        train_fingerprints: The fingerprints of the training files, in the same order.
     """
     with suppress(DataError):  # what cannot be read is for the reader to refuse
         if train_fingerprints and [fingerprint(file) for file in _split_file_names(name)] == train_fingerprints:
@@ -75,5 +74,5 @@ def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str
 
 
 def _split_file_names(names: str) -> list[str]:
-    """`source,target` is two files, unless one is called so."""
+    """Split `source,target` into two names, unless there is a file of this name."""
     return names.split(",") if "," in names and not Path(names).exists() else [names] if names else []

@@ -45,6 +45,8 @@ class Task(ABC):
 
     def __init__(self, config: Config, *tokenizers: Tokenizer) -> None:
         self.config, self.tokenizers = config, tokenizers
+        self.tokenizer = tokenizers[0]  # of the input text
+        self.target_tokenizer = tokenizers[-1]  # of the text that the model writes
         self.sizes = self._data_sizes()
         require_memory(config, self.sizes)
         self.model = self.build_model()
@@ -73,16 +75,6 @@ class Task(ABC):
         task = copy(self)
         vars(task)["config"] = config
         return task
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the input text."""
-        return self.tokenizers[0]
-
-    @property
-    def target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the text that the model writes."""
-        return self.tokenizers[-1]
 
     def tokenizer_for(self, module_name: str) -> Tokenizer:
         """Return the tokenizer whose tokens a module reads, named as in `model.named_modules()`."""
