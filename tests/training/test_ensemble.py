@@ -21,6 +21,7 @@ from triform.config.settings import build_config
 from triform.errors import ConfigError, DivergedError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
+from triform.nn.kernels.sdpa import mask_cache
 from triform.tasks import TASKS, PreparedTask
 from triform.training import ensemble
 from triform.training.aggregate_progress import AggregateProgress
@@ -421,7 +422,7 @@ def test_dropout_differs_between_members_and_what_is_remembered_is_not_theirs(tm
     masks = [
         mask
         for attention_mask in stacked_models.task.model.layer_masks
-        for mask in attention_mask.cached_tensors()
+        for mask in mask_cache(attention_mask).tensors()
         if mask is not None
     ]
     assert masks

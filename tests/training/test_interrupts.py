@@ -20,7 +20,7 @@ from triform.errors import RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.interrupts import SAVING_MESSAGE, STOPPING_NOW_MESSAGE, handle_signals
 from triform.launch import train
-from triform.tasks import TASKS
+from triform.tasks.evaluation import Evaluator
 from triform.training.ensemble import Ensemble
 from triform.training.run_folder import RunFolder
 from triform.training.stacked_models import StackedModels
@@ -42,10 +42,10 @@ def data(tmp_path: Path) -> dict[str, str]:
     return path_by_task
 
 
-def stop_in_evaluation(patch: pytest.MonkeyPatch, task: str, number: int) -> None:
+def stop_in_evaluation(patch: pytest.MonkeyPatch, number: int) -> None:
     """As Ctrl-C does: ask for a stop in the midst of the validation numbered so, which has drawn random numbers."""
     trainers: list[Trainer] = []
-    original_start, original_evaluate, remaining = Trainer.start, TASKS[task].evaluate, [number]
+    original_start, original_evaluate, remaining = Trainer.start, Evaluator.evaluate, [number]
 
     def record_trainer(self: Trainer) -> None:
         trainers.append(self)
@@ -59,7 +59,7 @@ def stop_in_evaluation(patch: pytest.MonkeyPatch, task: str, number: int) -> Non
         return original_evaluate(self, *arguments, **kwargs)
 
     patch.setattr(Trainer, "start", record_trainer)
-    patch.setattr(TASKS[task], "evaluate", evaluate_then_stop)
+    patch.setattr(Evaluator, "evaluate", evaluate_then_stop)
 
 
 @pytest.mark.parametrize("number", [1, 3], ids=["the first", "the last"])
@@ -85,18 +85,18 @@ def test_interrupted_in_a_validation_and_resumed_a_run_has_the_same_bits(
         return train(task, data=data[task], out=tmp_path / name, device="cpu", quiet=True, **settings).path
 
     with monkeypatch.context() as patch:
-        stop_in_evaluation(patch, task, 99)  # the unbroken one draws random numbers in its validations too
+        stop_in_evaluation(patch, 99)  # the unbroken one draws random numbers in its validations too
         uninterrupted = train_run("straight")
     for attempt in range(2):  # the second one is interrupted in the same validation, repeated
         with monkeypatch.context() as patch:
-            stop_in_evaluation(patch, task, number if attempt == 0 else 1)
+            stop_in_evaluation(patch, number if attempt == 0 else 1)
             with pytest.raises(RunInterruptedError, match="everything is saved"):
                 train_run("broken", resume=attempt == 1)
         (checkpoint,) = (tmp_path / "broken" / "checkpoints").iterdir()
         assert checkpoint.name.endswith("-unvalidated")
         assert not RunFolder(tmp_path / "broken").is_finished()
     with monkeypatch.context() as patch:
-        stop_in_evaluation(patch, task, 99)
+        stop_in_evaluation(patch, 99)
         assert_same_run(uninterrupted, train_run("broken", resume=True))
 
 
