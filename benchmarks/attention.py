@@ -22,7 +22,8 @@ from triform.config import DataSizes, ModelConfig
 from triform.models.encoder import Classifier
 from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels.dispatch import dispatch_attention, select_kernel
-from triform.nn.layouts import pack, pad
+from triform.nn.kernels.packing import pack
+from triform.nn.layouts import pad
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES

@@ -32,9 +32,9 @@ from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels.dispatch import FLEX, VARLEN, dispatch_attention, select_kernel, use_fast_kernels
 from triform.nn.kernels.flex import flex_attention_kernel
+from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.kernels.tiling import tiled_sdpa_attention
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES

@@ -20,19 +20,12 @@ from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import ScoreFunction, repeat_kv
 from triform.nn.kernels import tiling
 from triform.nn.kernels.beams import BeamMask
+from triform.nn.kernels.packing import PackedLayout, PackedMask
 from triform.nn.kernels.sdpa import full_tile
 from triform.nn.kernels.tiling import tiled_sdpa_attention
 from triform.nn.kv_cache import DynamicKVCache, KVCache
-from triform.nn.layouts import PackedLayout, PaddedLayout
-from triform.nn.masks import (
-    AttentionMask,
-    AttentionSpan,
-    CausalMask,
-    PackedMask,
-    causal_mask,
-    full_mask,
-    window_mask,
-)
+from triform.nn.layouts import PaddedLayout
+from triform.nn.masks import AttentionMask, AttentionSpan, CausalMask, causal_mask, full_mask, window_mask
 
 SUMS_CHECK = "attention rows sum to one"
 PADDING_CHECK = "no weight on padding"

@@ -22,7 +22,8 @@ from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import Attention
 from triform.nn.kernels.dispatch import dispatch_attention, use_fast_kernels
-from triform.nn.layouts import pack, pad
+from triform.nn.kernels.packing import pack
+from triform.nn.layouts import pad
 
 VOCAB_SIZE, HEAD_DIM = 13, 4
 SIZES = DataSizes(vocab_size=VOCAB_SIZE, max_len=24, n_labels=3)

@@ -17,7 +17,8 @@ from triform.explain.checks import check_model
 from triform.explain.recorder import record_attention
 from triform.models.factory import build_classifier, build_decoder, build_seq2seq
 from triform.models.recurrent import RecurrentClassifier, RecurrentDecoder, RecurrentSeq2Seq
-from triform.nn.layouts import PaddedLayout, pack, pad
+from triform.nn.kernels.packing import pack
+from triform.nn.layouts import PaddedLayout, pad
 from triform.nn.recurrent import CELLS, BidirectionalLayer, RecurrentState
 
 KINDS: tuple[RecurrentKind, ...] = get_args(RecurrentKind)

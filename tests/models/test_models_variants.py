@@ -20,8 +20,9 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.embedding import hash_bigrams
+from triform.nn.kernels.packing import PackedLayout, pack
 from triform.nn.kv_cache import KVCache
-from triform.nn.layouts import PackedLayout, PaddedLayout, pack, pad
+from triform.nn.layouts import PaddedLayout, pad
 
 V = 13
 SIZES = DataSizes(vocab_size=V, max_len=24, n_labels=3)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
+from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import dense_mask, full_tile
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 
 CPU = torch.device("cpu")

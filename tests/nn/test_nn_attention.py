@@ -17,9 +17,9 @@ from triform.nn.block import Block, CrossBlock, FeedForward, LayerContext
 from triform.nn.embedding import InputEmbedding
 from triform.nn.kernels import tiling
 from triform.nn.kernels.dispatch import dispatch_attention
+from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.kernels.tiling import chunked_attention
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES

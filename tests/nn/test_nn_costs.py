@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from triform.config import ModelConfig
 from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels import tiling
+from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, CausalMask, FullMask, causal_mask, padding_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES

@@ -20,9 +20,9 @@ from triform.nn.kernels import dispatch, flex
 from triform.nn.kernels import varlen as flash
 from triform.nn.kernels.dispatch import CHUNKED, FLEX, SDPA, SDPA_TILED, VARLEN, KernelChoice, select_kernel
 from triform.nn.kernels.flex import BLOCK_SIZE, BlockTable, build_block_table
+from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.kernels.tiling import mask_regions, tiled_sdpa_attention
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
 
 DOT_SCORE = build_score_fn("scaled_dot", "none", causal=True, width=16)

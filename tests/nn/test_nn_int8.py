@@ -17,7 +17,8 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.kernels import int8, precision
-from triform.nn.layouts import pack, pad
+from triform.nn.kernels.packing import pack
+from triform.nn.layouts import pad
 
 CPU = torch.device("cpu")
 SIZES = DataSizes(vocab_size=60, max_len=24, n_labels=3)

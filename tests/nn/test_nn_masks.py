@@ -14,13 +14,12 @@ from torch.nn.attention.flex_attention import create_mask
 from triform.config import ModelConfig
 from triform.nn.kernels import sdpa, tiling
 from triform.nn.kernels.flex import mask_mod
+from triform.nn.kernels.packing import PackedLayout, PackedMask
 from triform.nn.kernels.sdpa import MaskKind, Tile, dense_mask, full_tile, mask_cache, mask_kind
 from triform.nn.kernels.tiling import mask_regions, multi_slice
-from triform.nn.layouts import PackedLayout
 from triform.nn.masks import (
     AttentionMask,
     CausalMask,
-    PackedMask,
     build_layer_masks,
     causal_mask,
     combine_masks,

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from triform.analysis.parameters import count_parameters
 from triform.errors import ConfigError
 from triform.explain.checks import CHECKS, check_model
-from triform.nn.layouts import pack
+from triform.nn.kernels.packing import pack
 from triform.pretrained import load_pretrained
 
 FAMILY_NAMES = ("gpt2", "llama", "bert", "distilbert", "marian")

@@ -92,7 +92,8 @@ def _inspect_attention() -> dict[str, str]:
     from triform.device import resolve_device
     from triform.nn.attention import ScoreFunction, naive_attention
     from triform.nn.kernels.dispatch import select_kernel
-    from triform.nn.masks import PackedMask, causal_mask, full_mask, window_mask
+    from triform.nn.kernels.packing import PackedMask
+    from triform.nn.masks import causal_mask, full_mask, window_mask
     from triform.nn.positions import build_relative_position
     from triform.nn.scores import SCORES
 

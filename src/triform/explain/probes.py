@@ -26,8 +26,9 @@ from triform.models.factory import (
     build_decoder,
     build_seq2seq,
 )
+from triform.nn.kernels.packing import pack
 from triform.nn.kernels.sdpa import MIN_TILE_CPU
-from triform.nn.layouts import LayoutLike, pack, pad
+from triform.nn.layouts import LayoutLike, pad
 
 ProbeRows = list[list[int]]
 FIRST_REGULAR_TOKEN = 4  # those before it are special

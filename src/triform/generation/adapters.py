@@ -23,6 +23,7 @@ from triform.models.decoder import Decoder
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
+from triform.nn.kernels.batching import append_sources, extend_store, interleave_beams, write_rows
 from triform.nn.kernels.beams import BeamLayout
 from triform.nn.kernels.static_cache import StaticKVCache
 from triform.nn.kv_cache import KVCache
@@ -195,7 +196,7 @@ class CachedStepper:
         if not self.lengths:
             self._start(prefilled)
             return prefilled.logits
-        self.source_keep = self.cache.append_sources(prefilled.cache, self.source_keep, prefilled.source_keep)
+        self.source_keep = append_sources(self.cache, prefilled.cache, self.source_keep, prefilled.source_keep)
         self._write_prefill(prefilled)
         self.lengths = self.lengths + prefilled.lengths
         return prefilled.logits
@@ -253,7 +254,7 @@ class CachedStepper:
         keep = torch.ones(1, width, dtype=torch.bool, device=device) if prefilled.keep is None else prefilled.keep
         keep = keep.expand(len(prefilled.logits), -1).view(len(contexts), beam_size, width)
         for kv_store, _ in self.cache.stores:
-            kv_store.interleave_beams(beam_size)
+            interleave_beams(kv_store, beam_size)
         identity = torch.eye(beam_size, dtype=torch.bool, device=device)
         self.keep = (keep[..., None] & identity[:, None]).flatten(2)  # (B, K, P · K)
         self.key_times = torch.arange(width, device=device).repeat_interleave(beam_size)
@@ -269,7 +270,7 @@ class CachedStepper:
         if n_front < 0:
             n_front = -int(torch.searchsorted(self.key_times, first_time))
         for kv_store, _ in self.cache.stores:
-            kv_store.extend(extra_rows=n_added, front_padding=n_front)
+            extend_store(kv_store, extra_rows=n_added, front_padding=n_front)
         front_times = torch.arange(first_time, first_time + max(n_front, 0), device=device)
         self.key_times = torch.cat([front_times, self.key_times[max(-n_front, 0) :]])
         self.keep = keep.new_zeros(n_before + n_added, self.beam_size, len(self.key_times))
@@ -278,7 +279,7 @@ class CachedStepper:
         times = torch.arange(width, device=device) + (self.key_times[-1] - width + 1)
         write_columns = torch.searchsorted(self.key_times, times)
         for (kv_store, _), (new_store, _) in zip(self.cache.stores, prefilled.cache.stores, strict=True):
-            kv_store.write(new_rows, write_columns, new_store.key_value())
+            write_rows(kv_store, new_rows, write_columns, new_store.key_value())
         valid = prefilled.keep if prefilled.keep is not None else keep.new_ones(n_added, width)
         for hypothesis in range(self.beam_size):
             self.keep[new_rows[:, None], hypothesis, write_columns] = valid

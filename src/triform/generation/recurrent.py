@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from triform.nn.kernels.batching import append_source
 from triform.nn.layouts import pad
 from triform.nn.recurrent import RecurrentState
 
@@ -117,7 +118,8 @@ class RecurrentStepper:
         prefilled = self.adapter.prefill(rows)
         prefilled.state.repeat(self.beam_size)
         if self.n_rows:
-            self.source_keep = self.state.append_rows(prefilled.state, self.source_keep, prefilled.source_keep)
+            keeps = self.source_keep, prefilled.source_keep
+            self.source_keep = append_state_rows(self.state, prefilled.state, *keeps)
         else:
             self.state, self.source_keep = prefilled.state, prefilled.source_keep
         self.n_rows += len(rows)
@@ -138,3 +140,13 @@ class RecurrentStepper:
 
     def restart(self, contexts: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         raise AssertionError("the context of a recurrent model is never full")
+
+
+def append_state_rows(
+    state: RecurrentState, other: RecurrentState, keep: Tensor | None, other_keep: Tensor | None
+) -> Tensor | None:
+    """Append the rows of another state; returns which source tokens are real, (B + N, S)."""
+    assert state.hidden is not None
+    assert other.hidden is not None
+    state.hidden = torch.cat([state.hidden, other.hidden], dim=2)
+    return append_source(state.source, other.source, keep, other_keep)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 KeyValue = tuple[Tensor, Tensor]  # each (B, G, S, Dh)
@@ -73,29 +72,6 @@ class DynamicKVCache:
         assert self.buffer is not None
         return self.buffer[0, :, :, : self.length], self.buffer[1, :, :, : self.length]
 
-    def interleave_beams(self, beam_size: int) -> None:
-        """Merge every `beam_size` rows into one, with their keys side by side: (2, B, G, S · beam_size, Dh)."""
-        assert self.buffer is not None
-        filled = self.buffer[:, :, :, : self.length]
-        grouped = filled.reshape(2, -1, beam_size, *filled.shape[2:])  # (2, B, size, G, S, Dh)
-        self.buffer = grouped.permute(0, 1, 3, 4, 2, 5).flatten(3, 4)
-        self.length *= beam_size
-
-    def extend(self, *, extra_rows: int, front_padding: int) -> None:
-        """Add rows, and keys before the first one; a negative `front_padding` drops the first keys."""
-        assert self.buffer is not None
-        n_tensors, batch_size, heads, _, head_dim = self.buffer.shape
-        filled = self.buffer[:, :, :, max(0, -front_padding) : self.length]
-        self.length += front_padding
-        self.buffer = filled.new_zeros(n_tensors, batch_size + extra_rows, heads, self.length + 32, head_dim)
-        self.buffer[:, :batch_size, :, max(0, front_padding) : self.length] = filled
-
-    def write(self, rows: Tensor, positions: Tensor, new_kv: KeyValue) -> None:  # (N), (P), (N, G, P, Dh) each
-        """Write keys and values at these positions of some rows."""
-        assert self.buffer is not None
-        for buffer, new in zip(self.buffer, new_kv, strict=True):
-            buffer[rows[:, None], :, positions] = new.transpose(1, 2)
-
 
 @dataclass
 class CrossKVCache:
@@ -114,34 +90,12 @@ class CrossKVCache:
         if self.key_value is not None:
             self.key_value = self.key_value[0].index_select(0, rows), self.key_value[1].index_select(0, rows)
 
-    def append_rows(self, other: CrossKVCache) -> None:
-        """Append the rows of another cache; the shorter source is padded."""
-        if self.key_value is not None and other.key_value is not None:
-            (k, v), (k2, v2) = self.key_value, other.key_value
-            self.key_value = _concat_padded(k, k2), _concat_padded(v, v2)
-
-    def joint_keep_mask(self, other: CrossKVCache, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
-        """Return which tokens are real after `append_rows`, (B + N, S); call it before."""
-        if self.key_value is None or other.key_value is None:
-            return None
-        masks = [
-            torch.ones(len(k), k.shape[2], dtype=torch.bool, device=k.device) if row_keep is None else row_keep
-            for row_keep, (k, _) in ((keep, self.key_value), (other_keep, other.key_value))
-        ]
-        return _concat_padded(*(mask[:, None, :, None] for mask in masks))[:, 0, :, 0]
-
-
-def _concat_padded(x: Tensor, y: Tensor) -> Tensor:  # (B, G, S, Dh), (N, G, S', Dh) -> (B + N, G, max, Dh)
-    result = x.new_zeros(len(x) + len(y), x.shape[1], max(x.shape[2], y.shape[2]), x.shape[3])
-    result[: len(x), :, : x.shape[2]] = x
-    result[len(x) :, :, : y.shape[2]] = y
-    return result
-
 
 class KVCache:
     """The cache of a whole model: for each layer one store for its past and one for its source.
 
     Example:
+        >>> import torch
         >>> from triform.config import DataSizes, ModelConfig
         >>> from triform.models.decoder import Decoder
         >>> config = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2)
@@ -166,10 +120,3 @@ class KVCache:
         for past, source in self.stores:
             past.select(rows)
             source.select(rows)
-
-    def append_sources(self, other: KVCache, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
-        """Append the sources of another cache; returns which source tokens are real, (B + N, S)."""
-        joint_keep = self.stores[0][1].joint_keep_mask(other.stores[0][1], keep, other_keep)
-        for (_, own_source), (_, other_source) in zip(self.stores, other.stores, strict=True):
-            own_source.append_rows(other_source)
-        return joint_keep

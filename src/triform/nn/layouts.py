@@ -1,20 +1,18 @@
-"""How the sequences of a batch lie in a tensor: padded to one length, or packed end to end without padding.
+"""How the sequences of a batch lie in a tensor: padded to one length, or packed (see `kernels/packing.py`).
 
-A model asks the layout for the positions of its tokens, for the masks that keep sequences apart, and for pooling.
+A model asks the layout for the positions of its tokens, for masks, and for pooling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from triform.nn.masks import AttentionMask, PackedMask, combine_masks, full_mask, padding_mask, sequence_ids
+from triform.nn.masks import AttentionMask, combine_masks, padding_mask
 
 
 class BatchLayout(Protocol):
@@ -25,6 +23,18 @@ class BatchLayout(Protocol):
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         """Return the positions (T) or (B, T) of `t` tokens that follow `start` earlier ones."""
+
+
+class SequenceLayout(BatchLayout, Protocol):
+    """The layout of whole sequences; `PaddedLayout` documents the methods."""
+
+    def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask: ...
+    def mean(self, x: Tensor) -> Tensor: ...
+    def first(self, x: Tensor) -> Tensor: ...
+    def last(self, x: Tensor) -> Tensor: ...
+    def to_padded(self, x: Tensor) -> Tensor: ...
+    def from_padded(self, x: Tensor) -> Tensor: ...
+    def reverse_index(self, t: int, device: torch.device) -> Tensor: ...
 
 
 class PaddedLayout:
@@ -84,63 +94,7 @@ class PaddedLayout:
         return torch.where(mirrored < 0, positions, mirrored)
 
 
-class PackedLayout:
-    """All sequences end to end in one row (1, N).
-
-    Args:
-        lengths: The length of each sequence.
-    """
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = tuple(lengths)
-        self.mask = self.cross_attention_mask(self)
-
-    def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        """Return the layers' masks combined with one that separates the sequences."""
-        return combine_masks(layer_masks, self.mask)
-
-    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        """Return positions that start again with each sequence."""
-        assert (start, t) == (0, sum(self.lengths)), "packed sequences are read as a whole"
-        return torch.cat([torch.arange(length, device=device) for length in self.lengths])
-
-    def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
-        """Return which of these tokens a decoder with `query_layout`, packed too, may read."""
-        assert isinstance(query_layout, PackedLayout), "source and target are both packed, or none of them"
-        return full_mask if len(self.lengths) == 1 else PackedMask(query_layout.lengths, self.lengths)
-
-    def mean(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
-        """Average the tokens of each sequence."""
-        accum_dtype = torch.promote_types(x.dtype, torch.float32)  # bf16 cannot add up a long sequence
-        sums = x.new_zeros(len(self.lengths), x.shape[-1], dtype=accum_dtype)
-        sums = sums.index_add(0, sequence_ids(self.lengths, x.device), x[0].to(accum_dtype))
-        counts = torch.tensor(self.lengths, device=x.device)[:, None].clamp(min=1)
-        return (sums / counts.to(accum_dtype)).to(x.dtype)
-
-    def first(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
-        """Return the first token of each sequence."""
-        return x[0].index_select(0, torch.tensor([0, *accumulate(self.lengths[:-1])], device=x.device))
-
-    def last(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)
-        """Return the last token of each sequence."""
-        return x[0].index_select(0, torch.tensor([*accumulate(self.lengths)], device=x.device) - 1)
-
-    def to_padded(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, T, D)
-        """Return the states with one sequence in each row, padded with zeros."""
-        return pad_sequence(list(x[0].split(self.lengths)), batch_first=True)  # type: ignore[no-untyped-call]
-
-    def from_padded(self, x: Tensor) -> Tensor:  # (B, T, D) -> (1, N, D)
-        """Undo `to_padded`."""
-        return torch.cat([row[:length] for row, length in zip(x, self.lengths, strict=True)])[None]
-
-    def reverse_index(self, t: int, device: torch.device) -> Tensor:  # -> (B, T)
-        """Return indices that reverse each sequence of the padded states."""
-        keep = torch.arange(t, device=device) < torch.tensor(self.lengths, device=device)[:, None]
-        return PaddedLayout(keep).reverse_index(t, device)
-
-
-SequenceLayout = PaddedLayout | PackedLayout
-SequenceLayoutLike = Tensor | PaddedLayout | PackedLayout | None  # a tensor is `keep`, None: no padding
+SequenceLayoutLike = Tensor | SequenceLayout | None  # a tensor is `keep`, None: no padding
 LayoutLike = Tensor | BatchLayout | None
 
 POOLINGS: dict[str, Callable[[SequenceLayout, Tensor], Tensor]] = {  # (B, T, D) -> (B, D)
@@ -187,15 +141,3 @@ def pad(rows: Sequence[Any], *, fill: int = 0, left: bool = False) -> tuple[Tens
     columns = np.arange(width)
     keep = columns >= (width - lengths)[:, None] if left else columns < lengths[:, None]
     return torch.from_numpy(tokens), torch.from_numpy(keep)
-
-
-def pack(rows: Sequence[Any]) -> tuple[Tensor, PackedLayout]:
-    """Lay rows of tokens end to end.
-
-    Example:
-        >>> tokens, layout = pack([[5, 6, 7], [8]])
-        >>> tokens, layout.lengths
-        (tensor([[5, 6, 7, 8]]), (3, 1))
-    """
-    tokens = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
-    return torch.from_numpy(tokens[None]), PackedLayout([len(row) for row in rows])

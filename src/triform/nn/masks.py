@@ -141,37 +141,6 @@ class PaddingMask(AttentionMask):
         return self.keep[b, k]
 
 
-class PackedMask(AttentionMask):
-    """Separates sequences that lie end to end: a token reads only its own sequence, or the source of its own.
-
-    Args:
-        lengths: Lengths of the sequences that the queries come from.
-        source_lengths: Lengths of the sequences that the keys come from.
-    """
-
-    span_is_exact = is_packed = True
-
-    def __init__(self, lengths: Sequence[int], source_lengths: Sequence[int]) -> None:
-        assert len(lengths) == len(source_lengths), "every packed sequence needs its source"
-        self.lengths, self.source_lengths = tuple(lengths), tuple(source_lengths)
-        self.query_offset = sum(source_lengths) - sum(lengths)  # queries count as the last of the key positions
-
-    def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return True for keys of the query's own sequence."""
-        query_ids, key_ids = sequence_ids(self.lengths, q.device), sequence_ids(self.source_lengths, k.device)
-        return (query_ids[q - self.query_offset] == key_ids[k]) & (b >= 0)
-
-
-def sequence_ids(lengths: Sequence[int], device: torch.device) -> Tensor:  # -> (sum of lengths)
-    """Return, for each token of packed sequences, the index of its sequence.
-
-    Example:
-        >>> sequence_ids([2, 1, 3], torch.device("cpu"))
-        tensor([0, 0, 1, 2, 2, 2])
-    """
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
-
-
 full_mask: AttentionMask = FullMask()
 causal_mask: AttentionMask = CausalMask()
 

@@ -113,15 +113,6 @@ class RecurrentState:
         assert self.hidden is not None
         self.hidden = self.hidden.repeat_interleave(times, dim=2)
 
-    def append_rows(self, other: RecurrentState, keep: Tensor | None, other_keep: Tensor | None) -> Tensor | None:
-        """The other's rows after its own, and which of all their sources' tokens are real, (B + N, S)."""
-        assert self.hidden is not None
-        assert other.hidden is not None
-        self.hidden = torch.cat([self.hidden, other.hidden], dim=2)
-        joint_keep = self.source.joint_keep_mask(other.source, keep, other_keep)
-        self.source.append_rows(other.source)
-        return joint_keep
-
 
 class RecurrentStack(nn.ModuleList):
     """Layers that read one way, from a state that is given to one that is left."""

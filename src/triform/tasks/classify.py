@@ -19,7 +19,8 @@ from triform.data.token_store import TokenStore
 from triform.evaluation.metrics import Metrics, accuracy, macro_f1
 from triform.models.factory import AnyClassifier, build_classifier
 from triform.nn.kernels.dispatch import use_fast_kernels
-from triform.nn.layouts import as_layout, pack, pad
+from triform.nn.kernels.packing import pack
+from triform.nn.layouts import as_layout, pad
 from triform.nn.loss import check_finite, cross_entropy, r_drop_loss
 from triform.progress import track_progress
 from triform.tasks.batch import BucketedDataset

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from triform.nn.attention import ScoreFunction, naive_attention
+from triform.nn.kernels.packing import PackedMask
 from triform.nn.kernels.sdpa import (
     Tile,
     attend_tile,
@@ -28,7 +29,7 @@ from triform.nn.kernels.sdpa import (
     min_tile_len,
     tile_distances,
 )
-from triform.nn.masks import AndMask, AttentionMask, PackedMask
+from triform.nn.masks import AndMask, AttentionMask
 
 MAX_CACHED_TILINGS = 64  # of one mask
 MAX_TILED_COST = 0.6  # tiles must save at least 40 % of the work, because they are many calls
