@@ -1,4 +1,4 @@
-"""Which class a form is, by `model.kind`: a Transformer or its recurrent twin."""
+"""Builds the model of each task: a Transformer or its recurrent twin, as `model.kind` says."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ AnySeq2Seq = Seq2Seq | RecurrentSeq2Seq
 
 
 def build_classifier(config: ModelConfig, sizes: DataSizes) -> AnyClassifier:
+    """Build a classifier.
+
+    Example:
+        >>> model = build_classifier(ModelConfig(kind="gru", d_model=8), DataSizes(100, max_len=16, n_labels=3))
+        >>> type(model).__name__
+        'RecurrentClassifier'
+    """
     return (RecurrentClassifier if config.is_recurrent else Classifier)(config, sizes)
 
 
 def build_decoder(config: ModelConfig, sizes: DataSizes) -> AnyDecoder:
+    """Build a language model."""
     return (RecurrentDecoder if config.is_recurrent else Decoder)(config, sizes)
 
 
 def build_seq2seq(config: ModelConfig, sizes: DataSizes) -> AnySeq2Seq:
+    """Build a translator."""
     return (RecurrentSeq2Seq if config.is_recurrent else Seq2Seq)(config, sizes)

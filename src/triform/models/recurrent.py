@@ -1,7 +1,7 @@
-"""The three forms as recurrent models: what came before Transformers, called and trained as they are.
+"""The three forms as recurrent models, which are called and trained like the Transformers.
 
-They have the same parts around their layers (embedding, heads, one attention over a source), so a task need not
-know which kind it has. What they remember between calls is a `Carry`, where Transformers have a cache.
+They share embedding, heads and attention over the source with them, so a task need not know which kind it has.
+Between calls they keep a `RecurrentState` where Transformers keep a cache.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from triform.nn.scores import SCORES
 
 
 class RecurrentEncoder(nn.Module):
+    """Recurrent layers that read in both directions, or only forwards."""
+
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
         is_unidirectional = config.attention_direction == "causal"
-        self.forward_size = config.d_model if is_unidirectional else config.d_model // 2  # what reads forwards
+        self.forward_size = (
+            config.d_model if is_unidirectional else config.d_model // 2
+        )  # width of the forward states
         self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList(
             (UnidirectionalLayer if is_unidirectional else BidirectionalLayer)(config)
@@ -35,7 +39,7 @@ class RecurrentEncoder(nn.Module):
         )
 
     def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
-        """What each token is in its text, read from both sides."""
+        """Return the states of the tokens."""
         layout = as_layout(keep)
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
         reverse_index = layout.reverse_index(x.shape[1], x.device)
@@ -44,12 +48,12 @@ class RecurrentEncoder(nn.Module):
         return layout.from_padded(x)
 
     def final_states(self, layout: SequenceLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
-        """What was known of each row when all of it had been read: forwards its last state, backwards its first."""
+        """Return the final state of each sequence: the last forward and the first backward state."""
         return torch.cat([layout.last(x)[:, : self.forward_size], layout.first(x)[:, self.forward_size :]], dim=-1)
 
 
 class RecurrentClassifier(nn.Module):
-    """Encoder, the mean of the states of real tokens (or what was known at the ends), label scores."""
+    """A text classifier: recurrent encoder, pooling (`last` takes the final states), label logits."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
@@ -65,7 +69,7 @@ class RecurrentClassifier(nn.Module):
 
 
 class RecurrentDecoder(nn.Module):
-    """A language model: every state has read what came before it, however long that is."""
+    """A recurrent language model."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
@@ -87,9 +91,13 @@ class RecurrentDecoder(nn.Module):
         recurrent_state: RecurrentState | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:  # (B, T) -> (B, T, D)
-        """What the head reads. With a `carry` it goes on from there, and leaves there what it knows at the end.
+        """Return the states that the head reads.
 
-        Rows are padded at their ends; a carry that is to go on from theirs needs their `lengths`.
+        Args:
+            tokens: Token ids (B, T), padded on the right.
+            keep: True for real tokens, or the layout of the batch.
+            recurrent_state: The state to continue from; the final state is written to it.
+            lengths: The lengths of the rows, needed to continue later from the end of each.
         """
         layout, recurrent_state = as_layout(keep), recurrent_state or RecurrentState()
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
@@ -98,26 +106,25 @@ class RecurrentDecoder(nn.Module):
         return layout.from_padded(x)
 
     def step(self, tokens: Tensor, recurrent_state: RecurrentState) -> Tensor:  # (B, size) -> (B, size, V)
-        """One more token for each hypothesis, whose states lie side by side in the carry."""
-        x = self.embedding(tokens, tokens)  # where it stands says nothing here
+        """Return the logits after one more token for each hypothesis, whose states lie side by side."""
+        x = self.embedding(tokens, tokens)  # positions are not used
         return self.lm_head(step_hypotheses(self.blocks, x, recurrent_state))
 
 
 def step_hypotheses(
     blocks: RecurrentStack, x: Tensor, recurrent_state: RecurrentState
 ) -> Tensor:  # (B, size, D) -> (B, size, D)
-    """Each hypothesis as a row that goes on by one token."""
+    """Read one token for each hypothesis, as a row of its own."""
     assert recurrent_state.hidden is not None, "nothing was read yet"
     y, recurrent_state.hidden = blocks(x.flatten(0, 1)[:, None], recurrent_state.hidden)
     return y.view(x.shape)
 
 
 class RecurrentSeq2Seq(nn.Module):
-    """An encoder's states, looked at by attention after every state of the decoder.
+    """A recurrent translator with attention over the encoder's states.
 
-    The score is additive (Bahdanau, arXiv:1409.0473) or a product of what two matrices make of both (Luong,
-    arXiv:1508.04025). What is read joins the state after the cell, as Luong has it, not before: so all tokens of a
-    target are one call of the cell.
+    The score is additive (Bahdanau, arXiv:1409.0473) or a dot product (Luong, arXiv:1508.04025). As in Luong's
+    model, attention follows the cell, so that all tokens of a target are read in one call.
     """
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
@@ -156,7 +163,7 @@ class RecurrentSeq2Seq(nn.Module):
         recurrent_state: RecurrentState | None = None,
         target_keep: SequenceLayoutLike = None,
     ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
-        """What the head reads, from the begin token on; a `carry` remembers where it stopped, and the source."""
+        """Return the states that the head reads; final state and source are written to `recurrent_state`."""
         layout, source_layout, recurrent_state = (
             as_layout(target_keep),
             as_layout(source_keep),
@@ -169,7 +176,7 @@ class RecurrentSeq2Seq(nn.Module):
     def initial_state(
         self, encoder_states: Tensor, source_layout: SequenceLayout
     ) -> Tensor:  # (B, S, D) -> (L, P, B, D)
-        """What the decoder begins with: made of what the encoder knew at the ends of the source."""
+        """Return the decoder's first state, computed from the final states of the encoder."""
         n_layers, n_vectors, width = self.blocks.state_shape
         initial = torch.tanh(
             self.initial_state_proj(self.encoder.final_states(source_layout, encoder_states))
@@ -184,7 +191,7 @@ class RecurrentSeq2Seq(nn.Module):
         layout: SequenceLayout,
         recurrent_state: RecurrentState,
     ) -> Tensor:  # (B, T, D) -> (B, T, D)
-        """tanh(W c + U x): c is what attention reads of the source, asked by x."""
+        """Return tanh(W c + U x), where c is what x reads of the source by attention."""
         context = self.cross_attn(
             x, encoder_states, source_layout.cross_attention_mask(layout), x, recurrent_state.source
         )
@@ -193,9 +200,9 @@ class RecurrentSeq2Seq(nn.Module):
     def step(
         self, tokens: Tensor, recurrent_state: RecurrentState, source_keep: Tensor | None
     ) -> Tensor:  # (B, size) -> (B, size, V)
-        """One more token for each hypothesis; those of a row look at its source together."""
+        """Return the logits after one more token for each hypothesis; those of a row share its source."""
         x = step_hypotheses(self.blocks, self.embedding(tokens, tokens), recurrent_state)
-        no_states = x.new_empty(0)  # the carry has all that is read of the source
+        no_states = x.new_empty(0)  # the recurrent state holds the keys and values of the source
         return self.lm_head(
             self._attend_source(x, no_states, PaddedLayout(source_keep), PaddedLayout(None), recurrent_state)
         )

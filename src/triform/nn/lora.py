@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): a matrix that has learned stays as it is, and two thin ones learn.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): trained weights stay frozen, and two thin matrices are learned.
 
-W x becomes W x + scale · B A x, with A random and B zero, so that a model starts exactly as its base. Where nothing
-is learned any more, W + scale · B A is one matrix again, computed in float64 so that every device gives the same.
+W x becomes W x + scale · B A x, with A random and B zero, so that training starts from the unchanged model. After
+training, W + scale · B A is one matrix again, computed in float64 so that every device gives the same result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TARGET_MODULES: dict[LoraLayers, tuple[str, ...]] = {
 
 
 class LoraLinear(nn.Module):
-    """A linear layer that is frozen, and what is learned beside it."""
+    """A frozen linear layer with a learned low-rank adapter."""
 
     def __init__(self, base: nn.Linear, config: TrainConfig) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class LoraLinear(nn.Module):
 
 
 def lora_scale(config: TrainConfig) -> float:
-    """How much adapters count, whatever their rank."""
+    """Return the factor of the adapters: `lora_alpha` / rank, or 2 by default."""
     return config.lora_alpha / config.lora_rank if config.lora_alpha else 2.0
 
 
 def apply_lora(model: nn.Module, config: TrainConfig) -> None:
-    """Freeze the model and give its layers adapters, which learn."""
+    """Freeze the model in place and add trainable adapters to the linear layers of its blocks."""
     model.requires_grad_(requires_grad=False)
     for name, parent in list(model.named_modules()):
         if name.rpartition(".")[2] in TARGET_MODULES[config.lora_layers]:
@@ -50,7 +50,7 @@ def apply_lora(model: nn.Module, config: TrainConfig) -> None:
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Make every adapted layer plain again, the adapter added to its weight."""
+    """Replace every adapted layer, in place, by a plain one with the adapter added to its weight."""
     for parent in list(model.modules()):
         for child_name, layer in list(parent.named_children()):
             if isinstance(layer, LoraLinear):
@@ -61,18 +61,18 @@ def merge_lora(model: nn.Module) -> None:
 
 
 def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:  # (out, in), (r, in), (out, r)
-    """The weight of a plain layer that answers as the adapted one does; on the host."""
+    """Return the weight plus the adapter, computed in float64 on the CPU."""
     merged_fp64 = weight.detach().cpu().double() + scale * (b.detach().cpu().double() @ a.detach().cpu().double())
     return merged_fp64.to(weight.dtype)
 
 
 def base_parameter_name(name: str) -> str:
-    """What a parameter is called in a model without adapters."""
+    """Return the name of a parameter in a model without adapters."""
     return name.replace(".base.", ".")
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a model by their plain names, adapters added to what they stand beside."""
+    """Return the parameters by the names of a model without adapters, with the adapters added."""
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         layer = model.get_submodule(name.rpartition(".base.")[0]) if name.endswith(".base.weight") else None

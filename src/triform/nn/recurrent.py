@@ -1,13 +1,13 @@
-"""Recurrent layers: a state is carried from token to token, by torch's own cells (on CUDA: cuDNN's).
+"""Recurrent layers, built on `torch.nn.RNN`, `GRU` and `LSTM` (cuDNN's on CUDA).
 
     rnn    h = tanh(W x + U h + b)
     gru    r, z = σ(W x + U h + b);  n = tanh(Wₙ x + bₙ + r (Uₙ h + cₙ));  h = (1 - z) n + z h
     lstm   i, f, o = σ(W x + U h + b);  c = f c + i tanh(W_g x + U_g h + b_g);  h = o tanh(c)
 
-A layer is a call of its own with dropout between them, not several layers in one call: cuDNN draws its own dropout
-from a state that no checkpoint holds. Rows are read without packing them: what is padded lies after a row, where
-reading forwards has passed, and backwards a row is turned around within its own length. So padding never gets into
-a state, nothing waits for the device, and a step can be recorded.
+Each layer is a call of its own, with dropout between layers, because cuDNN draws its own dropout from a state that
+no checkpoint holds. Sequences are not packed: padding follows a sequence, so reading forwards ends before it, and
+reading backwards reverses each sequence within its own length. So padding never gets into a state, nothing waits
+for the device, and a step can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triform.nn.kv_cache import CrossKVCache
 
 
 class Cell(nn.Module):
-    """One layer in one direction. Abstract: of how many vectors its state is, and how many products make one."""
+    """One recurrent layer in one direction. Subclasses set the numbers of state vectors and gates."""
 
     n_state_vectors: ClassVar[int] = 1
     n_gates: ClassVar[int] = 1
@@ -35,11 +35,11 @@ class Cell(nn.Module):
         super().__init__()
         self.rnn = self.rnn_class(input_size, hidden_size, bias=config.bias, batch_first=True)
         self.hidden_size = hidden_size
-        self.dropout = nn.Dropout(config.dropout)  # of what it says to the next layer
+        self.dropout = nn.Dropout(config.dropout)  # of its output to the next layer
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Each gate as if it stood alone: Xavier for what is read, orthogonal for what is carried."""
+        """Initialise each gate on its own: Xavier for input weights, orthogonal for recurrent weights."""
         for name, weights in self.rnn.named_parameters():
             for gate in weights.data.chunk(self.n_gates):
                 if weights.ndim == 1:
@@ -53,26 +53,31 @@ class Cell(nn.Module):
         return self.rnn(x, state)
 
     def forward_from_zero(self, x: Tensor) -> Tensor:  # (B, T, ·) -> (B, T, D)
+        """Return the outputs of a pass that starts with a zero state."""
         return self(x, x.new_zeros(self.n_state_vectors, len(x), self.hidden_size))[0]
 
     def forward_lengths(self, x: Tensor, state: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The same for rows of these lengths, and the states at their ends."""
+        """Return the outputs, and the states at the end of each row, for rows of these lengths."""
         packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
         y, state = self(packed, state)
         return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0], state
 
 
 class Rnn(Cell):
+    """A plain recurrent layer with tanh."""
+
     rnn_class = nn.RNN
 
 
 class Gru(Cell):
+    """A layer of gated recurrent units."""
+
     n_gates = 3
     rnn_class = nn.GRU
 
 
 class Lstm(Cell):
-    """Its state is two vectors: what it says, and what it keeps."""
+    """A long short-term memory layer, whose state is a hidden and a cell vector."""
 
     n_state_vectors, n_gates = 2, 4
     rnn_class = nn.LSTM
@@ -81,7 +86,7 @@ class Lstm(Cell):
         super().reset_parameters()
         for name, weights in self.rnn.named_parameters():
             if name.startswith("bias_ih"):
-                weights.data[self.hidden_size : 2 * self.hidden_size] = 1.0  # a new model forgets little
+                weights.data[self.hidden_size : 2 * self.hidden_size] = 1.0  # the forget gate starts open
 
     def forward(self, x: Any, state: Tensor) -> tuple[Any, Tensor]:
         hidden, cell = state.split(1)  # type: ignore[no-untyped-call]
@@ -93,29 +98,30 @@ CELLS: dict[RecurrentKind, type[Cell]] = {"rnn": Rnn, "gru": Gru, "lstm": Lstm}
 
 
 def cell_class(config: ModelConfig) -> type[Cell]:
+    """Return the class that `model.kind` names."""
     return CELLS[cast("RecurrentKind", config.kind)]
 
 
 @dataclass
 class RecurrentState:
-    """What is remembered between two calls: a state a layer (L, P, B, D) and, of a translation, its source."""
+    """What is kept between two calls: the state of each layer (L, P, B, D) and, in translation, the source."""
 
     hidden: Tensor | None = None
     source: CrossKVCache = field(default_factory=CrossKVCache)
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with the states of these rows, in this order; a row may be repeated."""
+        """Keep these rows in this order; a row may be repeated."""
         assert self.hidden is not None
         self.hidden = self.hidden.index_select(2, rows)
 
     def repeat(self, times: int) -> None:
-        """So many of each row's states, side by side; its source is kept once."""
+        """Repeat each row's state, side by side; its source is kept once."""
         assert self.hidden is not None
         self.hidden = self.hidden.repeat_interleave(times, dim=2)
 
 
 class RecurrentStack(nn.ModuleList):
-    """Layers that read one way, from a state that is given to one that is left."""
+    """Recurrent layers that read forwards, from a given state."""
 
     def __init__(self, config: ModelConfig) -> None:
         cell_type, width = cell_class(config), config.d_model
@@ -123,14 +129,14 @@ class RecurrentStack(nn.ModuleList):
         self.state_shape = (config.n_layers, cell_type.n_state_vectors, width)
 
     def zero_state(self, x: Tensor) -> Tensor:  # -> (L, P, B, D)
-        """The state before anything was read."""
+        """Return the state before the first token."""
         n_layers, n_vectors, width = self.state_shape
         return x.new_zeros(n_layers, n_vectors, len(x), width)
 
     def forward(
         self, x: Tensor, state: Tensor, lengths: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:  # (B, T, D), (L, P, B, D)
-        """States at the end of each row, where `lengths` says how long they are; else at the end of the tensor."""
+        """Return outputs and final states, which are taken at the end of each row if `lengths` is given."""
         final_states = []
         for cell, layer_state in zip(cast("Iterable[Cell]", self), state.unbind(), strict=True):
             y, final_state = (
@@ -142,7 +148,7 @@ class RecurrentStack(nn.ModuleList):
 
 
 class UnidirectionalLayer(nn.Module):
-    """A layer of an encoder that reads forwards alone."""
+    """An encoder layer that reads forwards only."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -153,24 +159,20 @@ class UnidirectionalLayer(nn.Module):
 
 
 class BidirectionalLayer(nn.Module):
-    """A layer of an encoder: half of its width reads forwards, half backwards."""
+    """An encoder layer: half of its width reads forwards, half backwards."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         cell_type, width = cell_class(config), config.d_model
         self.forward_cell, self.backward_cell = (cell_type(config, width, width // 2) for _ in range(2))
 
-    def forward(
-        self, x: Tensor, reverse_index: Tensor
-    ) -> Tensor:  # `back`: the places of each row in reverse order
-        backward_states = reverse_sequences(
-            self.backward_cell.forward_from_zero(reverse_sequences(x, reverse_index)), reverse_index
-        )
-        return self.forward_cell.dropout(
-            torch.cat([self.forward_cell.forward_from_zero(x), backward_states], dim=-1)
-        )
+    def forward(self, x: Tensor, reverse_index: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
+        reversed_states = self.backward_cell.forward_from_zero(reverse_sequences(x, reverse_index))
+        backward_states = reverse_sequences(reversed_states, reverse_index)
+        forward_states = self.forward_cell.forward_from_zero(x)
+        return self.forward_cell.dropout(torch.cat([forward_states, backward_states], dim=-1))
 
 
 def reverse_sequences(x: Tensor, reverse_index: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
-    """Every row from its end to its beginning; padding stays where it is."""
+    """Reverse each sequence; padding stays in place."""
     return x.gather(1, reverse_index[..., None].expand(x.shape))
