@@ -17,7 +17,8 @@ def build_classifier(config: ModelConfig, sizes: DataSizes) -> AnyClassifier:
     """Build a classifier.
 
     Example:
-        >>> model = build_classifier(ModelConfig(kind="gru", d_model=8), DataSizes(100, max_len=16, n_labels=3))
+        >>> sizes = DataSizes(vocab_size=100, max_len=16, n_labels=3)
+        >>> model = build_classifier(ModelConfig(kind="gru", d_model=8), sizes)
         >>> type(model).__name__
         'RecurrentClassifier'
     """
