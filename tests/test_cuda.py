@@ -645,7 +645,7 @@ def test_replayed_steps_write_what_single_ones_write(
     expected = run_eager_search(adapter, strategy)
     assert len({tuple(tokens) for tokens in expected}) > 1  # there is something to compare
     assert run_graph_search(adapter, strategy) == expected
-    monkeypatch.setattr(graph_backend, "MAX_HYPOTHESES", 2 * 3)  # few slots: rows wait until others are done
+    monkeypatch.setattr(graph_backend, "MAX_GRAPH_HYPOTHESES", 2 * 3)  # few slots: rows wait until others are done
     assert run_graph_search(adapter, strategy) == expected
     assert not caplog.records  # every step was recorded
     slot_sets = graph_backend.POOL.idle(adapter.model)

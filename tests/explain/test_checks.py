@@ -23,7 +23,7 @@ from triform.nn.kernels.beams import BeamMask
 from triform.nn.kernels.packing import PackedLayout, PackedMask
 from triform.nn.kernels.sdpa import full_tile
 from triform.nn.kernels.tiling import tiled_sdpa_attention
-from triform.nn.kv_cache import DynamicKVCache, KVCache
+from triform.nn.kv_cache import DynamicKVStore, KVCache
 from triform.nn.layouts import PaddedLayout
 from triform.nn.masks import AttentionMask, AttentionSpan, CausalMask, causal_mask, full_mask, window_mask
 
@@ -431,38 +431,38 @@ def one_parameter_too_few(patch: MonkeyPatch, model: Any) -> None:
 
 
 def cache_forgets_the_newest_key(patch: MonkeyPatch, model: Any) -> None:
-    original = DynamicKVCache.read
+    original = DynamicKVStore.update
 
-    def read_stale(self: DynamicKVCache, project: Any) -> Any:
+    def update_stale(self: DynamicKVStore, project: Any) -> Any:
         keys, values = original(self, project)
         return (keys[:, :, :-1], values[:, :, :-1]) if keys.shape[2] > 1 else (keys, values)
 
-    patch.setattr(DynamicKVCache, "read", lambda self, project: read_stale(self, project))
+    patch.setattr(DynamicKVStore, "update", lambda self, project: update_stale(self, project))
 
 
 def cache_is_overwritten(patch: MonkeyPatch, model: Any) -> None:
     """The first key becomes the newest one's copy once there is a past."""
-    original = DynamicKVCache.read
+    original = DynamicKVStore.update
 
-    def read_overwritten(self: DynamicKVCache, project: Any) -> Any:
+    def update_overwritten(self: DynamicKVStore, project: Any) -> Any:
         past = self.length
         keys, values = original(self, project)
         if past:
             keys = torch.cat([keys[:, :, -1:], keys[:, :, 1:]], dim=2)
         return keys, values
 
-    patch.setattr(DynamicKVCache, "read", read_overwritten)
+    patch.setattr(DynamicKVStore, "update", update_overwritten)
 
 
 def cache_gives_nan(patch: MonkeyPatch, model: Any) -> None:
-    original = DynamicKVCache.read
+    original = DynamicKVStore.update
 
-    def read_nan(self: DynamicKVCache, project: Any) -> Any:
+    def update_nan(self: DynamicKVStore, project: Any) -> Any:
         past = self.length
         keys, values = original(self, project)
         return (keys, values * float("nan")) if past else (keys, values)
 
-    patch.setattr(DynamicKVCache, "read", read_nan)
+    patch.setattr(DynamicKVStore, "update", update_nan)
 
 
 def positions_stand_still(patch: MonkeyPatch, model: Any) -> None:

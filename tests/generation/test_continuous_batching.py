@@ -52,7 +52,7 @@ def decode_one_by_one(adapter: TransformerAdapter, strategy: str) -> list[list[i
 def decode_with_refills(
     adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
-    patch.setattr(scheduler, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
+    patch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
     config = DecodeConfig(**(vars(CONFIG) | {"strategy": strategy}))
     return generate(adapter, REQUESTS, config, STOPPING, default_strategy="")
 
@@ -60,7 +60,7 @@ def decode_with_refills(
 def decode_with_graph(
     adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
-    patch.setattr(graph, "MAX_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
+    patch.setattr(graph, "MAX_GRAPH_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
     patch.setattr(graph, "MAX_PREFILL_TOKENS", 40)
     return decode(adapter, ROWS, strategy, use_cuda_graphs=True, **OPTIONS)
 
@@ -122,7 +122,7 @@ def test_the_batch_is_kept_full_while_rows_wait(
     strategy: str, config: DecodeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that is done leaves at once, and another takes its place."""
-    monkeypatch.setattr(scheduler, "MAX_HYPOTHESES", 4)
+    monkeypatch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", 4)
     adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
     outputs = adapter.decode(12, strategy, limits=9, config=config, stopping=StoppingCriteria(eos=0))
     assert outputs == [[1] * (1 if row % 4 else 8) for row in range(12)]

@@ -62,7 +62,7 @@ def test_what_is_generated_does_not_depend_on_the_rest_of_the_batch(
     expected = decode_reference(adapter, ROWS, strategy, limits=30)
     assert len({tuple(tokens) for tokens in expected}) > 1
     assert decode(adapter, ROWS, strategy, limits=30) == expected
-    monkeypatch.setattr(scheduler, "MAX_HYPOTHESES", 6 if strategy == "beam" else 2)
+    monkeypatch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", 6 if strategy == "beam" else 2)
     assert decode(adapter, ROWS, strategy, limits=30) == expected
 
 

@@ -135,7 +135,7 @@ def test_the_size_of_a_batch_changes_no_metric_and_no_prediction(
     metrics, predictions = task.evaluator.evaluate(prepared_tasks[name].valid), task.predictor.predict(texts)
     monkeypatch.setattr(BucketedDataset, "EVAL_TOKENS", 20)
     monkeypatch.setattr(language_model_data, "EVAL_TOKENS", 20)
-    monkeypatch.setattr(scheduler, "MAX_HYPOTHESES", 3)
+    monkeypatch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", 3)
     assert task.evaluator.evaluate(prepared_tasks[name].valid) == pytest.approx(metrics, rel=1e-10)
     assert_same_predictions(task.predictor.predict(texts), predictions)
 

@@ -171,7 +171,7 @@ def test_each_layer_below_the_head_moves_at_a_share_of_the_rate_above(
 def test_groups_differ_in_depth_and_decay_and_hold_everything_once() -> None:
     model = Classifier(MODEL_CONFIG, SIZES)
     groups: list[dict[str, Any]] = build_parameter_groups(model, 0.1, 0.8)
-    assert [(group["scale"], group["weight_decay"]) for group in groups] == [
+    assert [(group["lr_scale"], group["weight_decay"]) for group in groups] == [
         (pytest.approx(0.8**depth), decay) for depth in range(4) for decay in ((0.1, 0.0) if depth < 3 else (0.1,))
     ]
     grouped = [parameter for group in groups for parameter in group["params"]]

@@ -33,7 +33,10 @@ TokenIds = Sequence[int]
 
 
 class Stepper(Protocol):
-    """A batch of rows inside a model. Rows keep their order; new rows are appended after the others."""
+    """What a model remembers of a batch of rows (KV cache or recurrent state), and the steps that update it.
+
+    Rows keep their order; new rows are appended after the others.
+    """
 
     def append_rows(self, rows: Sequence[TokenIds]) -> Tensor:
         """Prefill these rows and add them to the batch. Return the logits (N, V) of their first new token."""
@@ -79,7 +82,7 @@ class Prefill:
 
 
 class TransformerAdapter(ABC):
-    """A Transformer that keeps keys and values. Its decode steps can be recorded as a CUDA graph."""
+    """A Transformer that keeps keys and values. Its decode step can be captured as a CUDA graph."""
 
     sliding_context: bool
     model: Decoder | Seq2Seq
@@ -231,7 +234,7 @@ class CachedStepper:
         identity = torch.eye(self.beam_size, dtype=torch.bool, device=self.keep.device)
         self.keep = torch.cat([self.keep, identity.expand(len(self.keep), -1, -1)], dim=2)
         self.key_times = torch.cat([self.key_times, (self.key_times[-1] + 1).expand(self.beam_size)])
-        # A finished row may stay for a few steps more: its position must still be one that the model knows.
+        # A finished row may stay for a few steps more: its position must stay below max_len.
         position_rows = [[min(length, self.adapter.max_len - 1)] for length in self.lengths]
         positions = torch.tensor(position_rows, device=self.keep.device)
         return BeamLayout(self.keep, self.key_times[-1] - self.key_times, positions.expand(-1, self.beam_size))

@@ -24,7 +24,7 @@ from triform.generation.adapters import GenerationAdapter, TokenIds
 from triform.nn.loss import check_finite
 
 NEG_INF = float("-inf")
-EVICT_FRACTION = 8  # finished rows leave when they are one in so many: each time, the keys of all others are copied
+MIN_EVICT_FRACTION = 1 / 8  # of the rows must be done before any is removed: removing copies the keys of the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class Row:
         self.output: list[int] = []  # the result, without the end token, once `done`
         self.done = False
         self.prompt: TokenIds = request.tokens  # what the next prefill reads
-        self.start = [initial_tokens]  # (K): the context of each hypothesis when the row was last prefilled
-        self.n_steps_before_start = 0
+        self.prefill_contexts = [initial_tokens]  # (K): tokens of each hypothesis in the last prefill, or the next
+        self.n_steps_before_prefill = 0
 
     @property
     def n_steps(self) -> int:
@@ -69,22 +69,23 @@ class Row:
     @property
     def context_len(self) -> int:
         """Tokens in the context, the newest one included."""
-        return len(self.start[0]) + self.n_steps - self.n_steps_before_start
+        return len(self.prefill_contexts[0]) + self.n_steps - self.n_steps_before_prefill
 
     def contexts(self) -> list[list[int]]:
         """Return the tokens in the context of each hypothesis, the newest one included."""
-        return [self.start[0] + self.output[self.n_steps_before_start :]]
+        return [self.prefill_contexts[0] + self.output[self.n_steps_before_prefill :]]
 
     def slide_context(self, max_len: int) -> None:
         """Drop the older half of a context of `max_len` tokens and keep the newer half and the newest token."""
-        self.start = [context[-(max_len // 2 + 1) :] for context in self.contexts()]
-        self.prompt, self.n_steps_before_start = self.start[0], self.n_steps
+        self.prefill_contexts = [context[-(max_len // 2 + 1) :] for context in self.contexts()]
+        self.prompt, self.n_steps_before_prefill = self.prefill_contexts[0], self.n_steps
 
 
 class TokenPicker:
     """Chooses the next token of every row: the most likely one. Subclasses implement the other strategies.
 
-    A picker works on tensors only, so that a CUDA graph can record `pick`. Places are row numbers of its tensors.
+    `pick` works on tensors only, so that it can be captured in a CUDA graph. `indices` are places in the batch: the
+    first dimension of the picker's tensors.
     """
 
     beam_size = 1
@@ -101,11 +102,11 @@ class TokenPicker:
     def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
         return Row(row_id, request, initial_tokens)
 
-    def add_rows(self, positions: Sequence[int], rows: Sequence[Row]) -> None:
-        """Prepare for new rows at these positions of the batch, which may be new themselves."""
+    def add_rows(self, indices: Sequence[int], rows: Sequence[Row]) -> None:
+        """Prepare for new rows at these indices of the batch; indices past its end make it larger."""
 
-    def select(self, positions: Tensor) -> None:
-        """Keep only the rows at these positions, in this order."""
+    def select(self, indices: Tensor) -> None:
+        """Keep only the rows at these indices, in this order."""
 
     def draw(self, rows: Sequence[Row | None], n_steps: int) -> None:
         """Draw the random numbers for the next steps of these rows, if the strategy needs any."""
@@ -124,7 +125,7 @@ class TokenPicker:
             if row is None:
                 continue
             for token in new_tokens:
-                if row.done:  # the rest was generated before anyone looked
+                if row.done:  # the rest was generated before the host read the tokens
                     break
                 if token != self.eos:
                     row.output.append(token)
@@ -132,12 +133,12 @@ class TokenPicker:
 
 
 class Backend(Protocol):
-    """Where rows are decoded. A back end knows what joining and leaving cost, and when they are worth it."""
+    """Holds the rows of a batch and runs the model. It decides when admitting and removing rows pays."""
 
     lock: AbstractContextManager[Any]  # held during a round, where threads must take turns
 
     def reserve(self, row: Row) -> None:
-        """Take note of a row that will be admitted later."""
+        """Learn the size of a row that will be admitted later."""
 
     def admit(self, waiting: deque[Row]) -> None:
         """Move rows from the front of the queue into the batch, as many as there is room for now."""
@@ -146,7 +147,7 @@ class Backend(Protocol):
         """Take one decode step or several, and return the rows that took part, some of them done now."""
 
     def evict(self, rows: Sequence[Row]) -> None:
-        """Free the positions of these rows, which are done."""
+        """Remove these rows, which are done, now or when enough of them are."""
 
     def restart(self, rows: Sequence[Row]) -> None:
         """Prefill these rows again, because their contexts have changed."""
@@ -163,7 +164,7 @@ class EagerBackend:
     def __init__(self, adapter: GenerationAdapter, picker: TokenPicker, max_rows: int) -> None:
         self.picker, self.max_rows = picker, max_rows
         self.stepper = adapter.build_stepper(picker.beam_size)
-        self.rows: list[Row | None] = []  # by position; None: done, but its keys are still there
+        self.rows: list[Row | None] = []  # by index in the batch; None: done, but its keys are still there
         self.joining: list[Row] = []  # rows that are prefilled in the next step
         self.first_step = torch.zeros(1, dtype=torch.long, device=adapter.device)
         self.tokens: Tensor | None = None  # (B, K): chosen in the last step, and not yet fed to the model
@@ -206,7 +207,7 @@ class EagerBackend:
     def evict(self, rows: Sequence[Row]) -> None:
         self._vacate(rows)
         n_done = self.rows.count(None)
-        if n_done and EVICT_FRACTION * n_done >= len(self.rows):
+        if n_done and n_done >= MIN_EVICT_FRACTION * len(self.rows):
             self._compact()
 
     def _vacate(self, rows: Sequence[Row]) -> None:
@@ -214,24 +215,24 @@ class EagerBackend:
         self.rows = [None if row is None or row.id in leaving else row for row in self.rows]
 
     def _compact(self) -> None:
-        """Drop the empty positions."""
+        """Remove the rows that are done from the batch."""
         assert self.tokens is not None
-        positions = self._drop_empty_positions()
-        self.stepper.select(positions)
-        self.tokens = self.tokens[positions]
-        self.parents = None if self.parents is None else self.parents[positions]
+        indices = self._drop_done_rows()
+        self.stepper.select(indices)
+        self.tokens = self.tokens[indices]
+        self.parents = None if self.parents is None else self.parents[indices]
 
-    def _drop_empty_positions(self) -> Tensor:
-        """Drop them from the rows and from the picker, and return the positions that are occupied."""
-        occupied = [position for position, row in enumerate(self.rows) if row is not None]
-        self.rows = [self.rows[position] for position in occupied]
-        positions = torch.tensor(occupied, dtype=torch.long, device=self.first_step.device)
-        self.picker.select(positions)
-        return positions
+    def _drop_done_rows(self) -> Tensor:
+        """Drop them from `rows` and from the picker, and return the indices of the other rows."""
+        unfinished = [index for index, row in enumerate(self.rows) if row is not None]
+        self.rows = [self.rows[index] for index in unfinished]
+        indices = torch.tensor(unfinished, dtype=torch.long, device=self.first_step.device)
+        self.picker.select(indices)
+        return indices
 
     def restart(self, rows: Sequence[Row]) -> None:
-        if self.picker.has_row_state:  # every row stays in its place, and all of them are prefilled again
-            self._drop_empty_positions()
+        if self.picker.has_row_state:  # every row keeps its index, and all of them are prefilled again
+            self._drop_done_rows()
             self.restart_logits = self.stepper.restart([row.contexts() for row in self.rows if row is not None])
         else:  # these rows leave the batch, and join it again at its end
             self._vacate(rows)

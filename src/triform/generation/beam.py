@@ -1,7 +1,7 @@
 """Beam search: each row keeps its `beam_size` most likely hypotheses, and the best one that ended wins.
 
 Everything the search remembers is a tensor on the device, so that several steps can run without waiting for the
-host, and a CUDA graph can record them. `BeamRow` keeps the tokens and parents of every step on the host, and reads
+host, and be captured in a CUDA graph. `BeamRow` keeps the tokens and parents of every step on the host, and reads
 the winning hypothesis back from them.
 """
 
@@ -21,7 +21,7 @@ class BeamRow(Row):
 
     def __init__(self, row_id: int, request: Request, initial_tokens: list[int], beam_size: int) -> None:
         super().__init__(row_id, request, initial_tokens)
-        self.start = self.start * beam_size
+        self.prefill_contexts = self.prefill_contexts * beam_size
         self.history: list[tuple[list[int], list[int]]] = []
 
     @property
@@ -42,19 +42,19 @@ class BeamRow(Row):
 
     def contexts(self) -> list[list[int]]:
         result = []
-        for hypothesis in range(len(self.start)):
-            tokens, root = self.backtrace(hypothesis, self.n_steps_before_start, self.n_steps)
-            result.append(self.start[root] + tokens)
+        for hypothesis in range(len(self.prefill_contexts)):
+            tokens, root = self.backtrace(hypothesis, self.n_steps_before_prefill, self.n_steps)
+            result.append(self.prefill_contexts[root] + tokens)
         return result
 
 
 class BeamPicker(TokenPicker):
     """Continues each row with its most likely hypotheses.
 
-    A hypothesis is worth its log probability / ((5 + length) / 6) ** length_penalty. An end token counts when it is
-    among the `beam_size` most likely steps of its row. A row is done when `beam_size` hypotheses have ended and
-    none of those that go on is worth more than the best of them, when it reaches its limit, or when nothing can go
-    on. At the limit, an unfinished hypothesis wins only if none has ended.
+    Hypotheses are ranked by log probability / ((5 + length) / 6) ** length_penalty. A hypothesis ends when its end
+    token is among the `beam_size` most likely continuations of its row. A row is done when `beam_size` hypotheses
+    have ended and none of the others ranks above the best of them, when it reaches its limit, or when no hypothesis
+    can continue. At the limit, an unfinished hypothesis wins only if none has ended.
 
     Args:
         stopping: End token and banned tokens.
@@ -86,7 +86,9 @@ class BeamPicker(TokenPicker):
             "limits": torch.tensor(limits, dtype=torch.long, device=device),
             "length": torch.zeros(n_rows, dtype=torch.long, device=device),  # steps taken
             "n_ended": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "best": torch.full((n_rows,), NEG_INF, dtype=torch.float64, device=device),  # worth of the best end
+            "best": torch.full(
+                (n_rows,), NEG_INF, dtype=torch.float64, device=device
+            ),  # penalised, of the best that ended
             "best_depth": torch.zeros(n_rows, dtype=torch.long, device=device),  # the steps it took before its end
             "best_hypothesis": torch.zeros(n_rows, dtype=torch.long, device=device),  # which one it was then
             "done": torch.zeros(n_rows, dtype=torch.bool, device=device),
@@ -95,18 +97,18 @@ class BeamPicker(TokenPicker):
     def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
         return BeamRow(row_id, request, initial_tokens, self.beam_size)
 
-    def add_rows(self, positions: Sequence[int], rows: Sequence[Row]) -> None:
+    def add_rows(self, indices: Sequence[int], rows: Sequence[Row]) -> None:
         limits = [row.request.max_new_tokens for row in rows]
         initial = self._initial_tensors(limits)
-        if positions[0] == len(self.tensors["done"]):
+        if indices[0] == len(self.tensors["done"]):
             self.tensors = {name: torch.cat([tensor, initial[name]]) for name, tensor in self.tensors.items()}
         else:
-            index = torch.tensor(positions, device=self.banned.device)
+            index = torch.tensor(indices, device=self.banned.device)
             for name, tensor in initial.items():
                 self.tensors[name][index] = tensor
 
-    def select(self, positions: Tensor) -> None:
-        self.tensors = {name: tensor[positions] for name, tensor in self.tensors.items()}
+    def select(self, indices: Tensor) -> None:
+        self.tensors = {name: tensor[indices] for name, tensor in self.tensors.items()}
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose the tokens and parents (B, K) of the hypotheses that go on, from logits (B, K, V)."""
@@ -148,7 +150,7 @@ class BeamPicker(TokenPicker):
 
     def _mark_done(self, any_continues: Tensor) -> None:
         state = self.tensors
-        # The ends of a model that is sure of going on may all be poor: then the search goes on.
+        # The hypotheses that have ended may all be unlikely: then the search continues.
         unfinished_leads = state["totals"][:, 0].double() / self._length_penalties() > state["best"]
         enough_ended = (state["n_ended"] >= self.beam_size) & ~unfinished_leads
         done = enough_ended | ~any_continues | (state["length"] >= state["limits"])
@@ -163,10 +165,10 @@ class BeamPicker(TokenPicker):
         step_tokens, step_parents = tokens.tolist(), parents.tolist()  # (n, B, K)
         names = ("done", "best_depth", "best_hypothesis")
         done, depth, hypothesis = (self.tensors[name].tolist() for name in names)
-        for position, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if isinstance(row, BeamRow):
                 steps = zip(step_tokens, step_parents, strict=True)
-                row.history += [(tokens_of[position], parents_of[position]) for tokens_of, parents_of in steps]
-                if done[position]:
+                row.history += [(tokens_of[index], parents_of[index]) for tokens_of, parents_of in steps]
+                if done[index]:
                     row.done = True
-                    row.output, _ = row.backtrace(hypothesis[position], 0, depth[position])
+                    row.output, _ = row.backtrace(hypothesis[index], 0, depth[index])

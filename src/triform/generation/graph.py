@@ -1,8 +1,8 @@
-"""The back end for CUDA: decode steps are recorded once as a CUDA graph and then replayed.
+"""The back end for CUDA: a decode step is captured once as a CUDA graph and then replayed.
 
 A graph replays the same kernels on the same memory, so the batch is a fixed number of slots (`DecodeSlots` in
 `slots.py`), each with room for a fixed number of tokens. A row that is done leaves its slot to another row. The
-host reads the generated tokens only every few steps, because each time it has to wait for the device. Recording a
+host reads the generated tokens only every few steps, because each time it has to wait for the device. Capturing a
 graph is slow, so slots are kept for the next call with the same model and settings (`SlotsPool`).
 """
 
@@ -23,16 +23,16 @@ from triform.generation.backend import Row, TokenPicker
 from triform.generation.slots import STEPS_PER_SYNC, DecodeSlots, PrefilledRows, SlotShape
 from triform.nn.loss import check_finite
 
-MAX_HYPOTHESES = 640  # that are decoded at once
+MAX_GRAPH_HYPOTHESES = 640  # that are decoded at once
 CACHE_MEMORY_FRACTION = 0.1  # of the memory of a GPU, for the keys and values of all slots
 MAX_PREFILL_TOKENS = 1 << 14  # in one prefill, which may read rows before there is a slot for them
 MAX_PREFILL_ROWS = 256
-ADMIT_FRACTION = 4  # rows are admitted when one slot in so many is free: it costs as much as a few steps
+MIN_FREE_FRACTION = 1 / 4  # of the slots must be free before rows are admitted, which costs as much as a few steps
 MAX_IDLE_SLOTS = 8  # sets of slots that are kept for one model
 
 
 def next_power_of_two(n: int, minimum: int = 1) -> int:
-    """Round up to a power of two. Few different sizes mean that few graphs are recorded."""
+    """Round up to a power of two. Few different sizes mean that few graphs are captured."""
     return max(minimum, 1 << (n - 1).bit_length())
 
 
@@ -43,12 +43,12 @@ def device_memory(device: torch.device) -> float:
 
 def max_slots(beam_size: int, bytes_per_row: int, memory: float) -> int:
     """Return how many rows of `beam_size` hypotheses are decoded at once: a power of two."""
-    n_fitting = min(MAX_HYPOTHESES // beam_size, CACHE_MEMORY_FRACTION * memory // bytes_per_row)
+    n_fitting = min(MAX_GRAPH_HYPOTHESES // beam_size, CACHE_MEMORY_FRACTION * memory // bytes_per_row)
     return 1 << (max(1, int(n_fitting)).bit_length() - 1)
 
 
 class SlotsPool:
-    """Slots that no back end uses at the moment, with their recorded graphs.
+    """Slots that no back end uses at the moment, with their captured graphs.
 
     A back end takes slots out of the pool and puts them back when it is done, so that two threads never share any.
     The pool forgets the slots of a model that is gone.
@@ -82,7 +82,7 @@ class SlotsPool:
 
 
 POOL = SlotsPool()
-GRAPH_LOCK = Lock()  # nothing may be decoded while a graph is recorded; threads take turns, as their kernels do
+GRAPH_LOCK = Lock()  # nothing may be decoded while a graph is captured; threads take turns, as their kernels do
 
 
 class GraphBackend:
@@ -115,7 +115,7 @@ class GraphBackend:
     def admit(self, waiting: deque[Row]) -> None:
         free_slots = [slot for slot, row in enumerate(self.rows) if row is None]
         has_rows = len(free_slots) < len(self.rows)
-        if has_rows and ADMIT_FRACTION * len(free_slots) < len(self.rows):
+        if has_rows and len(free_slots) < MIN_FREE_FRACTION * len(self.rows):
             return
         while self.prefilled or waiting:
             if not self.prefilled:
@@ -202,7 +202,9 @@ class GraphBackend:
     def restart(self, rows: Sequence[Row]) -> None:
         assert self.slots is not None
         slot_by_row = {row.id: slot for slot, row in enumerate(self.rows) if row is not None}
-        prefilled = PrefilledRows(self.adapter.prefill([start for row in rows for start in row.start]))
+        prefilled = PrefilledRows(
+            self.adapter.prefill([context for row in rows for context in row.prefill_contexts])
+        )
         slots = [slot_by_row[row.id] for row in rows]
         n_contexts = len(rows) * self.picker.beam_size
         self.slots.admit(slots, prefilled, range(n_contexts), separate_hypotheses=self.picker.beam_size > 1)

@@ -28,8 +28,8 @@ from triform.generation.graph import GraphBackend
 from triform.generation.sampling import SamplePicker
 from triform.progress import report_progress
 
-MAX_HYPOTHESES = 128  # in an eager batch
-MAX_HYPOTHESES_CUDA = 2_048  # the same on CUDA, for recurrent models: a step costs little more for many rows
+MAX_EAGER_HYPOTHESES = 128  # in a batch of the eager back end
+MAX_EAGER_HYPOTHESES_CUDA = 2_048  # the same on CUDA, where a step costs little more for many rows
 
 
 class Scheduler:
@@ -70,7 +70,7 @@ class Scheduler:
         if isinstance(adapter, TransformerAdapter) and (on_cuda if use_cuda_graphs is None else use_cuda_graphs):
             self.backend = GraphBackend(adapter, make_picker)
         else:
-            max_hypotheses = MAX_HYPOTHESES_CUDA if on_cuda else MAX_HYPOTHESES
+            max_hypotheses = MAX_EAGER_HYPOTHESES_CUDA if on_cuda else MAX_EAGER_HYPOTHESES
             self.backend = EagerBackend(adapter, self.picker, max(1, max_hypotheses // self.picker.beam_size))
 
     def __enter__(self) -> Scheduler:
@@ -125,7 +125,7 @@ class Scheduler:
 def build_picker(
     strategy: str, config: DecodeConfig, stopping: StoppingCriteria, device: torch.device
 ) -> TokenPicker:
-    """Return the object that chooses tokens as the strategy says."""
+    """Return the token picker of a strategy."""
     if strategy == "sample":
         return SamplePicker(stopping, device, config)
     if strategy == "beam":

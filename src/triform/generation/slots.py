@@ -58,7 +58,7 @@ class PrefilledRows:
 
 
 class DecodeSlots:
-    """A batch of fixed shape, and the step that all its slots take, recorded as a CUDA graph where possible.
+    """A batch of fixed shape, and the step that all its slots take, captured as a CUDA graph where possible.
 
     The cache is a ring: all slots share one clock, and each step writes its keys over the oldest column. A row that
     is admitted is written so that its prompt ends in the newest column. `keep` says which keys belong to the past
@@ -114,7 +114,7 @@ class DecodeSlots:
         )
         self.keep.index_copy_(2, self.write_indices, self.identity.expand(n_rows, beam_size, beam_size))
         key_ages = (self.newest_column - self.key_columns).remainder(cache_len)
-        # A finished row goes on until the host looks: its position must still be one that the model knows.
+        # A finished row continues until the host reads the tokens: its position must stay below max_len.
         positions = self.positions.clamp(max=adapter.max_len - 1).expand(n_rows, beam_size)
         layout = BeamLayout(self.keep, key_ages, positions)
         self.logits.copy_(adapter.decode_step(tokens, layout, self.cache, self.source_keep))
@@ -122,7 +122,7 @@ class DecodeSlots:
         self.positions.add_(1)
 
     def _capture_graph(self, adapter: TransformerAdapter) -> torch.cuda.CUDAGraph | None:
-        """Record the step while all slots are empty; return None where that fails."""
+        """Capture the step while all slots are empty; return None where that fails."""
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())

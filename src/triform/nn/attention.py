@@ -24,7 +24,7 @@ from triform.nn.masks import AttentionMask
 class AttentionScore(nn.Module):
     """How well a query and a key match: the scaled dot product `q · k / sqrt(head_dim)`."""
 
-    is_dot_product: ClassVar[bool] = True  # the score is prepare_queries(q) · prepare_keys(k) * scale
+    is_dot_product: ClassVar[bool] = True  # whether prepare_queries(q) · prepare_keys(k) * scale is the score
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class AttentionScore(nn.Module):
         return self.prepare_queries(q) @ self.prepare_keys(k).transpose(-2, -1) * self.scale
 
     def prepare_queries(self, q: Tensor) -> Tensor:
-        """Return the queries as the dot product takes them."""
+        """Transform the queries before the dot product, for example normalise them."""
         return q
 
     def prepare_keys(self, k: Tensor) -> Tensor:
-        """Return the keys as the dot product takes them."""
+        """Transform the keys before the dot product."""
         return k
 
 
@@ -46,10 +46,10 @@ class RelativePosition(nn.Module):
     """How the distance between a query and a key counts. The base class ignores distance."""
 
     has_distance_bias: ClassVar[bool] = False  # adds a bias that depends only on head and distance
-    needs_weights: ClassVar[bool] = False  # uses queries or weights, so no fused kernel computes it
+    needs_naive_formula: ClassVar[bool] = False  # depends on queries or weights, which no fused kernel supports
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:  # (B, H, T, Dh), (T) or (B, T) -> (B, H, T, Dh)
-        """Return queries or keys as they are at these positions."""
+        """Rotate queries or keys by an angle that depends on their positions, as in RoPE."""
         return x
 
     def distance_bias(self, distances: Tensor) -> Tensor:  # (N) -> (H, N)
@@ -150,16 +150,17 @@ class Attention(nn.Module):
         self.kernel: AttentionKernel = naive_attention
 
     def forward(
-        self, x: Tensor, source: Tensor, mask: AttentionMask, positions: Tensor, kv_cache: KVStore | None = None
+        self, x: Tensor, source: Tensor, mask: AttentionMask, positions: Tensor, kv_store: KVStore | None = None
     ) -> Tensor:
         """Let every position of `x` attend to the positions of `source` that the mask allows.
 
         Args:
-            x: What the queries are made of (B, T, D).
-            source: What keys and values are made of (B, S, D); `x` itself in self-attention.
+            x: Input of the query projection (B, T, D).
+            source: Input of the key and value projections (B, S, D); `x` itself in self-attention.
             mask: Which keys a query may read.
-            positions: Where the tokens of `x` stand in their texts: (T) or (B, T).
-            kv_cache: Keys and values of earlier calls.
+            positions: Position of each token of `x` in its text: (T) or (B, T). Used by self-attention only; there
+                the keys have the same positions. Cross-attention has no relative positions.
+            kv_store: Keys and values of earlier calls. It decides whether keys and values must be projected at all.
 
         Returns:
             The attended values (B, T, D).
@@ -168,11 +169,11 @@ class Attention(nn.Module):
         rotate = self.score_fn.relative_position.rotate
         q = rotate(self.split_heads(queries), positions)  # (B, H, T, Dh)
 
-        def split_kv() -> KeyValue:  # (B, G, S, Dh) each
+        def compute_kv() -> KeyValue:  # (B, G, S, Dh) each
             keys, values = project_kv().chunk(2, dim=-1)
             return rotate(self.split_heads(keys), positions), self.split_heads(values)
 
-        k, v = split_kv() if kv_cache is None else kv_cache.read(split_kv)
+        k, v = compute_kv() if kv_store is None else kv_store.update(compute_kv)
         y = self.kernel(q, k, v, mask, self.score_fn, self.dropout * self.training)  # (B, H, T, Dh)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
 

@@ -66,8 +66,8 @@ class LayerContext(NamedTuple):
 
     mask: AttentionMask
     positions: Tensor  # (T) or (B, T)
-    kv_cache: KVStore | None = None  # of self-attention
-    source_cache: KVStore | None = None  # of cross-attention
+    kv_store: KVStore | None = None  # of self-attention
+    source_store: KVStore | None = None  # of cross-attention
 
 
 class PreNorm(nn.Module):
@@ -111,8 +111,8 @@ class Block(nn.Module):
         self.residual = RESIDUALS[config.norm_position](config.dropout)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:  # (B, T, D) -> (B, T, D)
-        mask, positions, kv_cache, _ = context
-        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_cache))
+        mask, positions, kv_store, _ = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_store))
         return self.residual(x, self.ffn_norm, self.ffn)
 
 
@@ -130,9 +130,9 @@ class CrossBlock(nn.Module):
 
     def forward(self, x: Tensor, context: LayerContext, source: Tensor, source_mask: AttentionMask) -> Tensor:
         """Read `x` (B, T, D) and the encoder's states `source` (B, S, D); returns (B, T, D)."""
-        mask, positions, kv_cache, source_cache = context
-        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_cache))
+        mask, positions, kv_store, source_store = context
+        x = self.residual(x, self.attn_norm, lambda h: self.attn(h, h, mask, positions, kv_store))
         x = self.residual(
-            x, self.cross_attn_norm, lambda h: self.cross_attn(h, source, source_mask, positions, source_cache)
+            x, self.cross_attn_norm, lambda h: self.cross_attn(h, source, source_mask, positions, source_store)
         )
         return self.residual(x, self.ffn_norm, self.ffn)

@@ -1,7 +1,8 @@
-"""Keys and values kept between decoding steps. The caller owns the cache; attention only reads through it.
+"""Keys and values kept between decode steps. The caller owns the cache and passes it to the model.
 
-Attention hands the cache a function that projects the new keys and values. `DynamicKVCache` appends them to the
-past, `CrossKVCache` calls the function once and keeps the result.
+A cache belongs to a model and has two stores for each layer. A store belongs to one attention module, which calls
+`update` with a function that computes the new keys and values. `DynamicKVStore` (self-attention) appends them to
+the earlier ones; `CrossKVStore` (cross-attention) calls the function once and keeps the result.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ KeyValue = tuple[Tensor, Tensor]  # each (B, G, S, Dh)
 
 
 class KVStore(Protocol):
-    """The keys and values of one attention layer."""
+    """The cached keys and values of one attention module."""
 
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue:
-        """Return all keys and values, new ones included; `project` computes the new ones."""
+    def update(self, project: Callable[[], KeyValue]) -> KeyValue:
+        """Store the new keys and values, which `project` computes, and return all of them."""
 
 
 class KVCacheLike(Protocol):
-    """What a decoder needs of its cache: a pair of stores for each layer, for its past and for its source."""
+    """Interface of the cache of a whole model; `KVCache` and `StaticKVCache` implement it."""
 
     @property
     def length(self) -> int:
@@ -35,13 +36,13 @@ class KVCacheLike(Protocol):
 
 
 @dataclass
-class DynamicKVCache:
+class DynamicKVStore:
     """Keys and values of self-attention. The buffer doubles when it is full, so appending is cheap."""
 
     length: int = 0
     buffer: Tensor | None = None  # (2, B, G, capacity, Dh)
 
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue:
+    def update(self, project: Callable[[], KeyValue]) -> KeyValue:
         """Append the new keys and values and return all of them."""
         new_kv = project()  # (B, G, T, Dh) each
         n_new = new_kv[0].shape[2]
@@ -74,12 +75,12 @@ class DynamicKVCache:
 
 
 @dataclass
-class CrossKVCache:
+class CrossKVStore:
     """Keys and values of the source in cross-attention: projected once, read at every step."""
 
     key_value: KeyValue | None = None
 
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue:
+    def update(self, project: Callable[[], KeyValue]) -> KeyValue:
         """Return the keys and values, which the first call projects."""
         if self.key_value is None:
             self.key_value = project()
@@ -92,7 +93,7 @@ class CrossKVCache:
 
 
 class KVCache:
-    """The cache of a whole model: for each layer one store for its past and one for its source.
+    """The cache of a whole model: for each layer one store for self-attention and one for cross-attention.
 
     Example:
         >>> import torch
@@ -108,7 +109,7 @@ class KVCache:
     """
 
     def __init__(self, n_layers: int) -> None:
-        self.stores = [(DynamicKVCache(), CrossKVCache()) for _ in range(n_layers)]
+        self.stores = [(DynamicKVStore(), CrossKVStore()) for _ in range(n_layers)]
 
     @property
     def length(self) -> int:

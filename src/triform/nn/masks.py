@@ -52,7 +52,10 @@ class AttentionMask:
     batch_size = 1  # 1: all rows of a batch have the same mask
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return True where query q of row b may read key k; the index tensors broadcast."""
+        """Return True where query q of row b may read key k; the index tensors broadcast.
+
+        Masks that do not depend on the row still use `b` (`b >= 0` is always True) to get the full shape.
+        """
         raise NotImplementedError
 
     def dense(self, t: int, s: int, device: torch.device) -> Tensor:  # -> (B or 1, 1, T, S)

@@ -129,7 +129,7 @@ class ShawRelativePosition(RelativePosition):
     One vector is added to the key, another to the value. Distances beyond `max_distance` are clipped.
     """
 
-    needs_weights: ClassVar[bool] = True
+    needs_naive_formula: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from triform.config import ModelConfig, RecurrentKind
-from triform.nn.kv_cache import CrossKVCache
+from triform.nn.kv_cache import CrossKVStore
 
 
 class Cell(nn.Module):
@@ -107,7 +107,7 @@ class RecurrentState:
     """What is kept between two calls: the state of each layer (L, P, B, D) and, in translation, the source."""
 
     hidden: Tensor | None = None
-    source: CrossKVCache = field(default_factory=CrossKVCache)
+    source: CrossKVStore = field(default_factory=CrossKVStore)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep these rows in this order; a row may be repeated."""

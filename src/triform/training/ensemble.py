@@ -1,5 +1,7 @@
 """An ensemble: several runs of one small model trained together, each with its own seed and run folder.
 
+Training together is only faster. Each member ends as a run of its own; their predictions are not combined.
+
 A member is a trainer like any other: it draws its own batches, follows its own schedule, stops early and keeps its
 best weights. Only the step itself and the forward passes of validations are computed for all at once, by
 `StackedModels`.
@@ -50,7 +52,7 @@ STACK_LIMITS = {"cpu": StackLimit(3e7, 1.5), "cuda": StackLimit(3e10, 4.0)}
 
 
 def stack_key(config: Config) -> Config:
-    """Return what members must have in common: everything except the seed, the learning rate and the intervals."""
+    """Return the settings that members must have in common: all but the seed and `PER_MEMBER_SETTINGS`."""
     defaults = TrainConfig()
     reset_values = {name: getattr(defaults, name) for name in PER_MEMBER_SETTINGS}
     return replace(config, seed=0, train=replace(config.train, **reset_values))
@@ -111,7 +113,7 @@ class EnsembleMember(Trainer):
             super().save_checkpoint()
 
     def run_guarded(self, action: Callable[[EnsembleMember], None]) -> None:
-        """Run an action. If the member diverges, remember it and let the other members continue."""
+        """Run an action. If the member diverges, keep the error in `failure`: the others continue."""
         try:
             action(self)
         except DivergedError as failure:

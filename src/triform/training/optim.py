@@ -22,7 +22,7 @@ def build_parameter_groups(
         model: The model; frozen parameters are left out.
         weight_decay: The weight decay of matrices.
         layer_decay: Below 1, layers also get smaller learning rates the closer they are to the input. A group's
-            `scale` is the factor of its learning rate.
+            `lr_scale` is the factor of its learning rate.
     """
     depth_by_name = layer_depths(model) if layer_decay < 1 else {name: 0 for name, _ in model.named_parameters()}
     max_depth = max(depth_by_name.values())
@@ -36,7 +36,7 @@ def build_parameter_groups(
         {
             "params": parameters,
             "weight_decay": weight_decay * is_matrix,
-            "scale": layer_decay ** (max_depth - level),
+            "lr_scale": layer_decay ** (max_depth - level),
         }
         for (level, is_matrix), parameters in groups.items()
         if parameters

@@ -1,7 +1,8 @@
 """One optimisation step: forward, backward, clip, update.
 
 `TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) does the same by replaying CUDA graphs, and
-`StackedModels` (stacked_models.py) takes the steps of many models at once, whose train steps then only hold state.
+`StackedModels` (stacked_models.py) takes the steps of many models at once; the `TrainStep` of each then only holds
+its model, optimizer and losses.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class TrainStep:
     def optimize(self, batches: Sequence[Batch], n_predictions: int | Tensor, lr: float | Tensor) -> None:
         """Update the weights. The loss is summed over all micro-batches and divided once, by all predictions."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr if group["scale"] == 1 else lr * group["scale"]
+            group["lr"] = lr if group["lr_scale"] == 1 else lr * group["lr_scale"]
         total_loss = torch.zeros_like(self.grad_norm)
         for batch in batches:
             with self.autocast():

@@ -1,7 +1,6 @@
 """The training loop of every task: step, log, validate, keep the best model, save, stop.
 
-All events of a run take one way: `Trainer.emit` passes them to the callbacks. An event is a dictionary with a name
-under `event`:
+`Trainer.emit` passes every event of a run to the callbacks. An event is a dictionary with a name under `event`:
 
 | name | when | fields |
 |---|---|---|
@@ -87,7 +86,7 @@ class Trainer:
     Args:
         prepared: The task, its data, and its final settings.
         folder: The run folder to write to.
-        callbacks: Who receives the events of the run.
+        callbacks: Observers that receive the events of the run.
         metadata: Facts that every checkpoint carries, such as the fingerprints of the data files.
         flops_per_token: Operations of training on one token, to report the utilisation of a GPU; 0: unknown.
     """
@@ -109,7 +108,9 @@ class Trainer:
         )
         self.train_step = self.build_train_step()
         uses_lora = self.config.lora_rank > 0
-        self.adapter = AdapterFile(folder.adapter_file, self.task.model, self.task.config) if uses_lora else None
+        self.lora_adapter = (
+            AdapterFile(folder.adapter_file, self.task.model, self.task.config) if uses_lora else None
+        )
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
@@ -181,11 +182,14 @@ class Trainer:
         self.finish_step()
 
     def finish_step(self) -> None:
-        """Validate if due, then save or finish. After an interrupted validation, a resume does all of it."""
+        """Validate if due, then save a checkpoint or finish.
+
+        An interrupted validation stays due: a resume calls this method before it takes a step.
+        """
         step = self.progress.step
         if self.progress.validation_due:
             self._validate()
-        if self.progress.validation_due:
+        if self.progress.validation_due:  # it was interrupted
             return
         if step == self.max_steps:
             self.progress.finished = self.progress.finished or "max_steps"
@@ -279,7 +283,7 @@ class Trainer:
         return step % self.config.eval_every == 0 or step == self.max_steps
 
     def _validate(self) -> None:
-        self._read_losses()
+        self._read_losses()  # raises DivergedError where one is not finite
         if self.valid_data is None:
             self.progress.validation_due = False
             return
@@ -325,8 +329,8 @@ class Trainer:
     def _save_model(self) -> None:
         """Write the model with LoRA adapters merged into it, and the adapters also on their own."""
         self.folder.write_weights(merged_weights(self.task.model))
-        if self.adapter:
-            self.adapter.write()
+        if self.lora_adapter:
+            self.lora_adapter.write()
 
     def load_best_weights(self) -> None:
         """Replace the weights by the best ones, once training is over. LoRA adapters are merged."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triform.nn.kv_cache import CrossKVCache, DynamicKVCache, KeyValue, KVCache
+from triform.nn.kv_cache import CrossKVStore, DynamicKVStore, KeyValue, KVCache
 
 
-def interleave_beams(store: DynamicKVCache, beam_size: int) -> None:
+def interleave_beams(store: DynamicKVStore, beam_size: int) -> None:
     """Merge every `beam_size` rows into one, with their keys side by side: (2, B, G, S · beam_size, Dh)."""
     assert store.buffer is not None
     filled = store.buffer[:, :, :, : store.length]
@@ -17,7 +17,7 @@ def interleave_beams(store: DynamicKVCache, beam_size: int) -> None:
     store.length *= beam_size
 
 
-def extend_store(store: DynamicKVCache, *, extra_rows: int, front_padding: int) -> None:
+def extend_store(store: DynamicKVStore, *, extra_rows: int, front_padding: int) -> None:
     """Add rows, and keys before the first one; a negative `front_padding` drops the first keys."""
     assert store.buffer is not None
     n_tensors, batch_size, heads, _, head_dim = store.buffer.shape
@@ -27,7 +27,7 @@ def extend_store(store: DynamicKVCache, *, extra_rows: int, front_padding: int) 
     store.buffer[:, :batch_size, :, max(0, front_padding) : store.length] = filled
 
 
-def write_rows(store: DynamicKVCache, rows: Tensor, positions: Tensor, new_kv: KeyValue) -> None:
+def write_rows(store: DynamicKVStore, rows: Tensor, positions: Tensor, new_kv: KeyValue) -> None:
     """Write keys and values (N, G, P, Dh) at positions (P) of some rows (N)."""
     assert store.buffer is not None
     for buffer, new in zip(store.buffer, new_kv, strict=True):
@@ -35,7 +35,7 @@ def write_rows(store: DynamicKVCache, rows: Tensor, positions: Tensor, new_kv: K
 
 
 def append_source(
-    store: CrossKVCache, other: CrossKVCache, keep: Tensor | None, other_keep: Tensor | None
+    store: CrossKVStore, other: CrossKVStore, keep: Tensor | None, other_keep: Tensor | None
 ) -> Tensor | None:
     """Append the rows of another source, padding the shorter one.
 

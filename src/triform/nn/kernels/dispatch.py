@@ -63,7 +63,7 @@ def select_kernel(
     """Return the fastest kernel that computes this attention exactly."""
     t, s = q.shape[-2], k.shape[-2]
     score, relative_position = score_fn.score, score_fn.relative_position
-    if not score.is_dot_product or relative_position.needs_weights:
+    if not score.is_dot_product or relative_position.needs_naive_formula:
         return CHUNKED
     is_plain = not relative_position.has_distance_bias and not dropout
     if t == 1 and is_plain and mask.is_shift_invariant and mask.span_is_exact and s <= mask.span.before + 1:

@@ -2,8 +2,8 @@
 
 Each output has a scale of its own, 127 steps to either side of zero; what comes in is rounded to 8 bits as it
 comes, by the range of the whole batch, so that in int8 the neighbours of a text can move its last digits.
-Embeddings and norms stay as they are. torch's quantised tensors are deprecated: `trouble` runs the operators and
-compares them with the plain product before anything is built on them.
+Embeddings and norms stay as they are. torch's quantised tensors are deprecated: `int8_unavailable_reason` runs the
+operators and compares them with the plain product before they are used.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from triform.nn.kv_cache import CrossKVCache, KeyValue
+from triform.nn.kv_cache import CrossKVStore, KeyValue
 
 
 @dataclass
-class RingKVCache:
+class RingKVStore:
     """Keys and values of self-attention in buffers of fixed size (B, G, C, Dh): new ones overwrite the oldest.
 
     The write positions are a tensor on the device, so a CUDA graph can be replayed for every step.
@@ -21,8 +21,8 @@ class RingKVCache:
     values: Tensor
     write_positions: Tensor
 
-    def read(self, project: Callable[[], KeyValue]) -> KeyValue:
-        """Write the new keys and values and return the whole buffers."""
+    def update(self, project: Callable[[], KeyValue]) -> KeyValue:
+        """Write the new keys and values over the oldest ones and return the whole buffers."""
         k, v = project()
         self.keys.index_copy_(2, self.write_positions, k)
         self.values.index_copy_(2, self.write_positions, v)
@@ -36,6 +36,6 @@ class StaticKVCache:
         self.length = 0  # the layout of the batch knows the positions
         sources = [None] * len(buffers) if source_buffers is None else [(k, v) for k, v in source_buffers]
         self.stores = [
-            (RingKVCache(keys, values, write_positions), CrossKVCache(source_kv))
+            (RingKVStore(keys, values, write_positions), CrossKVStore(source_kv))
             for (keys, values), source_kv in zip(buffers, sources, strict=True)
         ]

@@ -21,7 +21,7 @@ def vmap_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
     """The kernel of a model in a stack: fused where that computes it, else the formula."""
-    if not score_fn.score.is_dot_product or score_fn.relative_position.needs_weights:
+    if not score_fn.score.is_dot_product or score_fn.relative_position.needs_naive_formula:
         return naive_attention(q, k, v, mask, score_fn, dropout)
     return tiled_sdpa_attention(q, k, v, mask, score_fn, dropout, sdpa=_vmap_sdpa)
 
