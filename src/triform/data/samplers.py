@@ -1,7 +1,7 @@
-"""Which examples come next. A sampler's position is two numbers, so a checkpoint can hold it.
+"""Samplers: which examples the next batch has.
 
-Orders are computed from (seed, epoch or draw) alone: nothing random is carried along, and a resumed run sees
-the same batches as an unbroken one.
+The order depends only on the seed and on the number of the epoch or batch, so a checkpoint stores one or two
+integers, and a resumed run sees the same batches as one that never stopped.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ class Sampler(Protocol):
     steps_per_epoch: int
 
     def next_batch(self) -> Indices:
-        """The examples of the next batch."""
+        """Return the indices of the next batch."""
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Return the position of the sampler, for a checkpoint."""
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Stand there again."""
+        """Restore what `state_dict` returned."""
 
 
 def round_up_length(length: int, max_length: int = sys.maxsize) -> int:
-    """The length rounded up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few of them, and little to fill up."""
+    """Round a length up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few different lengths, little padding."""
     multiple = max(8, 1 << max(0, (length - 1).bit_length() - 3))
     return min(max_length, -(-length // multiple) * multiple)
 
 
 class BucketSampler:
-    """Every example once an epoch, in batches of like length, cut by rows or by a token budget.
+    """Every example once an epoch, in batches of similar length.
 
-    A budget is of tokens with their padding, and lengths are rounded up to a rung: a device that records its steps
-    then meets one shape a rung.
+    Args:
+        lengths: Length of each example.
+        batch_size: Examples in a batch; 0 uses `batch_tokens` instead.
+        batch_tokens: Tokens in a batch, padding included. Lengths are rounded up, so that batches have few shapes.
+        seed: Random seed for shuffling.
+        n_versions: Encodings of every example, stored one after another; each epoch uses the next one.
+        max_length: No example is padded to more than this.
     """
 
     POOL_BATCHES = 50  # batches sorted together: large enough for little padding, small enough to stay random
@@ -53,7 +58,6 @@ class BucketSampler:
         n_versions: int = 1,
         max_length: int = sys.maxsize,
     ) -> None:
-        """No example is wider than `longest`. With several versions of all of them, epochs take these in turn."""
         self.lengths, self.batch_size, self.batch_tokens, self.seed = lengths, batch_size, batch_tokens, seed
         self.n_versions = n_versions
         self.padded_lengths = np.array(
@@ -97,7 +101,7 @@ class BucketSampler:
 def batch_by_budget(
     order: Indices, lengths: Indices, *, batch_size: int = 0, batch_tokens: int = 0
 ) -> list[Indices]:
-    """Cut an order into batches of `batch_size` rows, or of at most `batch_tokens` with their padding."""
+    """Split indices into batches of `batch_size` examples, or of at most `batch_tokens` tokens with padding."""
     if batch_size:
         return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches, start, max_length = [], 0, 0
@@ -110,13 +114,13 @@ def batch_by_budget(
 
 
 def batch_by_length(lengths: Indices, *, batch_tokens: int) -> list[Indices]:
-    """Batches for evaluation: shortest first, so that almost nothing is padded."""
+    """Return batches for evaluation, shortest examples first, so that almost nothing is padded."""
     order = np.argsort(lengths, kind="stable")
     return batch_by_budget(order, lengths[order], batch_tokens=batch_tokens)
 
 
 class RandomWindowSampler:
-    """Starting places of windows in one long stream of tokens, drawn with replacement."""
+    """Start positions of windows in one long stream of tokens, drawn with replacement."""
 
     def __init__(self, n_starts: int, *, width: int, batch_size: int, seed: int) -> None:
         self.n_starts, self.batch_size, self.seed = n_starts, batch_size, seed
