@@ -125,10 +125,10 @@ def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp
     assert "for classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
     (tmp_path / "file").touch()
     existing_result = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
-    assert existing_result.refusal.endswith("file: is there already; choose another --out")
+    assert existing_result.refusal.endswith("file: already exists; choose another --out")
     assert triform("convert", "export", tmp_path / "run", "--to", "hf", *out).code == 0
     second_result = triform("convert", "export", tmp_path / "run", "--to", "hf", *out)
-    assert "is there already" in second_result.refusal
+    assert "already exists" in second_result.refusal
 
 
 def test_an_adapter_for_another_base_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:

@@ -323,10 +323,10 @@ def test_an_export_that_fails_leaves_nothing(
     assert not list(tmp_path.iterdir())
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").touch()
-    with pytest.raises(triform.TriformError, match="is there already"):
+    with pytest.raises(triform.TriformError, match="already exists"):
         export(generator_run.task, "hf", tmp_path / "full")
     (tmp_path / "full/mine.txt").unlink()
     monkeypatch.chdir(tmp_path / "full")
-    with pytest.raises(triform.TriformError, match="is there already"):
+    with pytest.raises(triform.TriformError, match="already exists"):
         export(generator_run.task, "hf", Path())
     assert [path.name for path in tmp_path.rglob("*")] == ["full"]

@@ -601,7 +601,7 @@ def test_words_with_none_for_the_unknown_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("a\n[UNK]\na\n", r"vocab\.txt, line 3: 'a' already stands in line 1"),
+        ("a\n[UNK]\na\n", r"vocab\.txt, line 3: 'a' is a duplicate of line 1"),
         ("a\n\n[UNK]\n", r"vocab\.txt, line 2: an empty line"),
         ("a\nb\n", "no piece is for unknown words"),
     ],

@@ -35,7 +35,7 @@ def check(
     json_: JsonOption = False,
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Check that a model does what its settings say: the future unseen, padding inert, gradients everywhere ..."""
+    """Check that a model does what its settings say: causal masks, inert padding, gradients everywhere ..."""
     from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
 

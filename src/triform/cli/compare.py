@@ -12,18 +12,23 @@ from triform.formatting import echo
 
 
 def compare(
-    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The variants and what they are judged on.")],
+    study: Annotated[
+        Path,
+        typer.Argument(metavar="STUDY.toml", help="The study: the variants and the data they are evaluated on."),
+    ],
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Models to train of each variant, instead of the study's.")
+        int | None, typer.Option(metavar="N", help="Models to train per variant; the default is that of the study.")
     ] = None,
-    out: Annotated[str, typer.Option(metavar="DIR", help="Where runs and report go; default runs/NAME.")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="The folder for runs and report; the default is runs/NAME.")
+    ] = "",
     device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Train variants of a model with the same seeds and say which differences are real.
 
-    What DIR already holds is not trained again: a study that was interrupted goes on where it stopped.
+    Models that DIR already holds are not trained again: an interrupted study continues where it stopped.
     """
     from triform.errors import ConfigError
     from triform.experiments.study.runner import compare as run_study

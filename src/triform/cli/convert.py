@@ -10,12 +10,12 @@ import typer
 from triform.cli.options import AdapterOption, NoVerifyOption, RunArgument, load_run
 from triform.formatting import echo
 
-convert = typer.Typer(help="Published models in, and runs out.", rich_markup_mode=None)
+convert = typer.Typer(help="Import published models and export runs.", rich_markup_mode=None)
 
 
 @convert.callback()
 def _callback() -> None:
-    """Published models in, and runs out."""
+    """Import published models and export runs."""
 
 
 @convert.command("import")
@@ -23,11 +23,14 @@ def import_(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or hub:OWNER/NAME.")],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder to write.")],
     labels: Annotated[
-        str, typer.Option(metavar="A,B", help="Labels of a classifier; its scores are new then.")
+        str,
+        typer.Option(
+            metavar="A,B", help="Make a classifier with these labels and an untrained classification head."
+        ),
     ] = "",
-    max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Read less at once than the model can.")] = 0,
+    max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Limit the length of texts to N tokens.")] = 0,
 ) -> None:
-    """Make a run folder of a published model: GPT-2, Llama, BERT (also DistilBERT and Megatron),
+    """Convert a published model to a run folder: GPT-2, Llama, BERT (also DistilBERT and Megatron),
     Marian, BlenderBot or nanoGPT."""
     from triform.errors import ConfigError
     from triform.pretrained.run_import import import_run
@@ -45,12 +48,12 @@ def import_(
 @convert.command()
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="hf, ctranslate2 or onnx.")],
+    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="The format: hf, ctranslate2 or onnx.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Write a run for others: hf (transformers), ctranslate2 (what writes text), onnx (what classifies)."""
+    """Export a run for transformers (hf), CTranslate2 (generate, translate) or ONNX Runtime (classify)."""
     loaded_run = load_run(run, device="cpu", precision="fp32", adapter=adapter, no_verify=no_verify)
     description = loaded_run.export(to, out)
     parameters = sum(parameter.numel() for parameter in loaded_run.task.model.parameters())

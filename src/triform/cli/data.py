@@ -9,15 +9,15 @@ import typer
 from triform.cli.options import JsonOption, print_json
 from triform.formatting import echo
 
-data = typer.Typer(help="Known sets: list them, get them, check them.", rich_markup_mode=None)
+data = typer.Typer(help="List, download and verify known datasets.", rich_markup_mode=None)
 DataFolderOption = Annotated[
-    str, typer.Option("--data", metavar="DIR", help="Folder of sets; default: the user's cache.")
+    str, typer.Option("--data", metavar="DIR", help="The folder of datasets; the default is the user's cache.")
 ]
 
 
 @data.command("list")
 def list_(json_: JsonOption = False) -> None:
-    """The known sets, with sizes and licences."""
+    """List the known datasets with sizes and licences."""
     from triform.data.catalogue import DATASETS
 
     if json_:
@@ -43,9 +43,10 @@ def list_(json_: JsonOption = False) -> None:
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A set, see list.")], data: DataFolderOption = ""
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset; see `triform data list`.")],
+    data: DataFolderOption = "",
 ) -> None:
-    """Download a set and check it; what is there already is kept."""
+    """Download a dataset and verify its checksums. Files that are already there are kept."""
     from triform.data import catalogue
 
     dataset = catalogue.get_dataset(name)
@@ -55,10 +56,12 @@ def get(
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A set; without one, all that are there.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="The dataset; the default is every dataset in the folder.")
+    ] = "",
     data: DataFolderOption = "",
 ) -> None:
-    """Compare files with their checksums; the first that is missing or altered is named."""
+    """Verify the checksums of downloaded files, and name the first that is missing or altered."""
     from triform.data import catalogue
     from triform.errors import DataError
 

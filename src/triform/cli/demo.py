@@ -42,7 +42,7 @@ def demo(
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Train, evaluate and ask a classifier, a language model and a translator, in a few minutes."""
+    """Train, evaluate and try a classifier, a language model and a translator in a few minutes."""
     from triform.reporting.scoreboard import write_scoreboard
 
     if not overwrite:

@@ -26,7 +26,7 @@ OPTIONAL_PACKAGES = {  # the packages of each extra
 
 
 def doctor(json_: JsonOption = False) -> None:
-    """Say what was found: versions, devices, kernels, room on the disk; exit code 1 if something is wrong."""
+    """Report versions, devices, kernels and disk space; exit with code 1 if something is wrong."""
     report: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     report["packages"] = {name: _package_version(name) for name in PACKAGES}
     report["extras"] = {

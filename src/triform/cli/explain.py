@@ -51,7 +51,7 @@ def explain(
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Show where a model looks: attention maps of every layer and head, and what speaks for a label."""
+    """Show the attention maps of every layer and head, and attributions for a label."""
     from triform.explain.attention_maps import validate_suffix
 
     if out is None and not json_:

@@ -62,14 +62,14 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def root_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """One Transformer in three forms: classify, generate and translate text."""
 
 
 def main() -> None:
-    """Run a command; what is the user's to mend is one line on standard error."""
+    """Run a command. An error that the user can fix is printed as one line on standard error."""
     gc.set_threshold(50_000)  # torch comes as 250,000 objects that stay: looking through them takes time
     atexit.register(gc.freeze)  # and none of them need be looked through to leave
     arguments = sys.argv[1:] or ["--help"]
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def describe_resource_error(error: Exception) -> str:
-    """What to tell of an error that comes from sizes rather than from the program; empty for any other."""
+    """Describe an error caused by sizes rather than by a bug. Returns "" for any other error."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
         return f"the memory of the device is full ({reason}); give fewer or shorter texts, or --device cpu"

@@ -16,19 +16,25 @@ if TYPE_CHECKING:
     from triform.config.settings import Settings
 
 OptionalRunArgument = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="A run folder; or give --preset or --config.")
+    Path | None, typer.Argument(metavar="RUN", help="A run folder. Alternatives: --preset and --config.")
 ]
-PresetOption = Annotated[str, typer.Option(help="Named settings, e.g. transformer-base or small.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
-TaskOption = Annotated[str, typer.Option(help="classify, generate or translate, where it is not said.")]
-VocabSizeOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens in the vocabulary.")]
-MaxLenOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="Tokens read at once.")]
-LabelsOption = Annotated[int, typer.Option(metavar="N", show_default=False, help="classify: how many labels.")]
+PresetOption = Annotated[str, typer.Option(help="Use named settings, for example transformer-base or small.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")]
+TaskOption = Annotated[str, typer.Option(help="The task, if the settings do not name it.")]
+VocabSizeOption = Annotated[
+    int, typer.Option(metavar="N", show_default=False, help="Number of tokens in the vocabulary.")
+]
+MaxLenOption = Annotated[
+    int, typer.Option(metavar="N", show_default=False, help="Maximum length of a text in tokens.")
+]
+LabelsOption = Annotated[
+    int, typer.Option(metavar="N", show_default=False, help="For classify: the number of labels.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """What the command line says, put together."""
+    """The arguments and options by which a command names a model."""
 
     run: Path | None
     preset: str
@@ -48,7 +54,7 @@ class ModelArguments:
 
 
 def resolve_model(arguments: ModelArguments) -> tuple[Config, DataSizes]:
-    """All settings and sizes; what only data could tell must be given."""
+    """Return the complete settings and sizes. Sizes that depend on data must be given as options."""
     from triform.analysis.parameters import validate_sizes
     from triform.config import DataSizes
     from triform.config.settings import build_config
@@ -106,7 +112,7 @@ def _resolve_config(arguments: ModelArguments) -> Config:
 
 
 def _resolve_known_sizes(arguments: ModelArguments, config: Config) -> DataSizes:
-    """Vocabularies: as asked, else of the run's tokenizers, else of the settings, else as reported for a preset."""
+    """Return the sizes given as options, else those of the run, the settings or the preset, in this order."""
     from triform.config import DataSizes
     from triform.config.presets import REPORTED_SIZES
 

@@ -37,18 +37,19 @@ def params(
     max_len: MaxLenOption = 0,
     labels: LabelsOption = 0,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", show_default=False, help="Texts at once; default the settings', or 16.")
+        int,
+        typer.Option(metavar="N", show_default=False, help="Texts per batch; the default is the settings' or 16."),
     ] = 0,
     length: Annotated[
-        int, typer.Option(metavar="N", show_default=False, help="Tokens a text; default max_len.")
+        int, typer.Option(metavar="N", show_default=False, help="Tokens per text; the default is max_len.")
     ] = 0,
-    optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd; default the settings'.")] = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16; default the settings', or fp32.")] = "",
-    device: Annotated[str, typer.Option(help="cuda or cpu: where it is to run.")] = "cuda",
+    optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd; the default is the settings'.")] = "",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16; the default is the settings' or fp32.")] = "",
+    device: Annotated[str, typer.Option(help="The device to estimate memory for: cuda or cpu.")] = "cuda",
     json_: JsonOption = False,
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Count a model's parameters by component, with formulas; its memory and its operations beside them."""
+    """Count a model's parameters by component, with formulas, and estimate its memory and FLOPs."""
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
     from triform.analysis.reported_counts import is_published_model, reconcile_counts

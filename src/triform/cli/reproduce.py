@@ -17,15 +17,15 @@ Job = tuple[str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]] 
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A system, or how several begin; or list, or tables.")
+        str, typer.Argument(metavar="NAME", help="A system or a prefix of several; or list, or tables.")
     ],
-    data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, see `triform data`.")] = "",
-    variant: Annotated[str, typer.Option(help="as-reported, best or both.")] = "both",
+    data: Annotated[str, typer.Option(metavar="DIR", help="The folder of datasets; see `triform data`.")] = "",
+    variant: Annotated[str, typer.Option(help="The variant to run: as-reported, best or both.")] = "both",
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Seeds a variant; default: its own number.")
+        int | None, typer.Option(metavar="N", help="Seeds per variant; the default is that of the system.")
     ] = None,
-    out: Annotated[str, typer.Option(metavar="DIR", help="Run folders; for tables: the page to write.")] = "",
-    results: Annotated[Path, typer.Option(metavar="DIR", help="Where NAME.json goes.")] = Path("results"),
+    out: Annotated[str, typer.Option(metavar="DIR", help="The run folders; for tables, the page to write.")] = "",
+    results: Annotated[Path, typer.Option(metavar="DIR", help="The folder for NAME.json.")] = Path("results"),
     device: DeviceOption = "auto",
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Train tiny models for a few steps, to check that everything runs.")
@@ -34,7 +34,7 @@ def reproduce(
 ) -> None:
     """Run a reference system: train its variants, score them once, write results/NAME.json.
 
-    An interrupted run goes on where it stopped. `tables` makes a page of what results holds.
+    An interrupted run continues where it stopped. `tables` writes a page from the files in --results.
     """
     if name == "list":
         _print_systems(as_json=json_)

@@ -16,38 +16,36 @@ if TYPE_CHECKING:
     from triform.text import Tokenizer
     from triform.text.exporting import Side
 
-tokenizer = typer.Typer(
-    help="Vocabularies: learn one, use it, take it from and to other libraries.", rich_markup_mode=None
-)
+tokenizer = typer.Typer(help="Train, use, import and export tokenizers.", rich_markup_mode=None)
 EXPORT_FORMATS = {"hf": "huggingface", "tiktoken": "tiktoken"}
 
 TokenizerArgument = Annotated[
     Path, typer.Argument(metavar="TOKENIZER", help="A run, a tokenizer.json, or another library's file or folder.")
 ]
 OutOption = Annotated[Path, typer.Option("--out", metavar="F", help="The tokenizer.json to write.")]
-SideOption = Annotated[str, typer.Option(help="source or target, where a folder has two.")]
-InputOption = Annotated[str, typer.Option("--input", metavar="F", help="A file, one text a line, or - .")]
+SideOption = Annotated[str, typer.Option(help="Which tokenizer of a folder that has two: source or target.")]
+InputOption = Annotated[
+    str, typer.Option("--input", metavar="F", help="Read lines from this file. Write - for standard input.")
+]
 EncodingOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Of a tiktoken file: cl100k_base, o200k_base, ...")
+    str, typer.Option(metavar="NAME", help="The encoding of a tiktoken file, for example o200k_base.")
 ]
 
 
 @tokenizer.command()
 def train(
     out: OutOption,
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Text to learn from: one or more files.")
-    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The files to train on.")] = None,
     data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="F", help="The same as FILE; repeatable.")
+        list[str] | None, typer.Option("--data", metavar="F", help="The same as FILE. Repeatable.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="bpe, word or char.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(min=0, help="Tokens; 0: as the data allows.")] = 0,
-    min_count: Annotated[int, typer.Option(min=1, help="word: rarer ones become <unk>.")] = 1,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Read everything in lower case.")] = False,
+    kind: Annotated[str, typer.Option(help="The kind of tokenizer: bpe, word or char.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(min=0, help="Number of tokens; 0 chooses it from the data.")] = 0,
+    min_count: Annotated[int, typer.Option(min=1, help="For word: rarer words become <unk>.")] = 1,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
     text_column: Annotated[str, typer.Option(metavar="NAME", help=SHORTHANDS["--text-column"].help)] = "",
 ) -> None:
-    """Learn a vocabulary from text; use it with --set tokenizer.file=F."""
+    """Train a tokenizer on text; use it with --set tokenizer.file=F."""
     from triform.config import DataConfig, TokenizerConfig
     from triform.config.settings import suggest_name
     from triform.data.readers import read_chunks
@@ -76,7 +74,7 @@ def encode(
     encoding: EncodingOption = "",
     json_: JsonOption = False,
 ) -> None:
-    """Texts to tokens: a line of numbers each, or with --json the pieces too."""
+    """Encode texts as token ids, one line per text; --json also prints the tokens."""
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     rows = loaded_tokenizer.encode_batch(collect_texts(texts, input_, "TEXT"))
     if json_:
@@ -94,7 +92,7 @@ def decode(
     side: SideOption = "source",
     encoding: EncodingOption = "",
 ) -> None:
-    """Tokens to text: numbers with spaces or commas between them."""
+    """Decode token ids, separated by spaces or commas, to text."""
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     for line in collect_texts([" ".join(tokens)] if tokens else None, input_, "N"):
         echo(loaded_tokenizer.decode(parse_token_ids(line, loaded_tokenizer.vocab_size)))
@@ -106,12 +104,13 @@ def import_(
     out: OutOption,
     side: SideOption = "source",
     encoding: EncodingOption = "",
-    pattern: Annotated[str, typer.Option(help="Of a tiktoken file without a known name: what cuts words.")] = "",
+    pattern: Annotated[str, typer.Option(help="The split pattern of a tiktoken file without --encoding.")] = "",
     special: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=N", help="With a pattern: a special token; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=N", help="A special token and its id, with --pattern. Repeatable."),
     ] = None,
 ) -> None:
-    """Keep another library's vocabulary as a tokenizer.json of Triform's: same ids."""
+    """Convert another library's tokenizer to a tokenizer.json of Triform with the same ids."""
     require_absent(out)
     save_tokenizer(open_tokenizer(path, side, encoding, pattern, parse_special_tokens(special or [])), out)
 
@@ -120,11 +119,13 @@ def import_(
 def export(
     path: TokenizerArgument,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to put the files.")],
-    format_: Annotated[str, typer.Option("--format", help="hf (also vocab.json, vocab.txt), or tiktoken.")] = "hf",
+    format_: Annotated[
+        str, typer.Option("--format", help="The format: hf (includes vocab.json or vocab.txt) or tiktoken.")
+    ] = "hf",
     side: SideOption = "source",
     encoding: EncodingOption = "",
 ) -> None:
-    """Write the files by which another library gives the same ids."""
+    """Write the tokenizer in the format of another library, with the same ids."""
     from triform.config.settings import suggest_name
     from triform.errors import ConfigError
     from triform.text import write_tokenizer
@@ -175,7 +176,7 @@ def require_absent(out: Path) -> None:
     from triform.errors import CheckpointError
 
     if out.exists():
-        raise CheckpointError(f"{out}: is there already; choose another --out")
+        raise CheckpointError(f"{out}: already exists; choose another --out")
 
 
 def save_tokenizer(trained_tokenizer: Tokenizer, out: Path) -> None:
@@ -199,7 +200,7 @@ def parse_token_ids(line: str, vocab_size: int) -> list[int]:
     words = line.replace(",", " ").split()
     for word in words:
         if not (word.isascii() and word.isdigit()):
-            raise DataError(f"{word!r} is no token: tokens are whole numbers")
+            raise DataError(f"{word!r} is not a token id: ids are whole numbers")
         if int(word) >= vocab_size:
-            raise DataError(f"{word} is no token: this vocabulary has 0 to {vocab_size - 1}")
+            raise DataError(f"{word} is not a token id: the ids of this vocabulary are 0 to {vocab_size - 1}")
     return [int(word) for word in words]

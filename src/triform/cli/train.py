@@ -60,9 +60,10 @@ def train(
     json_: JsonOption = False,
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Train a model on your text and leave a run folder.
+    """Train a model on your text and write a run folder.
 
-    Settings left open are chosen from the size of the data. Ctrl-C saves and says how to go on.
+    Settings that you do not give are chosen from the size of the data. Ctrl-C saves the run and prints the command
+    that continues it.
     """
     from triform.experiments.seeds import train_seeds
     from triform.launch import RunOptions

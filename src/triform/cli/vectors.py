@@ -8,43 +8,52 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triform.cli.options import JsonOption, print_json
+from triform.cli.shorthands import SHORTHANDS
 from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.vectors import VectorEvaluation
 
-vectors = typer.Typer(help="Word vectors (word2vec): learn, look up, judge, draw.", rich_markup_mode=None)
-VectorsArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Vectors: .txt, .vec, .bin or .safetensors.")]
+vectors = typer.Typer(help="Train, query, evaluate and plot word vectors (word2vec).", rich_markup_mode=None)
+VectorsArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A file of word vectors: .txt, .vec, .bin or .safetensors.")
+]
 TopOption = Annotated[int, typer.Option(help="How many words to show.")]
 
 
 @vectors.command()
 def train(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Text files, tables, builtin:NAME.")],
-    out: Annotated[Path, typer.Option(help="Where the vectors go: .txt, .bin or .safetensors.")],
-    kind: Annotated[str, typer.Option(help="skipgram, or cbow: faster, weaker on rare words.")] = "skipgram",
-    size: Annotated[int, typer.Option(help="Numbers a vector.")] = 100,
-    window: Annotated[int, typer.Option(help="Neighbours on either side.")] = 5,
-    min_count: Annotated[int, typer.Option(help="Rarer words have no vector.")] = 5,
-    negative: Annotated[int, typer.Option(help="Words drawn against each true neighbour.")] = 5,
-    sample: Annotated[float, typer.Option(help="Below it, frequent words are skipped more; 0: none.")] = 1e-3,
-    epochs: Annotated[int, typer.Option(help="How often the text is read.")] = 5,
-    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.025,
-    phrases: Annotated[int, typer.Option(help="Passes that join words, as new_york; 0: none.")] = 0,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="As tokenizer.lowercase.")] = False,
-    text_column: Annotated[str, typer.Option(help="Of tables: a name or number; else found.")] = "",
-    seed: Annotated[int, typer.Option(help="Of initial numbers and draws.")] = 0,
-    workers: Annotated[int, typer.Option(help="Threads; only one gives the same vectors again.")] = 1,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Text files, tables or builtin:NAME.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .txt, .bin or .safetensors.")],
+    kind: Annotated[
+        str, typer.Option(help="skipgram, or cbow, which is faster but weaker on rare words.")
+    ] = "skipgram",
+    size: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 100,
+    window: Annotated[int, typer.Option(help="Number of context words on either side.")] = 5,
+    min_count: Annotated[int, typer.Option(help="Leave out words that occur less often.")] = 5,
+    negative: Annotated[int, typer.Option(help="Negative samples per context word.")] = 5,
+    sample: Annotated[
+        float, typer.Option(help="Downsampling threshold for frequent words; 0 turns it off.")
+    ] = 1e-3,
+    epochs: Annotated[int, typer.Option(help="Number of passes over the text.")] = 5,
+    lr: Annotated[float, typer.Option(help="Initial learning rate.")] = 0.025,
+    phrases: Annotated[
+        int, typer.Option(help="Passes that join frequent phrases, such as new_york; 0 turns it off.")
+    ] = 0,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
+    text_column: Annotated[str, typer.Option(metavar="NAME", help=SHORTHANDS["--text-column"].help)] = "",
+    seed: Annotated[int, typer.Option(help="Random seed for initialisation and sampling.")] = 0,
+    workers: Annotated[int, typer.Option(help="Number of threads. Results are reproducible only with 1.")] = 1,
     json_: JsonOption = False,
 ) -> None:
     """Learn a vector for each word from the words around it (needs gensim, the extra `vectors`).
 
-    Words are cut as tokenizer.kind=word cuts them, so that `train --embeddings` finds them.
+    Texts are split into words as by tokenizer.kind=word, so that `triform train --embeddings` finds them.
     """
     from triform.vectors import Word2VecConfig, WordVectors, train_word2vec
     from triform.vectors.files import check_writable
 
-    check_writable(out)  # better told now than after the work
+    check_writable(out)  # fail now rather than after training
     config = Word2VecConfig(
         kind=kind,  # type: ignore[arg-type]
         size=size, window=window, min_count=min_count, negative=negative, sample=sample, epochs=epochs,
@@ -67,7 +76,7 @@ def nearest(
     top: TopOption = 10,
     json_: JsonOption = False,
 ) -> None:
-    """The words whose vectors point most nearly the same way, with cosines."""
+    """List the words with the highest cosine similarity to each WORD."""
     from triform.vectors import WordVectors
 
     word_vectors = WordVectors.load(file)
@@ -89,7 +98,7 @@ def analogy(
     top: TopOption = 10,
     json_: JsonOption = False,
 ) -> None:
-    """What is to C as B is to A: `analogy FILE man king woman`."""
+    """Find what is to C as B is to A, for example `analogy FILE man king woman`."""
     from triform.vectors import WordVectors
 
     neighbors = WordVectors.load(file).analogy(a, b, c, top)
@@ -114,15 +123,17 @@ def _print_neighbors(neighbors: list[tuple[str, float]]) -> None:
 def evaluate(
     file: VectorsArgument,
     analogies: Annotated[
-        list[str] | None, typer.Option(metavar="F", help="Analogies, as questions-words.txt; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="F", help="A file of analogies in the format of questions-words.txt. Repeatable."),
     ] = None,
     pairs: Annotated[
-        list[str] | None, typer.Option(metavar="F", help="WORD, WORD, NUMBER between tabs; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="F", help="A file of word pairs with their similarity, tab-separated. Repeatable."),
     ] = None,
-    data: Annotated[str, typer.Option(metavar="DIR", help="Folder of sets, with word_eval in it.")] = "",
+    data: Annotated[str, typer.Option(metavar="DIR", help="The folder of datasets that holds word_eval.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Analogies, SimLex-999 and WordSim-353, or files of your own; figures are those that gensim gives."""
+    """Evaluate on analogies, SimLex-999 and WordSim-353, or on your own files. The metrics equal gensim's."""
     from triform.data.catalogue import get_dataset, verify_dataset
     from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
 
@@ -163,12 +174,15 @@ def _format_result_row(result: VectorEvaluation) -> list[str]:
 def map_(
     file: VectorsArgument,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="WORD", help="Words to show with their nearest.")
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD", help="Words to plot with their neighbours; the default is the most frequent."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The picture: .png or .svg.")] = Path("map.png"),
+    out: Annotated[Path, typer.Option(help="The image to write: .png or .svg.")] = Path("map.png"),
     max_words: Annotated[int, typer.Option(metavar="N", help="Show at most N words.")] = 100,
 ) -> None:
-    """Draw words where their two main directions put them: those given with their nearest, or the most frequent."""
+    """Plot words by the first two principal components of their vectors."""
     from triform.vectors import WordVectors
     from triform.vectors.figure import draw_map
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -30,35 +30,13 @@ if TYPE_CHECKING:
 MAX_PAGE_BYTES = 4_400_000  # of a page; 512 tokens in 12 layers of 12 heads stay below it
 MIN_WEIGHT_BYTES = 500_000  # for weights, however long the text beside them is
 MAX_TEXT_CHARS = 20_000  # characters of the text and of the output that the page repeats
+# How many weights of a row a page may keep; the largest number whose page fits is used.
 TOP_K_LEVELS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    12,
-    14,
-    16,
-    18,
-    20,
-    24,
-    28,
-    32,
-    40,
-    48,
-    64,
-    96,
-    128,
-)  # of a row: tried
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128,
+)  # fmt: skip
 UINT16_MAX = 65535  # a rounded weight is a whole number of these
 
 ByteArray = NDArray[np.uint8]
-EncodeFn = Callable[["AttentionWeights"], ByteArray]
 
 
 @dataclass(frozen=True, kw_only=True)

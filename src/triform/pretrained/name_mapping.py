@@ -19,7 +19,6 @@ from triform.errors import CheckpointError
 TensorLayout = Literal["plain", "turned", "row"]  # theirs as ours; matrices transposed; (1, n) instead of (n)
 WEIGHT_AND_BIAS = ((".weight", ".weight"), (".bias", ".bias"))
 WEIGHT_ONLY = ((".weight", ".weight"),)
-BIAS_ONLY = ((".bias", ".bias"),)
 
 
 @dataclass(frozen=True)

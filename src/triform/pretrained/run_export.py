@@ -65,7 +65,7 @@ def export(task: Task, to: str, out: Path) -> str:
     if out.exists() and (
         not out.name or not out.is_dir() or any(out.iterdir())
     ):  # the working folder cannot be replaced
-        raise CheckpointError(f"{out}: is there already; choose another --out")
+        raise CheckpointError(f"{out}: already exists; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:
         with atomic_folder(out) as temporary:

@@ -51,7 +51,7 @@ class LanguageModel(TextEstimator):
         metrics = self._evaluate(X)
         if "bits_per_byte" not in metrics:
             raise InputError(
-                "words leave out spaces, so bits per byte cannot be told; use tokenizer='char' or 'bpe'"
+                "a word tokenizer drops spaces, so bits per byte cannot be computed; use tokenizer='char' or 'bpe'"
             )
         return metrics["bits_per_byte"]
 

@@ -62,7 +62,7 @@ def read_wordpiece(path: Path) -> ImportedSubword:
         if not piece:
             raise CheckpointError(f"{path}, line {line_number}: an empty line, where a piece belongs")
         if piece in ids:
-            raise CheckpointError(f"{path}, line {line_number}: {piece!r} already stands in line {ids[piece] + 1}")
+            raise CheckpointError(f"{path}, line {line_number}: {piece!r} is a duplicate of line {ids[piece] + 1}")
         ids[piece] = line_number - 1
     settings, pieces = read_tokenizer_settings(path.parent), list(ids)
     special_tokens = find_special_tokens(ids, settings)

@@ -36,6 +36,7 @@ COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
     "translate": ("translate", "classify"),
 }
 HEADS = ("classification_head.", "lm_head.")  # how the names of a head's weights begin
+# Settings under `model.` that may differ from those of the base.
 OVERRIDABLE_MODEL_SETTINGS = (
     "dropout",
     "attention_dropout",
@@ -43,7 +44,7 @@ OVERRIDABLE_MODEL_SETTINGS = (
     "layer_windows",
     "attention_direction",
     "head_hidden",
-)  # of model.*
+)
 
 
 def load_base_config(path: Path, task: TaskName, *, verify: bool = True) -> Config:

@@ -26,11 +26,8 @@ TASK_METRICS: dict[TaskName, tuple[str, ...]] = {
     "generate": ("perplexity", "loss", "bits_per_byte", "token_accuracy"),
     "translate": ("bleu", "chrf", "sentence_bleu", "exact_match", "token_accuracy", "loss"),
 }
-PER_TOKEN_METRICS = (
-    "perplexity",
-    "loss",
-    "token_accuracy",
-)  # means over tokens, not comparable between vocabularies
+# Means over tokens, which cannot be compared between vocabularies.
+PER_TOKEN_METRICS = ("perplexity", "loss", "token_accuracy")
 DEFAULT_N_SEEDS = 8  # enough for a verdict on up to six comparisons
 VALIDATION_SET, TRAINING_SET = "validation", "training"  # sets that every study has
 NAME_PATTERN = re.compile(r"\w[\w.+-]*")  # the name becomes a folder
