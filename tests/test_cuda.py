@@ -394,9 +394,8 @@ def assert_matches_reference(case: AttentionCase, kernels: list[AttentionKernel]
         assert actual_outputs[0].dtype == dtype
         for name, actual, expected in zip("yqkv", actual_outputs, expected_outputs, strict=False):
             assert relative_error(actual, expected) < MAX_RELATIVE_ERROR[dtype], name
-        for actual, expected in zip(
-            actual_outputs[4:], expected_outputs[4:], strict=True
-        ):  # sums over all pairs, most of which cancel
+        # Sums over all pairs, most of which cancel.
+        for actual, expected in zip(actual_outputs[4:], expected_outputs[4:], strict=True):
             assert relative_error(actual, expected) < (1e-3 if dtype is torch.float32 else 5e-2)
 
 

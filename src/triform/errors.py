@@ -1,4 +1,4 @@
-"""What a user sees when something is or may be wrong: one line that says what, where and what to do."""
+"""Errors and notices for the user: one line that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class TriformError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it without a traceback."""
+    """Base class of errors that the user can fix. The command line prints them without a traceback."""
 
 
 class ConfigError(TriformError):
@@ -44,7 +44,7 @@ class DivergedError(TriformError):
 
 
 class RunInterruptedError(TriformError):
-    """The user stopped training; the message says what was saved and how to go on."""
+    """The user stopped training; the message says what was saved and how to continue."""
 
 
 class WarningText(str):
@@ -54,12 +54,12 @@ class WarningText(str):
 
 
 def notice_level(notice: str) -> str:
-    """`warning` or `info`, as `metrics.jsonl` records it."""
+    """Return "warning" or "info", as recorded in `metrics.jsonl`."""
     return "warning" if isinstance(notice, WarningText) else "info"
 
 
 def format_notice(notice: str, *, info_prefix: str = "") -> str:
-    """A notice as a line of text: a warning says that it is one, `fact` is what other notices begin with."""
+    """Format a notice as one line that starts with "warning: ", or with `info_prefix` if it is no warning."""
     return f"warning: {notice}" if isinstance(notice, WarningText) else f"{info_prefix}{notice}"
 
 

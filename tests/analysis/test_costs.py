@@ -118,9 +118,8 @@ def test_any_settings_are_counted_as_they_are_built(config_and_sizes: tuple[Conf
     for _, row in param_budget.iter_rows():
         values = {symbol.name: symbol.value for symbol in param_budget.symbols}
         values["(2k+1)"] = 2 * values.get("k", 0) + 1
-        assert (
-            evaluate_formula(row.formula, values) == row.per_instance
-        )  # with no other letters than those explained
+        # With no other letters than those explained.
+        assert evaluate_formula(row.formula, values) == row.per_instance
         assert format_formula(row.formula, values) == row.numbers
 
 

@@ -240,7 +240,7 @@ def test_standard_input_that_is_not_utf8_is_refused(triform: Command, classifier
         (("--set", "model.d_model"), "write --set name=value"),
         (("--set", "train.lr=-1"), "train.lr=-1.0 must lie between 0 and 1e+38"),
         (("--set", "train.epochs=inf", "--set", "train.max_steps=0"), "train.epochs=inf must be a number"),
-        (("--set", "train.epochs=2"), "train.max_steps and train.epochs are two ways to say one thing"),
+        (("--set", "train.epochs=2"), "train.max_steps and train.epochs exclude each other"),
         (("--set", "data.header=perhaps"), "data.header=perhaps is not known; choose from auto, yes, no"),
         (("--seed", "-1"), "seed=-1 must lie between 0 and 4294967295"),
         (("--seed", str(2**64)), "must lie between 0 and 4294967295"),

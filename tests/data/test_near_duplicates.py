@@ -103,9 +103,8 @@ def test_a_crowd_of_alike_texts_costs_no_square() -> None:
     texts = [f"dear customer {n} {letter}" for n in range(3000)]
     near_pairs_found = find_near_pairs(texts)
     assert len(near_pairs_found.first) <= len(texts) * 2 * MAX_NEIGHBOURS * N_BANDS
-    assert set(near_pairs_found.second.tolist()) == set(
-        range(1, 3000)
-    )  # and each is known to be near an earlier one
+    # And each is known to be near an earlier one.
+    assert set(near_pairs_found.second.tolist()) == set(range(1, 3000))
 
 
 def test_a_text_of_a_megabyte_is_compared_whole() -> None:

@@ -95,9 +95,8 @@ def test_discounts_are_chen_and_goodmans() -> None:
     y = 8 / (8 + 2 * 4)
     assert estimate_discounts(counts) == pytest.approx((1 - 2 * y * 4 / 8, 2 - 3 * y * 2 / 4, 3 - 4 * y * 1 / 2))
     assert estimate_discounts(np.array([1, 1, 2, 7])) == DEFAULT_DISCOUNTS
-    assert (
-        estimate_discounts(np.array([1] * 5 + [2] * 1 + [3] * 9 + [4] * 40)) == DEFAULT_DISCOUNTS
-    )  # they would be below nothing
+    # They would be below nothing.
+    assert estimate_discounts(np.array([1] * 5 + [2] * 1 + [3] * 9 + [4] * 40)) == DEFAULT_DISCOUNTS
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])

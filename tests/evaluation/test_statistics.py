@@ -153,12 +153,10 @@ def test_the_bootstrap_draws_as_sacrebleus_does(error_rate: float) -> None:
     )
     result = stats.bootstrap_bleu(first_statistics, second_statistics, n_samples=1000)
     assert result.mean == pytest.approx(expected[1].score - expected[0].score)
-    against_zero = stats.bootstrap_bleu(
-        np.zeros_like(second_statistics), second_statistics, n_samples=1000
-    )  # against nothing: the score itself
-    assert against_zero.half_width == pytest.approx(
-        expected[1].ci, rel=1e-3
-    )  # so near only because the same sentences are drawn
+    # Against nothing: the score itself.
+    against_zero = stats.bootstrap_bleu(np.zeros_like(second_statistics), second_statistics, n_samples=1000)
+    # So near only because the same sentences are drawn.
+    assert against_zero.half_width == pytest.approx(expected[1].ci, rel=1e-3)
     # sacreBLEU centres the size of the difference and counts one side: half of the two-sided p, where p is small
     assert expected[1].p_value < result.p < 3.2 * expected[1].p_value
     if error_rate > 0.35:

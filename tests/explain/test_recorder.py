@@ -78,9 +78,8 @@ def compute_used_weights(model: Any, *inputs: Any) -> dict[str, list[Tensor]]:
 
     def make_spy(weights: list[Tensor]) -> Callable[..., Tensor]:
         def kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-            offset = dispatch_attention(
-                q, k, torch.zeros_like(v), *rest
-            )  # what relative positions add by themselves
+            # What relative positions add by themselves.
+            offset = dispatch_attention(q, k, torch.zeros_like(v), *rest)
             chunks = []
             for start in range(0, k.shape[2], HEAD_DIM):
                 unit_values = torch.eye(k.shape[2])[:, start : start + HEAD_DIM]

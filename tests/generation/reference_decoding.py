@@ -145,9 +145,8 @@ def reference_beam_search(
                 _close(beam, continuations, penalty)
                 outputs[beam.row] = beam.best()
                 continue
-            continuations += [(NEG_INF, *continuations[-1][1:])] * (
-                beam_size - len(continuations)
-            )  # a tiny vocabulary may leave too few
+            # A tiny vocabulary may leave too few.
+            continuations += [(NEG_INF, *continuations[-1][1:])] * (beam_size - len(continuations))
             beam.beams = [tokens_so_far for _, _, tokens_so_far in continuations]
             next_alive.append(beam)
             parent_rows += [index * beam_size + parent for _, parent, _ in continuations]

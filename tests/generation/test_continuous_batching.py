@@ -238,9 +238,8 @@ def test_slots_are_used_again_by_the_next_call_and_made_anew_when_weights_move(
     assert len(created) == 1
     decode_with_graph(adapter, "greedy", monkeypatch, 4)
     assert len(created) == 2
-    adapter.model.load_state_dict(
-        build_adapter("decoder", 3).model.state_dict()
-    )  # in place: the same slots will do
+    # In place: the same slots will do.
+    adapter.model.load_state_dict(build_adapter("decoder", 3).model.state_dict())
     assert decode_with_graph(adapter, "beam", monkeypatch, 4) == decode_one_by_one(adapter, "beam")
     assert len(created) == 2
     adapter.model.float()

@@ -156,9 +156,8 @@ def test_a_narrow_window_never_makes_a_tensor_of_all_pairs(mask: str, positions:
         kv_heads=2,
     )
     assert numel < LONG_LEN * LONG_LEN / 8
-    assert numel <= max(
-        HEADS * LONG_LEN * WIDTH, HEADS * NARROW_WINDOW * 4 * NARROW_WINDOW
-    )  # a whole input, or one piece's scores
+    # A whole input, or one piece's scores.
+    assert numel <= max(HEADS * LONG_LEN * WIDTH, HEADS * NARROW_WINDOW * 4 * NARROW_WINDOW)
 
 
 def flash_flops(q: tuple[int, ...], k: tuple[int, ...], *others: Any, **more: Any) -> int:

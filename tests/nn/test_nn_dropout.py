@@ -41,9 +41,8 @@ def test_every_kernel_drops_weights_and_keeps_their_mean(
         torch.nn.init.constant_(parameter, 0.1)
     q, k, v = (x.detach() * 0.3 for x in random_qkv(40, 8, 60, 2))
     actual = run_kernel(kernel, (q, k, torch.ones_like(v)), full_mask, score_fn, dropout=0.3)
-    full = run_kernel(
-        kernel, (q, k, torch.ones_like(v)), full_mask, score_fn
-    )  # the sum of all weights, and a relation
+    # The sum of all weights, and a relation.
+    full = run_kernel(kernel, (q, k, torch.ones_like(v)), full_mask, score_fn)
     assert (actual - full).std() > 0.01
     assert (actual - full).mean().item() == pytest.approx(0.0, abs=0.02)
 

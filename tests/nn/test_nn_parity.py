@@ -33,11 +33,8 @@ from triform.nn.kernels.flex import flex_attention_args
 from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 
 REAL, PADDING = True, False
-KEEP = (
-    (REAL,) * 11,
-    (PADDING,) * 4 + (REAL,) * 5 + (PADDING,) * 2,
-    (PADDING,) * 11,
-)  # whole, padded on both sides, nothing real
+# Whole, padded on both sides, nothing real.
+KEEP = ((REAL,) * 11, (PADDING,) * 4 + (REAL,) * 5 + (PADDING,) * 2, (PADDING,) * 11)
 MASK_CASES = {
     "full": MaskCase(11, 11),
     "causal": MaskCase(11, 11, causal=True),

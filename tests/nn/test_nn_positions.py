@@ -134,9 +134,8 @@ def test_beyond_the_farthest_distance_relative_positions_are_one() -> None:
         replace(CONFIG, positions="relative", max_distance=2), 10, causal=False
     )
     assert relative_position.key_table.weight.shape == relative_position.value_table.weight.shape == (5, 4)
-    bias = relative_position.score_bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[
-        0, :, 0
-    ]  # one query, ten keys
+    # One query, ten keys.
+    bias = relative_position.score_bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[0, :, 0]
     assert (bias[:, :8] == bias[:, :1]).all()
     assert not torch.isclose(bias[:, 7:], bias[:, 7:].roll(1, -1)).any()
 

@@ -76,9 +76,10 @@ def test_what_was_read_is_written_as_it_was(name: str, tmp_path: Path) -> None:
     imported = load_pretrained(folder, case.task)
     hf_config, tensors = to_hf(imported.model, imported.config, imported.special_tokens)
     original_tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    # Which it computes.
     positions = {
         tensor_name for tensor_name in original_tensors if "embed_positions" in tensor_name and "marian" in name
-    }  # which it computes
+    }
     assert tensors.keys() == original_tensors.keys() - positions
     assert all(torch.equal(tensors[tensor_name], original_tensors[tensor_name]) for tensor_name in tensors)
     original_config = json.loads((folder / "config.json").read_text())

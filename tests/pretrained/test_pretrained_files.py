@@ -222,9 +222,8 @@ def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> Non
     old, new = load_pretrained(folder, "classify"), load_pretrained(folder, "classify", labels=("no", "yes"))
     assert new.sizes.n_labels == 2
     assert weights_equal(new.model.encoder, old.model.encoder)
-    assert torch.equal(
-        new.model.classification_head[0].weight, old.model.classification_head[0].weight
-    )  # the pooler
+    # The pooler.
+    assert torch.equal(new.model.classification_head[0].weight, old.model.classification_head[0].weight)
     assert new.notices == ("the head for labels is new: train it before you use it",)
 
 

@@ -86,12 +86,8 @@ def test_a_setting_of_the_model_that_is_not_known_is_named(name: str) -> None:
     ):
         models.TransformerDecoder(config, DataSizes(vocab_size=5, max_len=4))
     assert MODEL_ALLOWED.keys() <= {*UNSUPPORTED_MODEL, "kind"}
-    known = {
-        *MODEL_UNRESTRICTED,
-        *UNSUPPORTED_MODEL,
-        "kind",
-        "rotary_scaling",
-    }  # the last is for rotary positions alone
+    # The last is for rotary positions alone.
+    known = {*MODEL_UNRESTRICTED, *UNSUPPORTED_MODEL, "kind", "rotary_scaling"}
     assert {field.name for field in fields(ModelConfig)} == known, "none is left out in silence"
 
 
@@ -370,9 +366,10 @@ def test_a_model_without_weights_and_sizes_below_nothing_are_told() -> None:
 def test_weights_that_cannot_be_kept_are_refused_before_any_is_written() -> None:
     model = models.TransformerDecoder(SMALL_MODEL, DataSizes(vocab_size=5, max_len=4))
     parameters = FlatParameters(model)
+    # Lists will do.
     weights.load_state_dict(
         parameters, {name: parameter.value.tolist() for name, parameter in parameters.named.items()}
-    )  # lists will do
+    )
     last = list(parameters.named)[-1]
     for bad, message in (
         (np.full(parameters.named[last].shape, 1e300), f"{last} contains NaN or infinity"),

@@ -31,11 +31,8 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "random_state": 0,
 }
-TINY_LONGER_TRAINING = TINY | {
-    "d_model": 16,
-    "max_steps": 16,
-    "learning_rate": 0.03,
-}  # a check wants 83 % of three blobs
+# A check wants 83 % of three blobs.
+TINY_LONGER_TRAINING = TINY | {"d_model": 16, "max_steps": 16, "learning_rate": 0.03}
 CHECKS_WITHOUT_DATA = (
     "check_do_not_raise_errors_in_init_or_set_params",
     "check_estimator_repr",

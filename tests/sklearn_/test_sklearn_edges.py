@@ -87,10 +87,8 @@ def test_a_vectorizer_gives_what_reaches_the_head(kind: str, pooling: str) -> No
     run, texts = vectorizer._fitted_run, [*X[:2], "soup", "", "a good day b or a good meal"]
     head_inputs: list[torch.Tensor] = []
     run.task.model.classification_head.register_forward_pre_hook(lambda head, inputs: head_inputs.append(inputs[0]))
-    for special in (
-        run.task.tokenizer.special_tokens,
-        SpecialTokens(before=(2,), after=(3,)),
-    ):  # the second as BERT's
+    # The second as BERT's.
+    for special in (run.task.tokenizer.special_tokens, SpecialTokens(before=(2,), after=(3,))):
         run.task.tokenizer.special_tokens = special
         head_inputs.clear()
         for text in texts:

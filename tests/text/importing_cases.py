@@ -149,9 +149,8 @@ def write_marian(folder: Path) -> Path:
     pieces = ["</s>", "<unk>", ">>fra<<"]
     for model_path in model_paths:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
-        pieces += [
-            processor.id_to_piece(token) for token in range(3, processor.get_piece_size() - 5)
-        ]  # some are lacking
+        # Some are lacking.
+        pieces += [processor.id_to_piece(token) for token in range(3, processor.get_piece_size() - 5)]
     ids = {piece: token for token, piece in enumerate([*dict.fromkeys(pieces), "<pad>"])}
     (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
     return folder

@@ -577,7 +577,7 @@ def test_special_tokens_of_a_rank_file_must_be_free_and_no_words(tmp_path: Path)
         path, "<end> is to be 7, which is the rank of a piece", pattern=GPT4_PATTERN, special_tokens={"<end>": 7}
     )
     assert_refused(path, "'END' is a word, which texts can have", pattern=GPT4_PATTERN, special_tokens={"END": 999})
-    assert_refused(path, "the pattern that cuts words is not in a rank file")
+    assert_refused(path, "a rank file does not hold its split pattern")
     assert_refused(path, r"the pattern '\(\(' cannot be read", pattern="((")
 
 

@@ -155,10 +155,8 @@ def test_a_resumed_run_ends_with_the_same_bits_and_needs_the_vectors_no_more(
 def test_each_of_several_seeds_begins_as_it_would_alone(
     rows: str, vectors: str, tmp_path: Path, train_settings: dict[str, Any]
 ) -> None:
-    model, train_settings = (
-        MODEL | {"dropout": 0.0},
-        train_settings | {"optimizer": "sgd"},
-    )  # no draws, and nothing made large that is not
+    # No draws, and nothing made large that is not.
+    model, train_settings = (MODEL | {"dropout": 0.0}, train_settings | {"optimizer": "sgd"})
     options = {"data": rows, "device": "cpu", "quiet": True, "embeddings": vectors, "model": model}
     result = train_seeds("classify", 2, out=tmp_path / "two", train=TRAIN_SETTINGS | train_settings, **options)  # type: ignore[arg-type]
     for seed, folder in enumerate(result.folders):

@@ -155,9 +155,8 @@ def test_each_member_equals_the_same_seed_trained_alone(task: TaskName, kind: st
 
 
 def test_in_float32_a_member_differs_by_rounding_only(tmp_path: Path) -> None:
-    overrides = build_settings(
-        "classify", tmp_path, train={"optimizer": "sgd"}
-    )  # Adam makes much of the smallest gradient
+    # Adam makes much of the smallest gradient.
+    overrides = build_settings("classify", tmp_path, train={"optimizer": "sgd"})
     result = train_seeds("classify", 2, out=tmp_path / "seeds", seed=7, **overrides)
     alone = train("classify", out=tmp_path / "alone", seed=8, **overrides)
     actual, expected = (

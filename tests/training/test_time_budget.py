@@ -68,9 +68,8 @@ def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
     left, right = (load_file(folder.model_file) for folder in (fitted, plain))
     assert left.keys() == right.keys()
     assert all(tensor.equal(right[name]) for name, tensor in left.items())
-    resumed = train_run(
-        rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True
-    )  # the same command
+    # The same command.
+    resumed = train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True)
     assert resumed.read_config() == fitted.read_config()
 
 
@@ -104,9 +103,8 @@ def test_steps_and_validations_fit_into_the_time(valid_seconds: float, eval_ever
     if valid_seconds < 600:
         assert estimate_seconds(steps, steps_between, 0.1, valid_seconds) <= 600 + valid_seconds
     if not eval_every and valid_seconds == 30:
-        assert (
-            estimate_seconds(steps, steps_between, 0.0, valid_seconds) <= 200
-        )  # no more than a third on validations
+        # No more than a third on validations.
+        assert estimate_seconds(steps, steps_between, 0.0, valid_seconds) <= 200
 
 
 def test_a_long_validation_is_timed_by_its_beginning(

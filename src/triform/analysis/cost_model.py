@@ -142,9 +142,8 @@ class CostModel:
         self.is_bf16 = workload.precision == "bf16"
         self.element_bytes = 2 if self.is_bf16 else 4  # of the inputs of matrix products
         self.dropout_mask_bytes = 1 if workload.gpu else self.element_bytes
-        self.norm_saved_tensors = (
-            1 if self.model.norm == "layer" or workload.gpu else 2
-        )  # on a CPU, RMSNorm saves its input and its result
+        # On a CPU, RMSNorm saves its input and its result.
+        self.norm_saved_tensors = 1 if self.model.norm == "layer" or workload.gpu else 2
 
     def training_state(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
         """Memory for weights, gradients and optimizer state."""

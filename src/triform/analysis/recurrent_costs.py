@@ -76,9 +76,8 @@ class RecurrentCostModel(CostModel):
 
     def flop_items(self) -> Iterator[FlopItem]:
         """Operations of the forward pass by component."""
-        encoder_formula = (
-            "3·L·g·d·d" if self.is_bidirectional else "4·L·g·d·d"
-        )  # half as wide each way: e · d + e · e, twice
+        # Half as wide each way: e · d + e · e, twice.
+        encoder_formula = "3·L·g·d·d" if self.is_bidirectional else "4·L·g·d·d"
         if self.task == "translate":
             yield self._flop_item("encoder: cells", "source token", encoder_formula)
             yield self._flop_item("attention: key, value", "source token", "4·d·d")

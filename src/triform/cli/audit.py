@@ -211,9 +211,8 @@ def _evaluate_subsets(
         for name, selected in subsets.items():
             if not selected.any():
                 continue
-            is_full_set = (
-                name == "all" and file != inputs.files["train"]
-            )  # else it is what was held out of that file
+            # Otherwise these rows are the part that was held out of the training file.
+            is_full_set = name == "all" and file != inputs.files["train"]
             lines = None if is_full_set else {rows.line_number(int(row)) for row in selected.nonzero()[0]}
             try:
                 metrics[f"{overlap.name}: {name}"] = loaded_run.evaluate_with_notices(file, decode, lines)[0]

@@ -111,9 +111,8 @@ def _inspect_attention() -> dict[str, str]:
     for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
         qkv = [torch.randn(1, 2, 2048, 32, device=device, dtype=dtype) for _ in range(3)]
         for name, (mask, config) in cases.items():
-            q, k, v = (
-                x[:, :, :256] if config.attention_score == "additive" else x for x in qkv
-            )  # it takes its time
+            # Additive attention is slow, so it is checked on fewer tokens.
+            q, k, v = (x[:, :, :256] if config.attention_score == "additive" else x for x in qkv)
             score_fn = ScoreFunction(
                 SCORES[config.attention_score](config), build_relative_position(config, 2048, causal=True)
             ).to(device, dtype)

@@ -20,7 +20,7 @@ ActivationKind = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 PoolingKind = Literal["mean", "first", "last"]
 HeadActivation = Literal["relu", "tanh"]
 
-# What a recurrent model follows; of any other setting it knows the default, and what says the same.
+# The settings that a recurrent model uses. All others must keep their default or a value that changes nothing.
 RECURRENT_SETTINGS = (
     *(
         "kind",
@@ -36,46 +36,46 @@ RECURRENT_SETTINGS = (
     *("out_bias", "tie_embeddings", "bigram_buckets", "pooling", "head_hidden", "head_activation"),
     "head_bias",
 )
-# Of these it has something to follow in translate alone: it attends to nothing but a source.
+# Settings that a recurrent model uses only in translate, where it attends to the source.
 ATTENTION_SETTINGS = ("attention_score", "attention_dropout", "qkv_bias", "out_bias")
 RECURRENT_NO_OPS = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The model's shape. Sizes are named as in the paper."""
+    """Settings of the model. Sizes are named as in "Attention Is All You Need"."""
 
-    kind: ModelKind = "transformer"  # or a recurrent twin, which reads one token after the other
+    kind: ModelKind = "transformer"  # or a recurrent model: rnn, gru, lstm
     d_model: int = 0
     d_ff: int = 0  # 0: four times d_model; for swiglu 8/3 of it, which costs the same
-    n_layers: int = 0  # of the encoder and of the decoder, where a model has both
+    n_layers: int = 0  # per stack: an encoder-decoder has so many in each
     n_heads: int = 0
     n_kv_heads: int = 0  # heads of keys and values, shared by groups of query heads; 0: as many as n_heads
-    dropout: float = 0.1  # of embeddings and of what each sublayer adds
-    attention_dropout: float = 0.0  # of attention weights; costs speed, fused kernels are faster without
+    dropout: float = 0.1  # of the embeddings and of each sublayer's output
+    attention_dropout: float = 0.0  # of the attention weights; slower than 0, which allows faster kernels
     positions: PositionKind = "learned"
     rotary_base: float = 10_000.0
     rotary_scaling: tuple[float, ...] = ()  # [factor]: linear; [factor, low, high, original length]: Llama 3's
-    max_distance: int = 0  # relative, t5: farther is all alike; 0: 16 and 128, as published
+    max_distance: int = 0  # relative, t5: larger distances count as this one; 0: 16 and 128, as published
     n_buckets: int = 32  # t5
     attention_score: ScoreKind = "scaled_dot"
-    attention_direction: AttentionDirection = "auto"  # auto: encoders read both ways, decoders only back
-    window: int = -1  # keys a position reads, itself included, on each side it may look; -1: all
-    layer_windows: tuple[int, ...] = ()  # instead of window: one a layer, repeated, e.g. [8, -1]
+    attention_direction: AttentionDirection = "auto"  # auto: full in encoders, causal in decoders
+    window: int = -1  # keys that a position attends to on each visible side, itself included; -1: all
+    layer_windows: tuple[int, ...] = ()  # instead of window: one per layer, repeated, e.g. [8, -1]
     norm: NormKind = "layer"
     norm_position: NormPosition = "pre"
-    norm_eps: float = 0.0  # what keeps a norm from dividing by zero; 0: 1e-5 for layer, 1e-6 for rms
+    norm_eps: float = 0.0  # epsilon of the norms; 0: 1e-5 for layer, 1e-6 for rms
     final_norm: bool = True
     embedding_norm: bool = False  # a norm after the embeddings, as BERT has it
-    n_segments: int = 0  # kinds of text that have an embedding of their own, as BERT's two; 0: none
+    n_segments: int = 0  # number of segment embeddings, 2 in BERT; 0: none
     activation: ActivationKind = "gelu"
     bias: bool = True  # in output projections, feedforward and norms
     qkv_bias: bool = True
-    out_bias: AutoBool = "auto"  # of attention's output projections alone; auto: as bias
+    out_bias: AutoBool = "auto"  # in the output projections of attention; auto: as bias
     tie_embeddings: bool = True
-    scale_embeddings: bool = False  # times sqrt(d_model), so that fixed positions do not drown them
-    bigram_buckets: int = 0  # classify: rows of a second table, for pairs of neighbouring tokens; 0: none
-    pooling: PoolingKind = "mean"  # classify: what stands for a text, the mean of its states, the first or the last
+    scale_embeddings: bool = False  # multiply by sqrt(d_model)
+    bigram_buckets: int = 0  # classify: rows of a hashed embedding table for bigrams; 0: none
+    pooling: PoolingKind = "mean"  # classify: how the states of a text become one vector
     head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
     head_activation: HeadActivation = "relu"  # of that layer
     head_bias: bool = True
@@ -178,7 +178,7 @@ class ModelConfig:
         pattern = list(self.layer_windows)
         require(
             self.window == -1,
-            f"model.window={self.window} and model.layer_windows={pattern} are two ways to say one thing: "
+            f"model.window={self.window} and model.layer_windows={pattern} exclude each other: "
             "set only one of them",
         )
         require(

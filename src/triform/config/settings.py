@@ -58,12 +58,11 @@ def unknown_setting_error(name: str, known_names: Iterable[str] = SETTING_TYPES)
 
 
 def suggest_name(name: str, known_names: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them when few."""
+    """Return a hint for an unknown name: the closest known name, or else all of them."""
     known_names = list(known_names)
     last_part = name.rpartition(".")[2]
-    matches = [
-        other for other in known_names if other.rpartition(".")[2] == last_part
-    ]  # the right word, another section
+    # The same name in another section comes first.
+    matches = [other for other in known_names if other.rpartition(".")[2] == last_part]
     matches = matches or difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     section = name.partition(".")[0]
     known_names = [other for other in known_names if other.startswith(section + ".")] or known_names

@@ -131,9 +131,8 @@ def find_leaked(train_texts: Iterable[str], other_texts: Iterable[str], *, near:
         overlap = audit_sets(sets).overlaps[0]
         leaked: list[bool] = (overlap.seen | overlap.near).tolist()
         return leaked
-    other_hashes = [
-        hash(normalise_text(text)) for text in other_texts
-    ]  # 64 bits: no two texts will share them by chance
+    # Hashes have 64 bits, so collisions are negligible.
+    other_hashes = [hash(normalise_text(text)) for text in other_texts]
     expected = set(other_hashes) - {hash("")}
     found_hashes = {text_hash for text in train_texts if (text_hash := hash(normalise_text(text))) in expected}
     return [text in found_hashes for text in other_hashes]

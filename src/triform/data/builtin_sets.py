@@ -19,9 +19,10 @@ TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"stories": builtin.stories}
 def _parse_path(path: str) -> tuple[str, str]:
     """Split `builtin:NAME[/SPLIT]` into its name and its split, which is train by default."""
     name, _, split = path.removeprefix(BUILTIN_PREFIX).partition("/")
+    if name == "topics":  # in earlier versions, a text that depended on the Python version
+        successor = path.replace(f"{BUILTIN_PREFIX}topics", f"{BUILTIN_PREFIX}stories", 1)
+        raise DataError(f"this set was replaced by {successor}", path=path)
     split = split or "train"
-    if name == "topics":  # the text of earlier versions, which was that of the running Python
-        raise DataError(f"this set was replaced by {BUILTIN_PREFIX}stories", path=path)
     if name not in PAIR_BUILDERS and name not in TEXT_BUILDERS:
         known = ", ".join(BUILTIN_PREFIX + other for other in sorted((*PAIR_BUILDERS, *TEXT_BUILDERS)))
         raise DataError(f"no such builtin set; there are {known}", path=path)

@@ -148,17 +148,15 @@ def _find_candidates(signatures: NDArray[np.uint32]) -> tuple[Indices, Indices]:
         bucket_starts = (
             np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if n else np.zeros(0, np.int64)
         )
-        bucket_start = np.repeat(
-            bucket_starts, np.diff(np.append(bucket_starts, n))
-        )  # of the bucket that each one is in
+        # The start of the bucket that each signature is in.
+        bucket_start = np.repeat(bucket_starts, np.diff(np.append(bucket_starts, n)))
         for distance in range(1, MAX_NEIGHBOURS + 1):
             positions = np.arange(distance, n)
             positions = positions[positions - distance >= bucket_start[positions]]
             pair_codes.append(order[positions - distance] * n + order[positions])
             positions = np.arange(n)
-            positions = positions[
-                positions - bucket_start > MAX_NEIGHBOURS + distance - 1
-            ]  # nearer ones were taken above
+            # Closer neighbours were added above.
+            positions = positions[positions - bucket_start > MAX_NEIGHBOURS + distance - 1]
             pair_codes.append(order[bucket_start[positions] + distance - 1] * n + order[positions])
         if len(pair_codes) > 4 * MAX_NEIGHBOURS:
             pair_codes = [_sort_unique(np.concatenate(pair_codes))]

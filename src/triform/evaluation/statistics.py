@@ -134,9 +134,8 @@ def corpus_bleu(counts: Numbers) -> Numbers:  # (..., 10) -> (...)
     The ten counts are: length, reference length, matching n-grams for n = 1 to 4, and all n-grams for n = 1 to 4.
     """
     length, reference_length, matches, totals = counts[..., 0], counts[..., 1], counts[..., 2:6], counts[..., 6:10]
-    n_unmatched_orders = np.cumsum(
-        (matches == 0) & (totals > 0), axis=-1
-    )  # smoothing: each order without a match counts half as much as the one before
+    # Smoothing: each order without a match counts half as much as the one before.
+    n_unmatched_orders = np.cumsum((matches == 0) & (totals > 0), axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         precisions = np.where(matches > 0, matches, 0.5**n_unmatched_orders) / totals
         brevity_penalty = np.where(length < reference_length, np.exp(1 - reference_length / length), 1.0)

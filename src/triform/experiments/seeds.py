@@ -217,9 +217,8 @@ def _train_group(
 ) -> None:
     """Train runs that share every setting but the seed; a seed that joins later takes the stored settings."""
     device = resolve_device(options.device)
-    lead_run = next(
-        (seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0]
-    )  # prepares the data for all
+    # The lead run prepares the data for all seeds.
+    lead_run = next((seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0])
     config = lead_run.stored_config or replace(common_config, seed=lead_run.seed)
     notices = [
         notice for seed_run in seed_runs if seed_run.stored_config for notice in seed_run.folder.prepare_resume()

@@ -192,9 +192,8 @@ def format_label(piece: str, max_chars: int = MAX_LABEL_CHARS) -> str:
     """A piece as a label: one line, printable, not long, and plain to matplotlib, where `$` begins a formula."""
     text = piece.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
     text = " ".join(text.split()) or "·" * min(len(text), 3)
-    visible = (
-        character for character in text if unicodedata.category(character) != "Cf"
-    )  # joiners and marks of direction
+    # Leave out joiners and direction marks.
+    visible = (character for character in text if unicodedata.category(character) != "Cf")
     text = (
         "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in visible)
         or "∅"
@@ -210,9 +209,8 @@ def _layout_map(attention_map: AttentionMap, *, n_maps: int) -> MapLayout:
     side = min(max(longest * TOKEN_PITCH, PANEL_SIZE_RANGE[0]), PANEL_SIZE_RANGE[1])
     max_width = (MAX_FIGURE_SIZE[0] - 3.2) / attention_map.n_heads - PANEL_GAP
     max_height = (MAX_FIGURE_SIZE[1] / n_maps - 3.0) / attention_map.n_layers - PANEL_GAP
-    width_ratio, height_ratio = (
-        max(count / longest, 0.3) for count in (n_keys, n_queries)
-    )  # a map far from square is squeezed, not drawn as a thread
+    # A map far from square is squeezed, not drawn as a thread.
+    width_ratio, height_ratio = (max(count / longest, 0.3) for count in (n_keys, n_queries))
     side = min(side, max_width / width_ratio, max_height / height_ratio)
     return MapLayout(attention_map=attention_map, panel_width=side * width_ratio, panel_height=side * height_ratio)
 
@@ -340,9 +338,8 @@ def _draw_masked_legend(figure: Figure, left: float, bottom: float) -> None:
 def _build_colormap() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("attention", COLORMAP_COLORS).with_extremes(
-        bad=MASKED_COLOR
-    )  # zeros are masked
+    # Zeros are masked.
+    return LinearSegmentedColormap.from_list("attention", COLORMAP_COLORS).with_extremes(bad=MASKED_COLOR)
 
 
 def _build_norm() -> Any:

@@ -29,9 +29,8 @@ class RecurrentEncoder(nn.Module):
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
         is_unidirectional = config.attention_direction == "causal"
-        self.forward_size = (
-            config.d_model if is_unidirectional else config.d_model // 2
-        )  # width of the forward states
+        # Width of the forward states.
+        self.forward_size = config.d_model if is_unidirectional else config.d_model // 2
         self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
         self.blocks = nn.ModuleList(
             (UnidirectionalLayer if is_unidirectional else BidirectionalLayer)(config)

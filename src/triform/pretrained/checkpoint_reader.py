@@ -24,10 +24,8 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # in order of prefere
 NANOGPT_FILE = "ckpt.pt"
 LFS_POINTER_HEADER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched yet
 PART_SUFFIXES = (".json", ".safetensors", ".bin")  # files that cannot be read without the others of their folder
-OLD_SUFFIXES = {
-    ".gamma": ".weight",
-    ".beta": ".bias",
-}  # names of norm parameters in files converted from TensorFlow
+# Names of norm parameters in files converted from TensorFlow.
+OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}
 
 
 @dataclass(frozen=True)

@@ -81,24 +81,20 @@ class Family:
     patterns: tuple[NamePattern, ...]
     read_spec: Callable[[PretrainedCheckpoint, Settings], ImportSpec]
     write_config: Callable[[Config, DataSizes], dict[str, Any]] | None = None  # None: import only
-    find_extra_mismatches: Callable[[Config, DataSizes], list[str]] = (
-        lambda config, sizes: []
-    )  # further reasons why a model cannot be exported
-    required_values: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # keys of config.json that must be missing or have this value
+    # Further reasons why a model cannot be exported.
+    find_extra_mismatches: Callable[[Config, DataSizes], list[str]] = lambda config, sizes: []
+    # Keys of config.json that must be missing or have this value.
+    required_values: Mapping[str, Any] = field(default_factory=dict)
     ignored_settings: tuple[str, ...] = ()  # settings that change nothing in this family
-    tensor_aliases: Mapping[str, str] = field(
-        default_factory=dict
-    )  # another name of a tensor, and the name in `patterns`
+    # Another name of a tensor, and the name in `patterns`.
+    tensor_aliases: Mapping[str, str] = field(default_factory=dict)
     ignored_tensors: tuple[str, ...] = ()  # patterns of tensors without weights, such as masks
     label_head: str = ""  # classify: the module that computes the logits of labels
     other_heads: tuple[str, ...] = ()  # patterns of tensors of heads for other tasks
     write_zero_biases: bool = True  # export biases that a model lacks as zeros
     adapt_model: Callable[[nn.Module, Config], tuple[nn.Module, Config]] = lambda model, config: (model, config)
-    constant_tensors: Callable[[Config], dict[str, Tensor]] = (
-        lambda config: {}
-    )  # tensors to export that Triform's model does not have
+    # Tensors to export that Triform's model does not have.
+    constant_tensors: Callable[[Config], dict[str, Tensor]] = lambda config: {}
 
     def read_settings(self, checkpoint: PretrainedCheckpoint) -> Settings:
         """Return the settings that the keys of config.json stand for."""

@@ -58,9 +58,8 @@ def _widen_parameter(name: str, values: Tensor, n_heads: int, variance_ratio: fl
     if "embedding" in name:
         return values - values.mean(dim=1, keepdim=True)
     if "attn.q_proj" in name:
-        head_dim = (
-            values.shape[0] // n_heads
-        )  # attention scores are divided by the root of head_dim, which grows by one
+        # Attention scores are divided by the root of head_dim, which grows by one.
+        head_dim = values.shape[0] // n_heads
         return _pad_heads(values, n_heads) * sqrt((head_dim + 1) / head_dim)
     if "attn.kv_proj" in name:
         return torch.cat([_pad_heads(part, n_heads) for part in values.chunk(2)])

@@ -20,9 +20,8 @@ from triform.training.tensors import save_tensors
 def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> dict[str, Any]:
     """Write the weights, and return the content of config.json and generation_config.json."""
     special = tokenizers[-1].special_tokens
-    pad = (
-        special.eos_or_bos if special.pad is None else special.pad
-    )  # padding is masked, so the end token can serve
+    # Padding is masked, so the end token can serve.
+    pad = special.eos_or_bos if special.pad is None else special.pad
     ids_by_key = dict(
         zip(SPECIAL_TOKEN_KEYS, (pad, special.bos, special.eos_or_bos, special.start_token), strict=True)
     )

@@ -151,9 +151,8 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
         tokenizers, EXAMPLE_TEXTS[config.task], config
     )
     vocabulary = tokenizers[-1].vocabulary
-    has_own_ids = (
-        isinstance(source_tokenizer, SentencePieceTokenizer) and source_tokenizer.ids is not None
-    )  # by vocab.json, as Marian's are
+    # True where vocab.json assigns the ids, as for Marian.
+    has_own_ids = isinstance(source_tokenizer, SentencePieceTokenizer) and source_tokenizer.ids is not None
     pools_token_logits = export_format == "hf" and config.task == "classify" and config.model.pooling == "mean"
     output_snippet = DECODE_PIECES_SNIPPET if has_own_ids else DECODE_IDS_SNIPPET
     if config.task == "classify":

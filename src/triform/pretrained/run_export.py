@@ -62,9 +62,8 @@ def export(task: Task, to: str, out: Path) -> str:
         )
     if is_reduced_precision(task.model):
         raise ConfigError("the model was opened in bf16 or int8; export the stored weights: Run.export does")
-    if out.exists() and (
-        not out.name or not out.is_dir() or any(out.iterdir())
-    ):  # the working folder cannot be replaced
+    # The working folder cannot be replaced.
+    if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: already exists; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:

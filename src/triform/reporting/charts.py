@@ -224,9 +224,8 @@ def _render_vertical_lines(vertical_lines: Sequence[VerticalLine], x: Scale) -> 
         position = x.position(line.step)
         left, anchor = f"{100 * position:.2f}%", "end" if position > 0.95 else "middle"
         parts.append(f'<line class="mark" x1="{left}" x2="{left}" y1="0" y2="100%"/>')
-        if all(
-            abs(position - other) > 0.15 for other in label_positions
-        ):  # of two close lines, only the first has a label
+        # Of two close lines, only the first has a label.
+        if all(abs(position - other) > 0.15 for other in label_positions):
             text = escape(line.label)
             parts.append(f'<text class="tick" x="{left}" y="0" dy="-6" text-anchor="{anchor}">{text}</text>')
             label_positions.append(position)

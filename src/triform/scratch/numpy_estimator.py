@@ -29,9 +29,8 @@ class NumpyEstimator(TextEstimatorBase):
 
     def __init__(self, config: Config | None = None) -> None:
         config = replace(config or Config(), task=self.task)
-        self.initial_config = self.config = resolve_defaults(
-            build_config({"seed": config.seed}, config)
-        )  # a seed is a whole number
+        # A seed is a whole number.
+        self.initial_config = self.config = resolve_defaults(build_config({"seed": config.seed}, config))
         check_model(self.config.model)
         self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
         self.losses: list[float] = []  # of each step

@@ -57,9 +57,8 @@ TRAIN_IGNORED = (
     "patience",
 )
 TOKENIZER_UNRESTRICTED = ("kind", "vocab_size", "min_count", "lowercase", "joint_vocab")
-DATA_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "valid_fraction": (0.0, DataConfig.valid_fraction)
-}  # nothing is held out
+# The default is accepted too, but `triform.scratch` holds nothing out.
+DATA_ALLOWED: dict[str, tuple[Any, ...]] = {"valid_fraction": (0.0, DataConfig.valid_fraction)}
 DATA_UNRESTRICTED = ("labels", "max_len")
 
 

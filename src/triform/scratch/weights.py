@@ -36,9 +36,8 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
         elif isinstance(module, Embedding):
             fill_normal(module.weight.value, module.weight.shape[1] ** -0.5)
         elif isinstance(module, MultiHeadAttention):
-            for half in np.split(
-                module.kv_proj.weight.value, 2
-            ):  # keys and values are initialised as separate matrices
+            # Keys and values are initialised as separate matrices.
+            for half in np.split(module.kv_proj.weight.value, 2):
                 fill_normal(half, math.sqrt(2 / sum(half.shape)))
             module.out_proj.weight.value /= math.sqrt(2 * n_layers)
         elif isinstance(module, PositionwiseFeedForward):

@@ -72,9 +72,8 @@ class DeviceSequences:
         self.tokens = copy_to_device(store.tokens, device)
         self.starts = copy_to_device(np.cumsum(lengths) - lengths, device, torch.int64)
         self.lengths = copy_to_device(np.minimum(lengths, max_len), device, torch.int64)
-        truncated_ends = (
-            self.starts[copy_to_device(lengths > max_len, device, torch.bool)] + max_len
-        )  # of those that are cut
+        # The ends of texts that are truncated.
+        truncated_ends = self.starts[copy_to_device(lengths > max_len, device, torch.bool)] + max_len
         for offset, token in enumerate(reversed(suffix), 1):
             self.tokens[truncated_ends - offset] = token
 

@@ -177,9 +177,8 @@ class BpeTokenizer(BackendTokenizer):
         if pattern is not None:
             return self._word_cache.encode_words(_find_words(pattern, text))
         split_pattern = SPLIT_PATTERNS.get(self._pattern)
-        if (
-            split_pattern and len(lines := list(split_long_text(text, 1, split_pattern.safe_split))) > 1
-        ):  # only some of them need the library
+        # Split by lines first: only some lines need the library.
+        if split_pattern and len(lines := list(split_long_text(text, 1, split_pattern.safe_split))) > 1:
             return b"".join(map(self._encode_text, lines))
         return array(self.dtype.char, self._backend.encode(text, add_special_tokens=False).ids).tobytes()
 

@@ -20,11 +20,8 @@ from triform.text.tiktoken_files import derive_merges, write_ranks
 from triform.text.vocabulary_files import build_added_tokens
 
 Side = Literal["source", "target"]
-BERT_SPECIAL_TOKENS = {
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}  # names that programs ask for
+# Special tokens that programs look up by name.
+BERT_SPECIAL_TOKENS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 SPECIAL_TOKEN_ROLES = ("pad_token", "unk_token", "bos_token", "eos_token")
 TokenizerFormat = Literal["huggingface", "tiktoken"]
 

@@ -31,7 +31,7 @@ _WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel i
 
 
 def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]]) -> Iterator[TokenRows]:
-    """The rows of each part in turn; memory holds a few parts at most."""
+    """Yield the encoded rows of each part in order. At most a few parts are in memory."""
     parts, n_characters = iter(parts), 0
     for part in parts:
         yield tokenizer.encode_rows(part)
@@ -42,10 +42,10 @@ def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]]) -> Itera
 
 
 def available_cpus() -> int:
-    """The cores this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux can be asked
+    except AttributeError:  # not available on this platform
         return os.cpu_count() or 1
 
 
@@ -54,9 +54,8 @@ def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]]) -> It
     if first is None:
         return
     workers = [EncodeWorker(tokenizer) for _ in range(min(available_cpus(), MAX_WORKERS))]
-    pending: deque[tuple[EncodeWorker, Sequence[str]]] = (
-        deque()
-    )  # a child has one part at a time, so no pipe can fill up
+    # A child has one part at a time, so no pipe can fill up.
+    pending: deque[tuple[EncodeWorker, Sequence[str]]] = deque()
     round_robin = cycle(workers)
     try:
         worker = next(round_robin)
@@ -126,7 +125,7 @@ def _receive_rows(tokenizer: Tokenizer, worker: EncodeWorker, part: Sequence[str
 
 def worker_main() -> None:
     """The life of a child: a tokenizer, then part after part, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     requests, responses = sys.stdin.buffer, sys.stdout.buffer
     try:
         tokenizer: Tokenizer = pickle.load(requests)

@@ -28,7 +28,7 @@ COMMON_NAMES = {
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """What the files beside a vocabulary say: names of tokens first, then the model's ids for them."""
+    """Read the settings in the JSON files beside a vocabulary; later files override earlier ones."""
     settings: dict[str, Any] = {}
     for name in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
@@ -43,7 +43,7 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
 def find_special_tokens(
     ids: Mapping[str, int], settings: Mapping[str, Any], *, guess_names: bool = True
 ) -> SpecialTokens:
-    """The special tokens of a vocabulary; what is neither told nor known by name is absent."""
+    """Find the special tokens of a vocabulary in its settings, else by well-known names. Absent ones are None."""
     token_ids: dict[str, int | None] = {}
     for role, keys in CONFIG_KEYS.items():
         names = [_token_name(settings[key]) for key in keys if key in settings]

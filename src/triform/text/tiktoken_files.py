@@ -1,7 +1,7 @@
 """tiktoken's rank files: a piece in base64 and its rank on each line, nothing more.
 
-Which pattern cuts the words and which special tokens there are is not in the file. It is known by the name of the
-encoding, told by a file beside it (which `write_ranks` leaves there), or given.
+The file holds neither the split pattern nor the special tokens. They follow from the name of the encoding, are read
+from a JSON file beside it (which `write_ranks` writes), or are given as arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
 def read_ranks(
     path: Path, encoding: str = "", pattern: str = "", special_tokens: Mapping[str, int] | None = None
 ) -> ImportedBpe:
-    """A rank file whose encoding is named, or by its file's name known; or whose pattern is given."""
+    """Read a rank file. The encoding is named, or known by the file's name, or defined by its pattern."""
     ranks = _read_rank_file(path)
     sidecar = path.with_name(f"{path.name}.json")
     name = encoding or path.stem
@@ -56,7 +56,7 @@ def read_ranks(
         definition = _read_sidecar(sidecar)
     else:
         raise CheckpointError(
-            f"{path}: the pattern that cuts words is not in a rank file: name the encoding "
+            f"{path}: a rank file does not hold its split pattern: name the encoding "
             f"({', '.join(ENCODINGS)}), or give the pattern and the special tokens"
         )
     return _build_tokenizer(path, ranks, *definition)
@@ -116,9 +116,8 @@ def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     merges = []
     for piece in sorted(ranks, key=ranks.__getitem__):
         parts = [piece[index : index + 1] for index in range(len(piece))]
-        pair_ranks = [
-            get_rank(left + right, no_rank) for left, right in pairwise(parts)
-        ]  # of each with its neighbour
+        # The rank of each part merged with its right neighbour.
+        pair_ranks = [get_rank(left + right, no_rank) for left, right in pairwise(parts)]
         while len(parts) > 2 and (lowest := min(pair_ranks)) < no_rank:
             index = pair_ranks.index(lowest)
             parts[index : index + 2] = [parts[index] + parts[index + 1]]

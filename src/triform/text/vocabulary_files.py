@@ -55,7 +55,7 @@ def build_added_tokens(names: Iterable[str]) -> list[AddedToken]:
 
 
 def read_wordpiece(path: Path) -> ImportedSubword:
-    """BERT's vocab.txt, one piece a line; cased or not is told beside it, or seen in its pieces."""
+    """Read BERT's vocab.txt, one piece per line. The settings beside it, or its pieces, say whether it is cased."""
     ids: dict[str, int] = {}
     for line_number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         piece = line.rstrip("\r")

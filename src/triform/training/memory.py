@@ -36,9 +36,8 @@ def require_training_memory(task: Task, device: torch.device) -> None:
     usage = build_workload(task.config, task.config.data.max_len, bf16=False, gpu=device.type == "cuda")
     usage = replace(usage, **count_trainable(task.model)._asdict())
     needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
-    model_bytes = sum(
-        p.numel() * p.element_size() for p in task.model.parameters()
-    )  # the model is on the host already
+    # The model is on the host already.
+    model_bytes = sum(p.numel() * p.element_size() for p in task.model.parameters())
     available = free_memory(device) if device.type == "cuda" else available_memory() + model_bytes
     if needed > available:
         raise ConfigError(

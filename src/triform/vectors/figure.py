@@ -68,9 +68,8 @@ def pca_2d(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.f
     """Project rows onto two principal components, (n, D) -> (n, 2); also return their shares of the variance."""
     centred = rows.astype(np.float64) - rows.mean(axis=0)
     u, singular_values, vt = np.linalg.svd(centred, full_matrices=False)
-    signs = np.sign(
-        vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)]
-    )  # fixed signs, so that the picture is always the same
+    # Fixed signs, so that the picture is always the same.
+    signs = np.sign(vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)])
     coordinates = np.zeros((len(rows), 2))
     n = min(2, len(singular_values))
     coordinates[:, :n] = (u * singular_values * signs)[:, :n]

@@ -95,9 +95,8 @@ def french_number(n: int, *, is_cardinal: bool = True, feminine: bool = False) -
         return french_below_100(n, is_cardinal=is_cardinal, feminine=feminine)
     size, name = (100, "cent") if n < 1000 else (1000, "mille")
     count, rest = divmod(n, size)
-    prefix = (
-        name if count == 1 else f"{french_number(count, is_cardinal=False)} {name}"
-    )  # never "un cent", "un mille"
+    # Never "un cent", "un mille".
+    prefix = name if count == 1 else f"{french_number(count, is_cardinal=False)} {name}"
     if rest:
         return f"{prefix} {french_number(rest, is_cardinal=is_cardinal, feminine=feminine)}"
     return f"{prefix}s" if name == "cent" and count > 1 and is_cardinal else prefix  # deux cents, but deux mille

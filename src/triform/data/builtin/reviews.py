@@ -289,6 +289,7 @@ def sample_expectation(rng: Random, domain: Domain) -> Phrase:
     return apply_pattern(choose_pattern(rng, OUTCOME_PATTERNS), expected)
 
 
+# Contrast is listed twice because it is twice as frequent.
 SENTENCE_SAMPLERS = (
     sample_statement,
     sample_agreement,
@@ -296,7 +297,7 @@ SENTENCE_SAMPLERS = (
     sample_contrast,
     sample_irony,
     sample_expectation,
-)  # contrast is twice as frequent
+)
 
 
 def sample_review(rng: Random) -> Phrase:

@@ -54,9 +54,8 @@ def format_interval(low: float, high: float, metric: str, n_decimals: int, unit:
 
 
 def _format_signed(value: float, n_decimals: int, plus: str = "") -> str:
-    return f"{round(value, n_decimals) + 0.0:{plus}.{n_decimals}f}".replace(
-        "-", "−"
-    )  # + 0.0: no minus before a zero
+    # + 0.0: no minus before a zero.
+    return f"{round(value, n_decimals) + 0.0:{plus}.{n_decimals}f}".replace("-", "−")
 
 
 def _column_decimals(uncertainties: Sequence[float], metric: str) -> int:

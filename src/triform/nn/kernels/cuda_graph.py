@@ -16,9 +16,8 @@ def capture_cuda_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda
     rng_state = generator.get_state()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     current_stream = torch.cuda.current_stream()
-    stream = (
-        None if current_stream == torch.cuda.default_stream() else current_stream
-    )  # on the default one nothing can be recorded
+    # The default stream cannot be captured.
+    stream = None if current_stream == torch.cuda.default_stream() else current_stream
     try:
         # Other threads may go on using the device meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
