@@ -175,8 +175,8 @@ def test_doctor_names_the_kernel_for_each_kind_of_attention_and_why(triform: Com
     names = {kind: description.partition(": ")[0] for kind, description in kernels.items()}
     assert names["every token, or every earlier one"] == names["positions=t5 or alibi"] == "fused"
     assert names["attention_score=additive"] == names["positions=relative"] == "formula"
-    assert names["a window of 128 in 2048 tokens"] in ("fused in pieces", "flex")
-    assert names["rows packed without padding"] in ("fused in pieces", "flash")
+    assert names["a window of 128 in 2048 tokens"] in ("fused in tiles", "flex")
+    assert names["rows packed without padding"] in ("fused in tiles", "flash")
     for description in kernels.values():
         reason, _, proof = description.partition(": ")[2].partition(" (")
         assert len(reason) > 15

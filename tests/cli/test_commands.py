@@ -250,7 +250,7 @@ def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pyt
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("triform.nn.kernels.sdpa.naive_attention", broken)
+    monkeypatch.setattr("triform.nn.attention.naive_attention", broken)
     result = triform("doctor", "--json")
     assert result.code == 1
     assert json.loads(result.out)["problems"] == ["attention: RuntimeError: no such kernel"]
