@@ -96,3 +96,16 @@ def test_the_words_of_the_glossary_are_settings_that_exist() -> None:
     settings = set(re.findall(r"`((?:model|train|decode|data|tokenizer)\.\w+)`", page))
     assert len(settings) >= 8
     assert not settings - SETTING_TYPES.keys()
+
+
+def test_documented_arguments_exist() -> None:
+    unknown = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            section = re.search(r"^Args:\n((?: +.*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+            documented = re.findall(r"^    \**(\w+):", section[1], re.MULTILINE) if section else []
+            parameters = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+            unknown += [f"{path.name}: {node.name}: {name}" for name in documented if name not in parameters]
+    assert not unknown, unknown

@@ -207,7 +207,7 @@ def merge_settings(*layers: Settings) -> Settings:
 
 
 def describe_differences(requested: Mapping[str, SettingValue], stored: Config) -> list[str]:
-    """Where `asked` and a stored config disagree, as `name: asked (stored)`; what is left open agrees."""
+    """Describe where requested settings differ from a stored config. Automatic settings never differ."""
     stored_settings = flatten_config(stored)
     explicit = {
         name: value for name, value in requested.items() if not (name in AUTO_SETTINGS and value == DEFAULTS[name])
@@ -269,7 +269,7 @@ def parse_settings(tree: Mapping[str, Any], path: Path) -> Settings:
 
 
 def to_toml(config: Config, metadata: Mapping[str, object]) -> str:
-    """A config as TOML text that `read_toml` gives back unchanged."""
+    """Return a config as TOML text that `read_settings` reads back unchanged."""
     lines = [f"{name} = {_format_toml_value(value)}" for name, value in metadata.items()]
     section = ""
     for name, value in flatten_config(config).items():

@@ -40,7 +40,7 @@ class DatasetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """Files that belong together. `by_hand` says how to make what no address offers."""
+    """A dataset. `manual_instructions` say how to obtain files that cannot be downloaded."""
 
     name: str
     description: str
@@ -50,7 +50,7 @@ class DatasetSpec:
 
 
 def _dataset_files(base: str, *entries: tuple[str, int, str], suffix: str = "") -> tuple[DatasetFile, ...]:
-    """Files of one address; without `base` they have none."""
+    """Return the files below the URL `base`. Without it they cannot be downloaded."""
     return tuple(
         DatasetFile(name=name, size=size, sha256=sha256, url=f"{base}/{name}{suffix}" if base else "")
         for name, size, sha256 in entries

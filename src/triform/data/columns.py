@@ -67,19 +67,19 @@ def _normalise_name(name: str) -> str:
 
 
 def match_name(names: Sequence[str], known: Sequence[str], *, exclude: int | None = None) -> int | None:
-    """The place of the most telling of the known names; never the place `but`, which is taken."""
+    """Return the index of the first of the `known` names that occurs in `names`, or None. Skips index `exclude`."""
     normalised = ["" if index == exclude else _normalise_name(name) for index, name in enumerate(names)]
     return next((normalised.index(name) for name in known if name in normalised), None)
 
 
 def format_names(names: Sequence[str]) -> str:
-    """The names for a message: the first of very many, and the beginning of very long ones."""
+    """Format names for a message: at most `MAX_LISTED_NAMES`, and long names shortened."""
     formatted = [repr(name if len(name) <= 40 else name[:37] + "...") for name in names[:MAX_LISTED_NAMES]]
     return ", ".join([*formatted, *["..."] * (len(names) > MAX_LISTED_NAMES)])
 
 
 def require_column(path: str, setting: str, name: str, names: Sequence[str], *, noun: str = "column") -> int:
-    """The place of the name the user asked for."""
+    """Return the index of the column that the user named, or raise a DataError that lists the columns."""
     normalised = [_normalise_name(other) for other in names]
     if _normalise_name(name) in normalised:
         return normalised.index(_normalise_name(name))
@@ -95,7 +95,7 @@ def require_column(path: str, setting: str, name: str, names: Sequence[str], *, 
 
 
 def _resolve_column(path: str, setting: str, value: str, names: Sequence[str] | None, width: int) -> int | None:
-    """The place of a column given as a name or as a number from 1."""
+    """Return the index of a column given as a name or as a number from 1; None if it is empty."""
     if not value:
         return None
     if not value.isdecimal():
@@ -110,7 +110,7 @@ def _resolve_column(path: str, setting: str, value: str, names: Sequence[str] | 
 
 
 def _parse_column_number(column: str) -> int:
-    """A column's number; one of very many digits is none that any table has."""
+    """Parse the number of a column. Very long numbers become one that no table has."""
     return int(column) if len(column) < 10 else 10**9
 
 

@@ -27,12 +27,12 @@ class PredictionInputs:
 
 
 def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
-    """The texts of a file.
+    """Read the texts of a file.
 
     Args:
         path: A .csv, .tsv or .jsonl file, each also .gz, is a table; any other file has one text per line.
         task: For translate the source column is read, otherwise the text column.
-        layout: Settings of the run, with what was asked for in this call laid over them.
+        data_config: Data settings of the run, overridden by those of this call.
 
     Raises:
         DataError: If the file cannot be read, is empty, or has no such column.

@@ -112,7 +112,7 @@ def _sort_unique(values: ArrayT) -> ArrayT:
 
 
 def _chunk_indices(counts: Indices, chunk_size: int) -> list[Indices]:
-    """Consecutive places whose counts sum to about `most` a run."""
+    """Split the indices into consecutive chunks whose counts sum to about `chunk_size`."""
     ends = np.cumsum(counts)
     boundaries = np.flatnonzero(np.diff(ends // chunk_size)) + 1
     return [chunk for chunk in np.split(np.arange(len(counts)), boundaries) if len(chunk)]

@@ -272,7 +272,7 @@ def is_running_text(path: str) -> bool:
 
 
 def count_units(path: str, data_config: DataConfig) -> int:
-    """Characters of a text file, documents of a table: what `read_pieces` counts in."""
+    """Count the characters of a text file or the documents of a table, the units of `read_chunks`."""
     if not is_running_text(path):
         return sum(1 for _ in read_rows(path, data_config, labelled=False))
     count = len(builtin_sets.load_text(path)) if path.startswith(BUILTIN_PREFIX) else count_characters(path)

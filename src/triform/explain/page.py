@@ -41,7 +41,7 @@ ByteArray = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class WeightEncoding:
-    """How weights are kept: "float32", "uint16", or "strongest", where `kept` of each row are."""
+    """How weights are stored: "float32", "uint16", or "strongest", which keeps the `top_k` of each row."""
 
     kind: str
     top_k: int = 0
@@ -65,7 +65,7 @@ def render_page(explanation: Explanation) -> str:
 
 
 def encode_weights(maps: Sequence[AttentionMap], max_bytes: int) -> tuple[WeightEncoding, dict[str, str]]:
-    """The most faithful packing that fits into `room` characters, with its blobs by name."""
+    """Return the most accurate encoding that fits into `max_bytes`, and its blobs by name."""
     stacks = [layer_views(attention_map) for attention_map in maps]
     for encoding in (WeightEncoding(kind="float32"), WeightEncoding(kind="uint16")):
         if (blobs := _encode_within(stacks, encoding, max_bytes)) is not None:

@@ -54,7 +54,7 @@ class TokenRows(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """The tokens that no text gives; None for one that a vocabulary lacks."""
+    """The ids of the special tokens; None for a token that the vocabulary lacks."""
 
     pad: int | None = PAD
     unk: int | None = UNK
@@ -80,7 +80,7 @@ class SpecialTokens(NamedTuple):
 
     @property
     def start_token(self) -> int:
-        """What a decoder that writes from nothing begins with."""
+        """The token that a decoder starts from."""
         return self.end_token if self.bos is None else self.bos
 
     @property
@@ -95,7 +95,7 @@ class SpecialTokens(NamedTuple):
         return rows.append_token(self.end_token, rows.lengths == 0)
 
     def truncate(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
-        """A row that has its frame, shortened to a length; what belongs after it stays."""
+        """Truncate a row to a length, and keep the special tokens that belong at its end."""
         if len(row) <= max_len or not self.after:
             return row[:max_len]
         return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
@@ -143,7 +143,7 @@ class Tokenizer(ABC):
         """Tokens of each text, the same as one by one."""
 
     def encode_rows(self, texts: Sequence[str]) -> TokenRows:
-        """The same as arrays, for much text at a time."""
+        """Return the tokens of each text as one array with lengths."""
         rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
@@ -168,7 +168,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def find_unknown(self, text: str) -> list[str]:
-        """What the vocabulary lacks of this text, each once, in order of appearance."""
+        """Return the parts of a text that are not in the vocabulary, each once, in order of appearance."""
 
     @abstractmethod
     def to_json(self) -> str:
@@ -219,11 +219,11 @@ class BackendTokenizer(Tokenizer):
 
     @property
     def backend(self) -> Core:
-        """The library's own object, without what Triform adds to it."""
+        """The tokenizer of the `tokenizers` library."""
         return self._backend
 
     def header(self) -> dict[str, Any]:
-        """What the library's format has no place for."""
+        """Return the entries of tokenizer.json that the library's format does not have."""
         return {"format": FORMAT_VERSION, "kind": self.kind}
 
     def to_json(self) -> str:
@@ -253,7 +253,7 @@ class TrainingText:
             raise DataError(f"{self.name}: there is no text to make a vocabulary from")
 
     def sample(self, max_characters: int) -> Iterator[str]:
-        """Everything or, of more text than `most` characters, about so many of them from all over it."""
+        """Yield all parts, or about `max_characters` characters spread over the text if it is longer."""
         fraction = min(1.0, max_characters / max(1, self._expected_characters))
         n_read = n_sampled = 0
         for part in self:

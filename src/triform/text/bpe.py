@@ -46,7 +46,7 @@ _INVALID_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" shows a b
 
 
 class WordCache(dict[str, bytes]):
-    """The tokens of words, as the bytes of an array. A word is put together when it is first met."""
+    """Cache of the tokens of words, as the bytes of an array. A word is tokenized when it is first looked up."""
 
     def __init__(self, backend: Core, typecode: str, separator: int = PAD) -> None:
         super().__init__()
@@ -64,11 +64,11 @@ class WordCache(dict[str, bytes]):
         return encoded
 
     def tokenize(self, symbols: str) -> array[int]:
-        """Of a word whose bytes are written as visible characters."""
+        """Return the tokens of a word whose bytes are written as visible characters."""
         return array(self._typecode, [token.id for token in self._model.tokenize(symbols)])
 
     def encode_words(self, words: Iterable[str]) -> bytes:
-        """The tokens of a whole text."""
+        """Return the tokens of all words of a text."""
         if len(self) > MAX_CACHED_WORDS:
             self.clear()
         return b"".join(map(self.__getitem__, words))
@@ -172,7 +172,7 @@ class BpeTokenizer(BackendTokenizer):
         return TokenRows(tokens[~is_separator], np.diff(ends) - 1)
 
     def _encode_text(self, text: str) -> bytes:
-        """The tokens of one text, lowered where that is asked for."""
+        """Return the tokens of one text, in lower case if the tokenizer is."""
         pattern = None if SEPARATOR in text else find_word_pattern(text, self._pattern)
         if pattern is not None:
             return self._word_cache.encode_words(_find_words(pattern, text))
@@ -195,7 +195,7 @@ class BpeTokenizer(BackendTokenizer):
         return _INVALID_BYTE.sub(_format_byte, text)
 
     def format_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """As `piece`, but a character whose bytes lie in several tokens is shown in each, with its part of it."""
+        """As `format_piece`, but a character whose bytes span several tokens is shown in each, with its share."""
         token_bytes = [b"" if token in self._special_names else self._token_bytes[token] for token in tokens]
         byte_owners = [index for index, part in enumerate(token_bytes) for _ in part]
         texts = [self._special_names.get(token, "") for token in tokens]
@@ -214,16 +214,16 @@ class BpeTokenizer(BackendTokenizer):
 
     @property
     def pattern(self) -> str:
-        """What cuts words, where it is one that is known here."""
+        """The split pattern, if it is a known one."""
         return self._pattern
 
     def ranks(self) -> tuple[dict[bytes, int], dict[str, int]]:
-        """The pieces as bytes with their ids, and the special tokens with theirs."""
+        """Return the pieces as bytes with their ids, and the special tokens with theirs."""
         pieces = {piece: token for token, piece in enumerate(self._token_bytes) if token not in self._special_names}
         return pieces, {name: token for token, name in self._special_names.items()}
 
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """The pairs that were joined, first learned first."""
+        """Return the merges in the order in which they were learned."""
         bytes_of = {piece: self._token_bytes[token] for token, piece in enumerate(self._pieces)}
         return [
             (bytes_of[left], bytes_of[right])

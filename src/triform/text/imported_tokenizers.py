@@ -68,12 +68,12 @@ def parse_backend(content: Any) -> Core:
 
 
 def wrap_backend(backend: Core, special_tokens: SpecialTokens) -> ImportedBpe | ImportedSubword:
-    """The kind that fits: byte-level BPE has a quick way of its own."""
+    """Wrap a tokenizer of the library in the class that fits. Byte-level BPE has a faster one."""
     return (ImportedBpe if is_byte_level(backend) else ImportedSubword)(backend, special_tokens)
 
 
 def disable_special_handling(backend: Core) -> Core:
-    """A core that encodes text as it is: nothing cut or filled up, no special token found in it."""
+    """Turn off truncation, padding and the recognition of special tokens in text."""
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
@@ -89,7 +89,7 @@ def special_token_names(backend: Core) -> dict[int, str]:
 
 
 class ImportedTokenizer(BackendTokenizer):
-    """What all have in common that the library reads."""
+    """Base class of tokenizers that the library reads."""
 
     kind: ClassVar[str] = IMPORTED_KIND
 
@@ -162,7 +162,7 @@ def is_lossless(tokenizer: Tokenizer) -> bool:
 
 
 def visible_pieces(tokens: Sequence[int], tokenizer: Tokenizer, special_tokens: Container[int | None]) -> list[str]:
-    """The pieces of a text, without special ones; what was unknown is seen to be missing."""
+    """Return the pieces of a text without special tokens. Unknown ones are shown as a replacement character."""
     return [
         REPLACEMENT if token == tokenizer.unk else tokenizer.vocabulary[token]
         for token in tokens
@@ -171,7 +171,7 @@ def visible_pieces(tokens: Sequence[int], tokenizer: Tokenizer, special_tokens: 
 
 
 def padding_tokens(special_tokens: SpecialTokens) -> tuple[int, ...]:
-    """A model from elsewhere may write what it likes, as it may there, but no padding."""
+    """Return the tokens that an imported model must not generate: padding, unless it also ends a text."""
     return () if special_tokens.pad in (None, special_tokens.eos) else (special_tokens.pad,)
 
 
@@ -192,7 +192,7 @@ def is_byte_level(backend: Core) -> bool:
 
 
 def fast_split_pattern(backend: Core) -> str:
-    """The pattern by which words can be found without the library; empty where they cannot."""
+    """Return the pattern that splits text into words without the library; empty if there is none."""
     added_tokens = backend.get_added_tokens_decoder().values()
     if _component_state(backend.normalizer).get("type") not in (None, "Lowercase") or not all(
         added_token.special for added_token in added_tokens
@@ -211,7 +211,7 @@ def fast_split_pattern(backend: Core) -> str:
 
 
 def _pre_tokenizer_steps(backend: Core) -> list[dict[str, Any]]:
-    """How text is cut before the model sees it."""
+    """Return the pre-tokenization steps in the library's format."""
     state = _component_state(backend.pre_tokenizer)
     if not state:
         return []
@@ -220,6 +220,6 @@ def _pre_tokenizer_steps(backend: Core) -> list[dict[str, Any]]:
 
 
 def _component_state(component: Any) -> dict[str, Any]:
-    """A part of the library's tokenizer as its format has it."""
+    """Return a component of the library's tokenizer in the library's format."""
     state: dict[str, Any] = {} if component is None else json.loads(component.__getstate__())
     return state

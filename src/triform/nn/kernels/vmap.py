@@ -27,7 +27,7 @@ def vmap_attention(
 
 
 def use_vmap_attention(model: nn.Module) -> nn.Module:
-    """The same model, its attention computed by `stacked`."""
+    """Let every attention layer of a model use `vmap_attention`, and return the model."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.kernel = vmap_attention
