@@ -27,6 +27,7 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.kernels import sdpa, tiling
+from triform.nn.kernels.dispatch import use_fast_kernels
 
 MODEL_CLASSES: dict[TaskName, type[nn.Module]] = {"classify": Classifier, "generate": Decoder, "translate": Seq2Seq}
 EVERY_TASK = pytest.mark.parametrize("task", MODEL_CLASSES)
@@ -36,7 +37,7 @@ SIZES = DataSizes(vocab_size=300, max_len=512, n_labels=3)
 
 def build_model(config: Config, sizes: DataSizes, device: str = "meta") -> nn.Module:
     with torch.device(device):
-        return MODEL_CLASSES[config.task](config.model, sizes)
+        return use_fast_kernels(MODEL_CLASSES[config.task](config.model, sizes))
 
 
 def count_model_parameters(model: nn.Module) -> int:
@@ -318,8 +319,8 @@ def test_attention_written_out_is_kept_only_while_it_is_small() -> None:
 
 
 def test_the_kernels_limits_are_known_by_their_numbers() -> None:
-    assert accounts.MAX_SAVED_ELEMENTS == (sdpa.MAX_CHUNK_ELEMENTS_CPU, sdpa.MAX_CHUNK_ELEMENTS_GPU)
-    assert accounts.MIN_TILE == (tiling.MIN_TILE_CPU, tiling.MIN_TILE_GPU)
+    assert accounts.MAX_SAVED_ELEMENTS == (tiling.MAX_CHUNK_ELEMENTS_CPU, tiling.MAX_CHUNK_ELEMENTS_GPU)
+    assert accounts.MIN_TILE == (sdpa.MIN_TILE_CPU, sdpa.MIN_TILE_GPU)
     assert accounts.MAX_TILED_COST == tiling.MAX_TILED_COST
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from triform.tasks import TASKS
+from triform.tasks.classify import ClassificationEvaluator, ClassificationPredictor
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
@@ -22,8 +22,8 @@ def test_memory_that_is_full_is_one_line(
     def raise_out_of_memory(*inputs: Any, **named: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
 
-    for name in ("predict", "evaluate"):
-        monkeypatch.setattr(TASKS["classify"], name, raise_out_of_memory)
+    monkeypatch.setattr(ClassificationPredictor, "predict", raise_out_of_memory)
+    monkeypatch.setattr(ClassificationEvaluator, "evaluate", raise_out_of_memory)
     result = triform(command, str(classifier), *(["the soup"] if command == "predict" else []))
     assert result.code == 2
     assert result.err == (
@@ -54,7 +54,7 @@ def test_an_error_of_size_is_one_line_whatever_raised_it(
     def failing(*inputs: Any, **named: Any) -> None:
         raise error
 
-    monkeypatch.setattr(TASKS["classify"], "predict", failing)
+    monkeypatch.setattr(ClassificationPredictor, "predict", failing)
     assert triform("predict", str(classifier), "the soup").refusal.startswith(message)
 
 
@@ -64,7 +64,7 @@ def test_any_other_error_is_still_a_bug_with_a_traceback(
     def failing(*inputs: Any, **named: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(TASKS["classify"], "predict", failing)
+    monkeypatch.setattr(ClassificationPredictor, "predict", failing)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         triform("predict", str(classifier), "the soup")
 

@@ -664,9 +664,13 @@ FAULTS: dict[str, Any] = {
     ),
     "prompts read padding": make_fault("generate", decoder_reads_padding, CACHE_CHECK),
     "a mean over padding": make_fault("classify", mean_over_padding, BATCH_CHECK, INFLUENCE_CHECK),
-    "packed rows read one another": make_fault("classify", packed_rows_read_one_another, BATCH_CHECK),
-    "packed texts read one another": make_fault("generate", packed_rows_read_one_another, BATCH_CHECK),
-    "packed pairs read one another": make_fault("translate", packed_rows_read_one_another, BATCH_CHECK),
+    "packed rows read one another": make_fault("classify", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK),
+    "packed texts read one another": make_fault(
+        "generate", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK
+    ),
+    "packed pairs read one another": make_fault(
+        "translate", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK
+    ),
     "packed positions run on": make_fault("generate", packed_positions_run_on, BATCH_CHECK),
     "a packed mean of all": make_fault("classify", packed_mean_of_all, BATCH_CHECK),
     "a padded row that is no number": make_fault(

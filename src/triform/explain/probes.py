@@ -26,6 +26,7 @@ from triform.models.factory import (
     build_decoder,
     build_seq2seq,
 )
+from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.kernels.packing import pack
 from triform.nn.kernels.sdpa import MIN_TILE_CPU
 from triform.nn.layouts import LayoutLike, pad
@@ -233,8 +234,8 @@ MODEL_BUILDERS: dict[str, Callable[[ModelConfig, DataSizes], nn.Module]] = {
 
 
 def build_untrained_model(config: Config, sizes: DataSizes, seed: int = 0) -> nn.Module:
-    """An untrained model of these settings; the caller's random numbers are left alone."""
+    """Return an untrained model of these settings, with fast kernels; the state of the caller's RNG is kept."""
     require_memory(config, sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODEL_BUILDERS[config.task](config.model, sizes)
+        return use_fast_kernels(MODEL_BUILDERS[config.task](config.model, sizes))
