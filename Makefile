@@ -28,9 +28,10 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m benchmarks all
 
 lint: $(VENV)/.installed-dev
-	@echo "== Checking style"
+	@echo "== Checking style and spelling"
 	@$(BIN)/ruff check src tests benchmarks
 	@$(BIN)/ruff format --check --quiet src tests benchmarks
+	@$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src benchmarks
 
 types: $(VENV)/.installed-dev
 	@echo "== Checking types"

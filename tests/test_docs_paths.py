@@ -1,4 +1,4 @@
-"""The pages that describe the code name only files that exist."""
+"""The documentation links only to pages, headings and files that exist, and its index names every page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,50 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def find_headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, spelled as GitHub spells them."""
+    anchors: set[str] = set()
+    text = CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        label = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", label.lower()).replace(" ", "-")
+        duplicates = (f"{anchor}-{number}" for number in range(1, 1000))
+        anchors.add(anchor if anchor not in anchors else next(name for name in duplicates if name not in anchors))
+    return anchors
+
+
+def find_broken_links(page: Path) -> list[str]:
+    """Return the links of a page that lead to no file or to no heading; other sites are not asked."""
+    broken = []
+    for link in LINK.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"(https?|mailto):", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        is_heading = not anchor or (target.suffix == ".md" and target.exists() and anchor in find_headings(target))
+        if not target.exists() or not is_heading:
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_resolves(page: Path) -> None:
+    assert not find_broken_links(page)
+
+
+def test_a_link_to_a_missing_page_or_heading_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One `two`: three\n[a](#one-two-three) [b](#four) [c](none.md) ![d](page.md#one-two-three)\n"
+        "```\n[e](none.md)\n# Four\n```\n[f](https://example.org/none)\n",
+        encoding="utf-8",
+    )
+    assert find_broken_links(page) == ["#four", "none.md"]
 
 
 @pytest.mark.parametrize(
@@ -19,5 +63,3 @@ def test_every_file_that_a_page_names_exists(page: str, max_lines: int) -> None:
     paths = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", text))
     missing = [path for path in paths if not any((ROOT / base / path).exists() for base in ("", "src/triform"))]
     assert not missing
-    links = set(re.findall(r"\]\(([\w-]+\.md)\)", text))
-    assert not [link for link in links if not (ROOT / "docs" / link).exists()]
