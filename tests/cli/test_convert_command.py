@@ -67,23 +67,23 @@ def enlarge_tokenizer(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
         "no tokenizer is here; known are",
     ),
     "another architecture": (
         rename_model_type,
-        "mamba is not known; known are gpt2, llama, bert, megatron-bert, distilbert",
+        "mamba is not supported; choose a model of one of these: gpt2, llama, bert, megatron-bert, distilbert",
     ),
-    "a missing tensor": (remove_tensor, "transformer.ln_f.bias is missing: expected 8, found nothing"),
+    "a missing tensor": (remove_tensor, "transformer.ln_f.bias is missing (expected shape 8)"),
     "a misshapen tensor": (reshape_tensor, "transformer.ln_f.bias has the wrong shape: expected 8, found 9"),
-    "a pickle": (replace_with_pickle, "more than plain weights; reading it could run code, so it is refused"),
-    "a larger tokenizer": (enlarge_tokenizer, "its tokenizer has 8 tokens and its embedding 7 rows"),
+    "a pickle": (replace_with_pickle, "contains more than weights and could run code, so it is not read"),
+    "a larger tokenizer": (enlarge_tokenizer, "the tokenizer has 8 tokens, but the embedding has 7 rows"),
     "cut off": (
         lambda folder: (folder / "model.safetensors").write_bytes(b"\x10\0\0"),
-        "is cut off or no safetensors file",
+        "is truncated or not a safetensors file",
     ),
 }
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp
         "known are hf, ctranslate2, onnx"
         in triform("convert", "export", tmp_path / "run", "--to", "x", *out).refusal
     )
-    assert "for classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
+    assert "only classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
     (tmp_path / "file").touch()
     existing_result = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
     assert existing_result.refusal.endswith("file: already exists; choose another --out")

@@ -80,7 +80,7 @@ def test_an_index_that_does_not_name_files_is_refused(
     (model / "model.safetensors").unlink()
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
-    assert "has no weight_map that says which file holds which tensor" in refusal
+    assert "weight_map is missing; it must map tensor names to file names" in refusal
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

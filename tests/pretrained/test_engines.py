@@ -138,7 +138,7 @@ def test_two_vocabularies_leave_for_ctranslate2_with_both(char_tokenizer: Tokeni
     assert [target_tokenizer.vocabulary.index(piece) for piece in result] == expected
     assert (tmp_path / "out/tokenizer.json").is_file()
     assert (tmp_path / "out/target/tokenizer.json").is_file()
-    with pytest.raises(ConfigError, match=r"two vocabularies \(blenderbot has one: tokenizer.joint_vocab=true\)"):
+    with pytest.raises(ConfigError, match=r"two vocabularies \(blenderbot requires tokenizer.joint_vocab=true\)"):
         export(task_object, "hf", tmp_path / "hf")
 
 
@@ -188,29 +188,33 @@ def test_a_graph_answers_for_any_number_of_texts_of_any_length(settings: dict[st
 
 
 REFUSED_SETTINGS = [
-    ("generate", {"attention_score": "additive"}, r"model\.attention_score=additive \(it has scaled_dot and dot\)"),
-    ("generate", {"positions": "t5"}, r"model\.positions=t5 \(it has learned, .* alibi\)"),
-    ("translate", {"positions": "alibi"}, r"model\.positions=alibi \(it has learned, .* none\)"),
-    ("generate", {"window": 8}, r"model\.window or model\.layer_windows \(it reads everything"),
-    ("generate", {"n_segments": 2}, r"model\.n_segments=2 \(it has none\)"),
+    (
+        "generate",
+        {"attention_score": "additive"},
+        r"model\.attention_score=additive \(it supports scaled_dot and dot\)",
+    ),
+    ("generate", {"positions": "t5"}, r"model\.positions=t5 \(it supports learned, .* alibi\)"),
+    ("translate", {"positions": "alibi"}, r"model\.positions=alibi \(it supports learned, .* none\)"),
+    ("generate", {"window": 8}, r"model\.window or model\.layer_windows \(it has no attention windows"),
+    ("generate", {"n_segments": 2}, r"model\.n_segments=2 \(it has no segment embeddings\)"),
     (
         "translate",
         {"attention_direction": "causal"},
-        r"model\.attention_direction=causal \(its encoder reads both ways\)",
+        r"model\.attention_direction=causal \(its encoder is bidirectional\)",
     ),
     (
         "translate",
         DECODER_VARIANTS["llama 3"],
-        r"model\.rotary_scaling=\[8\.0, .*\(its encoder scales by one factor\)",
+        r"model\.rotary_scaling=\[8\.0, .*\(its encoder supports only one scaling factor\)",
     ),
 ]
 
 
 @pytest.mark.parametrize(("task", "settings", "words"), REFUSED_SETTINGS)
-def test_what_ctranslate2_cannot_have_is_named(
+def test_settings_that_ctranslate2_does_not_support_are_named(
     task: str, settings: dict[str, Any], words: str, char_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"^ctranslate2 cannot have these settings: {words}"):
+    with pytest.raises(ConfigError, match=f"^ctranslate2 does not support these settings: {words}"):
         export(build_task(task, char_tokenizer, settings), "ctranslate2", tmp_path / "out")
 
 
@@ -271,23 +275,23 @@ def test_every_activation_has_its_name_in_ctranslate2() -> None:
         (
             "generate",
             {"positions": "none"},
-            r"positions=none \(gpt2 has learned\); llama differs in \d settings; --to ctranslate2 can have them$",
+            r"none \(gpt2 requires learned\); llama differs in \d settings; --to ctranslate2 supports them$",
         ),
         (
             "generate",
             {"attention_score": "additive", "head_bias": False},
-            r"model\.attention_score=additive \(gpt2 has scaled_dot\); llama",
+            r"model\.attention_score=additive \(gpt2 requires scaled_dot\); llama",
         ),
         ("generate", {"attention_score": "additive", "head_bias": False}, r"(?<!have them)$"),
-        ("classify", {"positions": "none"}, r"model\.positions=none \(megatron-bert .*--to onnx can have them$"),
+        ("classify", {"positions": "none"}, r"model\.positions=none \(megatron-bert .*--to onnx supports them$"),
         (
             "translate",
             {"positions": "none"},
-            r"model\.positions=none \(blenderbot has learned\); .*--to ctranslate2 can have",
+            r"model\.positions=none \(blenderbot requires learned\); .*--to ctranslate2 supports",
         ),
     ],
 )
-def test_where_no_family_fits_the_settings_in_the_way_are_named_and_another_way_out(
+def test_the_error_names_the_settings_that_no_family_supports_and_another_format(
     task: str, settings: dict[str, Any], words: str, char_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     labels = {"data.labels": ("a", "b")} if task == "classify" else {}

@@ -276,7 +276,7 @@ def test_the_stored_weights_are_exported_whatever_precision_a_run_was_opened_wit
     for run, name in ((generator_run, "exact"), (low_precision_run, "rounded")):
         run.export(to, tmp_path / name)
     assert (tmp_path / "exact" / file).read_bytes() == (tmp_path / "rounded" / file).read_bytes()
-    with pytest.raises(triform.TriformError, match=r"opened in bf16 or int8; export the stored weights"):
+    with pytest.raises(triform.TriformError, match=r"opened in bf16 or int8; use Run.export"):
         export(low_precision_run.task, to, tmp_path / "out")
 
 
@@ -314,8 +314,8 @@ def test_an_export_that_fails_leaves_nothing(
     generator_run: Run, classifier_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run, to, words in (
-        (generator_run, "onnx", "onnx is written for classifiers; export what writes text to hf or ctranslate2"),
-        (classifier_run, "ctranslate2", "ctranslate2 has no classifiers; export this run to onnx or hf"),
+        (generator_run, "onnx", "onnx supports only classifiers; use --to hf or --to ctranslate2"),
+        (classifier_run, "ctranslate2", "ctranslate2 does not support classifiers; use --to onnx or --to hf"),
         (generator_run, "tensorrt", "--to tensorrt: known are hf, ctranslate2, onnx"),
     ):
         with pytest.raises(triform.TriformError, match=words):

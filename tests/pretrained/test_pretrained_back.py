@@ -169,12 +169,12 @@ def test_a_model_of_our_own_loads_in_transformers_with_equal_logits(name: str, t
 @pytest.mark.parametrize(
     ("task", "settings", "unsupported_setting"),
     [
-        ("generate", {"head_bias": False, "positions": "alibi"}, "model.positions=alibi (gpt2 has learned)"),
-        ("generate", {"head_bias": False, "window": 8}, "model.window=8 (gpt2 has -1)"),
+        ("generate", {"head_bias": False, "positions": "alibi"}, "model.positions=alibi (gpt2 requires learned)"),
+        ("generate", {"head_bias": False, "window": 8}, "model.window=8 (gpt2 requires -1)"),
         (
             "generate",
             {"head_bias": False, "attention_score": "cosine"},
-            "model.attention_score=cosine (gpt2 has scaled_dot)",
+            "model.attention_score=cosine (gpt2 requires scaled_dot)",
         ),
         (
             "generate",
@@ -184,31 +184,35 @@ def test_a_model_of_our_own_loads_in_transformers_with_equal_logits(name: str, t
         (
             "generate",
             {"head_bias": False, "activation": "swiglu"},
-            "model.activation=swiglu (gpt2 has one of gelu_new",
+            "model.activation=swiglu (gpt2 requires one of gelu_new",
         ),
         (
             "classify",
             TRIFORM_MODELS["bert"][1] | {"pooling": "mean"},
-            "model.head_hidden=16 (bert has 0 with model.pooling=mean)",
+            "model.head_hidden=16 (bert requires 0 with model.pooling=mean)",
         ),
-        ("classify", TRIFORM_MODELS["bert"][1] | {"pooling": "last"}, "model.pooling=last (bert has first)"),
+        ("classify", TRIFORM_MODELS["bert"][1] | {"pooling": "last"}, "model.pooling=last (bert requires first)"),
         ("classify", TRIFORM_MODELS["bert"][1] | {"n_segments": 0, "head_hidden": 7}, "model.head_hidden=7"),
         (
             "classify",
             TRIFORM_MODELS["bert"][1] | {"attention_direction": "causal"},
-            "model.attention_direction=causal (bert reads both ways)",
+            "model.attention_direction=causal (bert is bidirectional)",
         ),
         (
             "translate",
             MARIAN_SETTINGS | {"attention_direction": "causal"},
-            "model.attention_direction=causal (marian reads both ways)",
+            "model.attention_direction=causal (marian is bidirectional)",
         ),
         (
             "translate",
             MARIAN_SETTINGS | {"positions": "learned"},
-            "model.positions=learned (marian has sinusoidal_halves)",
+            "model.positions=learned (marian requires sinusoidal_halves)",
         ),
-        ("translate", MARIAN_SETTINGS | {"tie_embeddings": False}, "model.tie_embeddings=False (marian has True)"),
+        (
+            "translate",
+            MARIAN_SETTINGS | {"tie_embeddings": False},
+            "model.tie_embeddings=False (marian requires True)",
+        ),
     ],
 )
 def test_where_nothing_fits_the_setting_in_the_way_is_named(
@@ -218,7 +222,7 @@ def test_where_nothing_fits_the_setting_in_the_way_is_named(
     with pytest.raises(ConfigError) as caught:
         to_hf(MODEL_CLASSES[task](config.model, SIZES), config)
     message = str(caught.value)
-    assert message.startswith("no family of published models has these settings: ")
+    assert message.startswith("no model of transformers supports these settings: ")
     assert unsupported_setting in message
     assert "\n" not in message
 
@@ -226,15 +230,15 @@ def test_where_nothing_fits_the_setting_in_the_way_is_named(
 def test_a_parameter_without_a_place_is_not_lost_silently(tmp_path: Path) -> None:
     imported = load_pretrained(save_model(TINY_MODELS["gpt2"].build(), tmp_path), "generate")
     imported.model.blocks[0].attn.q_proj.register_parameter("down", nn.Parameter(torch.zeros(2)))
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.q_proj\.down has no place in this family"):
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.q_proj\.down does not exist in this family"):
         to_hf(imported.model, imported.config)
 
 
-def test_two_vocabularies_stand_in_the_way() -> None:
+def test_two_vocabularies_cannot_be_exported() -> None:
     config = Config(
         task="translate", model=ModelConfig(**BASE_SETTINGS | MARIAN_SETTINGS), data=DataConfig(max_len=24)
     )
-    with pytest.raises(ConfigError, match=r"two vocabularies \(marian has one: tokenizer\.joint_vocab=true\)"):
+    with pytest.raises(ConfigError, match=r"two vocabularies \(marian requires tokenizer\.joint_vocab=true\)"):
         find_matching_family(config, DataSizes(vocab_size=61, max_len=24, target_vocab_size=71))
 
 

@@ -128,7 +128,7 @@ def test_norms_may_have_their_tensorflow_names(tmp_path: Path) -> None:
     assert weights_equal(load_pretrained(rewrite_tensors(folder, use_old_names), "classify").model, before.model)
 
 
-def test_marians_own_table_of_positions_is_looked_at(tmp_path: Path) -> None:
+def test_a_stored_position_table_of_marian_is_checked(tmp_path: Path) -> None:
     model = TINY_MODELS["marian"].build()
     folder = save_model(model, tmp_path)
     before = load_pretrained(folder, "translate")
@@ -137,7 +137,7 @@ def test_marians_own_table_of_positions_is_looked_at(tmp_path: Path) -> None:
     rewrite_tensors(folder, lambda tensors: tensors | {name: table})
     assert weights_equal(load_pretrained(folder, "translate").model, before.model)
     rewrite_tensors(folder, lambda tensors: tensors | {name: table + 1})
-    with pytest.raises(Exception, match=f"{name} is not the sinusoids"):
+    with pytest.raises(Exception, match=f"{name} differs from the sinusoidal positions"):
         load_pretrained(folder, "translate")
 
 
@@ -167,7 +167,9 @@ def test_fewer_tokens_may_be_read_than_the_model_could(tmp_path: Path) -> None:
         assert limited.sizes.max_len == limited.config.data.max_len == 12
         with torch.no_grad():
             assert torch.equal(limited.model.eval()(random_tokens()), full_length.model.eval()(random_tokens()))
-        with pytest.raises(Exception, match=r"reads 24 tokens at once, not data\.max_len=25"):
+        with pytest.raises(
+            Exception, match=r"data\.max_len=25 is too large; this model reads at most 24 tokens at once"
+        ):
             load_pretrained(folder, case.task, max_len=25)
 
 
@@ -191,10 +193,10 @@ def test_labels_whose_names_do_not_fit_are_numbered(names: Any, tmp_path: Path) 
     assert load_pretrained(folder, "classify").config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
-def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> None:
+def test_a_head_that_does_not_choose_one_label_gives_a_notice(tmp_path: Path) -> None:
     one_label = TinyModel("classify", "BertForSequenceClassification", BERT_SETTINGS | {"num_labels": 1})
     folder = save_model(one_label.build(), tmp_path / "one")
-    assert any("one output and no labels" in notice for notice in load_pretrained(folder, "classify").notices)
+    assert any("one output instead of labels" in notice for notice in load_pretrained(folder, "classify").notices)
     assert not any(
         "one score" in other_notice
         for other_notice in load_pretrained(folder, "classify", labels=("a", "b")).notices
@@ -202,18 +204,18 @@ def test_scores_that_are_no_choice_among_labels_are_told_of(tmp_path: Path) -> N
     multi_label = edit_config(
         save_model(TINY_MODELS["bert"].build(), tmp_path / "more"), problem_type="multi_label_classification"
     )
-    assert any("several labels per text" in notice for notice in load_pretrained(multi_label, "classify").notices)
+    assert any("several labels to a text" in notice for notice in load_pretrained(multi_label, "classify").notices)
 
 
 @pytest.mark.parametrize("labels", [("a",), ("a", "b", "a")])
 def test_labels_are_two_or_more_and_differ(labels: tuple[str, ...], tmp_path: Path) -> None:
     folder = save_model(TINY_MODELS["bert"].build(), tmp_path)
-    with pytest.raises(ConfigError, match="give two or more different labels"):
+    with pytest.raises(ConfigError, match="at least two different labels are required"):
         load_pretrained(folder, "classify", labels=labels)
 
 
 def test_labels_are_for_classifiers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="labels are for classify, not for generate"):
+    with pytest.raises(ConfigError, match="the task generate has no labels"):
         load_pretrained(save_model(GPT2_MODEL.build(), tmp_path), "generate", labels=("a", "b"))
 
 
@@ -224,7 +226,7 @@ def test_other_labels_get_a_fresh_head_and_the_rest_stays(tmp_path: Path) -> Non
     assert weights_equal(new.model.encoder, old.model.encoder)
     # The pooler.
     assert torch.equal(new.model.classification_head[0].weight, old.model.classification_head[0].weight)
-    assert new.notices == ("the head for labels is new: train it before you use it",)
+    assert new.notices == ("the classification head is new and untrained; train it before you use the model",)
 
 
 def test_a_bert_that_only_read_has_its_pooler_and_new_scores(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_sentence_transformers_folders_pool_by_the_mean(tmp_path: Path) -> None:
     assert (imported.config.model.pooling, imported.config.model.head_hidden) == ("mean", 0)
     assert (
         imported.notices[0]
-        == "these tensors are not used and were left out: bert.pooler.dense.bias, bert.pooler.dense.weight"
+        == "these tensors are not used and were skipped: bert.pooler.dense.bias, bert.pooler.dense.weight"
     )
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 6:] = False
@@ -290,7 +292,7 @@ def test_heads_for_other_tasks_are_left_out_with_a_notice(kind: str, tmp_path: P
     base = TINY_MODELS["bert" if kind.startswith("Bert") else "distilbert"]
     settings = {key: value for key, value in base.hf_settings.items() if key != "num_labels"}
     imported = load_pretrained(save_model(TinyModel("classify", kind, settings).build(), tmp_path), "classify")
-    assert "these tensors are not used and were left out: " in imported.notices[0]
+    assert "these tensors are not used and were skipped: " in imported.notices[0]
     assert imported.config.model.pooling == "mean"  # there is no pooler to use
     assert len(imported.notices) == 2
 
@@ -352,14 +354,14 @@ def test_nanogpts_checkpoint_equals_the_model_it_was_saved_from(bias: bool, comp
             assert relative_difference(imported.model.eval()(random_tokens()), model(random_tokens())) < 1e-5
 
 
-def test_the_rows_by_which_nanogpt_fills_up_gpt2s_vocabulary_are_left_out(tmp_path: Path) -> None:
+def test_the_padding_rows_of_nanogpts_vocabulary_are_removed(tmp_path: Path) -> None:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 4, "block_size": 24, "vocab_size": 50_304, "bias": False}
     model = ReferenceGPT(**sizes)
     randomise_weights(model)
     torch.save({"model": model.state_dict(), "model_args": {**sizes, "dropout": 0.0}}, tmp_path / "ckpt.pt")
     imported = load_pretrained(tmp_path, "generate")
     assert imported.sizes.vocab_size == 50_257
-    assert imported.notices == ("47 padding rows beyond GPT-2's 50257 tokens are left out",)
+    assert imported.notices == ("47 padding rows beyond GPT-2's 50257 tokens were removed",)
     with torch.no_grad():
         assert (
             relative_difference(imported.model.eval()(random_tokens()), model(random_tokens())[..., :50_257]) < 1e-5

@@ -1,10 +1,11 @@
 """BERT, MiniLM (a small BERT), DistilBERT and Megatron's BERT.
 
-BERT and DistilBERT normalise after each sublayer and after the embeddings. Megatron's BERT normalises before each
-sublayer, as Triform's default classifier does.
+BERT and DistilBERT have post-norm layers and a norm after the embeddings. Megatron's BERT has pre-norm layers, like
+Triform's default classifier.
 
-BERT's pooler becomes a hidden layer of the classification head with tanh over the first token, DistilBERT's one
-with relu. Folders of sentence-transformers say how a text is pooled; a pooler that they do not use is left out.
+The pooler of a model becomes a hidden layer of the classification head over the first token, with tanh for BERT and
+relu for DistilBERT. Folders of sentence-transformers state how a text is pooled; a pooler that they do not use is
+skipped.
 
 A classifier that pools by the mean is exported as a token classifier (...ForTokenClassification): the logits of a
 text are the mean of the logits of its tokens.
@@ -24,9 +25,7 @@ from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import (
-    BIAS_SETTINGS,
-    CLASSIFIER_SETTINGS,
-    IGNORED_SETTINGS,
+    IGNORED_WITHOUT_ROTARY,
     ConfigKey,
     Family,
     ImportSpec,
@@ -44,14 +43,11 @@ ENCODER_SETTINGS: Settings = {
     "scale_embeddings": False,
     "rotary_scaling": (),
 }
-IGNORED_BERT_SETTINGS = (
-    *(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS),
-    *("rotary_base", "tie_embeddings"),
-)
+IGNORED_BERT_SETTINGS = (*IGNORED_WITHOUT_ROTARY, "tie_embeddings")
 TOKEN_TYPES = "bert.embeddings.token_type_embeddings"
 # In config.json: the logits of a text are the mean of the logits of its tokens.
 TOKEN_POOLING_KEY = ("classifier_pooling", "mean")
-POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers
+POOLING_FILE = "1_Pooling/config.json"  # written by sentence-transformers
 BERT_LAYER_NAMES = {
     "attn.q_proj": "attention.self.query",
     "attn.kv_proj": "attention.self.key attention.self.value",
@@ -120,7 +116,7 @@ def _read_distilbert(checkpoint: PretrainedCheckpoint, settings: Settings) -> Im
 
 
 def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings, *, pooler: str, activation: str) -> ImportSpec:
-    """Return the settings of a folder, with a head as the folder has it: over the first token, or over the mean."""
+    """Return the settings of a checkpoint, with a head over the first token or over the mean of the tokens."""
     pools_token_logits = checkpoint.config.get(TOKEN_POOLING_KEY[0]) == TOKEN_POOLING_KEY[1]
     pools_mean = pools_token_logits or checkpoint.read_optional_json(POOLING_FILE).get(
         "pooling_mode_mean_tokens", False
@@ -147,7 +143,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings, *, pooler: 
 
 
 def _read_label_names(checkpoint: PretrainedCheckpoint, n_labels: int) -> tuple[str, ...]:
-    """Return the labels of config.json, or LABEL_0, LABEL_1, ... where it lacks `n_labels` distinct ones."""
+    """Return the labels in config.json, or LABEL_0, LABEL_1, ... if it does not have `n_labels` distinct ones."""
     id2label = checkpoint.config.get("id2label")
     names = {str(label_id): str(name) for label_id, name in id2label.items()} if isinstance(id2label, dict) else {}
     label_ids = list(map(str, range(n_labels)))
@@ -156,15 +152,15 @@ def _read_label_names(checkpoint: PretrainedCheckpoint, n_labels: int) -> tuple[
 
 
 def _label_notices(checkpoint: PretrainedCheckpoint, n_labels: int) -> Iterator[str]:
-    """Warn where the head of the folder is not a choice among labels."""
+    """Yield a notice if the head of the checkpoint does not choose one of several labels."""
     if n_labels == 1:
-        yield "it has one output and no labels: give labels of your own and train it before it classifies"
+        yield "this model has one output instead of labels; choose your own labels and train it before you classify"
     elif checkpoint.config.get("problem_type") == "multi_label_classification":
-        yield "it was trained for several labels per text; here a text gets the most likely one"
+        yield "this model was trained to assign several labels to a text; Triform predicts only the most likely one"
 
 
 def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes], list[str]]:
-    """Return a check of the head: one layer over the mean, or a hidden layer of d_model over the first token."""
+    """Return a check that the head is one layer over the mean, or has a hidden layer over the first token."""
 
     def find_mismatches(config: Config, sizes: DataSizes) -> list[str]:
         model = config.model
@@ -175,7 +171,7 @@ def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes]
         differing = {setting: value for setting, value in expected.items() if getattr(model, setting) != value}
         condition = f" with model.pooling={model.pooling}" if "pooling" not in differing else ""
         return [
-            f"model.{setting}={getattr(model, setting)} ({name} has {value}{condition})"
+            f"model.{setting}={getattr(model, setting)} ({name} requires {value}{condition})"
             for setting, value in differing.items()
         ]
 
@@ -183,12 +179,12 @@ def _mismatch_finder(name: str, activation: str) -> Callable[[Config, DataSizes]
 
 
 def _zero_token_types(config: Config) -> dict[str, Tensor]:
-    """Return a table of segments with one zero row for a model without segments."""
+    """Return segment embeddings with one row of zeros for a model without segments."""
     return {} if config.model.n_segments else {f"{TOKEN_TYPES}.weight": torch.zeros(1, config.model.d_model)}
 
 
 def _build_label_config(config: Config, sizes: DataSizes, class_prefix: str) -> dict[str, Any]:
-    """Return the part of config.json about sizes, labels and the class of the model."""
+    """Return the keys of config.json for sizes, labels and the model class."""
     pools_token_logits = config.model.pooling == "mean"
     names = config.data.labels or tuple(f"LABEL_{label_id}" for label_id in range(sizes.n_labels))
     return {

@@ -1,4 +1,4 @@
-"""BlenderBot: an encoder-decoder with learned positions and norms before each sublayer, as Triform's default."""
+"""BlenderBot: an encoder-decoder with learned positions and pre-norm layers, like Triform's default."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
         "decoder_layers": model.n_layers,
         "decoder_ffn_dim": model.d_ff,
         "decoder_attention_heads": model.n_heads,
-        # defaults of BlenderBot for conversations, which a translator must not have
+        # turn off BlenderBot's defaults for conversations, which do not suit translation
         "forced_eos_token_id": None,
         "encoder_no_repeat_ngram_size": 0,
     }

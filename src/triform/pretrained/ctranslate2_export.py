@@ -24,11 +24,16 @@ SUPPORTED_POSITIONS = ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "
 
 
 def write_ctranslate2(model: nn.Module, config: Config, tokenizers: list[Tokenizer], out: Path) -> None:
-    """Write model.bin, config.json and the vocabulary into an existing folder."""
+    """Write model.bin, config.json and the vocabulary into an existing folder.
+
+    Raises:
+        ConfigError: CTranslate2 does not support the task or the settings of the model.
+        CheckpointError: The package ctranslate2 is not installed.
+    """
     if config.task == "classify":
-        raise ConfigError("ctranslate2 has no classifiers; export this run to onnx or hf")
+        raise ConfigError("ctranslate2 does not support classifiers; use --to onnx or --to hf")
     if problems := find_unsupported_settings(config):
-        raise ConfigError(f"ctranslate2 cannot have these settings: {'; '.join(problems)}")
+        raise ConfigError(f"ctranslate2 does not support these settings: {'; '.join(problems)}")
     specs = _import_specs()
     spec = (
         _build_seq2seq_spec(specs, model, config)
@@ -52,21 +57,25 @@ def write_ctranslate2(model: nn.Module, config: Config, tokenizers: list[Tokeniz
 
 
 def find_unsupported_settings(config: Config) -> list[str]:
-    """Return the settings that the engine does not support, each with what it supports."""
+    """Return the settings that CTranslate2 does not support, each with the values that it supports."""
     model, problems = config.model, []
     supported_positions = (*SUPPORTED_POSITIONS, "alibi") if config.task == "generate" else SUPPORTED_POSITIONS
     if model.attention_score not in SUPPORTED_SCORES:
-        problems.append(f"model.attention_score={model.attention_score} (it has {' and '.join(SUPPORTED_SCORES)})")
+        problems.append(
+            f"model.attention_score={model.attention_score} (it supports {' and '.join(SUPPORTED_SCORES)})"
+        )
     if model.positions not in supported_positions:
-        problems.append(f"model.positions={model.positions} (it has {', '.join(supported_positions)})")
+        problems.append(f"model.positions={model.positions} (it supports {', '.join(supported_positions)})")
     if any(0 < window < config.data.max_len for window in model.windows):
-        problems.append("model.window or model.layer_windows (it reads everything before a token)")
+        problems.append("model.window or model.layer_windows (it has no attention windows)")
     if model.n_segments:
-        problems.append(f"model.n_segments={model.n_segments} (it has none)")
+        problems.append(f"model.n_segments={model.n_segments} (it has no segment embeddings)")
     if config.task == "translate" and model.attention_direction == "causal":
-        problems.append("model.attention_direction=causal (its encoder reads both ways)")
+        problems.append("model.attention_direction=causal (its encoder is bidirectional)")
     if config.task == "translate" and len(model.rotary_scaling) == 4:
-        problems.append(f"model.rotary_scaling={list(model.rotary_scaling)} (its encoder scales by one factor)")
+        problems.append(
+            f"model.rotary_scaling={list(model.rotary_scaling)} (its encoder supports only one scaling factor)"
+        )
     return problems
 
 
@@ -75,15 +84,15 @@ def _import_specs() -> Any:
         from ctranslate2 import specs
     except ImportError:
         raise CheckpointError(
-            f"writing for ctranslate2 needs its package; install it with {install_command('export')}"
+            f"--to ctranslate2 needs the package ctranslate2; install it with {install_command('export')}"
         ) from None
     return specs
 
 
 def _layer_options(specs: Any, model: ModelConfig) -> dict[str, Any]:
-    """Return the options of the engine that encoder and decoder share."""
+    """Return the CTranslate2 options that encoder and decoder share."""
     options: dict[str, Any] = {
-        "pre_norm": True,  # `_fill_stack` sets the real value: only this one allows a final norm in either case
+        "pre_norm": True,  # `_fill_stack` sets the actual value; a final norm requires True here
         "no_final_norm": not model.final_norm,
         "activation": specs.common_spec.Activation[ACTIVATIONS[model.activation]],
         "ffn_glu": model.activation == "swiglu",
@@ -145,7 +154,7 @@ def _fill_stack(specs: Any, stack: Any, model: nn.Module, full_config: Config, t
 
 
 def _position_table(embedding: InputEmbedding, max_len: int) -> Tensor:
-    """Return what is added at each position. Without a table these are zeros, or the engine adds sinusoids."""
+    """Return the position embeddings: zeros for a model without a table, None if CTranslate2 computes sinusoids."""
     positions = embedding.position_embedding
     if isinstance(positions, LearnedPositionEmbedding):
         return positions.table.weight
@@ -195,7 +204,7 @@ def _fill_feedforward(target: Any, block: Block | CrossBlock) -> None:
 
 
 def _fill_linear(target: Any, *sources: nn.Linear) -> None:
-    """Fill in one linear layer from one or more of ours, stacked by rows."""
+    """Fill in one linear layer from one or more linear layers of the model, concatenated by rows."""
     weights: list[Tensor] = [layer.weight for layer in sources]
     biases: list[Tensor] = [layer.bias for layer in sources if layer.bias is not None]
     _fill_weights(target, torch.cat(weights), torch.cat(biases) if biases else None)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norms before each sublayer, transposed matrices, a tied head."""
+"""GPT-2: learned positions, pre-norm layers, transposed matrices, tied output embeddings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from triform.config import Config, DataSizes
 from triform.config.settings import Settings
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import (
-    BIAS_SETTINGS,
-    CLASSIFIER_SETTINGS,
-    IGNORED_SETTINGS,
+    IGNORED_WITHOUT_ROTARY,
     ConfigKey,
     Family,
     ImportSpec,
@@ -30,16 +28,16 @@ FIXED_SETTINGS: Settings = {
     "scale_embeddings": False,
     "rotary_scaling": (),
 }
-# GPT-2 stores the weights of its linear layers transposed: they are written as convolutions over one token.
+# GPT-2 stores the weights of its linear layers transposed, because they are 1-D convolutions.
 PATTERNS = (
     name_pattern("embedding.token_embedding", "transformer.wte", suffixes=WEIGHT_ONLY),
     name_pattern("embedding.position_embedding.table", "transformer.wpe", suffixes=WEIGHT_ONLY),
     name_pattern("blocks.*.attn_norm", "transformer.h.*.ln_1"),
-    name_pattern("blocks.*.attn.q_proj blocks.*.attn.kv_proj", "transformer.h.*.attn.c_attn", "turned"),
-    name_pattern("blocks.*.attn.out_proj", "transformer.h.*.attn.c_proj", "turned"),
+    name_pattern("blocks.*.attn.q_proj blocks.*.attn.kv_proj", "transformer.h.*.attn.c_attn", "transposed"),
+    name_pattern("blocks.*.attn.out_proj", "transformer.h.*.attn.c_proj", "transposed"),
     name_pattern("blocks.*.ffn_norm", "transformer.h.*.ln_2"),
-    name_pattern("blocks.*.ffn.up_proj", "transformer.h.*.mlp.c_fc", "turned"),
-    name_pattern("blocks.*.ffn.down_proj", "transformer.h.*.mlp.c_proj", "turned"),
+    name_pattern("blocks.*.ffn.up_proj", "transformer.h.*.mlp.c_fc", "transposed"),
+    name_pattern("blocks.*.ffn.down_proj", "transformer.h.*.mlp.c_proj", "transposed"),
     name_pattern("final_norm", "transformer.ln_f"),
     name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
 )
@@ -53,7 +51,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
         model_settings=model,
         vocab_size=require_size(checkpoint, "vocab_size", 50_257),
         max_len=require_size(checkpoint, "n_positions", 1_024),
-        notices=(f"embeddings get the same dropout as the residual stream, {residual_dropout}",)
+        notices=(f"embd_pdrop is ignored; embeddings use the dropout of the residual stream ({residual_dropout})",)
         if residual_dropout != embedding_dropout
         else (),
     )
@@ -94,7 +92,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    ignored_settings=(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS, "rotary_base"),
+    ignored_settings=IGNORED_WITHOUT_ROTARY,
     adapt_model=fold_head_bias,
     ignored_tensors=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),
     other_heads=("score.*", "classifier.*"),

@@ -1,4 +1,4 @@
-"""Turn a decoder with a bias in its output layer into an equal one without: GPT-2's output layer has no bias.
+"""Convert a decoder with an output bias to an equivalent one without, because GPT-2's output layer has no bias.
 
 The model gets one more coordinate for each of its attention heads. The final norm writes a constant 1 into the
 first of them, and the output layer multiplies it by the bias. Everywhere else the new coordinates hold zeros.

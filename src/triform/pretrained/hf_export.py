@@ -20,7 +20,7 @@ from triform.training.tensors import save_tensors
 def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> dict[str, Any]:
     """Write the weights, and return the content of config.json and generation_config.json."""
     special = tokenizers[-1].special_tokens
-    # Padding is masked, so the end token can serve.
+    # Padding is masked, so the end token can be used for it.
     pad = special.eos_or_bos if special.pad is None else special.pad
     ids_by_key = dict(
         zip(SPECIAL_TOKEN_KEYS, (pad, special.bos, special.eos_or_bos, special.start_token), strict=True)
@@ -42,7 +42,11 @@ def write_hf(model: nn.Module, config: Config, tokenizers: Sequence[Tokenizer], 
 
 
 def exported_family_name(model: nn.Module, config: Config) -> str:
-    """Return the family that a run is exported as; the error names another format where one fits."""
+    """Return the family that a run is exported as.
+
+    Raises:
+        ConfigError: No family fits. The message names another export format if one supports the settings.
+    """
     sizes: DataSizes = infer_sizes(model, config)
     try:
         return find_matching_family(config, sizes).name
@@ -50,5 +54,5 @@ def exported_family_name(model: nn.Module, config: Config) -> str:
         other_format = (
             "onnx" if config.task == "classify" else "" if find_unsupported_settings(config) else "ctranslate2"
         )
-        hint = f"; --to {other_format} can have them" if other_format else ""
+        hint = f"; --to {other_format} supports them" if other_format else ""
         raise ConfigError(f"{error}{hint}") from None

@@ -1,4 +1,4 @@
-"""Download models from the Hugging Face Hub (needs huggingface_hub, the extra `hf`)."""
+"""Download models from the Hugging Face Hub. This needs the package huggingface_hub (extra `hf`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "pytor
 
 
 def resolve_model_path(name: str | Path) -> Path:
-    """Return the folder of a model; one that is named `hub:OWNER/NAME` is downloaded."""
+    """Return the folder of a model. A model named `hub:OWNER/NAME` is downloaded first."""
     if not str(name).startswith(HUB_PREFIX):
         return Path(name).expanduser()
     repository = str(name).removeprefix(HUB_PREFIX)

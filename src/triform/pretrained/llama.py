@@ -54,7 +54,8 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
     )
     if (config.get("head_dim") or expected_head_dim) != expected_head_dim:
         raise ConfigError(
-            f"{path}: head_dim={config['head_dim']} is not supported, only d_model / n_heads ({expected_head_dim})"
+            f"{path}: head_dim={config['head_dim']} is not supported; "
+            f"it must be hidden_size / num_attention_heads ({expected_head_dim})"
         )
     return ImportSpec(
         model_settings=model,
@@ -65,18 +66,20 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
 
 
 def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[float, ...], tuple[str, ...]]:
-    """Return the base and the scaling of rotary positions, from old and new files, and notices for the user."""
+    """Return the base and the scaling of rotary positions, and notices. Old and new key names are supported."""
     config, path = checkpoint.config, checkpoint.config_path
     rope_config = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope_config, dict):
-        raise ConfigError(f"{path}: rotary scaling is {rope_config!r}, where an object with rope_type is expected")
+        raise ConfigError(f"{path}: rope_scaling must be an object with rope_type, found {rope_config!r}")
     rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
     if rope_type not in ROPE_TYPES:
         raise ConfigError(
-            f"{path}: rotary scaling of the kind {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}"
+            f"{path}: rope_type={rope_type!r} is not supported; it must be one of {', '.join(ROPE_TYPES)}"
         )
     if rope_config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: partial_rotary_factor is not supported: all dimensions of a head are rotated")
+        raise ConfigError(
+            f"{path}: partial_rotary_factor is not supported; Triform rotates all dimensions of a head"
+        )
     max_positions = require_size(checkpoint, "max_position_embeddings", 2_048)
     defaults = {"rope_theta": config.get("rope_theta", 10_000.0), "original_max_position_embeddings": max_positions}
     try:
@@ -85,9 +88,9 @@ def read_rope_settings(checkpoint: PretrainedCheckpoint) -> tuple[float, tuple[f
             for key in ("rope_theta", *ROPE_SCALING_KEYS.get(rope_type, ()))
         )
     except KeyError as error:
-        raise ConfigError(f"{path}: rotary scaling of the kind {rope_type!r} lacks {error}") from None
+        raise ConfigError(f"{path}: rope_type={rope_type!r} requires the key {error}, which is missing") from None
     notice = (
-        f"dynamic rotary scaling starts beyond {max_positions} tokens, the most that is read here: it has no effect"
+        f"dynamic rotary scaling has no effect: it starts beyond {max_positions} tokens, the maximum length here"
     )
     return base, tuple(scaling), (notice,) if rope_type == "dynamic" else ()
 
@@ -108,7 +111,7 @@ def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
         "max_position_embeddings": sizes.max_len,
         "head_dim": model.head_dim,
         "rope_parameters": rope_config,
-        # the keys of older versions of transformers
+        # keys that older versions of transformers read
         "rope_theta": model.rotary_base,
         "rope_scaling": {name: value for name, value in rope_config.items() if name != "rope_theta"}
         if model.rotary_scaling
@@ -120,7 +123,9 @@ def _find_mismatches(config: Config, sizes: DataSizes) -> list[str]:
     model = config.model
     if model.has_out_bias == model.qkv_bias:
         return []
-    return [f"model.out_bias={model.out_bias} with model.qkv_bias={model.qkv_bias} (llama has both or neither)"]
+    return [
+        f"model.out_bias={model.out_bias} with model.qkv_bias={model.qkv_bias} (llama requires both or neither)"
+    ]
 
 
 LLAMA = Family(

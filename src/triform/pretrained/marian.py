@@ -1,4 +1,4 @@
-"""Marian (OPUS-MT): sinusoidal positions, norms after each sublayer, one table of tokens for both languages."""
+"""Marian (OPUS-MT): sinusoidal positions, post-norm layers, one token embedding for both languages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from triform.errors import ConfigError
 from triform.nn.embedding import MarianPositionEmbedding
 from triform.pretrained.checkpoint_reader import PretrainedCheckpoint
 from triform.pretrained.family import (
-    BIAS_SETTINGS,
-    CLASSIFIER_SETTINGS,
-    IGNORED_SETTINGS,
+    IGNORED_WITHOUT_ROTARY,
     ConfigKey,
     Family,
     ImportSpec,
@@ -42,24 +40,25 @@ PATTERNS = (
     name_pattern("lm_head", "lm_head", suffixes=WEIGHT_ONLY),
     name_pattern("lm_head", "final_logits_bias", "row", suffixes=((".bias", ""),)),
 )
-SYMMETRIC_KEYS = ("layers", "ffn_dim", "attention_heads")  # encoder and decoder must have the same
+SYMMETRIC_KEYS = ("layers", "ffn_dim", "attention_heads")  # must be equal in encoder and decoder
 
 
 def validate_symmetry(checkpoint: PretrainedCheckpoint) -> None:
-    """Refuse an encoder and a decoder of different shape."""
+    """Raise `ConfigError` if encoder and decoder differ in size."""
     for key in SYMMETRIC_KEYS:
         values = checkpoint.config.get(f"encoder_{key}"), checkpoint.config.get(f"decoder_{key}")
         if values[0] != values[1]:
             raise ConfigError(
-                f"{checkpoint.config_path}: encoder_{key}={values[0]} and decoder_{key}={values[1]}: "
-                "here an encoder and its decoder have the same shape"
+                f"{checkpoint.config_path}: encoder_{key}={values[0]} and decoder_{key}={values[1]} differ; "
+                "Triform supports only encoders and decoders of the same size"
             )
 
 
 def activation_dropout_notices(checkpoint: PretrainedCheckpoint) -> tuple[str, ...]:
+    """Return a notice if a checkpoint was trained with dropout inside its feed-forward layers."""
     activation_dropout = checkpoint.config.get("activation_dropout") or 0
     return (
-        (f"dropout inside the feed-forward layers ({activation_dropout}) is not supported and left out",)
+        (f"activation_dropout={activation_dropout} is ignored; Triform has no dropout inside feed-forward layers",)
         if activation_dropout
         else ()
     )
@@ -81,7 +80,7 @@ def _read_spec(checkpoint: PretrainedCheckpoint, settings: Settings) -> ImportSp
 
 
 def _validate_positions(checkpoint: PretrainedCheckpoint, d_model: int) -> None:
-    """Refuse a stored table of positions that differs from the computed one; older files have such tables."""
+    """Raise `ConfigError` if a stored position table, which older files have, differs from the computed one."""
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
         table = checkpoint.tensors.get(name)
@@ -89,7 +88,9 @@ def _validate_positions(checkpoint: PretrainedCheckpoint, d_model: int) -> None:
             continue
         computed = MarianPositionEmbedding((*table.shape, 1)[0], d_model).table
         if table.shape != computed.shape or not torch.allclose(table.to(computed), computed, atol=1e-3):
-            raise ConfigError(f"{checkpoint.folder}: {name} is not the sinusoids that Marian computes")
+            raise ConfigError(
+                f"{checkpoint.folder}: {name} differs from the sinusoidal positions that Marian computes"
+            )
 
 
 def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
@@ -111,7 +112,8 @@ def _write_config(config: Config, sizes: DataSizes) -> dict[str, Any]:
 
 
 def require_joint_vocab(name: str) -> Callable[[Config, DataSizes], list[str]]:
-    problem = f"two vocabularies ({name} has one: tokenizer.joint_vocab=true)"
+    """Return a check that source and target share one vocabulary."""
+    problem = f"two vocabularies ({name} requires tokenizer.joint_vocab=true)"
     return lambda config, sizes: [problem] if sizes.target_vocab_size else []
 
 
@@ -153,7 +155,7 @@ MARIAN = Family(
         "normalize_embedding": False,
         "add_final_layer_norm": False,
     },
-    ignored_settings=(*IGNORED_SETTINGS, *CLASSIFIER_SETTINGS, *BIAS_SETTINGS, "rotary_base"),
+    ignored_settings=IGNORED_WITHOUT_ROTARY,
     tensor_aliases={"model.encoder.embed_tokens.weight": "model.shared.weight"},
     ignored_tensors=("model.encoder.embed_tokens.weight", "model.*.embed_positions.weight"),
 )

@@ -1,4 +1,4 @@
-"""The README of an exported folder: what the folder holds, and Python code that loads it."""
+"""The README of an exported folder: what the folder contains, and Python code that loads it."""
 
 from __future__ import annotations
 
@@ -128,6 +128,7 @@ logits = session.run(["logits"], given)[0]
 labels = json.load(open(folder + "/config.json", encoding="utf-8"))["id2label"]
 print(labels[str(logits.argmax(-1)[0])])
 """
+FORMAT_NAMES = {"hf": "Hugging Face `transformers`", "ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
 REQUIREMENTS = {
     "hf": "transformers torch",
     "ctranslate2": "ctranslate2 tokenizers",
@@ -140,11 +141,11 @@ EXAMPLE_TEXTS: dict[TaskName, str] = {
 }
 
 
-_TOKEN_POOLING_NOTE = " It scores the labels for each token, and the logits of a text are the mean over its tokens."
+_TOKEN_POOLING_NOTE = " It computes logits for each token, and the logits of a text are the mean over its tokens."
 
 
 def build_model_card(export_format: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
-    """Return the text of the README. Its Python code runs as it is."""
+    """Return the text of the README. Its Python code runs without changes."""
     source_tokenizer = tokenizers[0]
     uses_sentencepiece = isinstance(source_tokenizer, SentencePieceTokenizer)
     fields = (_sentencepiece_fields if uses_sentencepiece else _tokenizers_fields)(
@@ -178,17 +179,17 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
         else REQUIREMENTS[export_format]
     )
     requirements += " sentencepiece" if uses_sentencepiece and export_format == "hf" else ""
-    task_verbs = {"classify": "names a label for", "generate": "goes on with", "translate": "translates"}
+    task_verbs = {"classify": "classifies", "generate": "continues", "translate": "translates"}
     return (
-        f"# {out.name}\n\nA model that {task_verbs[config.task]} a text, made with Triform and written for "
-        f"{export_format}. "
+        f"# {out.name}\n\nA model that {task_verbs[config.task]} text. It was trained with Triform and "
+        f"exported for {FORMAT_NAMES[export_format]}. "
         f"It reads at most {config.data.max_len} tokens.{_TOKEN_POOLING_NOTE if pools_token_logits else ''}\n\n"
         f"```sh\npip install {requirements}\n```\n\n```python\n{code}```\n"
     )
 
 
 def _select_snippet(export_format: str, task: TaskName, tokenizer: Tokenizer) -> str:
-    """Return the code that fits. SentencePiece models are used directly: `transformers` may differ."""
+    """Return the code for a format. SentencePiece models are used directly, because `transformers` may differ."""
     if export_format == "hf":
         is_marian = (
             task == "translate" and isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids is not None

@@ -1,4 +1,4 @@
-"""Export a model: the config.json and the named tensors of the family that its settings fit."""
+"""Export a model as config.json and named tensors of the model family that matches its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triform.pretrained.families import FAMILIES
 from triform.pretrained.family import SPECIAL_TOKEN_KEYS, Family
 from triform.pretrained.name_mapping import expand_patterns, export_state_dict
 
-# The special tokens of Triform's own tokenizers: padding, start, end, and the start of a translation.
+# Special tokens of Triform's tokenizers: padding, start, end, and the start of a translation.
 DEFAULT_TOKEN_IDS = dict(zip(SPECIAL_TOKEN_KEYS, (0, 2, 3, 2), strict=True))
 
 
@@ -26,14 +26,14 @@ def to_hf(
 
     Args:
         model: A model of `triform.models`.
-        config: The settings that built it.
-        special_tokens: Ids by their keys in config.json; by default those of Triform's tokenizers.
+        config: The settings that the model was built with.
+        special_tokens: Token ids by their keys in config.json. The default is the ids of Triform's tokenizers.
 
     Returns:
         The content of config.json, and the tensors for model.safetensors.
 
     Raises:
-        ConfigError: No supported family has these settings. The message names those that stand in the way.
+        ConfigError: No supported family can express these settings. The message names the settings that differ.
 
     >>> from triform.config import DataSizes
     >>> from triform.config.settings import build_config
@@ -58,7 +58,11 @@ def to_hf(
 
 
 def find_matching_family(config: Config, sizes: DataSizes) -> Family:
-    """Return the family that fits these settings; the error names the settings that stand in the way."""
+    """Return the family that can express these settings.
+
+    Raises:
+        ConfigError: There is no such family. The message names the settings that differ from the closest one.
+    """
     candidates = [family for family in FAMILIES if family.write_config and family.task == config.task]
     mismatches = {family.name: family.find_mismatches(config, sizes) for family in candidates}
     for family in candidates:
@@ -67,12 +71,12 @@ def find_matching_family(config: Config, sizes: DataSizes) -> Family:
     closest, *others = sorted(mismatches, key=lambda name: len(mismatches[name]))
     others_summary = "".join(f"; {name} differs in {len(mismatches[name])} settings" for name in others)
     raise ConfigError(
-        f"no family of published models has these settings: {'; '.join(mismatches[closest])}{others_summary}"
+        f"no model of transformers supports these settings: {'; '.join(mismatches[closest])}{others_summary}"
     )
 
 
 def infer_sizes(model: nn.Module, config: Config) -> DataSizes:
-    """Return the sizes that a model was built for, from the shapes of its tables."""
+    """Return the sizes that a model was built for, from the shapes of its embeddings."""
     if isinstance(model, Classifier):
         output_layer = [module for module in model.classification_head.modules() if isinstance(module, nn.Linear)][
             -1

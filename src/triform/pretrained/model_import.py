@@ -1,4 +1,4 @@
-"""Import a published model: one of Triform's models with its weights, and the settings that build it."""
+"""Import a published model: convert its settings and weights to one of Triform's models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImportedModel:
         model: The model, with its weights.
         family: The name of its family, such as "gpt2".
         special_tokens: Ids of special tokens, by their keys in config.json.
-        notices: What the user should know about the import, such as weights that were left out.
+        notices: Messages about the import, for example about weights that were skipped.
     """
 
     config: Config
@@ -56,10 +56,13 @@ def load_pretrained(
     """Read a published model for a task.
 
     Args:
-        path: A folder with config.json and weights, nanoGPT's ckpt.pt, or `hub:OWNER/NAME` to download one.
-        task: "classify", "generate" or "translate"; it must be what the family does.
-        labels: Labels for a classifier. Labels other than the folder's own get a new head.
-        max_len: The number of tokens to read at once, if less than the model can.
+        path: A folder with config.json and weights, nanoGPT's ckpt.pt, or `hub:OWNER/NAME` to download a model.
+        task: "classify", "generate" or "translate". It must match the architecture of the model.
+        labels: Labels for a classifier. If they differ from the model's labels, a new head is created.
+        max_len: Maximum number of tokens to read at once. 0 keeps the model's maximum.
+
+    Returns:
+        The model with its settings, special tokens and notices.
 
     Raises:
         CheckpointError: The folder is incomplete or damaged.
@@ -88,11 +91,11 @@ def load_pretrained(
 def import_model(
     raw_checkpoint: PretrainedCheckpoint, task: TaskName, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> ImportedModel:
-    """Build the model of a folder that has been read; see `load_pretrained`."""
+    """Build the model of a checkpoint that has been read; see `load_pretrained`."""
     family = find_family(raw_checkpoint, task)
     checkpoint = replace(raw_checkpoint, tensors=add_prefix_and_aliases(family, raw_checkpoint.tensors))
     if labels and task != "classify":
-        raise ConfigError(f"{checkpoint.folder}: labels are for classify, not for {task}: leave them out")
+        raise ConfigError(f"{checkpoint.folder}: the task {task} has no labels; remove them or use classify")
     spec = family.read_spec(checkpoint, family.read_settings(checkpoint))
     spec = _limit_max_len(_with_labels(spec, labels), max_len, checkpoint.folder)
     config, sizes = _resolve_config(spec, task, checkpoint.config_path)
@@ -126,7 +129,7 @@ def import_model(
 
 
 def add_prefix_and_aliases(family: Family, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under the names that they have in a model with a head."""
+    """Return the tensors under the names that they have in a model with an output head."""
     lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)
     prefixed = {family.prefix * lacks_prefix + name: tensor for name, tensor in tensors.items()}
     renames = {
@@ -136,17 +139,19 @@ def add_prefix_and_aliases(family: Family, tensors: dict[str, Tensor]) -> dict[s
 
 
 def _with_labels(spec: ImportSpec, labels: Sequence[str]) -> ImportSpec:
-    """Use other labels, if any are given, with a new head."""
+    """Replace the labels, if others are given, which requires a new head."""
     if not labels or tuple(labels) == spec.labels:
         return spec
     if len(set(labels)) < max(2, len(labels)):
-        raise ConfigError(f"labels {', '.join(labels)}: give two or more different labels")
-    return replace(spec, labels=tuple(labels), new_head=True, notices=())  # they were about the old head
+        raise ConfigError(f"labels {', '.join(labels)}: at least two different labels are required")
+    return replace(spec, labels=tuple(labels), new_head=True, notices=())  # notices concern the old head
 
 
 def _limit_max_len(spec: ImportSpec, max_len: int, path: Path) -> ImportSpec:
     if max_len > spec.max_len:
-        raise ConfigError(f"{path}: reads {spec.max_len} tokens at once, not data.max_len={max_len}")
+        raise ConfigError(
+            f"{path}: data.max_len={max_len} is too large; this model reads at most {spec.max_len} tokens at once"
+        )
     return replace(spec, max_len=max_len or spec.max_len)
 
 
@@ -184,13 +189,13 @@ def _import_notices(family: Family, spec: ImportSpec, tensors: dict[str, Tensor]
     patterns = (*family.other_heads, *spec.unused_patterns)
     unused = [name for name in tensors if any(fnmatch(name, pattern) for pattern in patterns)]
     if unused:
-        yield f"these tensors are not used and were left out: {', '.join(unused)}"
+        yield f"these tensors are not used and were skipped: {', '.join(unused)}"
     if spec.new_head:
-        yield "the head for labels is new: train it before you use it"
+        yield "the classification head is new and untrained; train it before you use the model"
 
 
 def _read_special_tokens(checkpoint: PretrainedCheckpoint) -> dict[str, int]:
-    """Return the ids of special tokens; where config.json lists several for one key, the first."""
+    """Return the ids of special tokens: the first one if config.json lists several for a key."""
     values = {name: checkpoint.config.get(name) for name in (*SPECIAL_TOKEN_KEYS, "unk_token_id")}
     first_values = {
         name: value[0] if isinstance(value, list) and value else value for name, value in values.items()

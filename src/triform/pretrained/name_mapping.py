@@ -1,7 +1,7 @@
-"""Tables of names: which tensors of a published model are which of Triform's, for import and export.
+"""Map tensor names of published models to Triform's names, for import and export.
 
-A pattern says that some of our tensors, stacked by rows, equal some of theirs, stacked by rows. One line of a table
-thus splits a joint projection in one direction and joins it in the other.
+A pattern states that some of Triform's tensors, concatenated by rows, equal some published tensors, concatenated by
+rows. The same pattern therefore splits a joint projection in one direction and joins it in the other.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from torch import Tensor, nn
 
 from triform.errors import CheckpointError
 
-TensorLayout = Literal["plain", "turned", "row"]  # theirs as ours; matrices transposed; (1, n) instead of (n)
+# How a published tensor is stored: as in Triform, transposed, or with shape (1, n) instead of (n).
+TensorLayout = Literal["plain", "transposed", "row"]
 WEIGHT_AND_BIAS = ((".weight", ".weight"), (".bias", ".bias"))
 WEIGHT_ONLY = ((".weight", ".weight"),)
 
 
 @dataclass(frozen=True)
 class NamePattern:
-    """Modules of ours and of theirs with the same content; `*` stands for the index of a layer."""
+    """Triform's modules and the published modules with the same content; `*` stands for the layer index."""
 
     triform_names: tuple[str, ...]
     published_names: tuple[str, ...]
     layout: TensorLayout = "plain"
-    suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS  # ends of our tensor names, and of theirs
+    suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS  # suffixes of the tensor names: Triform's, published
 
 
 def name_pattern(
@@ -37,12 +38,12 @@ def name_pattern(
     layout: TensorLayout = "plain",
     suffixes: tuple[tuple[str, str], ...] = WEIGHT_AND_BIAS,
 ) -> NamePattern:
-    """Return a pattern from names that are separated by spaces."""
+    """Build a pattern from space-separated names."""
     return NamePattern(tuple(triform_names.split()), tuple(published_names.split()), layout, suffixes)
 
 
 def layer_patterns(triform_prefix: str, published_prefix: str, names: Mapping[str, str]) -> tuple[NamePattern, ...]:
-    """Return the patterns of every layer, from the names after its index."""
+    """Build the patterns of all layers from the module names that follow the layer index."""
     return tuple(
         name_pattern(
             f"{triform_prefix}.*.{triform_name}",
@@ -54,27 +55,27 @@ def layer_patterns(triform_prefix: str, published_prefix: str, names: Mapping[st
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """The complete names of tensors with the same content, and how theirs are laid out."""
+    """The full names of tensors with the same content, and the layout of the published ones."""
 
     triform_names: tuple[str, ...]
     published_names: tuple[str, ...]
     layout: TensorLayout
 
     def published_shape(self, shapes: Iterable[torch.Size]) -> tuple[int, ...]:
-        """Return the shape that each of their tensors must have, given the shapes of ours."""
+        """Return the shape that each published tensor must have, given the shapes of Triform's tensors."""
         first, *others = shapes
         rows = (first[0] + sum(shape[0] for shape in others)) // len(self.published_names)
         shape = (rows, *first[1:])
-        return {"plain": shape, "turned": shape[::-1], "row": (1, *shape)}[self.layout]
+        return {"plain": shape, "transposed": shape[::-1], "row": (1, *shape)}[self.layout]
 
     def to_triform(self, tensors: list[Tensor], row_counts: list[int]) -> tuple[Tensor, ...]:
-        """Convert their tensors into ours, which have `row_counts` rows each."""
+        """Convert published tensors to Triform's tensors, which have `row_counts` rows each."""
         converted = [self._to_triform_layout(tensor) for tensor in tensors]
         joined = converted[0] if len(converted) == 1 else torch.cat(converted)
         return joined.split(row_counts)  # type: ignore[no-untyped-call]
 
     def to_published(self, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """Convert our tensors into copies for them."""
+        """Convert Triform's tensors to copies in the published layout."""
         parts = torch.cat(tensors).chunk(len(self.published_names))
         return tuple(
             (part[None] if self.layout == "row" else self._to_triform_layout(part)).contiguous() for part in parts
@@ -83,11 +84,11 @@ class TensorMapping:
     def _to_triform_layout(self, tensor: Tensor) -> Tensor:
         if self.layout == "row":
             return tensor[0]
-        return tensor.T if self.layout == "turned" and tensor.ndim == 2 else tensor
+        return tensor.T if self.layout == "transposed" and tensor.ndim == 2 else tensor
 
 
 def expand_patterns(patterns: Iterable[NamePattern], n_layers: int) -> Iterator[TensorMapping]:
-    """Yield the tensors of a model with `n_layers` layers."""
+    """Yield the tensor mappings of a model with `n_layers` layers."""
     for pattern in patterns:
         is_layer = "*" in pattern.triform_names[0]
         for layer in range(n_layers if is_layer else 1):
@@ -108,10 +109,10 @@ def load_published_tensors(
     path: object,
     ignored_patterns: Iterable[str],
 ) -> None:
-    """Copy published tensors into a model. A tied tensor may be in the file once or under both of its names.
+    """Copy published tensors into a model. A tied tensor may be stored once or under both of its names.
 
     Raises:
-        CheckpointError: A tensor is missing, has the wrong shape, is not finite, or has no place in the model.
+        CheckpointError: A tensor is missing, has the wrong shape, is not finite, or does not exist in the model.
     """
     parameters = dict(model.named_parameters())
     tied_names = dict(model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
@@ -134,14 +135,17 @@ def load_published_tensors(
     ]
     if unexpected:
         suffix = f" and {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
-        raise CheckpointError(f"{path}: holds {unexpected[0]}{suffix}, for which this model has no place")
+        raise CheckpointError(
+            f"{path}: unexpected tensor {unexpected[0]}{suffix}; "
+            "the model that config.json describes does not have it"
+        )
 
 
 @torch.no_grad()
 def export_state_dict(
     model: nn.Module, mappings: Iterable[TensorMapping], *, write_zero_biases: bool
 ) -> dict[str, Tensor]:
-    """Return the tensors of a model under published names; optionally with zeros for biases that it lacks."""
+    """Return the tensors of a model under published names, optionally with zeros for missing biases."""
     parameters, all_parameters = (
         dict(model.named_parameters()),
         dict(model.named_parameters(remove_duplicate=False)),
@@ -171,7 +175,7 @@ def export_state_dict(
             )
     if unmapped:
         raise CheckpointError(
-            f"{min(unmapped)} has no place in this family; adapters are merged before a model is written"
+            f"{min(unmapped)} does not exist in this family; merge adapters before you export a model"
         )
     return state_dict
 
@@ -179,27 +183,29 @@ def export_state_dict(
 def _collect_tensors(
     mapping: TensorMapping, targets: list[nn.Parameter], tensors: Mapping[str, Tensor], path: object
 ) -> list[Tensor]:
-    """Return the published tensors of a mapping, and check their shapes and values."""
+    """Return the published tensors of a mapping after checking their shapes and values."""
     shape = mapping.published_shape([parameter.shape for parameter in targets])
     collected = []
     for name in mapping.published_names:
         if name not in tensors:
-            raise CheckpointError(f"{path}: {name} is missing: expected {_format_shape(shape)}, found nothing")
+            raise CheckpointError(f"{path}: the tensor {name} is missing (expected shape {_format_shape(shape)})")
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{path}: {name} has the wrong shape: expected {_format_shape(shape)}, "
+                f"{path}: the tensor {name} has the wrong shape: expected {_format_shape(shape)}, "
                 f"found {_format_shape(tensor.shape)}"
             )
         if not tensor.is_floating_point():
             raise CheckpointError(
-                f"{path}: {name} holds {tensor.dtype} numbers: quantized models are not supported"
+                f"{path}: the tensor {name} has dtype {tensor.dtype}; quantized models are not supported"
             )
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{path}: {name} holds numbers that are not finite: the model is damaged")
+            raise CheckpointError(
+                f"{path}: the tensor {name} contains NaN or infinity, so the model is damaged; download it again"
+            )
         collected.append(tensor)
     return collected
 
 
 def _format_shape(shape: Iterable[int]) -> str:
-    return " × ".join(map(str, shape)) or "one number"
+    return " × ".join(map(str, shape)) or "scalar"

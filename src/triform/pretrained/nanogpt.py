@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt: GPT-2's names without transposed matrices, exact GELU, optional biases. Import only."""
+"""nanoGPT's ckpt.pt: GPT-2's tensor names without transposed matrices, exact GELU, optional biases. Import only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triform.pretrained.gpt2 import FIXED_SETTINGS, GPT2
 # nanoGPT rounds the size of GPT-2's vocabulary up to a multiple of 64; the additional rows are never used.
 PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE = 50_304, 50_257
 PADDING_NOTICE = (
-    f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} padding rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens are left out"
+    f"{PADDED_VOCAB_SIZE - GPT2_VOCAB_SIZE} padding rows beyond GPT-2's {GPT2_VOCAB_SIZE} tokens were removed"
 )
 
 

@@ -1,4 +1,4 @@
-"""Export a classifier as an ONNX graph: its forward pass, with attention by the reference formula."""
+"""Export a classifier as an ONNX graph of its forward pass, with the reference implementation of attention."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ INPUT_NAMES, OUTPUT_NAME = ("input_ids", "attention_mask"), "logits"
 
 
 class OnnxClassifier(nn.Module):
-    """A classifier with the usual inputs; the mask is 1 for a token and 0 for padding."""
+    """A classifier with the usual ONNX inputs. The attention mask is 1 for a token and 0 for padding."""
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model)  # sizes are symbolic here and must not reach the caches of the model
+        self.model = copy.deepcopy(model)  # sizes are symbolic here and must not enter the model's caches
         for module in self.model.modules():
             if isinstance(module, Attention):
                 module.kernel = reference_attention
@@ -39,7 +39,7 @@ class OnnxClassifier(nn.Module):
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Compute self-attention by the formula, without caches that depend on a size."""
+    """Compute self-attention with the reference formula, without caches that depend on sizes."""
     positions = torch.arange(q.shape[-2], device=q.device)
     batch_index = torch.arange(q.shape[0], device=q.device)[:, None, None]
     keep = mask.allows(batch_index, positions[:, None], positions)[:, None]  # (B or 1, 1, T, T)
@@ -50,9 +50,14 @@ def reference_attention(
 
 
 def write_onnx(model: nn.Module, max_len: int, path: Path) -> None:
-    """Write the graph for batches of any size, with up to `max_len` tokens for each text."""
+    """Write the graph for batches of any size and up to `max_len` tokens for each text.
+
+    Raises:
+        ConfigError: The model is not a classifier.
+        CheckpointError: The packages for the export are not installed.
+    """
     if not isinstance(model, Classifier):
-        raise ConfigError("onnx is written for classifiers; export what writes text to hf or ctranslate2")
+        raise ConfigError("onnx supports only classifiers; use --to hf or --to ctranslate2")
     _require_onnxscript()
     graph = OnnxClassifier(model).eval()
     batch_dim, length_dim = torch.export.Dim("batch"), torch.export.Dim("tokens", max=max_len)
@@ -77,13 +82,13 @@ def _require_onnxscript() -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise CheckpointError(
-            f"writing ONNX needs packages that are not installed; install them with {install_command('export')}"
+            f"--to onnx needs packages that are not installed; install them with {install_command('export')}"
         ) from None
 
 
 @contextmanager
 def suppress_export_logs() -> Iterator[None]:
-    """Silence warnings and logs of torch about its export."""
+    """Suppress torch's warnings and log messages about the export."""
     logger = logging.getLogger("torch.onnx")
     old_level = logger.level
     logger.setLevel(logging.ERROR)

@@ -26,7 +26,7 @@ from triform.text.spm import SentencePieceTokenizer
 
 ExportFormat = Literal["hf", "ctranslate2", "onnx"]
 EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
-TARGET_FOLDER = "target"  # folder of a second vocabulary
+TARGET_FOLDER = "target"  # folder of the target vocabulary, if there are two
 
 
 def export(task: Task, to: str, out: Path) -> str:
@@ -58,11 +58,12 @@ def export(task: Task, to: str, out: Path) -> str:
         raise ConfigError(f"--to {to}: {suggest_name(to, EXPORT_FORMATS)}")
     if task.config.model.is_recurrent:
         raise ConfigError(
-            f"--to {to} is for Transformers; model.kind={task.config.model.kind} stays a run of Triform"
+            f"--to {to} supports only Transformers, so a run with model.kind={task.config.model.kind} "
+            "cannot be exported"
         )
     if is_reduced_precision(task.model):
-        raise ConfigError("the model was opened in bf16 or int8; export the stored weights: Run.export does")
-    # The working folder cannot be replaced.
+        raise ConfigError("the model was opened in bf16 or int8; use Run.export, which exports the stored weights")
+    # `not out.name`: the current folder cannot be replaced.
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: already exists; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
@@ -104,12 +105,12 @@ def _write_export(task: Task, to: str, folder: Path, out: Path) -> None:
 
 
 def export_tokenizers(task: Task) -> list[Tokenizer]:
-    """Return the task's tokenizer; of a translator with two, the source's and the target's."""
+    """Return the task's tokenizer, or the source and target tokenizers of a translator that has two."""
     return [task.tokenizer] if task.tokenizer is task.target_tokenizer else list(task.tokenizers)
 
 
 def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer as a generator reads a prompt: without the tokens that end a text."""
+    """Return the tokenizer for prompts of a generator, which do not get an end token."""
     if not tokenizer.special_tokens.after:
         return tokenizer
     prompt_tokenizer = copy(tokenizer)
@@ -118,10 +119,10 @@ def _without_end_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
-    """Write the source tokenizer beside the model, and the target tokenizer there too or in a folder of its own."""
+    """Write the source tokenizer next to the model, and the target tokenizer there or in a separate folder."""
     write_tokenizer(tokenizers[0], folder)
     if len(tokenizers) == 1 and isinstance(tokenizers[0], SentencePieceTokenizer) and tokenizers[0].ids:
-        write_tokenizer(tokenizers[0], folder, side="target")  # Marian's reader wants a file for each language
+        write_tokenizer(tokenizers[0], folder, side="target")  # MarianTokenizer requires one file for each language
     if len(tokenizers) == 2:
         all_marian = all(
             isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.ids for tokenizer in tokenizers
@@ -133,7 +134,7 @@ def _write_tokenizers(tokenizers: Sequence[Tokenizer], folder: Path) -> None:
 
 
 def _build_tokenizer_config(folder: Path, config: Config, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return tokenizer_config.json with the length and the inputs that `transformers` needs to know."""
+    """Return the content of tokenizer_config.json with the maximum length and the input names added."""
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     overrides: dict[str, Any] = {
         "model_max_length": config.data.max_len,

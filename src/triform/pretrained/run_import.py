@@ -1,4 +1,4 @@
-"""Import a published model as a run folder, which is then a run like any other."""
+"""Import a published model as a run folder, which works like the folder of any trained run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triform.text.exporting import Side
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import load_weights, named_weights
 
-DEFAULT_LABELS = ("0", "1")  # of an encoder that was published without labels
+DEFAULT_LABELS = ("0", "1")  # for an encoder that was published without labels
 
 
 def import_run(
@@ -31,11 +31,20 @@ def import_run(
 ) -> tuple[RunFolder, ImportedModel]:
     """Write a published model and its tokenizer as a run folder.
 
+    Args:
+        path: A folder, nanoGPT's ckpt.pt or `hub:OWNER/NAME`; see `load_pretrained`.
+        out: The run folder to create. It must be empty or not exist.
+        labels: Labels for a classifier; see `load_pretrained`.
+        max_len: Maximum number of tokens to read at once. 0 keeps the model's maximum.
+
+    Returns:
+        The run folder, and the imported model.
+
     Raises:
         CheckpointError: The folder `out` is not empty.
     """
     if RunFolder(out).config_file.exists():
-        raise CheckpointError(f"{out}: holds a run already; choose another --out")
+        raise CheckpointError(f"{out}: already contains a run; choose another --out")
     with RunFolder(out).lock("importing a published model"):
         if any(entry.name != LOCK_FILE for entry in out.iterdir()):
             raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
@@ -46,7 +55,7 @@ def _write_run(
     path: str | Path, folder: RunFolder, *, labels: Sequence[str] = (), max_len: int = 0
 ) -> tuple[RunFolder, ImportedModel]:
     checkpoint = read_checkpoint(resolve_model_path(path))
-    # `import_model` refuses an unknown architecture
+    # The fallback is never used: `import_model` refuses an unknown architecture.
     task: TaskName = (
         FAMILY_BY_MODEL_TYPE[checkpoint.model_type].task
         if checkpoint.model_type in FAMILY_BY_MODEL_TYPE
@@ -76,7 +85,7 @@ def _write_run(
 def ensure_run_folder(path: str) -> str:
     """Return a run folder to initialise a model from: `path` itself, or an import of a published model.
 
-    Imports are cached by the names, sizes and times of the model's files.
+    Imports are cached under the names, sizes and modification times of the model's files.
     """
     run_configs = [*Path(path).glob(CONFIG_FILE), *Path(path).glob(f"seed-*/{CONFIG_FILE}")]
     if not path.startswith(HUB_PREFIX) and (run_configs or not Path(path).exists()):
@@ -91,14 +100,16 @@ def ensure_run_folder(path: str) -> str:
     model_name = path.rpartition("/")[2] if path.startswith(HUB_PREFIX) else model_path.resolve().name
     out = cache_folder() / "imported" / f"{model_name}-{fingerprint}"
     if not (out / CONFIG_FILE).exists():
-        with folder_lock(out, "importing a published model", wait=True):  # another process may be doing the same
+        with folder_lock(
+            out, "importing a published model", wait=True
+        ):  # another process may be importing the same model
             if not (out / CONFIG_FILE).exists():
-                _write_run(path, RunFolder(out))  # also over an interrupted import
+                _write_run(path, RunFolder(out))  # replaces an interrupted import
     return str(out)
 
 
 def _read_tokenizers(path: Path, imported: ImportedModel) -> list[Tokenizer]:
-    """Return one tokenizer, or one for each language, and check that it fits the embedding."""
+    """Return one tokenizer, or one for each language, after checking that it fits the embedding."""
     sides: list[Side] = ["source", "target"] if imported.config.task == "translate" else ["source"]
     sizes = {
         "source": imported.sizes.vocab_size,
@@ -108,7 +119,7 @@ def _read_tokenizers(path: Path, imported: ImportedModel) -> list[Tokenizer]:
     for side, tokenizer in zip(sides, tokenizers, strict=True):
         if tokenizer.vocab_size != sizes[side]:
             raise ConfigError(
-                f"{path}: its tokenizer has {tokenizer.vocab_size} tokens and its embedding {sizes[side]} rows: "
-                "they do not belong together"
+                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, but the embedding "
+                f"has {sizes[side]} rows; use the tokenizer that was published with this model"
             )
     return tokenizers
