@@ -17,6 +17,12 @@ def test_an_old_name_on_the_command_line_is_answered_with_the_new_one(
     assert triform("train", "classify", "--set", f"{old_name}=1").refusal == f"{old_name} is now {new_name}"
 
 
+def test_so_is_one_without_its_section_or_in_another_one(triform: Command) -> None:
+    assert triform("train", "classify", "--set", "reach=full").refusal == "reach is now model.attention_direction"
+    refusal = triform("train", "classify", "--set", "train.reach=full").refusal
+    assert refusal == "unknown setting 'train.reach'; model.reach is now model.attention_direction"
+
+
 def test_so_is_one_beside_a_preset(triform: Command) -> None:
     result = triform("params", "--preset", "gpt2-small", "--set", "model.segments=2")
     assert result.refusal == "model.segments is now model.n_segments"

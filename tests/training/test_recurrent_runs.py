@@ -173,12 +173,12 @@ def test_nothing_of_it_is_compiled() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model.n_heads": 4}, r"model\.n_heads=4 means nothing to model\.kind=lstm"),
-        ({"model.positions": "rotary"}, r"model\.positions=rotary means nothing"),
-        ({"model.window": 8}, r"model\.window=8 means nothing"),
-        ({"model.norm": "rms"}, r"model\.norm=rms means nothing"),
-        ({"model.d_ff": 64}, r"model\.d_ff=64 means nothing"),
-        ({"model.layer_windows": (8,), "model.n_layers": 1}, r"model\.layer_windows=\[8\] means nothing"),
+        ({"model.n_heads": 4}, r"model\.n_heads=4 has no effect with model\.kind=lstm"),
+        ({"model.positions": "rotary"}, r"model\.positions=rotary has no effect"),
+        ({"model.window": 8}, r"model\.window=8 has no effect"),
+        ({"model.norm": "rms"}, r"model\.norm=rms has no effect"),
+        ({"model.d_ff": 64}, r"model\.d_ff=64 has no effect"),
+        ({"model.layer_windows": (8,), "model.n_layers": 1}, r"model\.layer_windows=\[8\] has no effect"),
         ({"model.pooling": "first"}, r"model\.pooling=first is for Transformers"),
         ({"model.d_model": 15}, r"model\.d_model=15 must be even"),
         ({"model.attention_score": "additive"}, r"model\.attention_score=additive is of attention"),
@@ -186,7 +186,7 @@ def test_nothing_of_it_is_compiled() -> None:
         ({"train.init_from": "x", "train.lora_rank": 2}, r"train\.lora_rank is for Transformers; model\.kind=lstm"),
     ],
 )
-def test_what_means_nothing_to_a_recurrent_model_is_refused_by_name(settings: Any, message: str) -> None:
+def test_what_has_no_effect_on_a_recurrent_model_is_refused_by_name(settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_config({"model.kind": "lstm", **settings})
 

@@ -27,6 +27,7 @@ from triform.cli.explain import explain
 from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
+from triform.cli.settings import settings
 from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
 from triform.cli.usage import describe_url, describe_usage_error
@@ -47,7 +48,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, predict, evaluate, compare, explain, check, audit, params, reproduce, doctor):
+for command in (
+    demo,
+    train,
+    predict,
+    evaluate,
+    compare,
+    explain,
+    check,
+    audit,
+    params,
+    settings,
+    reproduce,
+    doctor,
+):
     app.command()(command)
 for name, group in (("data", data), ("convert", convert), ("tokenizer", tokenizer), ("vectors", vectors)):
     app.add_typer(group, name=name)

@@ -17,15 +17,6 @@ URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # by itself, or a
 PUBLISHED_MODEL = re.compile(r"https?://(?:www\.)?huggingface\.co/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)/?")
 TEXT_COMMANDS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
 SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # where a name is looked for first
-# Names that other libraries have for settings, where difflib would not find ours.
-SETTING_ALIASES = {
-    "learning_rate": "train.lr",
-    "hidden_size": "model.d_model",
-    "embed_dim": "model.d_model",
-    "block_size": "data.max_len",
-    "context_length": "data.max_len",
-    "num_beams": "decode.beam_size",
-}
 # Options that were renamed.
 RENAMED_OPTIONS = {
     "--new": "--max-new-tokens",
@@ -107,7 +98,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
 
 def find_nearest(option: str, known_options: Collection[str]) -> tuple[str, str]:
     """The option, or else the setting, that an unknown option most likely means; "" for what it is not."""
-    from triform.config.settings import SETTING_TYPES
+    from triform.config.settings import SETTING_ALIASES, SETTING_TYPES
 
     option_name = _normalize_option(option)
     options = {_normalize_option(name): name for name in known_options if name.startswith("--")}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from triform.config.bounds import validate_bounds
+from triform.config.documentation import setting
 from triform.config.model import (
     ATTENTION_SETTINGS,
     ActivationKind,
@@ -66,22 +67,83 @@ TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the text is and how its files are laid out."""
+    """Which files are read, how their columns are named, and what is held out for validation."""
 
-    train: str = ""  # a file, or builtin:NAME
-    valid: str = ""  # empty: held out from train
-    source: str = ""  # aligned files, one sentence a line
-    target: str = ""
-    valid_source: str = ""
-    valid_target: str = ""
-    text_column: str = ""  # a name, or a number counted from 1; empty: found by looking
-    label_column: str = ""
-    source_column: str = ""
-    target_column: str = ""
-    header: AutoBool = "auto"
-    labels: tuple[str, ...] = ()  # empty: those of the training data, sorted
-    valid_fraction: float = 0.1
-    max_len: int = 0  # tokens a model reads at once
+    train: str = setting(
+        "",
+        "The training file, or builtin:NAME for a built-in data set.",
+        auto="The built-in data set of the task.",
+        details="The option --data sets it. For translate, SOURCE,TARGET names two aligned files.",
+    )
+    valid: str = setting(
+        "",
+        "The validation file.",
+        auto="A part of the training file (data.valid_fraction). Built-in sets have a validation split.",
+        details="The option --valid sets it. For translate, SOURCE,TARGET names two aligned files.",
+    )
+    source: str = setting(
+        "",
+        "A file with one source sentence per line.",
+        applies_to="translate",
+        details="The option --source sets it. It needs data.target, and replaces data.train.",
+    )
+    target: str = setting(
+        "",
+        "A file with the translation of each line of data.source.",
+        applies_to="translate",
+        details="The option --target sets it.",
+    )
+    valid_source: str = setting("", "The source sentences of the validation set.", applies_to="translate")
+    valid_target: str = setting("", "The translations of data.valid_source.", applies_to="translate")
+    text_column: str = setting(
+        "",
+        "The column that contains the texts: a name, or a number counted from 1.",
+        auto="Found by its name or its content.",
+        applies_to="classify and generate, with .csv, .tsv and .jsonl files",
+    )
+    label_column: str = setting(
+        "",
+        "The column that contains the labels: a name, or a number counted from 1.",
+        auto="Found by its name or its content.",
+        applies_to="classify, with .csv, .tsv and .jsonl files",
+    )
+    source_column: str = setting(
+        "",
+        "The column that contains the source sentences: a name, or a number counted from 1.",
+        auto="Found by its name, or else the first column.",
+        applies_to="translate, with .csv, .tsv and .jsonl files",
+    )
+    target_column: str = setting(
+        "",
+        "The column that contains the translations: a name, or a number counted from 1.",
+        auto="Found by its name, or else the second column.",
+        applies_to="translate, with .csv, .tsv and .jsonl files",
+    )
+    header: AutoBool = setting(
+        "auto",
+        "Whether the first row of a table contains the names of its columns.",
+        auto="Found by looking at the first rows.",
+        applies_to=".csv and .tsv files",
+    )
+    labels: tuple[str, ...] = setting(
+        (),
+        "The labels, in the order of the outputs.",
+        auto="Those of the training file, sorted.",
+        applies_to="classify",
+    )
+    valid_fraction: float = setting(
+        0.1,
+        "The fraction of the training file that is held out for validation.",
+        applies_to="training without a validation file",
+        details="0 holds nothing out; the last weights are kept then.",
+    )
+    max_len: int = setting(
+        0,
+        "The largest number of tokens that the model reads at once; longer texts are cut.",
+        auto="For classify, the length of the longest training text; if that is above 256, the length that 95 % "
+        "of the texts do not exceed, at most 512. For generate, 128, or a quarter of the training tokens if that "
+        "is less. For translate, the length of the longest sentence plus 8, at most 256.",
+    )
 
     def __post_init__(self) -> None:
         validate_bounds(self, "data")
@@ -95,15 +157,39 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """How text becomes tokens."""
+    """How text is split into tokens. A tokenizer is trained on the training text unless you give a file."""
 
-    kind: TokenizerKind = "auto"
-    vocab_size: int = 0
-    min_count: int = 1  # word: rarer ones become <unk>
-    lowercase: bool = False
-    joint_vocab: bool = True  # translate: one vocabulary for both languages
-    bpe_dropout: float = 0.0  # bpe, classify and translate: the share of merges left out at random in training text
-    file: str = ""  # a tokenizer of Triform or another library, to take its vocabulary instead of learning one
+    kind: TokenizerKind = setting(
+        "auto",
+        "The kind of tokenizer: characters, words, byte-level BPE, or one imported from another library.",
+        auto="For classify, `word` below 3 million characters of training text, else `bpe`. For generate, `char` "
+        "below 50,000 characters, else `bpe`. For translate, `bpe`.",
+        details="`imported` needs tokenizer.file.",
+    )
+    vocab_size: int = setting(
+        0,
+        "The number of tokens in the vocabulary.",
+        auto="For `bpe`, the number of characters of training text divided by 200, between 512 and 16,384. For "
+        "`word` and `char`, everything that occurs in the training text.",
+    )
+    min_count: int = setting(
+        1,
+        "How often a word must occur in the training text to get into the vocabulary.",
+        applies_to="tokenizer.kind=word",
+        details="Rarer words become `<unk>`.",
+    )
+    lowercase: bool = setting(False, "Whether text is converted to lower case.")
+    joint_vocab: bool = setting(True, "Whether both languages share one vocabulary.", applies_to="translate")
+    bpe_dropout: float = setting(
+        0.0,
+        "The fraction of BPE merges that are skipped at random in training text.",
+        applies_to="classify and translate with tokenizer.kind=bpe",
+    )
+    file: str = setting(
+        "",
+        "A tokenizer file, or a folder with one, that is used instead of training a tokenizer.",
+        details="Files of Triform, tokenizers, tiktoken and SentencePiece are supported.",
+    )
 
     def __post_init__(self) -> None:
         validate_bounds(self, "tokenizer")
@@ -111,15 +197,45 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How tokens are chosen when the model writes."""
+    """How tokens are chosen when the model generates text. You can change these settings for each prediction."""
 
-    strategy: DecodingStrategy = "auto"  # sample for generate, beam for translate
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
-    beam_size: int = 4
-    length_penalty: float = 0.6
-    max_new_tokens: int = 0
+    strategy: DecodingStrategy = setting(
+        "auto",
+        "How the next token is chosen: the most likely one, a random sample, or beam search.",
+        auto="`sample` for generate, `beam` for translate.",
+        details="An option of predict that only one strategy uses, such as --beam-size, selects this strategy.",
+    )
+    temperature: float = setting(
+        0.8,
+        "Divides the logits before sampling; lower values give likelier text.",
+        applies_to="decode.strategy=sample",
+    )
+    top_k: int = setting(
+        0,
+        "Samples from the k most likely tokens only.",
+        applies_to="decode.strategy=sample",
+        details="0 means all.",
+    )
+    top_p: float = setting(
+        1.0,
+        "Samples from the fewest tokens whose probabilities add up to p.",
+        applies_to="decode.strategy=sample",
+        details="1 means all.",
+    )
+    beam_size: int = setting(
+        4, "The number of hypotheses that beam search keeps.", applies_to="decode.strategy=beam"
+    )
+    length_penalty: float = setting(
+        0.6,
+        "How strongly beam search prefers long hypotheses.",
+        applies_to="decode.strategy=beam",
+        details="Log probabilities are divided by ((5 + length) / 6) to this power; 0 means no correction.",
+    )
+    max_new_tokens: int = setting(
+        0,
+        "The largest number of tokens that the model writes.",
+        auto="200 for generate; for translate 16 more than twice the length of the source.",
+    )
 
     def __post_init__(self) -> None:
         require(
@@ -142,8 +258,12 @@ class Config:
         64
     """
 
-    task: TaskName = "classify"
-    seed: int = 0
+    task: TaskName = setting(
+        "classify", "The task of the model.", details="The first argument of triform train sets it."
+    )
+    seed: int = setting(
+        0, "The random seed for initialisation, shuffling and dropout.", details="The option --seed sets it."
+    )
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

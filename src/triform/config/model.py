@@ -1,4 +1,4 @@
-"""The settings of a model: its kind and its shape."""
+"""The settings of the model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from triform.config.bounds import validate_bounds
+from triform.config.documentation import setting
 from triform.config.validation import AutoBool, require
 from triform.errors import ConfigError
 
@@ -43,42 +44,184 @@ RECURRENT_NO_OPS = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Settings of the model. Sizes are named as in "Attention Is All You Need"."""
+    """The kind of model, its size and its components. Sizes are named as in "Attention Is All You Need"."""
 
-    kind: ModelKind = "transformer"  # or a recurrent model: rnn, gru, lstm
-    d_model: int = 0
-    d_ff: int = 0  # 0: four times d_model; for swiglu 8/3 of it, which costs the same
-    n_layers: int = 0  # per stack: an encoder-decoder has so many in each
-    n_heads: int = 0
-    n_kv_heads: int = 0  # heads of keys and values, shared by groups of query heads; 0: as many as n_heads
-    dropout: float = 0.1  # of the embeddings and of each sublayer's output
-    attention_dropout: float = 0.0  # of the attention weights; slower than 0, which allows faster kernels
-    positions: PositionKind = "learned"
-    rotary_base: float = 10_000.0
-    rotary_scaling: tuple[float, ...] = ()  # [factor]: linear; [factor, low, high, original length]: Llama 3's
-    max_distance: int = 0  # relative, t5: larger distances count as this one; 0: 16 and 128, as published
-    n_buckets: int = 32  # t5
-    attention_score: ScoreKind = "scaled_dot"
-    attention_direction: AttentionDirection = "auto"  # auto: full in encoders, causal in decoders
-    window: int = -1  # keys that a position attends to on each visible side, itself included; -1: all
-    layer_windows: tuple[int, ...] = ()  # instead of window: one per layer, repeated, e.g. [8, -1]
-    norm: NormKind = "layer"
-    norm_position: NormPosition = "pre"
-    norm_eps: float = 0.0  # epsilon of the norms; 0: 1e-5 for layer, 1e-6 for rms
-    final_norm: bool = True
-    embedding_norm: bool = False  # a norm after the embeddings, as BERT has it
-    n_segments: int = 0  # number of segment embeddings, 2 in BERT; 0: none
-    activation: ActivationKind = "gelu"
-    bias: bool = True  # in output projections, feedforward and norms
-    qkv_bias: bool = True
-    out_bias: AutoBool = "auto"  # in the output projections of attention; auto: as bias
-    tie_embeddings: bool = True
-    scale_embeddings: bool = False  # multiply by sqrt(d_model)
-    bigram_buckets: int = 0  # classify: rows of a hashed embedding table for bigrams; 0: none
-    pooling: PoolingKind = "mean"  # classify: how the states of a text become one vector
-    head_hidden: int = 0  # classify: width of a hidden layer before the labels; 0: none
-    head_activation: HeadActivation = "relu"  # of that layer
-    head_bias: bool = True
+    kind: ModelKind = setting(
+        "transformer",
+        "The kind of model: a Transformer or a recurrent network.",
+        details="A recurrent model has no heads, positions, norms, windows or feed-forward layers; leave those "
+        "settings out.",
+    )
+    d_model: int = setting(
+        0,
+        "The width of the model: the length of the vector that represents each token.",
+        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above. Word vectors "
+        "(train.embeddings) decide it by their length.",
+        details="It must be divisible by model.n_heads.",
+    )
+    d_ff: int = setting(
+        0,
+        "The width of the feed-forward layers.",
+        auto="Four times model.d_model; with model.activation=swiglu 8/3 of it, which has as many parameters.",
+        applies_to="model.kind=transformer",
+    )
+    n_layers: int = setting(
+        0,
+        "The number of layers; an encoder-decoder has this number in each of its two stacks.",
+        auto="2 up to 5 million training tokens, 4 up to 50 million, 6 above; at most 3 in recurrent models.",
+    )
+    n_heads: int = setting(
+        0,
+        "The number of attention heads of each layer.",
+        auto="4 up to 50 million training tokens, 8 above; lowered until it divides model.d_model.",
+        applies_to="model.kind=transformer",
+    )
+    n_kv_heads: int = setting(
+        0,
+        "The number of key/value heads, each of which several query heads share (grouped-query attention).",
+        auto="The same as model.n_heads.",
+        applies_to="model.kind=transformer",
+        details="It must divide model.n_heads. A value of 1 is multi-query attention.",
+    )
+    dropout: float = setting(
+        0.1, "The dropout probability of the embeddings and of the output of each attention and feed-forward layer."
+    )
+    attention_dropout: float = setting(
+        0.0,
+        "The dropout probability of the attention weights.",
+        details="Training is slower with a value above 0, because some fast kernels have no dropout.",
+    )
+    positions: PositionKind = setting(
+        "learned",
+        "How the model knows the order of tokens.",
+        applies_to="model.kind=transformer",
+        details="`learned` and `sinusoidal` add a vector for each position; `sinusoidal_halves` does the same in "
+        "the order that Marian uses. `rotary` rotates queries and keys, `alibi` subtracts a penalty that grows "
+        "with the distance, `relative` adds a learned vector for each distance (Shaw et al.), `t5` adds a learned "
+        "bias for each range of distances, and `none` uses no positions.",
+    )
+    rotary_base: float = setting(
+        10_000.0, "The base of the rotation frequencies.", applies_to="model.positions=rotary"
+    )
+    rotary_scaling: tuple[float, ...] = setting(
+        (),
+        "Scales the rotation frequencies for texts longer than those the model was trained on.",
+        applies_to="model.positions=rotary",
+        details="One number divides all frequencies by it; four numbers (factor, low, high, original length) are "
+        "the rule of Llama 3; an empty list scales nothing.",
+    )
+    max_distance: int = setting(
+        0,
+        "The largest distance between two tokens that the model distinguishes.",
+        auto="16 with `relative` and 128 with `t5`, as in the papers.",
+        applies_to="model.positions=relative or t5",
+    )
+    n_buckets: int = setting(
+        32,
+        "The number of distance ranges that have a learned bias.",
+        applies_to="model.positions=t5",
+        details="It must be even.",
+    )
+    attention_score: ScoreKind = setting(
+        "scaled_dot",
+        "How a query is compared with a key.",
+        details="`scaled_dot` divides the dot product by the square root of the head size, `dot` does not, "
+        "`cosine` multiplies the cosine by a learned temperature, and `additive` is the score of Bahdanau et al. "
+        "Recurrent models use it in translate only.",
+    )
+    attention_direction: AttentionDirection = setting(
+        "auto",
+        "Which tokens each position of the encoder reads: all of them (full), or itself and earlier ones (causal).",
+        auto="`full` in encoders, `causal` in decoders.",
+        details="generate and translate accept `auto` and `causal` only.",
+    )
+    window: int = setting(
+        -1,
+        "The number of tokens that a position attends to on each side, itself included.",
+        applies_to="model.kind=transformer",
+        details="-1 means no limit. Set either this or model.layer_windows.",
+    )
+    layer_windows: tuple[int, ...] = setting(
+        (),
+        "A window for each layer, as a pattern that repeats, for example 8,-1.",
+        applies_to="model.kind=transformer",
+        details="The number of layers must be a multiple of the length of the pattern. Set either this or "
+        "model.window.",
+    )
+    norm: NormKind = setting(
+        "layer", "The normalisation: LayerNorm or RMSNorm.", applies_to="model.kind=transformer"
+    )
+    norm_position: NormPosition = setting(
+        "pre",
+        "Whether each layer normalises its input (pre) or the sum of input and output (post).",
+        applies_to="model.kind=transformer",
+        details="`post` is the order of the original paper; it needs a warm-up.",
+    )
+    norm_eps: float = setting(
+        0.0,
+        "The small number that is added to the variance before dividing by its root.",
+        auto="1e-5 with model.norm=layer, 1e-6 with model.norm=rms.",
+        applies_to="model.kind=transformer",
+    )
+    final_norm: bool = setting(
+        True, "Whether a norm follows the last layer of each stack.", applies_to="model.kind=transformer"
+    )
+    embedding_norm: bool = setting(
+        False, "Whether a norm follows the embeddings, as in BERT.", applies_to="model.kind=transformer"
+    )
+    n_segments: int = setting(
+        0,
+        "The number of segment embeddings (token types in BERT, which has 2).",
+        applies_to="model.kind=transformer",
+        details="0 means none.",
+    )
+    activation: ActivationKind = setting(
+        "gelu", "The activation function of the feed-forward layers.", applies_to="model.kind=transformer"
+    )
+    bias: bool = setting(
+        True,
+        "Whether feed-forward layers, norms and the output projections of attention have a bias.",
+        details="Recurrent models use it for their cells.",
+    )
+    qkv_bias: bool = setting(True, "Whether the projections to queries, keys and values have a bias.")
+    out_bias: AutoBool = setting(
+        "auto", "Whether the output projections of attention have a bias.", auto="The same as model.bias."
+    )
+    tie_embeddings: bool = setting(
+        True,
+        "Whether the output layer shares its weights with the token embedding.",
+        applies_to="generate and translate",
+        details="In translate with a joint vocabulary, source and target share one embedding too.",
+    )
+    scale_embeddings: bool = setting(
+        False,
+        "Whether token embeddings are multiplied by the square root of model.d_model.",
+        applies_to="model.kind=transformer",
+    )
+    bigram_buckets: int = setting(
+        0,
+        "The number of rows of a hashed embedding table for pairs of neighbouring tokens.",
+        applies_to="classify",
+        details="0 means none.",
+    )
+    pooling: PoolingKind = setting(
+        "mean",
+        "How the states of all tokens become one vector for the classifier: their mean, or the first or last one.",
+        applies_to="classify",
+        details="Recurrent models accept `mean` and `last` only.",
+    )
+    head_hidden: int = setting(
+        0,
+        "The width of a hidden layer between the pooled vector and the labels.",
+        applies_to="classify",
+        details="0 means no hidden layer.",
+    )
+    head_activation: HeadActivation = setting(
+        "relu",
+        "The activation function of the hidden layer of the classification head.",
+        applies_to="classify with model.head_hidden above 0",
+    )
+    head_bias: bool = setting(True, "Whether the output layer has a bias.")
 
     def __post_init__(self) -> None:
         validate_bounds(self, "model")
@@ -95,16 +238,15 @@ class ModelConfig:
             self._validate_recurrent()
 
     def _validate_recurrent(self) -> None:
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name not in RECURRENT_SETTINGS and value not in (
-                setting.default,
-                RECURRENT_NO_OPS.get(setting.name, setting.default),
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in RECURRENT_SETTINGS and value not in (
+                item.default,
+                RECURRENT_NO_OPS.get(item.name, item.default),
             ):
                 displayed = list(value) if isinstance(value, tuple) else value
                 raise ConfigError(
-                    f"model.{setting.name}={displayed} means nothing to model.kind={self.kind}, which reads one "
-                    "token after the other: leave it out"
+                    f"model.{item.name}={displayed} has no effect with model.kind={self.kind}; leave it out"
                 )
         require(
             self.pooling != "first",

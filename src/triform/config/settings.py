@@ -48,25 +48,54 @@ RENAMED_SETTINGS = {
     "train.freeze": "train.freeze_layers",
     "train.final_lr_ratio": "train.min_lr_ratio",
 }
+# Names that other libraries use for settings, where no similar spelling leads to ours.
+SETTING_ALIASES = {
+    "learning_rate": "train.lr",
+    "hidden_size": "model.d_model",
+    "embed_dim": "model.d_model",
+    "block_size": "data.max_len",
+    "context_length": "data.max_len",
+    "num_beams": "decode.beam_size",
+}
 
 
 def unknown_setting_error(name: str, known_names: Iterable[str] = SETTING_TYPES) -> ConfigError:
-    """Return the error for an unknown setting: the new name of an old one, or the nearest known name."""
+    """Return the error for an unknown setting: the new name of an old one, or the nearest known name.
+
+    An old name is recognised without its section too, and in a wrong one.
+    """
     if name in RENAMED_SETTINGS:
         return ConfigError(f"{name} is now {RENAMED_SETTINGS[name]}")
-    return ConfigError(f"unknown setting {format_value(name)}; {suggest_name(name, known_names)}")
+    problem, key = f"unknown setting {format_value(name)}", name.rpartition(".")[2]
+    if not any(known.rpartition(".")[2] == key for known in SETTING_TYPES):
+        for old_name, new_name in RENAMED_SETTINGS.items():
+            if old_name == f"{old_name.partition('.')[0]}.{key}":
+                prefix = key if key == name else f"{problem}; {old_name}"
+                return ConfigError(f"{prefix} is now {new_name}")
+    nearest = SETTING_ALIASES.get(key) or find_nearest_name(name, known_names)
+    hint = f"did you mean {nearest!r}?" if nearest else "run `triform settings` to see all settings"
+    return ConfigError(f"{problem}; {hint}")
 
 
 def suggest_name(name: str, known_names: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the closest known name, or else all of them."""
+    """Return a hint for an unknown name: the nearest known name, or else all of them."""
     known_names = list(known_names)
-    last_part = name.rpartition(".")[2]
-    # The same name in another section comes first.
-    matches = [other for other in known_names if other.rpartition(".")[2] == last_part]
+    nearest = find_nearest_name(name, known_names)
+    return f"did you mean {nearest!r}?" if nearest else f"known are {', '.join(known_names)}"
+
+
+def find_nearest_name(name: str, known_names: Iterable[str]) -> str:
+    """Return the known name that was most likely meant, or an empty string. The section may be wrong or missing."""
+    known_names, key = list(known_names), name.rpartition(".")[2]
+    names_by_key: dict[str, str] = {}
+    for known in known_names:
+        names_by_key.setdefault(known.rpartition(".")[2], known)
+    if key in names_by_key:
+        return names_by_key[key]
+    close_keys = [] if "." in name else difflib.get_close_matches(key, names_by_key, n=1, cutoff=0.75)
+    matches = [names_by_key[close] for close in close_keys]
     matches = matches or difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
-    section = name.partition(".")[0]
-    known_names = [other for other in known_names if other.startswith(section + ".")] or known_names
-    return f"did you mean {matches[0]!r}?" if matches else f"known are {', '.join(known_names)}"
+    return matches[0] if matches else ""
 
 
 def coerce_setting(name: str, value: object) -> SettingValue:
@@ -127,6 +156,19 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
             raise ConfigError(f"--set {assignment!r} has no '='; write --set name=value")
         settings[name.strip()] = coerce_setting(name.strip(), value.strip())
     return settings
+
+
+def format_setting(value: SettingValue) -> str:
+    """Return a value as `--set` accepts it.
+
+    >>> format_setting((0.9, 0.98)), format_setting(True), format_setting(8.0), format_setting("rotary")
+    ('0.9,0.98', 'true', '8', 'rotary')
+    """
+    if isinstance(value, tuple):
+        return ",".join(map(format_setting, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def flatten_config(config: Any, prefix: str = "") -> Settings:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triform.config.bounds import validate_bounds
+from triform.config.documentation import setting
 from triform.config.validation import require
 
 OptimizerKind = Literal["adam", "adamw", "sgd"]
@@ -16,43 +17,174 @@ LoraLayers = Literal["all", "attention"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Settings of the optimizer, the schedule, the batches, fine-tuning and evaluation."""
+    """How the model is trained: optimizer, schedule, batches, length, fine-tuning, validation and checkpoints."""
 
-    optimizer: OptimizerKind = "adamw"
-    lr: float = 0.0
-    betas: tuple[float, ...] = (0.9, 0.98)
-    momentum: float = 0.9  # sgd
-    weight_decay: float = 0.01
-    schedule: ScheduleKind = "cosine"
-    warmup_steps: int = -1
-    min_lr_ratio: float = 0.05  # final learning rate of cosine and linear, as a share of lr
-    plateau_factor: float = 0.5
-    plateau_patience: int = 5
-    batch_size: int = 0  # examples per batch; or:
-    batch_tokens: int = 0  # tokens per batch including padding, on the longer side of a pair
-    grad_accumulation: int = 1  # batches per optimizer step
-    auto_batch: bool = False  # when memory runs out: smaller batches, and more of them per step
-    max_steps: int = 0  # or:
-    epochs: float = 0.0
-    max_minutes: float = 0.0  # limit on the training time; 0: no limit
-    clip_norm: float = 1.0  # 0: off
-    label_smoothing: float = 0.0
-    r_drop: float = 0.0  # weight of the R-Drop loss: agreement of two forward passes with different dropout; 0: off
-    ema_decay: float = 0.0  # decay of the moving average of the weights that is evaluated and saved; 0: off
-    init_from: str = ""  # a run folder whose weights and vocabulary training starts from: `--from`
-    embeddings: str = ""  # a file of word vectors that initialises the embeddings of the words it holds
-    # Freeze the embeddings and this many layers, counted from the input; -1: freeze nothing.
-    freeze_layers: int = -1
-    layer_decay: float = 1.0  # factor of the learning rate for each layer further below the head
-    lora_rank: int = 0  # rank of the LoRA adapters; 0: no LoRA
-    lora_alpha: float = 0.0  # adapters are scaled by alpha / rank; 0: twice the rank
-    lora_dropout: float = 0.0  # dropout of the adapters' input
-    lora_layers: LoraLayers = "all"  # the matrices with adapters: all, or those of attention
-    precision: TrainPrecision = "auto"
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    log_every: int = 0
-    patience: int = -1  # evaluations without improvement before stopping; 0: never stop early; -1: automatic
+    optimizer: OptimizerKind = setting("adamw", "The optimizer.")
+    lr: float = setting(
+        0.0,
+        "The peak learning rate.",
+        auto="2e-3 up to model.d_model=128, 1e-3 up to 256, 5e-4 above. With --from a tenth of that, unless LoRA "
+        "is used.",
+    )
+    betas: tuple[float, ...] = setting(
+        (0.9, 0.98),
+        "The decay rates of the two moving averages of Adam.",
+        applies_to="train.optimizer=adam or adamw",
+    )
+    momentum: float = setting(0.9, "The momentum of SGD.", applies_to="train.optimizer=sgd")
+    weight_decay: float = setting(
+        0.01,
+        "The weight decay of matrices.",
+        details="Biases and norms have none. With `adam` and `sgd` it is an L2 penalty; with `adamw` it is "
+        "decoupled from the gradient.",
+    )
+    schedule: ScheduleKind = setting(
+        "cosine",
+        "How the learning rate changes after the warm-up.",
+        details="`cosine` and `linear` fall to train.min_lr_ratio at the last step, `noam` falls with the square "
+        "root of the step, `plateau` falls when the validation loss stops falling, and `constant` stays.",
+    )
+    warmup_steps: int = setting(
+        -1,
+        "The number of steps in which the learning rate rises linearly to its peak.",
+        auto="A twentieth of all steps, at most 1,000.",
+    )
+    min_lr_ratio: float = setting(
+        0.05,
+        "The learning rate of the last step, as a fraction of the peak.",
+        applies_to="train.schedule=cosine or linear",
+    )
+    plateau_factor: float = setting(
+        0.5,
+        "The factor that the learning rate is multiplied by on a plateau.",
+        applies_to="train.schedule=plateau",
+    )
+    plateau_patience: int = setting(
+        5,
+        "The number of validations without a lower loss that are tolerated before the learning rate falls.",
+        applies_to="train.schedule=plateau",
+    )
+    batch_size: int = setting(
+        0,
+        "The number of examples in a batch; for generate, the number of windows of data.max_len tokens.",
+        auto="For generate, 1,024 tokens in all below 1 million training tokens, 4,096 below 20 million, else "
+        "16,384. The other tasks use train.batch_tokens instead.",
+        details="Set either this or train.batch_tokens.",
+    )
+    batch_tokens: int = setting(
+        0,
+        "The number of tokens in a batch, padding included; for translate, on the longer side of the pairs.",
+        auto="For classify and translate, 1,024 below 1 million training tokens, 4,096 below 20 million, else "
+        "16,384. For generate, train.batch_size is used instead.",
+        details="Set either this or train.batch_size.",
+    )
+    grad_accumulation: int = setting(
+        1,
+        "The number of batches whose gradients are summed for one optimizer step.",
+        details="It trades time for memory; the result is that of one large batch.",
+    )
+    auto_batch: bool = setting(
+        False,
+        "Whether batches are made smaller, with more of them in each step, when they do not fit into GPU memory.",
+    )
+    max_steps: int = setting(
+        0,
+        "The number of optimizer steps.",
+        auto="The number of steps that train.epochs takes.",
+        details="Set either this or train.epochs.",
+    )
+    epochs: float = setting(
+        0.0,
+        "The number of passes over the training data; fractions are allowed.",
+        auto="8 for classify, 15 for generate and 10 for translate; with 2 million training tokens or more 2, 5 "
+        "and 3. Not used if train.max_steps is set.",
+        details="Set either this or train.max_steps.",
+    )
+    max_minutes: float = setting(
+        0.0,
+        "A limit on the training time in minutes, which lowers the number of steps to what fits.",
+        details="0 means no limit.",
+    )
+    clip_norm: float = setting(
+        1.0, "The largest norm of the gradient; larger gradients are scaled down.", details="0 turns clipping off."
+    )
+    label_smoothing: float = setting(
+        0.0, "The probability mass of the target that is spread evenly over all labels or tokens."
+    )
+    r_drop: float = setting(
+        0.0,
+        "The weight of the R-Drop loss, which makes two passes with different dropout agree.",
+        applies_to="model.dropout or model.attention_dropout above 0",
+        details="0 turns it off. Each step then takes two forward passes.",
+    )
+    ema_decay: float = setting(
+        0.0,
+        "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
+        details="0 turns averaging off. Typical values are 0.99 to 0.9999.",
+    )
+    init_from: str = setting(
+        "",
+        "The run folder whose weights, model settings and vocabulary training starts from.",
+        details="The option --from sets it, and also accepts the folder of a published model.",
+    )
+    embeddings: str = setting(
+        "",
+        "A file of word vectors that initialises the embeddings of the words that it contains.",
+        details="It cannot be combined with train.init_from.",
+    )
+    freeze_layers: int = setting(
+        -1,
+        "The number of layers, counted from the input, that are not trained; the embeddings are frozen with them.",
+        details="0 freezes only the embeddings; -1 freezes nothing.",
+    )
+    layer_decay: float = setting(
+        1.0,
+        "The factor that the learning rate is multiplied by for each layer further away from the output.",
+        details="1 gives all layers the same learning rate.",
+    )
+    lora_rank: int = setting(
+        0,
+        "The rank of the LoRA adapters, which are trained instead of the weights of the base model.",
+        applies_to="train.init_from",
+        details="0 means no LoRA.",
+    )
+    lora_alpha: float = setting(
+        0.0,
+        "Scales the LoRA adapters by this number divided by their rank.",
+        auto="Twice train.lora_rank.",
+        applies_to="train.lora_rank above 0",
+    )
+    lora_dropout: float = setting(
+        0.0, "The dropout probability of the input of the LoRA adapters.", applies_to="train.lora_rank above 0"
+    )
+    lora_layers: LoraLayers = setting(
+        "all",
+        "Which linear layers of the blocks get LoRA adapters: all, or those of attention.",
+        applies_to="train.lora_rank above 0",
+    )
+    precision: TrainPrecision = setting(
+        "auto",
+        "The number format of training.",
+        auto="`bf16` on a GPU that supports it, or tf32 there if the model is recurrent or at most 128 wide; "
+        "elsewhere `fp32`.",
+        details="Recurrent models accept `auto` and `fp32` only.",
+    )
+    eval_every: int = setting(
+        0, "The number of steps between validations.", auto="A tenth of all steps, at most 1,000."
+    )
+    checkpoint_every: int = setting(
+        0, "The number of steps between checkpoints.", auto="The same as train.eval_every."
+    )
+    log_every: int = setting(
+        0, "The number of steps between two logged training losses.", auto="A hundredth of all steps, at most 50."
+    )
+    patience: int = setting(
+        -1,
+        "The number of validations in a row without improvement after which training stops.",
+        auto="For classify, 5 with fewer than 200 validation texts, 4 with fewer than 1,000, else 3, and never "
+        "less than the validations of one epoch. For the other tasks 0.",
+        details="0 means that training never stops early.",
+    )
 
     def __post_init__(self) -> None:
         validate_bounds(self, "train")

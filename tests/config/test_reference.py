@@ -1,0 +1,125 @@
+"""Every setting is documented beside its default, and docs/settings.md is made from these texts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from triform.config import TASK_NAMES
+from triform.config.reference import SettingInfo, find_settings, setting_groups, settings_page
+from triform.config.settings import (
+    AUTO_SETTINGS,
+    DEFAULTS,
+    RENAMED_SETTINGS,
+    SETTING_TYPES,
+    build_config,
+    coerce_setting,
+    flatten_config,
+    format_setting,
+)
+from triform.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+INFOS = [info for group in setting_groups() for info in group.settings]
+EVERY_SETTING = pytest.mark.parametrize("info", INFOS, ids=lambda info: info.name)
+CHOICES = [info for info in INFOS if info.choices]
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+        "run: triform settings --markdown > docs/settings.md"
+    )
+
+
+def test_every_setting_is_in_the_reference_once() -> None:
+    assert [info.name for info in INFOS] == list(SETTING_TYPES)
+    headings = re.findall(r"^### (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings == list(SETTING_TYPES)
+
+
+@EVERY_SETTING
+def test_a_setting_is_explained_in_whole_sentences(info: SettingInfo) -> None:
+    meaning = info.doc.meaning
+    assert re.fullmatch(r"[A-Z].{10,}\.", meaning), meaning
+    assert ". " not in meaning.replace("etc. ", ""), "one sentence; the rest goes into the details"
+    for text in (info.doc.auto, info.doc.details):
+        assert not text or text.endswith("."), text
+    assert not info.doc.applies_to.endswith(".")
+
+
+@EVERY_SETTING
+def test_texts_name_only_settings_and_values_that_exist(info: SettingInfo) -> None:
+    texts = f"{info.doc.meaning} {info.doc.auto} {info.doc.details} {info.doc.applies_to}"
+    for name, value in re.findall(r"\b((?:data|tokenizer|model|train|decode)\.\w+)(?:=(\w+))?", texts):
+        assert name in SETTING_TYPES
+        if value:
+            coerce_setting(name, value)
+
+
+def test_a_setting_that_is_chosen_from_the_data_says_how() -> None:
+    assert {info.name for info in INFOS if info.doc.auto} >= AUTO_SETTINGS
+
+
+@pytest.mark.parametrize("info", CHOICES, ids=lambda info: info.name)
+def test_the_listed_choices_are_those_that_are_accepted(info: SettingInfo) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    listed = re.search(rf"^### {re.escape(info.name)}\n(?:.*\n)+?- Type: one of (.*)$", page, re.MULTILINE)
+    assert listed
+    for choice in listed[1].split(", "):
+        assert is_accepted(info.name, choice)
+    with pytest.raises(ConfigError) as refusal:
+        coerce_setting(info.name, "something else")
+    assert str(refusal.value).endswith(f"choose from {listed[1]}")
+
+
+def is_accepted(name: str, choice: str) -> bool:
+    """Return whether at least one task accepts a value."""
+    for task in TASK_NAMES:
+        try:
+            settings = {"task": task, name: choice}
+            return flatten_config(build_config(settings))[name] == choice
+        except ConfigError:
+            continue
+    return False
+
+
+@EVERY_SETTING
+def test_a_default_can_be_written_as_an_option(info: SettingInfo) -> None:
+    assert coerce_setting(info.name, format_setting(info.default)) == DEFAULTS[info.name]
+
+
+def test_a_name_without_its_section_finds_the_settings_of_every_section() -> None:
+    assert [info.name for info in find_settings("lr")] == ["train.lr"]
+    assert [info.name for info in find_settings("kind")] == ["tokenizer.kind", "model.kind"]
+    assert [info.name for info in find_settings("model.kind")] == ["model.kind"]
+
+
+@pytest.mark.parametrize(("old_name", "new_name"), RENAMED_SETTINGS.items())
+def test_an_old_name_is_recognised_in_any_section(old_name: str, new_name: str) -> None:
+    key = old_name.rpartition(".")[2]
+    with pytest.raises(ConfigError, match=rf"^{old_name} is now {new_name}$"):
+        find_settings(old_name)
+    if key == "dropout":  # also a current name: that of model.dropout
+        return
+    with pytest.raises(ConfigError, match=rf"^{key} is now {new_name}$"):
+        find_settings(key)
+    with pytest.raises(ConfigError, match=rf"^unknown setting 'decode.{key}'; {old_name} is now {new_name}$"):
+        find_settings(f"decode.{key}")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("d_modell", "did you mean 'model.d_model'?"),
+        ("train.dropout", "did you mean 'model.dropout'?"),
+        ("train.learning_rate", "did you mean 'train.lr'?"),
+        ("modle", "did you mean 'model'?"),
+        ("qqq", "run `triform settings` to see all settings"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        find_settings(name)
+    assert str(refusal.value) == f"unknown setting {name!r}; {hint}"
