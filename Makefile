@@ -49,7 +49,8 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== Installing the tools for tests"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) 'pip>=25.1'  # older releases do not read dependency groups
+	@$(PIP) --editable '.[all]' --group dev
 	@touch $@
 
 clean:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from triform.launch import train
     from triform.run import Run, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckpointError",

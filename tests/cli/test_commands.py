@@ -241,9 +241,8 @@ def test_doctor_names_the_packages_that_are_declared() -> None:
     extras = project["optional-dependencies"]
     assert set(doctor.PACKAGES) == names(project["dependencies"])
     assert {extra: set(packages) for extra, packages in doctor.OPTIONAL_PACKAGES.items()} == {
-        extra: names(requirements) for extra, requirements in extras.items() if extra != "dev"
+        extra: names(requirements) for extra, requirements in extras.items() if extra != "all"
     }
-    assert names([one for extra in doctor.OPTIONAL_PACKAGES for one in extras[extra]]) <= names(extras["dev"])
 
 
 def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pytest.MonkeyPatch) -> None:
