@@ -13,7 +13,7 @@ import torch
 
 import triform
 from triform.config import Config, TaskName
-from triform.config.merging import absolute_path, flatten_settings, merge_request
+from triform.config.merging import absolute_path, flatten_settings, merge_request, request_sources
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
 from triform.errors import ConfigError, DataError, format_notice, notice_level
@@ -97,8 +97,11 @@ def train(
     """
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)
-    requested = resolve_settings(task, preset, config, flatten_settings(settings))
-    folder = RunFolder(resolve_out_folder(requested, options), verify=options.verify)
+    flat_settings = flatten_settings(settings)
+    requested = resolve_settings(task, preset, config, flat_settings)
+    sources = request_sources(task, preset, config, flat_settings)
+    request = {name: (value, sources[name]) for name, value in requested.items()}
+    folder = RunFolder(resolve_out_folder(requested, options), verify=options.verify, request=request)
     with claim_run_folder(folder, requested, resume=options.resume, overwrite=options.overwrite) as (
         stored,
         notices,

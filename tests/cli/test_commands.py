@@ -289,7 +289,7 @@ def test_a_run_folder_holds_what_the_design_says_and_nothing_pickled(
     run = request.getfixturevalue(name)
     assert {path.name for path in run.iterdir()} == {
         *("config.toml", "tokenizer.json", "model.safetensors", "checkpoints", "metrics.jsonl", "report.html"),
-        "digests.json",
+        *("digests.json", "sources.json"),
     }
     kinds = {path.suffix for path in run.rglob("*") if path.is_file()}
     assert kinds == {".toml", ".json", ".safetensors", ".jsonl", ".html"}

@@ -18,6 +18,7 @@ from triform import __version__
 from triform.cli.audit import audit
 from triform.cli.check import check
 from triform.cli.compare import compare
+from triform.cli.config import config
 from triform.cli.convert import convert
 from triform.cli.data import data
 from triform.cli.demo import demo
@@ -63,7 +64,13 @@ for command in (
     doctor,
 ):
     app.command()(command)
-for name, group in (("data", data), ("convert", convert), ("tokenizer", tokenizer), ("vectors", vectors)):
+for name, group in (
+    ("config", config),
+    ("data", data),
+    ("convert", convert),
+    ("tokenizer", tokenizer),
+    ("vectors", vectors),
+):
     app.add_typer(group, name=name)
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from triform.config import TASK_NAMES, Config, TaskName
 from triform.config.presets import preset as load_preset
 from triform.config.settings import (
+    AUTO_SETTINGS,
+    DEFAULTS,
+    EXCLUSIVE_SETTINGS,
     SETTING_TYPES,
     Settings,
     build_config,
@@ -29,6 +32,12 @@ DATA_FILE_SETTINGS = tuple(
     f"data.{name}" for name in ("train", "valid", "source", "target", "valid_source", "valid_target")
 )
 TOKENIZER_FILE_SETTINGS = ("tokenizer.kind", "tokenizer.vocab_size")  # a tokenizer file decides these
+BASE_RUN_SETTINGS = (  # settings besides those of the model that a run takes over from `train.init_from`
+    "data.max_len",
+    *(f"tokenizer.{name}" for name in ("kind", "lowercase", "joint_vocab", "file")),
+)
+DATA_SOURCE = "chosen from the data"
+OPTION_SOURCE = "option"  # the source of settings given as options or keyword arguments
 KEYWORD_ALIASES = {
     "data": "data.train",
     "valid": "data.valid",
@@ -79,22 +88,76 @@ def merge_request(task: TaskName, preset: str, config: str | Path | Config | Non
     """
     if task not in TASK_NAMES:
         raise ConfigError(f"unknown task {task!r}; choose from {', '.join(TASK_NAMES)}")
-    layers = []
-    if config is not None:
-        layers.append(
-            non_default_settings(flatten_config(config))
-            if isinstance(config, Config)
-            else read_settings(Path(config))
-        )
-    if preset:
-        layers.insert(0, _preset_settings(task, preset, merge_settings(*layers, settings)))
-    requested = merge_settings(*(_split_aligned_files(layer, task) for layer in (*layers, settings)))
+    requested = merge_settings(*(layer for _, layer in _request_layers(task, preset, config, settings)))
     if requested.get("task", task) != task:
         raise ConfigError(f"the settings are for {requested['task']}, not {task}")
     requested["task"] = task
     build_config(requested)
     paths = (*DATA_FILE_SETTINGS, "tokenizer.file", "train.embeddings")
     return requested | {name: absolute_path(str(requested[name])) for name in paths if requested.get(name)}
+
+
+def request_sources(
+    task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings
+) -> dict[str, str]:
+    """Return where each setting that `merge_request` returns comes from: a preset, a file or an option."""
+    layers = _request_layers(task, preset, config, settings)
+    sources = {"task": OPTION_SOURCE}
+    for source, layer in layers:
+        sources |= dict.fromkeys(layer, source)
+    merged = merge_settings(*(layer for _, layer in layers))
+    return {name: source for name, source in sources.items() if name == "task" or name in merged}
+
+
+def describe_sources(config: Config, recorded: Mapping[str, str] | None, *, resolved: bool) -> dict[str, str]:
+    """Return where every setting of a config comes from, as words for the user.
+
+    Args:
+        config: The settings.
+        recorded: The sources of the settings that the user gave; None: they are not known.
+        resolved: Whether the settings that depend on the data have been chosen, as in a trained run.
+    """
+    settings = flatten_config(config)
+    return {name: _describe_source(name, settings, recorded, resolved=resolved) for name in settings}
+
+
+def _describe_source(name: str, settings: Settings, recorded: Mapping[str, str] | None, *, resolved: bool) -> str:
+    is_default = settings[name] == DEFAULTS[name]
+    if recorded is not None and name in recorded:
+        return recorded[name]
+    if is_default and (resolved or not is_automatic(name, settings)):
+        return "default"
+    if recorded is None:
+        return "saved in the run"
+    if name in DATA_FILE_SETTINGS:  # a built-in data set
+        return "default"
+    if settings["train.init_from"] and (name.startswith("model.") or name in BASE_RUN_SETTINGS):
+        return "base run"
+    adapts = settings["train.max_minutes"] or settings["train.auto_batch"]
+    return DATA_SOURCE if name in AUTO_SETTINGS and not adapts else "chosen automatically"
+
+
+def is_automatic(name: str, settings: Settings) -> bool:
+    """Return whether training will choose the value of a setting that has its default."""
+    if name not in AUTO_SETTINGS or (name == "data.labels" and settings["task"] != "classify"):
+        return False
+    pairs = [pair for pair in EXCLUSIVE_SETTINGS if name in pair]
+    return all(settings[other] == DEFAULTS[other] for pair in pairs for other in pair)
+
+
+def _request_layers(
+    task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings
+) -> list[tuple[str, Settings]]:
+    """Return the source and the settings of each layer of a request, the strongest last."""
+    layers = [(OPTION_SOURCE, settings)]
+    if isinstance(config, Config):
+        layers.insert(0, (OPTION_SOURCE, non_default_settings(flatten_config(config))))
+    elif config is not None:
+        layers.insert(0, (f"file {config}", read_settings(Path(config))))
+    if preset:
+        overrides = merge_settings(*(layer for _, layer in layers))
+        layers.insert(0, (f"preset {preset}", _preset_settings(task, preset, overrides)))
+    return [(source, _split_aligned_files(layer, task)) for source, layer in layers]
 
 
 def absolute_path(path: str) -> str:

@@ -163,6 +163,7 @@ same in a terminal:
 triform settings                  # all settings, one line each
 triform settings model            # one group
 triform settings train.lr         # everything about one setting
+triform config show small         # the values that training would use, and where they come from
 ```
 
 You can give settings in three ways. If a setting is given more than once, the last way in this list counts.

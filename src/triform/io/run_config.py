@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import triform
@@ -12,7 +13,7 @@ from triform.io.digests import verify_digests
 from triform.io.errors import damaged_error
 from triform.io.files import refuse_special_files
 from triform.io.migration import migrate_settings
-from triform.io.run_layout import CONFIG_FILE, LAST_CONFIG_KEY, RUN_FORMAT
+from triform.io.run_layout import CONFIG_FILE, LAST_CONFIG_KEY, RUN_FORMAT, SOURCES_FILE
 
 
 def encode_run_config(config: Config) -> bytes:
@@ -58,6 +59,24 @@ def read_run_config(folder: Path, *, verify: bool = True) -> Config:
         return build_config(settings)
     except (ConfigError, TypeError, ValueError) as error:
         raise damaged_error(folder, error) from None
+
+
+def read_setting_sources(folder: Path) -> dict[str, str] | None:
+    """Return where the settings of a run come from, or None if the run does not say.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    path = folder / SOURCES_FILE
+    if not path.exists():
+        return None
+    try:
+        sources = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
+            raise ValueError("it is not an object of strings")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is damaged ({error}); delete it, the run works without it") from None
+    return sources
 
 
 def _other_folder_hint(folder: Path) -> str:

@@ -9,6 +9,7 @@ ADAPTER_FILE = "adapter.safetensors"
 METRICS_FILE = "metrics.jsonl"
 REPORT_FILE = "report.html"
 DIGESTS_FILE = "digests.json"
+SOURCES_FILE = "sources.json"  # where the settings of config.toml come from
 CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
 TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
@@ -19,6 +20,7 @@ CHECKPOINT_FILES = (TENSORS_FILE, STATE_FILE)
 RUN_FOLDER_PATTERNS = (
     *RUN_FILES,
     DIGESTS_FILE,
+    SOURCES_FILE,
     ADAPTER_FILE,
     METRICS_FILE,
     REPORT_FILE,

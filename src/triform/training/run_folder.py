@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from triform.config import Config
+from triform.config.settings import SettingValue, flatten_config
 from triform.errors import CheckpointError
 from triform.io import files
 from triform.io.digests import atomic_recorded_files, record_digests, verify_digests
-from triform.io.errors import damaged_error, write_errors
+from triform.io.errors import damaged_error, write_errors, write_run_text
 from triform.io.locks import folder_lock
 from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
-from triform.io.run_config import encode_run_config, read_run_config, read_run_format
+from triform.io.run_config import encode_run_config, read_run_config, read_run_format, read_setting_sources
 from triform.io.run_layout import (
     ADAPTER_FILE,
     CHECKPOINT_FILES,
@@ -35,6 +36,7 @@ from triform.io.run_layout import (
     RUN_FILES,
     RUN_FOLDER_PATTERNS,
     RUN_FORMAT,
+    SOURCES_FILE,
     STATE_FILE,
     TENSORS_FILE,
     TOKENS_FOLDER,
@@ -56,10 +58,14 @@ class RunFolder:
     Args:
         path: The folder.
         verify: Compare files with their digests before they are used.
+        request: The settings that the user gives, each with its value and its source. They are recorded with the
+            settings of the run.
     """
 
-    def __init__(self, path: Path, *, verify: bool = True) -> None:
-        self.path, self.verify = path, verify
+    def __init__(
+        self, path: Path, *, verify: bool = True, request: Mapping[str, tuple[SettingValue, str]] | None = None
+    ) -> None:
+        self.path, self.verify, self.request = path, verify, request
         self.config_file = path / CONFIG_FILE
         self.model_file = path / MODEL_FILE
         self.adapter_file = path / ADAPTER_FILE
@@ -128,9 +134,27 @@ class RunFolder:
         shutil.rmtree(self.tokens_folder, ignore_errors=True)
 
     def write_config(self, config: Config) -> None:
-        """Write the settings of the run."""
+        """Write the settings of the run and, where they are known, their sources."""
+        sources = self._merge_sources(config)
         with write_errors(self.config_file, self.path), atomic_recorded_files(self.config_file) as (temporary,):
             temporary.write_bytes(encode_run_config(config))
+        if sources is not None:
+            write_run_text(self.path / SOURCES_FILE, json.dumps(sources, indent=1) + "\n")
+
+    def _merge_sources(self, config: Config) -> dict[str, str] | None:
+        """Return where the settings come from; None if that is not known of all of them."""
+        if self.request is None:
+            return None
+        current, sources = flatten_config(config), {}
+        if self.config_file.exists():  # the run is trained longer, and its other settings keep their sources
+            stored, recorded = flatten_config(self.read_config()), read_setting_sources(self.path)
+            if recorded is None:
+                return None
+            sources = {
+                name: recorded[name] for name in current if name in recorded and stored[name] == current[name]
+            }
+        # A value that was adapted, for example to the memory of the device, is no longer the requested one.
+        return sources | {name: source for name, (value, source) in self.request.items() if value == current[name]}
 
     def write_weights(self, weights: dict[str, Tensor]) -> None:
         """Write the weights that the run predicts with."""
