@@ -22,9 +22,9 @@ from triform.errors import ConfigError
 from triform.experiments.seeds import train_seeds
 from triform.experiments.study.runner import compare
 from triform.generation import graph as graph_backend
-from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter, build_decoder_adapter
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
 from triform.generation.backend import Request, StoppingCriteria
-from triform.generation.scheduler import Scheduler, generate
+from triform.generation.scheduler import Scheduler, build_decoder_adapter, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.factory import build_decoder
@@ -35,7 +35,7 @@ from triform.nn.kernels.flex import flex_attention_kernel
 from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.kernels.tiling import tiled_sdpa_attention
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 from triform.run import load
@@ -313,7 +313,7 @@ class AttentionCase:
         mask = (causal_mask if self.causal else full_mask) & window_mask(self.window_size)
         if self.padded:  # on the right of one row, on the left of the other
             positions = torch.arange(self.seq_len, device=DEVICE)
-            mask = mask & padding_mask(torch.stack([positions < self.seq_len - 300, positions >= 150]))
+            mask = mask & PaddingMask(torch.stack([positions < self.seq_len - 300, positions >= 150]))
         return mask & PackedLayout(self.lengths).mask if self.lengths else mask
 
     def build_scorer(self) -> ScoreFunction:
@@ -431,7 +431,7 @@ def test_a_query_that_may_read_nothing_gets_zeros_and_finite_gradients(
     case = AttentionCase(positions=positions)
     inputs, keep = case.inputs(dtype), torch.ones(2, case.seq_len, dtype=torch.bool, device=DEVICE)
     keep[0], keep[1, :500] = False, False
-    mask = causal_mask & window_mask(64) & padding_mask(keep)
+    mask = causal_mask & window_mask(64) & PaddingMask(keep)
     y, *grads = run_kernel(kernel, inputs, mask, case.build_scorer(), torch.ones_like(inputs[0]))
     assert (y[0] == 0).all()
     assert (y[1, :, :500] == 0).all()

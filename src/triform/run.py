@@ -23,8 +23,8 @@ from triform.nn.kernels.precision import Precision, cast_model, resolve_precisio
 from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings
-from triform.training.adapter import read_adapter
 from triform.training.loading import load_task
+from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

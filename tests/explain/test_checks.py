@@ -14,6 +14,7 @@ from triform.config import TASK_NAMES, Config, DataSizes, ModelConfig, TaskName
 from triform.explain import checks, recorder
 from triform.explain.checks import CHECKS, check_model
 from triform.explain.probes import build_untrained_model
+from triform.generation.kv_cache import DynamicKVStore, KVCache
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
@@ -21,11 +22,10 @@ from triform.nn.attention import ScoreFunction, repeat_kv
 from triform.nn.kernels import tiling
 from triform.nn.kernels.beams import BeamMask
 from triform.nn.kernels.packing import PackedLayout, PackedMask
-from triform.nn.kernels.sdpa import full_tile
+from triform.nn.kernels.sdpa import KNOWN_MASKS, MaskInfo, full_tile
 from triform.nn.kernels.tiling import tiled_sdpa_attention
-from triform.nn.kv_cache import DynamicKVStore, KVCache
 from triform.nn.layouts import PaddedLayout
-from triform.nn.masks import AttentionMask, AttentionSpan, CausalMask, causal_mask, full_mask, window_mask
+from triform.nn.masks import AttentionMask, CausalMask, causal_mask, full_mask, window_mask
 
 SUMS_CHECK = "attention rows sum to one"
 PADDING_CHECK = "no weight on padding"
@@ -280,8 +280,6 @@ def make_fault(
 class OneAheadMask(CausalMask):
     """The mask off by one: the next token can be read."""
 
-    span = AttentionSpan(after=1)
-
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q + 1) & (b >= 0)
 
@@ -477,7 +475,7 @@ def select_is_ignored(patch: MonkeyPatch, model: Any) -> None:
 def packed_rows_read_one_another(patch: MonkeyPatch, model: Any) -> None:
     patch.setattr(PackedMask, "allows", lambda self, b, q, k: (b >= 0) & (q >= 0) & (k >= 0))
     patch.setattr(tiling, "mask_regions", lambda mask, t, s: (full_tile(t, s),))
-    patch.setattr(PackedMask, "span_is_exact", False)
+    patch.setitem(KNOWN_MASKS, PackedMask, MaskInfo())
 
 
 def packed_positions_run_on(patch: MonkeyPatch, model: Any) -> None:
@@ -664,13 +662,9 @@ FAULTS: dict[str, Any] = {
     ),
     "prompts read padding": make_fault("generate", decoder_reads_padding, CACHE_CHECK),
     "a mean over padding": make_fault("classify", mean_over_padding, BATCH_CHECK, INFLUENCE_CHECK),
-    "packed rows read one another": make_fault("classify", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK),
-    "packed texts read one another": make_fault(
-        "generate", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK
-    ),
-    "packed pairs read one another": make_fault(
-        "translate", packed_rows_read_one_another, BATCH_CHECK, KERNEL_CHECK
-    ),
+    "packed rows read one another": make_fault("classify", packed_rows_read_one_another, BATCH_CHECK),
+    "packed texts read one another": make_fault("generate", packed_rows_read_one_another, BATCH_CHECK),
+    "packed pairs read one another": make_fault("translate", packed_rows_read_one_another, BATCH_CHECK),
     "packed positions run on": make_fault("generate", packed_positions_run_on, BATCH_CHECK),
     "a packed mean of all": make_fault("classify", packed_mean_of_all, BATCH_CHECK),
     "a padded row that is no number": make_fault(

@@ -11,8 +11,9 @@ from test_decoding import decode, decode_reference
 
 from triform.config import DataSizes, DecodeConfig, ModelConfig, RecurrentKind
 from triform.generation import scheduler
-from triform.generation.adapters import GenerationAdapter, build_decoder_adapter, build_seq2seq_adapter
+from triform.generation.adapters import GenerationAdapter
 from triform.generation.recurrent import RecurrentStepper
+from triform.generation.scheduler import build_decoder_adapter, build_seq2seq_adapter
 from triform.models.factory import build_decoder, build_seq2seq
 
 V = 11

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triform.config import DataSizes, ModelConfig, TrainConfig
+from triform.config import DataSizes, ModelConfig
 from triform.models.factory import build_classifier, build_decoder, build_seq2seq
 from triform.nn.layouts import pad
-from triform.nn.loss import cross_entropy, lm_training_loss
+from triform.nn.loss import cross_entropy
 
 SIZES = DataSizes(vocab_size=20, max_len=80, n_labels=3)
 MODEL_SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,13 +57,10 @@ def training_loss(model: Any, tokens: Tensor, keep: Tensor | None) -> Tensor:
     if hasattr(model, "classification_head"):
         return cross_entropy(model(tokens, keep), torch.tensor([0, 1, 2]), 0.0)
     if hasattr(model, "encoder"):
-        encoder_states = model.encoder(tokens, keep)
-        return lm_training_loss(
-            lambda: model.decoder_states(tokens[:, :9], encoder_states, keep), model, tokens[:, 1:10], TrainConfig()
-        )
-    return lm_training_loss(
-        lambda: model.hidden_states(tokens[:, :-1], keep[:, :-1]), model, tokens[:, 1:], TrainConfig()
-    )
+        states = model.decoder_states(tokens[:, :9], model.encoder(tokens, keep), keep)
+        return model.head_loss(states, model.lm_head, tokens[:, 1:10], 0.0)
+    states = model.hidden_states(tokens[:, :-1], keep[:, :-1])
+    return model.head_loss(states, model.lm_head, tokens[:, 1:], 0.0)
 
 
 if __name__ == "__main__":

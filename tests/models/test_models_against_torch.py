@@ -16,7 +16,7 @@ from triform.models.encoder import Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.attention import Attention, RelativePosition
 from triform.nn.block import Block, CrossBlock, LayerContext
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask
+from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask
 
 D, HEADS, D_FF, LAYERS, V, MAX_LEN = 8, 2, 20, 3, 11, 16
 SMALL = ModelConfig(d_model=D, d_ff=D_FF, n_layers=LAYERS, n_heads=HEADS, dropout=0.0, tie_embeddings=False)
@@ -120,8 +120,8 @@ def torch_encoder(config: ModelConfig) -> nn.TransformerEncoder:
     [
         (full_mask, {}),
         (causal_mask, {"attn_mask": future_mask(5)}),
-        (padding_mask(KEEP), {"key_padding_mask": ~KEEP}),
-        (causal_mask & padding_mask(KEEP), {"attn_mask": future_mask(5), "key_padding_mask": ~KEEP}),
+        (PaddingMask(KEEP), {"key_padding_mask": ~KEEP}),
+        (causal_mask & PaddingMask(KEEP), {"attn_mask": future_mask(5), "key_padding_mask": ~KEEP}),
     ],
     ids=["full", "causal", "padding", "causal-padding"],
 )
@@ -145,7 +145,7 @@ def test_cross_attention_equals_torch_for_targets_of_any_length(t: int, padded: 
     ours, theirs = randomise(Attention(SMALL, NO_POSITION)), nn.MultiheadAttention(D, HEADS, batch_first=True)
     theirs.load_state_dict(to_torch_names(weights_by_name(ours)))
     (x, same_x), (source, same_source) = leaf_pair(3, t, D), leaf_pair(3, 5, D)
-    mask, torch_mask = (padding_mask(KEEP), ~KEEP) if padded else (full_mask, None)
+    mask, torch_mask = (PaddingMask(KEEP), ~KEEP) if padded else (full_mask, None)
     expected = theirs(same_x, same_source, same_source, key_padding_mask=torch_mask, need_weights=False)[0]
     assert_same_output(ours(x, source, mask, torch.arange(t)), expected)
     assert_close(x.grad, same_x.grad, "queries")
@@ -166,7 +166,7 @@ def test_a_block_equals_torchs_encoder_layer(style: dict[str, Any], masked: bool
     )
     theirs.load_state_dict(to_torch_names(weights_by_name(ours)))
     x, same_x = leaf_pair(3, 5, D)
-    mask = causal_mask & padding_mask(KEEP) if masked else full_mask
+    mask = causal_mask & PaddingMask(KEEP) if masked else full_mask
     masks = {"src_mask": future_mask(5), "src_key_padding_mask": ~KEEP} if masked else {}
     assert_same_output(ours(x, LayerContext(mask, torch.arange(5))), theirs(same_x, **masks))
     assert_close(x.grad, same_x.grad, "input")
@@ -184,7 +184,7 @@ def test_a_cross_block_equals_torchs_decoder_layer(style: dict[str, Any], t: int
     theirs.load_state_dict(to_torch_names(weights_by_name(ours), has_cross_attn=True))
     (x, same_x), (source, same_source) = leaf_pair(3, t, D), leaf_pair(3, 5, D)
     expected = theirs(same_x, same_source, tgt_mask=future_mask(t), memory_key_padding_mask=~KEEP)
-    assert_same_output(ours(x, LayerContext(causal_mask, torch.arange(t)), source, padding_mask(KEEP)), expected)
+    assert_same_output(ours(x, LayerContext(causal_mask, torch.arange(t)), source, PaddingMask(KEEP)), expected)
     assert_close(x.grad, same_x.grad, "target")
     assert_close(source.grad, same_source.grad, "source")
     assert_all_close(to_torch_names(gradients_by_name(ours), has_cross_attn=True), gradients_by_name(theirs))

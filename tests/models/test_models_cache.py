@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triform.config import DataSizes, ModelConfig
+from triform.generation.adapters import LeftPaddedLayout
+from triform.generation.kv_cache import KVCache
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.kv_cache import KVCache
 
 V, MAX_LEN = 13, 80
 SMALL = ModelConfig(d_model=8, d_ff=16, n_layers=2, n_heads=2, dropout=0.0)
@@ -98,11 +99,13 @@ def test_rows_padded_on_the_left_go_on_from_their_own_positions(window: int) -> 
     for b, prompt in enumerate(prompts):
         tokens[b, width - len(prompt) :], keep[b, width - len(prompt) :] = prompt, True
     with torch.no_grad():
-        model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0), cache)
+        model(tokens, LeftPaddedLayout(keep), cache)
         for step in range(3):
             keep = torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], dim=1)
-            positions = torch.tensor([[length + step] for length in lengths])
-            actual = model(new[:, step : step + 1], keep, positions, cache)
+            layout = LeftPaddedLayout(keep)
+            positions = layout.positions(cache.length, 1, torch.device("cpu"))
+            assert positions.tolist() == [[length + step] for length in lengths]
+            actual = model(new[:, step : step + 1], layout, cache)
             for b, prompt in enumerate(prompts):
                 alone = torch.cat([prompt, new[b, : step + 1]])[None]
                 assert_close(actual[b, 0], model(alone)[0, -1])
@@ -115,7 +118,10 @@ def test_a_translation_written_in_pieces_has_the_same_logits(lengths: list[int],
     source, target, cache = random_tokens(2, 9), random_tokens(2, sum(lengths)), KVCache(SMALL.n_layers)
     with torch.no_grad():
         states = model.encoder(source)
-        chunks = [model.decode(chunk, states, cache=cache) for chunk in target.split(lengths, dim=1)]
+        chunks = [
+            model.lm_head(model.decoder_states(chunk, states, cache=cache))
+            for chunk in target.split(lengths, dim=1)
+        ]
     assert_close(torch.cat(chunks, dim=1), model(source, target))
 
 
@@ -126,9 +132,9 @@ def test_a_translations_rows_are_reordered_dropped_and_repeated(rows: list[int])
     keep = torch.tensor([[True] * 7, [True] * 4 + [False] * 3, [True] * 2 + [False] * 5])
     with torch.no_grad():
         states = model.encoder(source, keep)
-        model.decode(before, states, keep, cache)
+        model.lm_head(model.decoder_states(before, states, keep, cache))
         cache.select(torch.tensor(rows))
-        actual = model.decode(after, states[rows], keep[rows], cache)
+        actual = model.lm_head(model.decoder_states(after, states[rows], keep[rows], cache))
     assert_close(actual, model(source[rows], torch.cat([before[rows], after], dim=1), keep[rows])[:, 4:])
 
 
@@ -137,6 +143,6 @@ def test_the_source_is_projected_once_and_not_again() -> None:
     source, target = random_tokens(2, 5), random_tokens(2, 4)
     with torch.no_grad():
         states = model.encoder(source)
-        model.decode(target[:, :2], states, cache=cache)
-        actual = model.decode(target[:, 2:], torch.full_like(states, float("nan")), cache=cache)
-    assert_close(actual, model(source, target)[:, 2:])
+        model.lm_head(model.decoder_states(target[:, :2], states, cache=cache))
+        actual = model.decoder_states(target[:, 2:], torch.full_like(states, float("nan")), cache=cache)
+    assert_close(model.lm_head(actual), model(source, target)[:, 2:])

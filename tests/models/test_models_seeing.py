@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from triform.config import DataSizes, ModelConfig
+from triform.generation.adapters import LeftPaddedLayout
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
@@ -189,7 +190,7 @@ def test_padding_on_the_left_does_not_change_a_decoder(positions: str, window: i
     model = Decoder(replace(SMALL, positions=positions, window=window), SIZES)
     rows = [random_tokens(6), random_tokens(3), random_tokens(1)]
     tokens, keep = pad_rows(rows, 8, left=True)
-    logits = model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0))
+    logits = model(tokens, LeftPaddedLayout(keep))
     assert logits.isfinite().all()
     for b, row in enumerate(rows):
         torch.testing.assert_close(logits[b, 8 - len(row) :], model(row[None])[0], rtol=0, atol=1e-12)

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from triform.config import Config, DataSizes, ModelConfig, PositionKind, ScoreKind
 from triform.errors import ConfigError
+from triform.generation.adapters import LeftPaddedLayout
+from triform.generation.kv_cache import KVCache
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier, Encoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.embedding import hash_bigrams
 from triform.nn.kernels.packing import PackedLayout, pack
-from triform.nn.kv_cache import KVCache
 from triform.nn.layouts import PaddedLayout, pad
 
 V = 13
@@ -222,12 +223,12 @@ def test_a_cache_changes_nothing_even_with_padding_on_the_left(
     tokens, keep = pad(prompts, fill=7, left=True)
     for config in build_configs(positions, score, windows):
         model, cache = randomise(Decoder(config, SIZES)), KVCache(config.n_layers)
-        actual = [model(tokens, keep, (keep.cumsum(1) - 1).clamp(min=0), cache)]
+        actual = [model(tokens, LeftPaddedLayout(keep), cache)]
         full_keep = keep
         for chunk in new.split([1, 2, 1], dim=1):
             full_keep = torch.cat([full_keep, torch.ones_like(chunk, dtype=torch.bool)], dim=1)
-            actual.append(model(chunk, full_keep, (full_keep.cumsum(1) - 1)[:, -chunk.shape[1] :], cache))
-        full = model(torch.cat([tokens, new], dim=1), full_keep, (full_keep.cumsum(1) - 1).clamp(min=0))
+            actual.append(model(chunk, LeftPaddedLayout(full_keep), cache))
+        full = model(torch.cat([tokens, new], dim=1), LeftPaddedLayout(full_keep))
         assert_close(torch.cat(actual, dim=1)[full_keep], full[full_keep])
         for b, prompt in enumerate(prompts):
             alone = torch.tensor([[*prompt, *new[b].tolist()]])
@@ -242,7 +243,10 @@ def test_a_cache_changes_no_translation(positions: PositionKind, score: ScoreKin
     for config in build_configs(positions, score, windows):
         model, cache = randomise(Seq2Seq(config, SIZES)), KVCache(config.n_layers)
         states = model.encoder(source, keep)
-        actual = [model.decode(chunk, states, keep, cache) for chunk in target.split([1, 4, 1], dim=1)]
+        actual = [
+            model.lm_head(model.decoder_states(chunk, states, keep, cache))
+            for chunk in target.split([1, 4, 1], dim=1)
+        ]
         assert_close(torch.cat(actual, dim=1), model(source, target, keep))
 
 
@@ -250,7 +254,9 @@ def test_a_cache_holds_only_the_shared_heads() -> None:
     for config in build_configs("learned", "scaled_dot", "all"):
         model, cache = Seq2Seq(config, SIZES), KVCache(config.n_layers)
         with torch.no_grad():
-            model.decode(torch.zeros(1, 2, dtype=torch.long), torch.randn(1, 3, 16), cache=cache)
+            model.lm_head(
+                model.decoder_states(torch.zeros(1, 2, dtype=torch.long), torch.randn(1, 3, 16), cache=cache)
+            )
         past, source = cache.stores[0]
         assert past.buffer.shape[2] == source.key_value[0].shape[1] == config.kv_heads
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import dense_mask, full_tile
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask, window_mask
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ class MaskCase:
         masks = [causal_mask] if self.causal else []
         masks += [window_mask(self.width)] if self.width else []
         masks += [PackedLayout(self.lengths).mask] if self.lengths else []
-        return masks + ([padding_mask(torch.tensor(self.keep))] if self.keep else [])
+        return masks + ([PaddingMask(torch.tensor(self.keep))] if self.keep else [])
 
     @property
     def mask(self) -> AttentionMask:

@@ -23,6 +23,7 @@ with warnings.catch_warnings():
 
 from triform.config import ModelConfig
 from triform.nn.block import ACTIVATIONS, FeedForward
+from triform.nn.masks import full_mask
 from triform.nn.norm import NORMS
 from triform.nn.positions import AlibiBias, RotaryPosition, T5Bias, alibi_slopes
 
@@ -150,7 +151,7 @@ def test_t5_biases_equal_t5s(t: int, s: int, causal: bool) -> None:
     ours = T5Bias(config(positions="t5"), 0, causal=causal)
     ours.table.weight.data = theirs.relative_attention_bias.weight.detach().clone()
     expected = theirs.compute_bias(s, s)[:, :, s - t :]  # (1, H, T, S)
-    actual = ours.score_bias(torch.randn(1, HEADS, t, 6), torch.arange(-(s - 1), t))
+    actual = ours.score_bias(torch.randn(1, HEADS, t, 6), full_mask.distances(t, s, torch.device("cpu")))
     assert_close(actual, expected)
     cotangent = torch.randn(1, HEADS, t, s)
     (ours_grad,) = torch.autograd.grad(actual, ours.table.weight, cotangent)
@@ -176,7 +177,7 @@ def test_alibi_differs_from_blooms_biases_by_what_softmax_does_not_see() -> None
     """Bloom adds slope times the key's place, we minus slope times distance: a constant apart for each query."""
     t = 12
     ours = AlibiBias(config(positions="alibi"), 0, causal=True).score_bias(
-        torch.randn(1, HEADS, t, 6), torch.arange(1 - t, t)
+        torch.randn(1, HEADS, t, 6), full_mask.distances(t, t, torch.device("cpu"))
     )
     theirs = build_alibi_tensor(torch.ones(1, t), HEADS, torch.float64)  # (H, 1, T)
     hidden = torch.ones(t, t).triu(1).bool()

@@ -20,13 +20,13 @@ from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.sdpa import sdpa_attention
 from triform.nn.kernels.tiling import chunked_attention
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 
 TINY = ModelConfig(d_model=4, d_ff=6, n_layers=1, n_heads=2, dropout=0.0)
-MASK = causal_mask & window_mask(2) & padding_mask(torch.tensor([[True, True, True], [False, True, True]]))
-SOURCE_MASK = padding_mask(torch.tensor([[True, True, False, True], [True, False, False, False]]))
+MASK = causal_mask & window_mask(2) & PaddingMask(torch.tensor([[True, True, True], [False, True, True]]))
+SOURCE_MASK = PaddingMask(torch.tensor([[True, True, False, True], [True, False, False, False]]))
 NO_POSITION = RelativePosition()
 POSITIONS = torch.arange(3)
 

@@ -19,7 +19,7 @@ from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels import tiling
 from triform.nn.kernels.packing import PackedLayout
 from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
-from triform.nn.masks import AttentionMask, CausalMask, FullMask, causal_mask, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, CausalMask, FullMask, PaddingMask, causal_mask, window_mask
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 
@@ -139,7 +139,7 @@ LONG_LEN, NARROW_WINDOW = 2048, 64  # as long as need be, and a window as narrow
 NARROW_MASKS = {
     "causal": lambda t: causal_mask & window_mask(NARROW_WINDOW),
     "both sides": lambda t: window_mask(NARROW_WINDOW),
-    "padded": lambda t: causal_mask & window_mask(NARROW_WINDOW) & padding_mask(torch.arange(t)[None] < t - 100),
+    "padded": lambda t: causal_mask & window_mask(NARROW_WINDOW) & PaddingMask(torch.arange(t)[None] < t - 100),
     "packed": lambda t: causal_mask & window_mask(NARROW_WINDOW) & PackedLayout([t // 2, t // 4, t // 4]).mask,
 }
 

@@ -21,9 +21,9 @@ from triform.nn.kernels import varlen as flash
 from triform.nn.kernels.dispatch import CHUNKED, FLEX, SDPA, SDPA_TILED, VARLEN, KernelChoice, select_kernel
 from triform.nn.kernels.flex import BLOCK_SIZE, BlockTable, build_block_table
 from triform.nn.kernels.packing import PackedLayout
-from triform.nn.kernels.sdpa import sdpa_attention
+from triform.nn.kernels.sdpa import mask_info, sdpa_attention
 from triform.nn.kernels.tiling import mask_regions, tiled_sdpa_attention
-from triform.nn.masks import AttentionMask, causal_mask, full_mask, padding_mask, window_mask
+from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask, window_mask
 
 DOT_SCORE = build_score_fn("scaled_dot", "none", causal=True, width=16)
 LONG_LEN = 2048
@@ -69,7 +69,7 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
     [
         (causal_mask & window_mask(64), LONG_LEN, LONG_LEN, FLEX),
         (window_mask(64), LONG_LEN, LONG_LEN, FLEX),
-        (causal_mask & window_mask(64) & padding_mask(KEEP), LONG_LEN, LONG_LEN, FLEX),
+        (causal_mask & window_mask(64) & PaddingMask(KEEP), LONG_LEN, LONG_LEN, FLEX),
         (causal_mask & window_mask(512), LONG_LEN, LONG_LEN, FLEX),  # a quarter of the text
         (window_mask(256), LONG_LEN, LONG_LEN, FLEX),
         (causal_mask & window_mask(64), 1024, 1024, FLEX),
@@ -81,7 +81,7 @@ def test_what_is_no_dot_product_takes_the_formula(score: str, position: str, cud
         (causal_mask & window_mask(64), 1024, LONG_LEN - 1, SDPA),
         (causal_mask, LONG_LEN, LONG_LEN, SDPA),
         (full_mask, LONG_LEN, LONG_LEN, SDPA),
-        (causal_mask & padding_mask(KEEP), LONG_LEN, LONG_LEN, SDPA),
+        (causal_mask & PaddingMask(KEEP), LONG_LEN, LONG_LEN, SDPA),
         (causal_mask & PACKED, LONG_LEN, LONG_LEN, SDPA),
         (PACKED, LONG_LEN, LONG_LEN, SDPA),
     ],
@@ -155,7 +155,7 @@ def test_packed_rows_in_half_precision_take_flash(mask: AttentionMask, dtype: to
         (fake_tensor(dtype=torch.bfloat16), causal_mask & PACKED, "t5", 0.0),
         (fake_tensor(dtype=torch.bfloat16), causal_mask & PACKED, "alibi", 0.0),
         (fake_tensor(dtype=torch.bfloat16, width=12), causal_mask & PACKED, "none", 0.0),
-        (fake_tensor(dtype=torch.bfloat16), PACKED & padding_mask(KEEP[:1]), "none", 0.0),
+        (fake_tensor(dtype=torch.bfloat16), PACKED & PaddingMask(KEEP[:1]), "none", 0.0),
         (fake_tensor(dtype=torch.bfloat16, width=512), causal_mask & PACKED, "none", 0.0),
     ],
     ids=["single precision", "dropout", "t5", "alibi", "odd heads", "padding", "large heads"],
@@ -268,7 +268,8 @@ def block_cases(draw: st.DrawFn) -> MaskCase:
 
 
 def block_table(mask: AttentionMask, t: int, s: int) -> BlockTable:
-    return build_block_table(mask.span, mask_regions(mask, t, s), t, s, span_is_exact=mask.span_is_exact)
+    info = mask_info(mask)
+    return build_block_table(info.span, mask_regions(mask, t, s), t, s, span_is_exact=info.span_is_exact)
 
 
 @given(block_cases())
@@ -282,7 +283,7 @@ def test_blocks_are_those_that_hold_something_and_those_that_hold_all(case: Mask
 @given(block_cases(), st.integers(0, 9))
 def test_where_padding_may_hide_more_no_block_is_called_whole(case: MaskCase, seed: int) -> None:
     keep = torch.rand(1, case.s, generator=torch.Generator().manual_seed(seed)) < 0.5
-    actual = block_table(case.mask & padding_mask(keep), case.t, case.s)
+    actual = block_table(case.mask & PaddingMask(keep), case.t, case.s)
     assert not actual.all_visible.any()
     assert torch.equal(actual.any_visible, reference_blocks(case.mask, case.t, case.s)[0])
 
@@ -314,7 +315,7 @@ def test_the_lists_given_to_flex_attention_name_each_block_once(case: MaskCase) 
 def test_rules_of_one_span_share_their_lists_of_blocks_whatever_padding_they_hide() -> None:
     cpu = torch.device("cpu")
     first, second = (
-        flex._block_mask(causal_mask & window_mask(40) & padding_mask(KEEP), 256, 256, cpu) for _ in range(2)
+        flex._block_mask(causal_mask & window_mask(40) & PaddingMask(KEEP), 256, 256, cpu) for _ in range(2)
     )
     assert first.kv_indices is second.kv_indices
     assert first.mask_mod is not second.mask_mod

@@ -82,7 +82,7 @@ def tiled_reference(
     for first in range(0, t, queries):
         last = min(first + queries, t)
         dropped = F.dropout(weights[:, :, first:last, :last], dropout)  # causal: no keys beyond the last query
-        distances = torch.arange(-(last - 1), last - first)
+        distances = torch.arange(last) - torch.arange(first, last)[:, None]
         parts.append(dropped @ v[:, :, :last] + score_fn.relative_position.value_bias(dropped, distances))
     return torch.cat(parts, dim=-2)
 

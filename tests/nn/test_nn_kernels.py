@@ -14,7 +14,7 @@ from torch import Tensor
 from triform.config import ModelConfig
 from triform.nn.attention import (
     AttentionKernel,
-    AttentionScore,
+    ContentScore,
     RelativePosition,
     ScoreFunction,
     attention_weights,
@@ -22,11 +22,11 @@ from triform.nn.attention import (
 )
 from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
-from triform.nn.masks import causal_mask, full_mask, padding_mask
+from triform.nn.masks import PaddingMask, causal_mask, full_mask
 
 HEADS, WIDTH = 2, 4
 CONFIG = ModelConfig(d_model=HEADS * WIDTH, n_heads=HEADS)
-SCORE_FN = ScoreFunction(AttentionScore(CONFIG), RelativePosition())
+SCORE_FN = ScoreFunction(ContentScore(CONFIG), RelativePosition())
 KERNELS: list[AttentionKernel] = [naive_attention, tiled_sdpa_attention, chunked_attention, dispatch_attention]
 FULLY_MASKED = MaskCase(  # row 0 reads nothing anywhere; row 1's first query reads nothing
     t=4, s=4, rows=2, causal=True, keep=((False,) * 4, (False, True, True, True))
@@ -124,7 +124,7 @@ def test_a_target_longer_than_its_source_reads_all_of_it(kernel: AttentionKernel
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, generator=generator) for n in (5, 3, 3))
     visible_kv = k[:, :, :2], v[:, :, :2]
     expected = ((q @ visible_kv[0].mT) / math.sqrt(WIDTH)).softmax(-1) @ visible_kv[1]
-    torch.testing.assert_close(kernel(q, k, v, padding_mask(keep), SCORE_FN, 0.0), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(kernel(q, k, v, PaddingMask(keep), SCORE_FN, 0.0), expected, rtol=0, atol=1e-12)
     expected_full = ((q @ k.mT) / math.sqrt(WIDTH)).softmax(-1) @ v
     torch.testing.assert_close(kernel(q, k, v, full_mask, SCORE_FN, 0.0), expected_full, rtol=0, atol=1e-12)
 

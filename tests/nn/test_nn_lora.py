@@ -15,7 +15,8 @@ from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.kernels.bf16_weights import Bf16Weights
-from triform.nn.lora import LoraLinear, apply_lora, merge_lora, merged_weights
+from triform.nn.lora import LoraLinear, apply_lora, merge_lora
+from triform.training.lora_adapter import merged_weights
 
 CONFIG = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, n_kv_heads=1, dropout=0.0)
 SIZES = DataSizes(vocab_size=23, max_len=12, n_labels=3)

@@ -15,16 +15,17 @@ from triform.config import ModelConfig
 from triform.nn.kernels import sdpa, tiling
 from triform.nn.kernels.flex import mask_mod
 from triform.nn.kernels.packing import PackedLayout, PackedMask
-from triform.nn.kernels.sdpa import MaskKind, Tile, dense_mask, full_tile, mask_cache, mask_kind
+from triform.nn.kernels.sdpa import MaskKind, Tile, dense_mask, full_tile, mask_cache, mask_info, mask_kind
 from triform.nn.kernels.tiling import mask_regions, multi_slice
+from triform.nn.layouts import PaddedLayout
 from triform.nn.masks import (
     AttentionMask,
     CausalMask,
+    PaddingMask,
     build_layer_masks,
     causal_mask,
     combine_masks,
     full_mask,
-    padding_mask,
     window_mask,
 )
 
@@ -69,7 +70,7 @@ def check_tiles(case: MaskCase, max_queries: int = 0) -> None:
         )
         assert tile.q_position == case.s - case.t + tile.q_start
         assert not max_queries or tile.q_len <= max_queries
-        kind = mask_kind(case.mask, tile)
+        kind = mask_kind(mask_info(case.mask), tile)
         if kind is MaskKind.NONE:
             assert expected[region].all()
         if kind is MaskKind.CAUSAL:  # torch's flag starts its triangle at the first key, whatever t is
@@ -94,7 +95,7 @@ def test_long_texts_too_are_cut_without_loss(case: MaskCase, max_hidden: int) ->
 
 @given(short_mask_cases())
 def test_what_is_said_of_the_whole_is_true(case: MaskCase) -> None:
-    kind = mask_kind(case.mask, full_tile(case.t, case.s))
+    kind = mask_kind(mask_info(case.mask), full_tile(case.t, case.s))
     if case.lengths and len(case.lengths) > 1:
         return  # packed rows are asked about piece by piece
     if kind is MaskKind.NONE:
@@ -116,14 +117,14 @@ def test_what_is_said_of_the_whole_is_true(case: MaskCase) -> None:
         (causal_mask & window_mask(5), 5, 5, MaskKind.CAUSAL),
         (causal_mask & window_mask(5), 1, 5, MaskKind.NONE),
         (causal_mask & window_mask(4), 1, 5, MaskKind.DENSE),
-        (padding_mask(torch.ones(1, 5, dtype=torch.bool)), 5, 5, MaskKind.DENSE),
-        (causal_mask & padding_mask(torch.ones(1, 5, dtype=torch.bool)), 1, 5, MaskKind.DENSE),
+        (PaddingMask(torch.ones(1, 5, dtype=torch.bool)), 5, 5, MaskKind.DENSE),
+        (causal_mask & PaddingMask(torch.ones(1, 5, dtype=torch.bool)), 1, 5, MaskKind.DENSE),
     ],
 )
 def test_a_kernel_is_told_no_more_than_it_needs(
     mask: AttentionMask, t: int, s: int, expected_kind: MaskKind
 ) -> None:
-    assert mask_kind(mask, full_tile(t, s)) is expected_kind
+    assert mask_kind(mask_info(mask), full_tile(t, s)) is expected_kind
 
 
 @given(short_mask_cases())
@@ -133,11 +134,11 @@ def test_everything_changes_no_rule_it_joins(case: MaskCase) -> None:
         assert torch.equal(expanded_mask(joined, case), case.dense_mask)
         assert split_into_tiles(joined, case.t, case.s) == split_into_tiles(mask, case.t, case.s)
         for tile in split_into_tiles(mask, case.t, case.s):
-            assert mask_kind(joined, tile) is mask_kind(mask, tile)
+            assert mask_kind(mask_info(joined), tile) is mask_kind(mask_info(mask), tile)
 
 
 def test_everything_and_everything_is_everything() -> None:
-    assert mask_kind(full_mask & full_mask, full_tile(3, 3)) is MaskKind.NONE
+    assert mask_kind(mask_info(full_mask & full_mask), full_tile(3, 3)) is MaskKind.NONE
     assert dense(full_mask & full_mask, 3, 3).all()
     assert (full_mask & causal_mask) is causal_mask
     assert (causal_mask & full_mask) is causal_mask
@@ -150,25 +151,20 @@ def test_joining_is_associative_and_has_no_order(case: MaskCase, width: int) -> 
     expected = expanded_mask(a, case) & expanded_mask(b, case) & expanded_mask(c, case)
     for mask in (left, right, reversed_order):
         assert torch.equal(expanded_mask(mask, case), expected)
-        assert (mask.span, mask.span_is_exact, mask.is_shift_invariant, mask.batch_size) == (
-            left.span,
-            left.span_is_exact,
-            left.is_shift_invariant,
-            left.batch_size,
-        )
+        assert (mask_info(mask), mask.batch_size) == (mask_info(left), left.batch_size)
         assert split_into_tiles(mask, case.t, case.s) == split_into_tiles(left, case.t, case.s)
 
 
 def test_joining_leaves_its_parts_as_they_were() -> None:
     combined = causal_mask & window_mask(2)
     before = dense(combined, 4, 4).clone()
-    combined & padding_mask(torch.zeros(1, 4, dtype=torch.bool))
+    combined & PaddingMask(torch.zeros(1, 4, dtype=torch.bool))
     assert torch.equal(dense(combined, 4, 4), before)
 
 
 def test_no_window_and_no_padding_hide_nothing() -> None:
     assert window_mask(-1) is full_mask
-    assert padding_mask(None) is full_mask
+    assert PaddedLayout(None).mask is full_mask
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
@@ -187,9 +183,9 @@ def test_a_window_alone_looks_both_ways() -> None:
 def test_cross_attention_reads_every_real_source_token_even_when_the_target_is_longer() -> None:
     keep = torch.tensor([[True, True, False], [True, False, False]])
     t, s = 5, 3
-    assert torch.equal(dense(padding_mask(keep), t, s), keep[:, None, None].expand(2, 1, t, s))
+    assert torch.equal(dense(PaddingMask(keep), t, s), keep[:, None, None].expand(2, 1, t, s))
     assert dense(full_mask, t, s).all()
-    mask = create_mask(mask_mod(padding_mask(keep), t, s), 2, 1, t, s, device="cpu")
+    mask = create_mask(mask_mod(PaddingMask(keep), t, s), 2, 1, t, s, device="cpu")
     assert torch.equal(mask, keep[:, None, None].expand(2, 1, t, s))
 
 
@@ -215,9 +211,9 @@ def test_packed_rows_read_only_themselves() -> None:
         [0, 0, 0, 1, 1, 1],
     ]
     assert split_into_tiles(mask, 6, 6) == [Tile(0, 2, 0, 2, 0), Tile(2, 1, 2, 1, 2), Tile(3, 3, 3, 3, 3)]
-    assert [mask_kind(mask & causal_mask, tile) for tile in split_into_tiles(mask & causal_mask, 6, 6)] == [
-        *(MaskKind.CAUSAL, MaskKind.NONE, MaskKind.CAUSAL)
-    ]
+    assert [
+        mask_kind(mask_info(mask & causal_mask), tile) for tile in split_into_tiles(mask & causal_mask, 6, 6)
+    ] == [*(MaskKind.CAUSAL, MaskKind.NONE, MaskKind.CAUSAL)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5))
@@ -230,7 +226,7 @@ def test_a_packed_target_reads_its_own_source_and_no_other(sizes: list[tuple[int
     assert torch.equal(create_mask(mask_mod(mask, t, s), 1, 1, t, s, device="cpu")[0, 0], expected)
     uncovered = expected.clone()
     for tile in split_into_tiles(mask, t, s):
-        assert mask_kind(mask, tile) is MaskKind.NONE
+        assert mask_kind(mask_info(mask), tile) is MaskKind.NONE
         uncovered[tile.q_start : tile.q_start + tile.q_len, tile.k_start : tile.k_start + tile.k_len] = False
     assert not uncovered.any()
 
@@ -281,7 +277,7 @@ def test_a_slice_that_nothing_reads_gives_no_gradient() -> None:
 # ------------------------------------------------------------------------------------------ what is remembered
 
 
-@pytest.mark.parametrize("part", [full_mask, PackedLayout([3, 3]).mask, padding_mask(torch.ones(2, 6).bool())])
+@pytest.mark.parametrize("part", [full_mask, PackedLayout([3, 3]).mask, PaddingMask(torch.ones(2, 6).bool())])
 def test_masks_made_in_inference_serve_training_afterwards(part: AttentionMask) -> None:
     mask = causal_mask & window_mask(3) & part
     with torch.inference_mode():
@@ -295,14 +291,14 @@ def test_masks_made_in_inference_serve_training_afterwards(part: AttentionMask) 
 
 def test_a_mask_of_real_tokens_given_in_inference_can_be_read_in_training() -> None:
     with torch.inference_mode():
-        mask = causal_mask & padding_mask(torch.tensor([[True, False, True]]))
+        mask = causal_mask & PaddingMask(torch.tensor([[True, False, True]]))
         dense(mask, 3, 3)
     x = torch.randn(1, 1, 3, 3, requires_grad=True)
     x.masked_fill(~dense(mask, 3, 3), 0.0).sum().backward()
     assert x.grad[0, 0].tolist() == [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
 
 
-@pytest.mark.parametrize("part", [full_mask, padding_mask(torch.ones(2, 400).bool())])
+@pytest.mark.parametrize("part", [full_mask, PaddingMask(torch.ones(2, 400).bool())])
 def test_a_rule_does_not_remember_without_end(part: AttentionMask, monkeypatch: pytest.MonkeyPatch) -> None:
     max_entries = 5_000
     monkeypatch.setattr(sdpa, "MAX_CACHED_ENTRIES", max_entries)
@@ -345,7 +341,7 @@ def test_what_a_layer_remembers_of_its_reach_outlives_a_batch_without_padding() 
     layer_masks = build_layer_masks(ModelConfig(d_model=8, n_heads=2, n_layers=2, window=3), causal=True)
     assert layer_masks[0] is layer_masks[1]
     assert combine_masks(layer_masks, full_mask) == list(layer_masks)
-    first, second = combine_masks(layer_masks, padding_mask(torch.ones(1, 4, dtype=torch.bool)))
+    first, second = combine_masks(layer_masks, PaddingMask(torch.ones(1, 4, dtype=torch.bool)))
     assert first is second is not layer_masks[0]
 
 

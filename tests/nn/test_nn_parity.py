@@ -30,6 +30,7 @@ from triform.nn.attention import AttentionKernel, ScoreFunction, naive_attention
 from triform.nn.kernels import sdpa, tiling
 from triform.nn.kernels.dispatch import dispatch_attention
 from triform.nn.kernels.flex import flex_attention_args
+from triform.nn.kernels.sdpa import mask_info
 from triform.nn.kernels.tiling import chunked_attention, tiled_sdpa_attention
 
 REAL, PADDING = True, False
@@ -79,7 +80,7 @@ def test_every_kernel_equals_the_formula_forward_and_backward(
     monkeypatch.setattr(sdpa, "MIN_TILE_CPU", 3)  # so that short texts are cut too
     case, score_fn = MASK_CASES[mask_name], build_score_fn(score, position, causal=MASK_CASES[mask_name].causal)
     elements_per_pair = 1 if score_fn.score.is_dot_product else WIDTH
-    elements_per_query = case.rows * HEADS * min(case.s, case.mask.span.width) * elements_per_pair
+    elements_per_query = case.rows * HEADS * min(case.s, mask_info(case.mask).span.width) * elements_per_pair
     monkeypatch.setattr(tiling, "MAX_CHUNK_ELEMENTS_CPU", 4 * elements_per_query)
     for kv_heads in (HEADS, 2, 1):
         qkv = random_qkv(case.rows, case.t, case.s, kv_heads)

@@ -17,13 +17,9 @@ from triform.nn.embedding import (
     SinusoidalPositionEmbedding,
     build_sinusoidal_table,
 )
-from triform.nn.positions import (
-    RELATIVE_POSITIONS,
-    AlibiBias,
-    RotaryPosition,
-    build_relative_position,
-    expand_toeplitz,
-)
+from triform.nn.kernels.sdpa import expand_toeplitz
+from triform.nn.masks import full_mask
+from triform.nn.positions import RELATIVE_POSITIONS, AlibiBias, RotaryPosition, build_relative_position
 
 
 def sinusoid(p: int, k: int, d: int) -> float:
@@ -111,10 +107,10 @@ def test_rotary_angles_are_exact_far_out_in_float32_too() -> None:
 @pytest.mark.parametrize("name", ["alibi", "t5"])
 def test_relations_by_distance_add_alike_to_all_rows_and_are_as_told_one_by_one(name: str) -> None:
     relative_position = build_relative_position(replace(CONFIG, positions=name), 10, causal=False)
-    distances = torch.arange(-6, 4)
+    distances = full_mask.distances(4, 7, torch.device("cpu"))
     bias = relative_position.score_bias(torch.randn(3, 4, 4, 4), distances)
     assert bias.shape == (1, 4, 4, 7)
-    distance_bias = relative_position.distance_bias(distances)
+    distance_bias = relative_position.distance_bias(torch.arange(-6, 4))
     for i in range(4):
         for j in range(7):
             assert torch.equal(bias[0, :, i, j], distance_bias[:, j - (3 + i) + 6])
@@ -135,7 +131,7 @@ def test_beyond_the_farthest_distance_relative_positions_are_one() -> None:
     )
     assert relative_position.key_table.weight.shape == relative_position.value_table.weight.shape == (5, 4)
     # One query, ten keys.
-    bias = relative_position.score_bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1))[0, :, 0]
+    bias = relative_position.score_bias(torch.randn(1, 4, 1, 4), torch.arange(-9, 1)[None])[0, :, 0]
     assert (bias[:, :8] == bias[:, :1]).all()
     assert not torch.isclose(bias[:, 7:], bias[:, 7:].roll(1, -1)).any()
 

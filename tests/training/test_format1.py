@@ -25,7 +25,7 @@ from triform.io.digests import record_digests
 from triform.io.run_config import read_run_format
 from triform.io.run_layout import CHECKPOINT_FILES
 from triform.run import Run
-from triform.training.adapter import read_adapter
+from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
 
 FORMAT1 = Path(__file__).parent / "format1"

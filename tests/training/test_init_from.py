@@ -15,8 +15,8 @@ from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.run import Run, load
 from triform.tasks import TASKS
-from triform.training.adapter import METADATA_KEY, read_adapter
 from triform.training.init_from import load_matching_weights
+from triform.training.lora_adapter import METADATA_KEY, read_adapter
 
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.1}
 TRAIN_SETTINGS = {"max_steps": 4, "batch_size": 8, "lr": 0.01}

@@ -20,8 +20,9 @@ from triform.config.settings import build_config
 from triform.data.samplers import BucketSampler
 from triform.errors import ConfigError
 from triform.launch import train
-from triform.nn.loss import IGNORE_INDEX, cross_entropy, r_drop_loss
+from triform.nn.loss import IGNORE_INDEX, cross_entropy
 from triform.tasks import TASKS
+from triform.tasks.losses import r_drop_loss
 from triform.text import BpeTokenizer, train_tokenizer
 from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
 from triform.training.ensemble import must_train_alone

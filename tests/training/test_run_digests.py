@@ -19,7 +19,7 @@ from triform.io.digests import record_digests
 from triform.io.run_layout import CHECKPOINT_FILES, DIGESTS_FILE
 from triform.launch import train
 from triform.run import Run, load
-from triform.training.adapter import METADATA_KEY, read_adapter
+from triform.training.lora_adapter import METADATA_KEY, read_adapter
 from triform.training.run_folder import RunFolder
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.0}

@@ -10,8 +10,8 @@ from torch import nn
 from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 from triform.explain.attribution import compute_attributions
 from triform.explain.recorder import has_attention, record_attention, require_attention_stacks
+from triform.generation.backend import check_finite
 from triform.models.factory import AnyClassifier
-from triform.nn.loss import check_finite
 from triform.tasks import Task
 from triform.tasks.classify import Classify
 from triform.tasks.explanation import ExplanationInput, build_explanation_input

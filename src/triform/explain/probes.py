@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from triform.analysis.host_memory import require_memory
 from triform.config import Config, DataSizes, ModelConfig
-from triform.generation.adapters import GenerationAdapter, build_decoder_adapter, build_seq2seq_adapter
+from triform.generation.adapters import GenerationAdapter
+from triform.generation.scheduler import build_decoder_adapter, build_seq2seq_adapter
 from triform.models.factory import (
     AnyClassifier,
     AnyDecoder,

@@ -16,18 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
+from triform.generation.kv_cache import KVCache, StaticKVCache
 from triform.models.decoder import Decoder
-from triform.models.factory import AnyDecoder, AnySeq2Seq
-from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
-from triform.nn.kernels.batching import append_sources, extend_store, interleave_beams, write_rows
 from triform.nn.kernels.beams import BeamLayout
-from triform.nn.kernels.static_cache import StaticKVCache
-from triform.nn.kv_cache import KVCache
-from triform.nn.layouts import pad
+from triform.nn.layouts import PaddedLayout, pad
 
 TokenIds = Sequence[int]
 
@@ -54,20 +49,30 @@ class Stepper(Protocol):
         """Forget what was read and prefill these contexts (B, K) instead. Return their logits (B, K, V)."""
 
 
-class GenerationAdapter(Protocol):
+class GenerationAdapter(ABC):
     """What the scheduler needs to know about any model, Transformer or recurrent."""
 
     max_len: int  # tokens the model can read at once
     sliding_context: bool  # whether a text may outgrow `max_len`, dropping the older half of its context
+    model: nn.Module
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
+    @abstractmethod
     def initial_tokens(self, row: TokenIds) -> list[int]:
         """Return the tokens that a generated text starts with: the prompt, or the begin token of a target."""
 
+    @abstractmethod
     def build_stepper(self, beam_size: int = 1) -> Stepper:
         """Return an empty batch in which every row has `beam_size` hypotheses."""
+
+    def pad(self, rows: Sequence[TokenIds], *, left: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Pad rows to one length, on the model's device: the tokens (N, P), and `keep` or None (see `pad`)."""
+        tokens, keep = pad(rows, left=left)
+        return tokens.to(self.device), None if keep is None else keep.to(self.device)
 
 
 @dataclass
@@ -81,21 +86,13 @@ class Prefill:
     logits: Tensor
 
 
-class TransformerAdapter(ABC):
+class TransformerAdapter(GenerationAdapter):
     """A Transformer that keeps keys and values. Its decode step can be captured as a CUDA graph."""
 
-    sliding_context: bool
     model: Decoder | Seq2Seq
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    @abstractmethod
-    def initial_tokens(self, row: TokenIds) -> list[int]: ...
 
     @abstractmethod
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
@@ -114,6 +111,15 @@ class TransformerAdapter(ABC):
         return CachedStepper(self, beam_size)
 
 
+class LeftPaddedLayout(PaddedLayout):
+    """One sequence in each row, padded on the left; `keep` (B, S) includes the tokens in the cache."""
+
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:  # -> (B, T)
+        """Return positions that are 0 at the first real token of each row."""
+        assert self.keep is not None
+        return (self.keep.cumsum(dim=1) - 1).clamp(min=0)[:, start : start + t]
+
+
 class DecoderAdapter(TransformerAdapter):
     """Continues prompts. Prompts are padded on the left, so that all of them end in the same column."""
 
@@ -128,17 +134,16 @@ class DecoderAdapter(TransformerAdapter):
 
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
         prompts = [self.initial_tokens(row) for row in rows]
-        tokens, keep = _to_device(pad(prompts, left=True), self.device)  # (N, P)
-        positions = None if keep is None else (keep.cumsum(dim=1) - 1).clamp(min=0)
-        cache = KVCache(len(self.model.blocks))
-        hidden_states = self.model.hidden_states(tokens, keep, positions, cache)  # (N, P, D)
+        tokens, keep = self.pad(prompts, left=True)  # (N, P)
+        cache, layout = KVCache(len(self.model.blocks)), None if keep is None else LeftPaddedLayout(keep)
+        hidden_states = self.model.hidden_states(tokens, layout, cache)  # (N, P, D)
         logits = self.model.lm_head(hidden_states[:, -1]).float()
         return Prefill(cache, keep, None, [len(prompt) for prompt in prompts], logits)
 
     def decode_step(
         self, tokens: Tensor, layout: BeamLayout | None, cache: KVCache | StaticKVCache, source_keep: Tensor | None
     ) -> Tensor:
-        return self.model.lm_head(self.model.hidden_states(tokens, layout, None, cache)).float()
+        return self.model.lm_head(self.model.hidden_states(tokens, layout, cache)).float()
 
 
 class Seq2SeqAdapter(TransformerAdapter):
@@ -158,22 +163,18 @@ class Seq2SeqAdapter(TransformerAdapter):
         return [self.bos]
 
     def prefill(self, rows: Sequence[TokenIds]) -> Prefill:
-        source, keep = _to_device(pad(rows), self.device)  # (N, S)
+        source, keep = self.pad(rows)  # (N, S)
         target = torch.full((len(rows), 1), self.bos, device=source.device)
         cache = KVCache(len(self.model.blocks))
-        logits = self.model.decode(target, self.model.encoder(source, keep), keep, cache)[:, -1].float()
-        return Prefill(cache, None, keep, [1] * len(rows), logits)
+        states = self.model.decoder_states(target, self.model.encoder(source, keep), keep, cache)  # (N, 1, D)
+        return Prefill(cache, None, keep, [1] * len(rows), self.model.lm_head(states[:, -1]).float())
 
     def decode_step(
         self, tokens: Tensor, layout: BeamLayout | None, cache: KVCache | StaticKVCache, source_keep: Tensor | None
     ) -> Tensor:
         no_states = self.model.embedding.token_embedding.weight.new_empty(0)  # the cache has their keys and values
-        return self.model.decode(tokens, no_states, source_keep, cache, layout).float()
-
-
-def _to_device(padded: tuple[Tensor, Tensor | None], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    tokens, keep = padded
-    return tokens.to(device), None if keep is None else keep.to(device)
+        states = self.model.decoder_states(tokens, no_states, source_keep, cache, layout)  # (B, K, D)
+        return self.model.lm_head(states).float()
 
 
 class CachedStepper:
@@ -199,10 +200,16 @@ class CachedStepper:
         if not self.lengths:
             self._start(prefilled)
             return prefilled.logits
-        self.source_keep = append_sources(self.cache, prefilled.cache, self.source_keep, prefilled.source_keep)
+        self._append_sources(prefilled)
         self._write_prefill(prefilled)
         self.lengths = self.lengths + prefilled.lengths
         return prefilled.logits
+
+    def _append_sources(self, prefilled: Prefill) -> None:
+        keep = None
+        for (_, source_store), (_, new_store) in zip(self.cache.stores, prefilled.cache.stores, strict=True):
+            keep = source_store.append_rows(new_store, self.source_keep, prefilled.source_keep)
+        self.source_keep = keep
 
     def _start(self, prefilled: Prefill) -> None:
         """Take over the cache of the first rows as it is."""
@@ -257,7 +264,7 @@ class CachedStepper:
         keep = torch.ones(1, width, dtype=torch.bool, device=device) if prefilled.keep is None else prefilled.keep
         keep = keep.expand(len(prefilled.logits), -1).view(len(contexts), beam_size, width)
         for kv_store, _ in self.cache.stores:
-            interleave_beams(kv_store, beam_size)
+            kv_store.interleave_beams(beam_size)
         identity = torch.eye(beam_size, dtype=torch.bool, device=device)
         self.keep = (keep[..., None] & identity[:, None]).flatten(2)  # (B, K, P · K)
         self.key_times = torch.arange(width, device=device).repeat_interleave(beam_size)
@@ -273,7 +280,7 @@ class CachedStepper:
         if n_front < 0:
             n_front = -int(torch.searchsorted(self.key_times, first_time))
         for kv_store, _ in self.cache.stores:
-            extend_store(kv_store, extra_rows=n_added, front_padding=n_front)
+            kv_store.extend(extra_rows=n_added, front_padding=n_front)
         front_times = torch.arange(first_time, first_time + max(n_front, 0), device=device)
         self.key_times = torch.cat([front_times, self.key_times[max(-n_front, 0) :]])
         self.keep = keep.new_zeros(n_before + n_added, self.beam_size, len(self.key_times))
@@ -282,19 +289,7 @@ class CachedStepper:
         times = torch.arange(width, device=device) + (self.key_times[-1] - width + 1)
         write_columns = torch.searchsorted(self.key_times, times)
         for (kv_store, _), (new_store, _) in zip(self.cache.stores, prefilled.cache.stores, strict=True):
-            write_rows(kv_store, new_rows, write_columns, new_store.key_value())
+            kv_store.write_rows(new_rows, write_columns, new_store.key_value())
         valid = prefilled.keep if prefilled.keep is not None else keep.new_ones(n_added, width)
         for hypothesis in range(self.beam_size):
             self.keep[new_rows[:, None], hypothesis, write_columns] = valid
-
-
-def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
-    """Return the adapter of a language model, Transformer or recurrent."""
-    return RecurrentDecoderAdapter(model) if isinstance(model, RecurrentDecoder) else DecoderAdapter(model, max_len)
-
-
-def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> GenerationAdapter:
-    """Return the adapter of a translation model, Transformer or recurrent; targets start with token `bos`."""
-    if isinstance(model, RecurrentSeq2Seq):
-        return RecurrentSeq2SeqAdapter(model, bos)
-    return Seq2SeqAdapter(model, max_len, bos)

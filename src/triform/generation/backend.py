@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from triform.errors import NonFiniteError
 from triform.generation.adapters import GenerationAdapter, TokenIds
-from triform.nn.loss import check_finite
 
 NEG_INF = float("-inf")
 MIN_EVICT_FRACTION = 1 / 8  # of the rows must be done before any is removed: removing copies the keys of the others
@@ -130,6 +130,12 @@ class TokenPicker:
                 if token != self.eos:
                     row.output.append(token)
                 row.done = token == self.eos or len(row.output) >= row.request.max_new_tokens
+
+
+def check_finite(logits: Tensor) -> None:  # (..., V)
+    """Raise `NonFiniteError` if any logits are NaN or infinite."""
+    if not logits.amax(dim=-1).isfinite().all():
+        raise NonFiniteError
 
 
 class Backend(Protocol):

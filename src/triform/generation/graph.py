@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from triform.generation.adapters import TransformerAdapter
-from triform.generation.backend import Row, TokenPicker
+from triform.generation.backend import Row, TokenPicker, check_finite
 from triform.generation.slots import STEPS_PER_SYNC, DecodeSlots, PrefilledRows, SlotShape
-from triform.nn.loss import check_finite
 
 MAX_GRAPH_HYPOTHESES = 640  # that are decoded at once
 CACHE_MEMORY_FRACTION = 0.1  # of the memory of a GPU, for the keys and values of all slots

@@ -10,16 +10,17 @@ Shapes: B rows, K hypotheses of a row (1 without beam search), P prompt tokens, 
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from triform.generation.adapters import GenerationAdapter, TokenIds
+from triform.generation.kv_cache import CrossKVStore
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from triform.nn.kernels.batching import append_source
-from triform.nn.layouts import pad
+from triform.nn.layouts import PaddedLayout
 from triform.nn.recurrent import RecurrentState
 
 
@@ -27,40 +28,32 @@ from triform.nn.recurrent import RecurrentState
 class RecurrentPrefill:
     """The result of reading N rows: the state of each, and the logits (N, V) of the next token."""
 
-    state: RecurrentState
+    hidden: Tensor  # (L, P, N, D): the states of the layers
+    source: CrossKVStore  # keys and values of the sources of an encoder-decoder
     source_keep: Tensor | None  # (N, S): False marks padding of a source; None: there is none
     logits: Tensor
 
 
-class RecurrentAdapter(ABC):
+class RecurrentAdapter(GenerationAdapter):
     """A recurrent model. It reads prompts of any length."""
 
     max_len = sys.maxsize
     sliding_context = False
     model: RecurrentDecoder | RecurrentSeq2Seq
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
     @abstractmethod
-    def initial_tokens(self, row: Sequence[int]) -> list[int]:
-        """Return the tokens that a generated text starts with: the prompt, or the begin token of a target."""
-
-    @abstractmethod
-    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
+    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
         """Read these rows in one pass and keep their states."""
 
     @abstractmethod
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
-        """Feed one token (B, K) to each hypothesis, advance the state and return logits (B, K, V)."""
+        """Feed one token (B, K) to each hypothesis, advance the state and return logits (B, K, V).
+
+        The state has a row for each hypothesis, those of a row of the batch side by side: (B · K).
+        """
 
     def build_stepper(self, beam_size: int = 1) -> RecurrentStepper:
         return RecurrentStepper(self, beam_size)
-
-    def _pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        tokens, keep = pad(rows)
-        return tokens.to(self.device), None if keep is None else keep.to(self.device)
 
 
 class RecurrentDecoderAdapter(RecurrentAdapter):
@@ -69,19 +62,21 @@ class RecurrentDecoderAdapter(RecurrentAdapter):
     def __init__(self, model: RecurrentDecoder) -> None:
         self.model: RecurrentDecoder = model
 
-    def initial_tokens(self, row: Sequence[int]) -> list[int]:
+    def initial_tokens(self, row: TokenIds) -> list[int]:
         return list(row)
 
-    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
+    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
         state = RecurrentState()
-        tokens, keep = self._pad(rows)  # (N, P)
+        tokens, keep = self.pad(rows)  # (N, P)
         lengths = [len(row) for row in rows]
         hidden_states = self.model.hidden_states(tokens, keep, state, None if keep is None else lengths)
         last_states = hidden_states[range(len(rows)), [length - 1 for length in lengths]]  # (N, D)
-        return RecurrentPrefill(state, None, self.model.lm_head(last_states).float())
+        assert state.hidden is not None
+        return RecurrentPrefill(state.hidden, CrossKVStore(), None, self.model.lm_head(last_states).float())
 
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
-        return self.model.step(tokens, state).float()
+        logits = self.model(tokens.flatten()[:, None], None, state)  # (B · K, 1, V)
+        return logits.view(*tokens.shape, -1).float()
 
 
 class RecurrentSeq2SeqAdapter(RecurrentAdapter):
@@ -91,62 +86,65 @@ class RecurrentSeq2SeqAdapter(RecurrentAdapter):
         self.model: RecurrentSeq2Seq = model
         self.bos = bos
 
-    def initial_tokens(self, row: Sequence[int]) -> list[int]:
+    def initial_tokens(self, row: TokenIds) -> list[int]:
         return [self.bos]
 
-    def prefill(self, rows: Sequence[Sequence[int]]) -> RecurrentPrefill:
-        state = RecurrentState()
-        source, keep = self._pad(rows)  # (N, S)
+    def prefill(self, rows: Sequence[TokenIds]) -> RecurrentPrefill:
+        store = CrossKVStore()
+        state = RecurrentState(source_store=store)
+        source, keep = self.pad(rows)  # (N, S)
         target = torch.full((len(rows), 1), self.bos, device=source.device)
         decoder_states = self.model.decoder_states(target, self.model.encoder(source, keep), keep, state)
-        return RecurrentPrefill(state, keep, self.model.lm_head(decoder_states[:, -1]).float())
+        assert state.hidden is not None
+        return RecurrentPrefill(state.hidden, store, keep, self.model.lm_head(decoder_states[:, -1]).float())
 
     def decode_step(self, tokens: Tensor, state: RecurrentState, source_keep: Tensor | None) -> Tensor:
-        return self.model.step(tokens, state, source_keep).float()
+        x = self.model.embedding(tokens, tokens)  # (B, K, D); recurrent models have no position embeddings
+        y, state.hidden = self.model.blocks(x.flatten(0, 1)[:, None], state.hidden)  # (B · K, 1, D)
+        no_states = x.new_empty(0)  # the store has the keys and values of the source
+        mask = PaddedLayout(source_keep).mask  # the hypotheses of a row share its source
+        states = self.model.attend_source(y.view(x.shape), no_states, mask, state.source_store)
+        return self.model.lm_head(states).float()
 
 
 class RecurrentStepper:
     """Steps a batch of rows over their states; the hypotheses of a row are neighbours in them, (B · K)."""
 
-    state: RecurrentState
+    hidden: Tensor  # (L, P, B · K, D)
+    source: CrossKVStore
     source_keep: Tensor | None
 
     def __init__(self, adapter: RecurrentAdapter, beam_size: int = 1) -> None:
         self.adapter, self.beam_size, self.n_rows = adapter, beam_size, 0
 
-    def append_rows(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def append_rows(self, rows: Sequence[TokenIds]) -> Tensor:
         prefilled = self.adapter.prefill(rows)
-        prefilled.state.repeat(self.beam_size)
+        hidden = prefilled.hidden.repeat_interleave(self.beam_size, dim=2)
         if self.n_rows:
+            self.hidden = torch.cat([self.hidden, hidden], dim=2)
             keeps = self.source_keep, prefilled.source_keep
-            self.source_keep = append_state_rows(self.state, prefilled.state, *keeps)
+            self.source_keep = self.source.append_rows(prefilled.source, *keeps)
         else:
-            self.state, self.source_keep = prefilled.state, prefilled.source_keep
+            self.hidden, self.source, self.source_keep = hidden, prefilled.source, prefilled.source_keep
         self.n_rows += len(rows)
         return prefilled.logits
 
     def step(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
         if parents is not None:
             offsets = self.beam_size * torch.arange(self.n_rows, device=parents.device)[:, None]
-            self.state.reorder((offsets + parents).flatten())
-        return self.adapter.decode_step(tokens, self.state, self.source_keep)
+            self.hidden = self.hidden.index_select(2, (offsets + parents).flatten())
+        state = RecurrentState(self.hidden, self.source)
+        logits = self.adapter.decode_step(tokens, state, self.source_keep)
+        assert state.hidden is not None
+        self.hidden = state.hidden
+        return logits
 
     def select(self, rows: Tensor) -> None:
         hypotheses = torch.arange(self.beam_size, device=rows.device)
-        self.state.reorder((self.beam_size * rows[:, None] + hypotheses).flatten())
-        self.state.source.select(rows)
+        self.hidden = self.hidden.index_select(2, (self.beam_size * rows[:, None] + hypotheses).flatten())
+        self.source.select(rows)
         self.source_keep = None if self.source_keep is None else self.source_keep[rows]
         self.n_rows = len(rows)
 
-    def restart(self, contexts: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    def restart(self, contexts: Sequence[Sequence[TokenIds]]) -> Tensor:
         raise AssertionError("the context of a recurrent model is never full")
-
-
-def append_state_rows(
-    state: RecurrentState, other: RecurrentState, keep: Tensor | None, other_keep: Tensor | None
-) -> Tensor | None:
-    """Append the rows of another state; returns which source tokens are real, (B + N, S)."""
-    assert state.hidden is not None
-    assert other.hidden is not None
-    state.hidden = torch.cat([state.hidden, other.hidden], dim=2)
-    return append_source(state.source, other.source, keep, other_keep)

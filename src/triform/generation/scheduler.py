@@ -21,11 +21,14 @@ from functools import partial
 import torch
 
 from triform.config import DecodeConfig
-from triform.generation.adapters import GenerationAdapter, TransformerAdapter
+from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
 from triform.generation.backend import Backend, EagerBackend, Request, Row, StoppingCriteria, TokenPicker
 from triform.generation.beam import BeamPicker
 from triform.generation.graph import GraphBackend
+from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
 from triform.generation.sampling import SamplePicker
+from triform.models.factory import AnyDecoder, AnySeq2Seq
+from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.progress import report_progress
 
 MAX_EAGER_HYPOTHESES = 128  # in a batch of the eager back end
@@ -131,6 +134,18 @@ def build_picker(
     if strategy == "beam":
         return BeamPicker(stopping, device, beam_size=config.beam_size, length_penalty=config.length_penalty)
     return TokenPicker(stopping, device)
+
+
+def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
+    """Return the adapter of a language model, Transformer or recurrent."""
+    return RecurrentDecoderAdapter(model) if isinstance(model, RecurrentDecoder) else DecoderAdapter(model, max_len)
+
+
+def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> GenerationAdapter:
+    """Return the adapter of a translation model, Transformer or recurrent; targets start with token `bos`."""
+    if isinstance(model, RecurrentSeq2Seq):
+        return RecurrentSeq2SeqAdapter(model, bos)
+    return Seq2SeqAdapter(model, max_len, bos)
 
 
 def row_seeds(seed: int, rows: Sequence[int]) -> list[int]:

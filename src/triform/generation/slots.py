@@ -19,9 +19,9 @@ from torch import Tensor
 
 from triform.generation.adapters import Prefill, TransformerAdapter
 from triform.generation.backend import TokenPicker
+from triform.generation.kv_cache import StaticKVCache
 from triform.nn.kernels.beams import BeamLayout
 from triform.nn.kernels.cuda_graph import capture_cuda_graph
-from triform.nn.kernels.static_cache import StaticKVCache
 
 log = logging.getLogger("triform")
 STEPS_PER_SYNC = 16  # steps that are replayed before the host reads the tokens

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from torch import Tensor, nn
 
 from triform.config import DataSizes, ModelConfig
-from triform.nn.attention import Attention
+from triform.nn.attention import Attention, KVStore
 from triform.nn.block import Block, LayerContext
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.kv_cache import KVCacheLike
 from triform.nn.layouts import BatchLayout, LayoutLike, as_layout
 from triform.nn.loss import HeadLoss, lm_head_loss
 from triform.nn.masks import AttentionMask, build_layer_masks
 from triform.nn.norm import NORMS
 from triform.nn.positions import build_relative_position
+
+
+class KVCacheLike(Protocol):
+    """The keys and values of earlier tokens; `generation/kv_cache.py` has the caches."""
+
+    @property
+    def length(self) -> int:
+        """Number of cached positions."""
+
+    @property
+    def stores(self) -> Sequence[tuple[KVStore, KVStore]]:
+        """The stores of self-attention and cross-attention of each layer."""
 
 
 def build_lm_head(config: ModelConfig, embedding: InputEmbedding) -> nn.Linear:
@@ -29,15 +40,10 @@ def build_lm_head(config: ModelConfig, embedding: InputEmbedding) -> nn.Linear:
 
 
 def layer_contexts(
-    layer_masks: Sequence[AttentionMask],
-    layout: BatchLayout,
-    tokens: Tensor,
-    cache: KVCacheLike | None,
-    positions: Tensor | None = None,
+    layer_masks: Sequence[AttentionMask], layout: BatchLayout, tokens: Tensor, cache: KVCacheLike | None
 ) -> list[LayerContext]:
     """Return the context of each layer for new tokens (B, T), which follow those in the cache."""
-    if positions is None:
-        positions = layout.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
+    positions = layout.positions(cache.length if cache else 0, tokens.shape[1], tokens.device)
     masks = layout.self_attention_masks(layer_masks)
     if cache is None:
         return [LayerContext(mask, positions) for mask in masks]
@@ -68,32 +74,20 @@ class Decoder(nn.Module):
         self.head_loss: HeadLoss = lm_head_loss
         initialise_weights(self, config.n_layers)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        keep: LayoutLike = None,
-        positions: Tensor | None = None,
-        cache: KVCacheLike | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, keep: LayoutLike = None, cache: KVCacheLike | None = None) -> Tensor:
         """Return the logits (B, T, V) of the token after each position; for the arguments see `hidden_states`."""
-        return self.lm_head(self.hidden_states(tokens, keep, positions, cache))
+        return self.lm_head(self.hidden_states(tokens, keep, cache))
 
-    def hidden_states(
-        self,
-        tokens: Tensor,
-        keep: LayoutLike = None,
-        positions: Tensor | None = None,
-        cache: KVCacheLike | None = None,
-    ) -> Tensor:
+    def hidden_states(self, tokens: Tensor, keep: LayoutLike = None, cache: KVCacheLike | None = None) -> Tensor:
         """Return the states (B, T, D) that the head reads.
 
         Args:
             tokens: Token ids (B, T).
-            keep: True for real tokens (B, S), those in the cache included; or the layout of the batch.
-            positions: Positions of the tokens, for rows that are padded on the left.
+            keep: True for real tokens (B, S), those in the cache included, padded on the right; or the layout of
+                the batch.
             cache: Keys and values of earlier tokens; the new ones are added.
         """
-        contexts = layer_contexts(self.layer_masks, as_layout(keep), tokens, cache, positions)
+        contexts = layer_contexts(self.layer_masks, as_layout(keep), tokens, cache)
         x = self.embedding(tokens, contexts[0].positions)
         for block, context in zip(self.blocks, contexts, strict=True):
             x = block(x, context)

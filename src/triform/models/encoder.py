@@ -12,7 +12,7 @@ from triform.nn.attention import Attention
 from triform.nn.block import Block, LayerContext
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.layouts import POOLINGS, SequenceLayoutLike, as_layout
+from triform.nn.layouts import POOLINGS, LayoutLike, as_layout
 from triform.nn.masks import build_layer_masks
 from triform.nn.norm import NORMS
 from triform.nn.positions import build_relative_position
@@ -34,7 +34,7 @@ class Encoder(nn.Module):
         )
         self.final_norm = NORMS[config.norm](config) if config.final_norm else nn.Identity()
 
-    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None, segments: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, keep: LayoutLike = None, segments: Tensor | None = None) -> Tensor:
         """Return the states (B, T, D) of tokens (B, T).
 
         Args:
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
         self.classification_head = build_classification_head(config, sizes.n_labels)
         initialise_weights(self, config.n_layers)
 
-    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None, segments: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, keep: LayoutLike = None, segments: Tensor | None = None) -> Tensor:
         """Return label logits (B, labels); for the arguments see `Encoder.forward`."""
         layout = as_layout(keep)
         pooled = self.pool(layout, self.encoder(tokens, layout, segments))  # (B, D)

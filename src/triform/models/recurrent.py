@@ -1,7 +1,7 @@
 """The three forms as recurrent models, which are called and trained like the Transformers.
 
-They share embedding, heads and attention over the source with them, so a task need not know which kind it has.
-Between calls they keep a `RecurrentState` where Transformers keep a cache.
+They share embedding, heads and attention over the source with the Transformers, so a task need not know which kind
+it has. Between calls they keep a `RecurrentState` where Transformers keep a KV cache.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from triform.config import DataSizes, ModelConfig
 from triform.models.decoder import build_lm_head
 from triform.models.encoder import build_classification_head
-from triform.nn.attention import Attention
+from triform.nn.attention import Attention, KVStore
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.layouts import POOLINGS, PaddedLayout, SequenceLayout, SequenceLayoutLike, as_layout
+from triform.nn.layouts import POOLINGS, BatchLayout, LayoutLike, as_layout
 from triform.nn.loss import HeadLoss, lm_head_loss
+from triform.nn.masks import AttentionMask
 from triform.nn.recurrent import BidirectionalLayer, RecurrentStack, RecurrentState, UnidirectionalLayer, cell_class
 from triform.nn.scores import SCORES
 
@@ -28,16 +29,13 @@ class RecurrentEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        is_unidirectional = config.attention_direction == "causal"
-        # Width of the forward states.
-        self.forward_size = config.d_model if is_unidirectional else config.d_model // 2
+        is_causal = config.attention_direction == "causal"
+        layer_class = UnidirectionalLayer if is_causal else BidirectionalLayer
+        self.forward_size = config.d_model if is_causal else config.d_model // 2  # width of the forward states
         self.embedding = InputEmbedding(config.as_single_head, sizes.vocab_size, sizes.max_len)
-        self.blocks = nn.ModuleList(
-            (UnidirectionalLayer if is_unidirectional else BidirectionalLayer)(config)
-            for _ in range(config.n_layers)
-        )
+        self.blocks = nn.ModuleList(layer_class(config) for _ in range(config.n_layers))
 
-    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
+    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, T, D)
         """Return the states of the tokens."""
         layout = as_layout(keep)
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
@@ -46,7 +44,7 @@ class RecurrentEncoder(nn.Module):
             x = block(x, reverse_index)
         return layout.from_padded(x)
 
-    def final_states(self, layout: SequenceLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
+    def final_states(self, layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (rows, D)
         """Return the final state of each sequence: the last forward and the first backward state."""
         return torch.cat([layout.last(x)[:, : self.forward_size], layout.first(x)[:, self.forward_size :]], dim=-1)
 
@@ -62,7 +60,7 @@ class RecurrentClassifier(nn.Module):
         self.classification_head = build_classification_head(config, sizes.n_labels)
         initialise_weights(self, depth=0)
 
-    def forward(self, tokens: Tensor, keep: SequenceLayoutLike = None) -> Tensor:  # (B, T) -> (B, labels)
+    def forward(self, tokens: Tensor, keep: LayoutLike = None) -> Tensor:  # (B, T) -> (B, labels)
         layout = as_layout(keep)
         return self.classification_head(self.dropout(self.pool(layout, self.encoder(tokens, layout))))
 
@@ -79,18 +77,19 @@ class RecurrentDecoder(nn.Module):
         initialise_weights(self, depth=0)
 
     def forward(
-        self, tokens: Tensor, keep: SequenceLayoutLike = None, recurrent_state: RecurrentState | None = None
+        self, tokens: Tensor, keep: LayoutLike = None, recurrent_state: RecurrentState | None = None
     ) -> Tensor:
-        return self.lm_head(self.hidden_states(tokens, keep, recurrent_state))  # (B, T, V)
+        """Return the logits (B, T, V) of the token after each position; see `hidden_states`."""
+        return self.lm_head(self.hidden_states(tokens, keep, recurrent_state))
 
     def hidden_states(
         self,
         tokens: Tensor,
-        keep: SequenceLayoutLike = None,
+        keep: LayoutLike = None,
         recurrent_state: RecurrentState | None = None,
         lengths: Sequence[int] | None = None,
-    ) -> Tensor:  # (B, T) -> (B, T, D)
-        """Return the states that the head reads.
+    ) -> Tensor:
+        """Return the states (B, T, D) that the head reads.
 
         Args:
             tokens: Token ids (B, T), padded on the right.
@@ -98,25 +97,10 @@ class RecurrentDecoder(nn.Module):
             recurrent_state: The state to continue from; the final state is written to it.
             lengths: The lengths of the rows, needed to continue later from the end of each.
         """
-        layout, recurrent_state = as_layout(keep), recurrent_state or RecurrentState()
+        layout, state = as_layout(keep), recurrent_state or RecurrentState()
         x = layout.to_padded(self.embedding(tokens, layout.positions(0, tokens.shape[1], tokens.device)))
-        initial_state = self.blocks.zero_state(x) if recurrent_state.hidden is None else recurrent_state.hidden
-        x, recurrent_state.hidden = self.blocks(x, initial_state, lengths)
+        x, state.hidden = self.blocks(x, state.hidden, lengths)
         return layout.from_padded(x)
-
-    def step(self, tokens: Tensor, recurrent_state: RecurrentState) -> Tensor:  # (B, size) -> (B, size, V)
-        """Return the logits after one more token for each hypothesis, whose states lie side by side."""
-        x = self.embedding(tokens, tokens)  # positions are not used
-        return self.lm_head(step_hypotheses(self.blocks, x, recurrent_state))
-
-
-def step_hypotheses(
-    blocks: RecurrentStack, x: Tensor, recurrent_state: RecurrentState
-) -> Tensor:  # (B, size, D) -> (B, size, D)
-    """Read one token for each hypothesis, as a row of its own."""
-    assert recurrent_state.hidden is not None, "nothing was read yet"
-    y, recurrent_state.hidden = blocks(x.flatten(0, 1)[:, None], recurrent_state.hidden)
-    return y.view(x.shape)
 
 
 class RecurrentSeq2Seq(nn.Module):
@@ -128,17 +112,15 @@ class RecurrentSeq2Seq(nn.Module):
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         super().__init__()
-        shared_config = config.as_single_head
+        shared_config, width = config.as_single_head, config.d_model
         self.encoder = RecurrentEncoder(config, sizes)
         self.embedding = InputEmbedding(shared_config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
         if config.tie_embeddings and not sizes.target_vocab_size:
             self.embedding.token_embedding = self.encoder.embedding.token_embedding
-        self.initial_state_proj = nn.Linear(
-            config.d_model, config.n_layers * cell_class(config).n_state_vectors * config.d_model
-        )
+        self.initial_state_proj = nn.Linear(width, config.n_layers * cell_class(config).n_state_vectors * width)
         self.blocks = RecurrentStack(config)
         self.cross_attn = Attention(shared_config, None, SCORES[config.attention_score])
-        self.state_proj = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.state_proj = nn.Linear(width, width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.lm_head = build_lm_head(config, self.embedding)
         self.head_loss: HeadLoss = lm_head_loss
@@ -148,9 +130,10 @@ class RecurrentSeq2Seq(nn.Module):
         self,
         source: Tensor,
         target: Tensor,
-        source_keep: SequenceLayoutLike = None,
-        target_keep: SequenceLayoutLike = None,
-    ) -> Tensor:  # (B, S), (B, T) -> (B, T, V)
+        source_keep: LayoutLike = None,
+        target_keep: LayoutLike = None,
+    ) -> Tensor:
+        """Return the logits (B, T, V) of the token after each position; for the arguments see `Seq2Seq.forward`."""
         encoder_states = self.encoder(source, source_keep)
         return self.lm_head(self.decoder_states(target, encoder_states, source_keep, target_keep=target_keep))
 
@@ -158,53 +141,31 @@ class RecurrentSeq2Seq(nn.Module):
         self,
         target: Tensor,
         encoder_states: Tensor,
-        source_keep: SequenceLayoutLike = None,
+        source_keep: LayoutLike = None,
         recurrent_state: RecurrentState | None = None,
-        target_keep: SequenceLayoutLike = None,
-    ) -> Tensor:  # (B, T), (B, S, D) -> (B, T, D)
-        """Return the states that the head reads; final state and source are written to `recurrent_state`."""
-        layout, source_layout, recurrent_state = (
-            as_layout(target_keep),
-            as_layout(source_keep),
-            recurrent_state or RecurrentState(),
-        )
+        target_keep: LayoutLike = None,
+    ) -> Tensor:
+        """Return the states (B, T, D) that the head reads; the final state is written to `recurrent_state`."""
+        layout, source_layout = as_layout(target_keep), as_layout(source_keep)
+        state = recurrent_state or RecurrentState()
         x = layout.to_padded(self.embedding(target, layout.positions(0, target.shape[1], target.device)))
-        x, recurrent_state.hidden = self.blocks(x, self.initial_state(encoder_states, source_layout))
-        return self._attend_source(layout.from_padded(x), encoder_states, source_layout, layout, recurrent_state)
+        x, state.hidden = self.blocks(x, self.initial_state(encoder_states, source_layout))
+        mask = source_layout.cross_attention_mask(layout)
+        return self.attend_source(layout.from_padded(x), encoder_states, mask, state.source_store)
 
-    def initial_state(
-        self, encoder_states: Tensor, source_layout: SequenceLayout
-    ) -> Tensor:  # (B, S, D) -> (L, P, B, D)
-        """Return the decoder's first state, computed from the final states of the encoder."""
-        n_layers, n_vectors, width = self.blocks.state_shape
-        initial = torch.tanh(
-            self.initial_state_proj(self.encoder.final_states(source_layout, encoder_states))
-        )  # (B, L · P · D)
-        return initial.view(len(initial), n_layers, n_vectors, width).permute(1, 2, 0, 3).contiguous()
+    def initial_state(self, encoder_states: Tensor, source_layout: BatchLayout) -> Tensor:  # -> (L, P, B, D)
+        """Return the decoder's first state, computed from the final states of the encoder (B, S, D)."""
+        final_states = self.encoder.final_states(source_layout, encoder_states)
+        initial = torch.tanh(self.initial_state_proj(final_states))  # (B, L · P · D)
+        return initial.view(len(initial), *self.blocks.state_shape).permute(1, 2, 0, 3).contiguous()
 
-    def _attend_source(
-        self,
-        x: Tensor,
-        encoder_states: Tensor,
-        source_layout: SequenceLayout,
-        layout: SequenceLayout,
-        recurrent_state: RecurrentState,
-    ) -> Tensor:  # (B, T, D) -> (B, T, D)
+    def attend_source(
+        self, x: Tensor, encoder_states: Tensor, mask: AttentionMask, source_store: KVStore | None = None
+    ) -> Tensor:  # (B, T, D), (B, S, D) -> (B, T, D)
         """Return tanh(W c + U x), where c is what x reads of the source by attention."""
-        context = self.cross_attn(
-            x, encoder_states, source_layout.cross_attention_mask(layout), x, recurrent_state.source
-        )
+        context = self.cross_attn(x, encoder_states, mask, x, source_store)
         return self.dropout(torch.tanh(context + self.state_proj(x)))
 
-    def step(
-        self, tokens: Tensor, recurrent_state: RecurrentState, source_keep: Tensor | None
-    ) -> Tensor:  # (B, size) -> (B, size, V)
-        """Return the logits after one more token for each hypothesis; those of a row share its source."""
-        x = step_hypotheses(self.blocks, self.embedding(tokens, tokens), recurrent_state)
-        no_states = x.new_empty(0)  # the recurrent state holds the keys and values of the source
-        return self.lm_head(
-            self._attend_source(x, no_states, PaddedLayout(source_keep), PaddedLayout(None), recurrent_state)
-        )
-
     def attention_stacks(self) -> dict[str, list[Attention]]:
+        """Return the attention layers by the name of their stack."""
         return {"cross": [self.cross_attn]}

@@ -7,14 +7,13 @@ from typing import cast
 from torch import Tensor, nn
 
 from triform.config import DataSizes, ModelConfig
-from triform.models.decoder import build_lm_head, layer_contexts
+from triform.models.decoder import KVCacheLike, build_lm_head, layer_contexts
 from triform.models.encoder import Encoder
 from triform.nn.attention import Attention
 from triform.nn.block import CrossBlock
 from triform.nn.embedding import InputEmbedding
 from triform.nn.initialisation import initialise_weights
-from triform.nn.kv_cache import KVCacheLike
-from triform.nn.layouts import LayoutLike, SequenceLayoutLike, as_layout
+from triform.nn.layouts import LayoutLike, as_layout
 from triform.nn.loss import HeadLoss, lm_head_loss
 from triform.nn.masks import build_layer_masks
 from triform.nn.norm import NORMS
@@ -49,7 +48,7 @@ class Seq2Seq(nn.Module):
         initialise_weights(self, config.n_layers)
 
     def forward(
-        self, source: Tensor, target: Tensor, source_keep: SequenceLayoutLike = None, target_keep: LayoutLike = None
+        self, source: Tensor, target: Tensor, source_keep: LayoutLike = None, target_keep: LayoutLike = None
     ) -> Tensor:
         """Return the logits (B, T, V) of the token after each position of the target.
 
@@ -59,28 +58,21 @@ class Seq2Seq(nn.Module):
             source_keep: True for real source tokens (B, S); or the layout of the sources.
             target_keep: The same for the targets. Padding after a target needs no mask: it is in the future.
         """
-        return self.decode(target, self.encoder(source, source_keep), source_keep, target_keep=target_keep)
-
-    def decode(
-        self,
-        target: Tensor,
-        encoder_states: Tensor,
-        source_keep: SequenceLayoutLike = None,
-        cache: KVCacheLike | None = None,
-        target_keep: LayoutLike = None,
-    ) -> Tensor:
-        """Return the logits (B, T, V) from the encoder's states (B, S, D); `cache` holds earlier target tokens."""
-        return self.lm_head(self.decoder_states(target, encoder_states, source_keep, cache, target_keep))
+        encoder_states = self.encoder(source, source_keep)
+        return self.lm_head(self.decoder_states(target, encoder_states, source_keep, target_keep=target_keep))
 
     def decoder_states(
         self,
         target: Tensor,
         encoder_states: Tensor,
-        source_keep: SequenceLayoutLike = None,
+        source_keep: LayoutLike = None,
         cache: KVCacheLike | None = None,
         target_keep: LayoutLike = None,
     ) -> Tensor:
-        """Return the states (B, T, D) that the head reads. If one side is packed, so is the other."""
+        """Return the states (B, T, D) that the head reads, from the encoder's states (B, S, D).
+
+        The cache holds earlier target tokens. If one side is packed, so is the other.
+        """
         layout = as_layout(target_keep)
         source_mask = as_layout(source_keep).cross_attention_mask(layout)
         contexts = layer_contexts(self.layer_masks, layout, target, cache)

@@ -2,8 +2,8 @@
 
 `naive_attention` is the formula, written out step by step. `Attention` projects its inputs to queries, keys and
 values, calls its `kernel` (the formula, unless `triform.nn.kernels.use_fast_kernels` set a faster one) and projects
-the result back. What varies between models is in the `ScoreFunction`: how a query and a key are compared
-(`scores.py` has the other ways), and how their distance counts (`positions.py`).
+the result back. What varies between models is in the `ScoreFunction`: how the contents of a query and a key are
+compared (`scores.py` has the other ways), and how their distance counts (`positions.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from torch import Tensor, nn
 
 from triform.config import ModelConfig
 from triform.nn.initialisation import FusedLinear, ResidualLinear
-from triform.nn.kv_cache import KeyValue, KVStore
 from triform.nn.masks import AttentionMask
 
+KeyValue = tuple[Tensor, Tensor]  # each (B, G, S, Dh)
 
-class AttentionScore(nn.Module):
-    """How well a query and a key match: the scaled dot product `q · k / sqrt(head_dim)`."""
+
+class KVStore(Protocol):
+    """Keeps the keys and values of one attention module between calls; `generation/kv_cache.py` has them."""
+
+    def update(self, project: Callable[[], KeyValue]) -> KeyValue:
+        """Store the new keys and values, which `project` computes, and return all of them."""
+
+
+class ContentScore(nn.Module):
+    """How well the contents of a query and a key match: the scaled dot product `q · k / sqrt(head_dim)`."""
 
     is_dot_product: ClassVar[bool] = True  # whether prepare_queries(q) · prepare_keys(k) * scale is the score
 
@@ -52,18 +60,12 @@ class RelativePosition(nn.Module):
         """Rotate queries or keys by an angle that depends on their positions, as in RoPE."""
         return x
 
-    def distance_bias(self, distances: Tensor) -> Tensor:  # (N) -> (H, N)
+    def distance_bias(self, distances: Tensor) -> Tensor:  # (...) -> (H, ...)
         """Return the bias of each distance for each head, where `has_distance_bias`."""
         raise NotImplementedError
 
-    def score_bias(self, q: Tensor, distances: Tensor) -> Tensor:  # -> (B or 1, H, T, S)
-        """Return what is added to the scores.
-
-        Args:
-            q: The scaled queries (B, H, T, Dh).
-            distances: Key position minus query position: (T + S - 1) along the diagonals of the score matrix,
-                starting at the last query's first key, or a table (1 or T, S).
-        """
+    def score_bias(self, q: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, Dh), (T or 1, S) -> (B or 1, H, T, S)
+        """Return what is added to the scores of the scaled queries `q`; a distance is key minus query position."""
         return q.new_zeros(())
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:  # (B, H, T, S) -> (B, H, T, Dh)
@@ -72,9 +74,9 @@ class RelativePosition(nn.Module):
 
 
 class ScoreFunction(nn.Module):
-    """The score of every query and key: how well they match, plus what their distance adds."""
+    """The attention score of every query and key: how well they match, plus what their distance adds."""
 
-    def __init__(self, score: AttentionScore, relative_position: RelativePosition) -> None:
+    def __init__(self, score: ContentScore, relative_position: RelativePosition) -> None:
         super().__init__()
         self.score, self.relative_position = score, relative_position
 
@@ -122,7 +124,7 @@ class Attention(nn.Module):
     Args:
         config: Sizes, biases and dropout.
         relative_position: How distance counts; None where it does not, as in cross-attention.
-        score_class: How a query and a key are compared.
+        score_class: How the contents of a query and a key are compared.
 
     Example:
         >>> import torch
@@ -137,7 +139,7 @@ class Attention(nn.Module):
         self,
         config: ModelConfig,
         relative_position: RelativePosition | None = None,
-        score_class: type[AttentionScore] = AttentionScore,
+        score_class: type[ContentScore] = ContentScore,
     ) -> None:
         super().__init__()
         kv_dim = config.kv_heads * config.head_dim

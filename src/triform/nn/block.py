@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-from triform.nn.attention import Attention, RelativePosition
+from triform.nn.attention import Attention, KVStore, RelativePosition
 from triform.nn.initialisation import FusedLinear, ResidualLinear
-from triform.nn.kv_cache import KVStore
 from triform.nn.masks import AttentionMask
 from triform.nn.norm import NORMS
 from triform.nn.scores import SCORES

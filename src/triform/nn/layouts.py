@@ -6,28 +6,20 @@ A model asks the layout for the positions of its tokens, for masks, and for pool
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triform.nn.masks import AttentionMask, combine_masks, padding_mask
+from triform.nn.masks import AttentionMask, PaddingMask, combine_masks, full_mask
 
 
 class BatchLayout(Protocol):
-    """What a decoder needs to know about its batch."""
+    """What a model needs to know about its batch; `PaddedLayout` documents the methods."""
 
-    def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        """Return the mask of each layer, given the layers' own masks."""
-
-    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        """Return the positions (T) or (B, T) of `t` tokens that follow `start` earlier ones."""
-
-
-class SequenceLayout(BatchLayout, Protocol):
-    """The layout of whole sequences; `PaddedLayout` documents the methods."""
-
+    def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]: ...
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor: ...
     def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask: ...
     def mean(self, x: Tensor) -> Tensor: ...
     def first(self, x: Tensor) -> Tensor: ...
@@ -45,14 +37,15 @@ class PaddedLayout:
     """
 
     def __init__(self, keep: Tensor | None) -> None:
-        self.keep, self.mask = keep, padding_mask(keep)
+        self.keep = keep
+        self.mask: AttentionMask = full_mask if keep is None else PaddingMask(keep)
 
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        """Return the layers' masks combined with the padding mask."""
-        return combine_masks(layer_masks, self.mask)
+        """Return the mask of each layer: the layer's own mask combined with the padding mask."""
+        return list(layer_masks) if self.keep is None else combine_masks(layer_masks, self.mask)
 
-    def positions(self, start: int, t: int, device: torch.device) -> Tensor:
-        """Return `start`, …, `start + t - 1`."""
+    def positions(self, start: int, t: int, device: torch.device) -> Tensor:  # -> (T), or (B, T) in other layouts
+        """Return the positions of `t` tokens that follow `start` earlier ones: `start`, …, `start + t - 1`."""
         return torch.arange(start, start + t, device=device)
 
     def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
@@ -94,20 +87,14 @@ class PaddedLayout:
         return torch.where(mirrored < 0, positions, mirrored)
 
 
-SequenceLayoutLike = Tensor | SequenceLayout | None  # a tensor is `keep`, None: no padding
-LayoutLike = Tensor | BatchLayout | None
-
-POOLINGS: dict[str, Callable[[SequenceLayout, Tensor], Tensor]] = {  # (B, T, D) -> (B, D)
+LayoutLike = Tensor | BatchLayout | None  # a tensor is `keep`, None: no padding
+POOLINGS: dict[str, Callable[[BatchLayout, Tensor], Tensor]] = {  # (B, T, D) -> (B, D)
     "mean": lambda layout, x: layout.mean(x),
     "first": lambda layout, x: layout.first(x),
     "last": lambda layout, x: layout.last(x),
 }
 
 
-@overload
-def as_layout(keep: SequenceLayoutLike) -> SequenceLayout: ...
-@overload
-def as_layout(keep: LayoutLike) -> BatchLayout: ...
 def as_layout(keep: LayoutLike) -> BatchLayout:
     """Return the layout that `keep` describes; a layout is returned as it is."""
     return PaddedLayout(keep) if keep is None or isinstance(keep, Tensor) else keep

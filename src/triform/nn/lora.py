@@ -64,22 +64,3 @@ def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor: 
     """Return the weight plus the adapter, computed in float64 on the CPU."""
     merged_fp64 = weight.detach().cpu().double() + scale * (b.detach().cpu().double() @ a.detach().cpu().double())
     return merged_fp64.to(weight.dtype)
-
-
-def base_parameter_name(name: str) -> str:
-    """Return the name of a parameter in a model without adapters."""
-    return name.replace(".base.", ".")
-
-
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters by the names of a model without adapters, with the adapters added."""
-    weights: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        layer = model.get_submodule(name.rpartition(".base.")[0]) if name.endswith(".base.weight") else None
-        if isinstance(layer, LoraLinear):
-            weights[base_parameter_name(name)] = merge_weight(
-                parameter, layer.lora_a.weight, layer.lora_b.weight, layer.scale
-            )
-        elif ".lora_" not in name:
-            weights[base_parameter_name(name)] = parameter
-    return weights

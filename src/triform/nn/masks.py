@@ -1,7 +1,7 @@
 """Attention masks: objects that answer "may query q of row b read key k?".
 
 Masks combine with `&` (`causal_mask & window_mask(8) & padding_mask(keep)`). The naive formula reads them through
-`dense`. Fast kernels also read their properties (`span`, `span_is_exact`, …), which say what need not be computed.
+`dense`; the fast kernels know more about each kind of mask (`kernels/sdpa.py`).
 
 In self-attention the T queries are the last of the S positions: all of them for a whole sequence, the newest in
 cached decoding. Cross-attention uses only masks that do not depend on the position of the query.
@@ -10,30 +10,15 @@ cached decoding. Cross-attention uses only masks that do not depend on the posit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from triform.config import ModelConfig
 
-UNBOUNDED = 1 << 40  # longer than any text
-
-
-class AttentionSpan(NamedTuple):
-    """How many positions before and after itself a query can read at most."""
-
-    before: int = UNBOUNDED
-    after: int = UNBOUNDED
-
-    @property
-    def width(self) -> int:
-        """Number of positions that one query can read at most."""
-        return self.before + 1 + self.after
-
 
 class AttentionMask:
-    """Which keys each query may read. Subclasses define `allows` and the properties that hold for them.
+    """Which keys each query may read. Subclasses define `allows`.
 
     Example:
         >>> mask = causal_mask & window_mask(2)
@@ -43,12 +28,6 @@ class AttentionMask:
                 [0, 1, 1]], dtype=torch.int32)
     """
 
-    span = AttentionSpan()
-    span_is_exact = False  # the span (and the bounds of packed sequences) describe the mask completely
-    is_shift_invariant = False  # only the distance of query and key counts
-    is_packed = False  # sequences lie end to end and do not read each other
-    may_mask_all_keys = True  # a query may be left without any key
-    has_distance_table = False  # distances are a table (1, S), because keys lie in any order
     batch_size = 1  # 1: all rows of a batch have the same mask
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -65,9 +44,9 @@ class AttentionMask:
         k = torch.arange(s, device=device)[None, None, :]
         return self.allows(b, q, k).expand(self.batch_size, t, s)[:, None]
 
-    def distances(self, t: int, s: int, device: torch.device) -> Tensor:  # -> (T + S - 1)
-        """Return key minus query along the diagonals of the score matrix, from the last query's first key on."""
-        return torch.arange(1 - s, t, device=device)
+    def distances(self, t: int, s: int, device: torch.device) -> Tensor:  # -> (T or 1, S)
+        """Return the position of each key minus that of each query."""
+        return torch.arange(s, device=device) - torch.arange(s - t, s, device=device)[:, None]
 
     def __and__(self, other: AttentionMask) -> AttentionMask:
         own_parts, other_parts = _conjuncts(self), _conjuncts(other)
@@ -84,12 +63,7 @@ class AndMask(AttentionMask):
     """Allows what all of several masks allow."""
 
     def __init__(self, *masks: AttentionMask) -> None:
-        self.masks = masks
-        self.span = AttentionSpan(min(mask.span.before for mask in masks), min(mask.span.after for mask in masks))
-        self.span_is_exact = all(mask.span_is_exact for mask in masks)
-        self.is_shift_invariant = all(mask.is_shift_invariant for mask in masks)
-        self.is_packed = any(mask.is_packed for mask in masks)
-        self.batch_size = max(mask.batch_size for mask in masks)
+        self.masks, self.batch_size = masks, max(mask.batch_size for mask in masks)
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return the conjunction of all masks."""
@@ -102,8 +76,6 @@ class AndMask(AttentionMask):
 class FullMask(AttentionMask):
     """Allows everything."""
 
-    span_is_exact = is_shift_invariant = True
-
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return True for every key."""
         return (b >= 0) & (k >= 0)
@@ -111,9 +83,6 @@ class FullMask(AttentionMask):
 
 class CausalMask(AttentionMask):
     """Hides the keys after the query."""
-
-    span = AttentionSpan(after=0)
-    span_is_exact = is_shift_invariant = True
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return True for the query's own position and those before it."""
@@ -123,14 +92,12 @@ class CausalMask(AttentionMask):
 class WindowMask(AttentionMask):
     """Allows the query's own position and the `width - 1` nearest ones on each side."""
 
-    span_is_exact = is_shift_invariant = True
-
     def __init__(self, width: int) -> None:
-        self.span = AttentionSpan(width - 1, width - 1)
+        self.width = width
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return True for keys within the window."""
-        return ((q - k).abs() <= self.span.before) & (b >= 0)
+        return ((q - k).abs() < self.width) & (b >= 0)
 
 
 class PaddingMask(AttentionMask):
@@ -151,11 +118,6 @@ causal_mask: AttentionMask = CausalMask()
 def window_mask(width: int) -> AttentionMask:
     """Return a mask that allows a window of `width`; -1 means no limit."""
     return full_mask if width < 0 else WindowMask(width)
-
-
-def padding_mask(keep: Tensor | None) -> AttentionMask:
-    """Return a mask that hides padding; `keep` (B, S) is True for real tokens, None means no padding."""
-    return full_mask if keep is None else PaddingMask(keep)
 
 
 def build_layer_masks(config: ModelConfig, *, causal: bool) -> tuple[AttentionMask, ...]:

@@ -1,7 +1,7 @@
 """Relative positions: schemes that make attention depend on the distance between query and key.
 
-Position embeddings, which are added to the input, are in `embedding.py`. Distances are counted in the tensor, key
-minus query, so that padding on the left and packing change nothing.
+Position embeddings, which are added to the input, are in `embedding.py`. A distance is the index of the key in the
+tensor minus that of the query, so padding on the left and packing change nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,6 @@ def scale_frequencies(frequencies: Tensor, scaling: tuple[float, ...]) -> Tensor
     return smooth_factor * frequencies + (1 - smooth_factor) * frequencies / factor
 
 
-def expand_toeplitz(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
-    """Lay one number for each distance out along the diagonals of a (T, S) table."""
-    return x.unfold(-1, x.shape[-1] - t + 1, 1).flip(-2)
-
-
-def expand_distances(x: Tensor, distances: Tensor, t: int) -> Tensor:  # (..., N) -> (..., T or 1, S)
-    """Lay one number for each distance out as a table; distances that are a table already keep their shape."""
-    return expand_toeplitz(x, t) if distances.ndim == 1 else x.reshape(*x.shape[:-1], *distances.shape)
-
-
 class RotaryPosition(RelativePosition):
     """Rotary positions: rotate pairs of coordinates by an angle that grows with the position (arXiv:2104.09864)."""
 
@@ -51,10 +41,9 @@ class RotaryPosition(RelativePosition):
 
     def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:
         super().__init__()
-        frequencies = scale_frequencies(
-            inverse_frequencies(config.head_dim, config.rotary_base), config.rotary_scaling
-        )
-        angle = position_angles(max_len, frequencies).repeat(1, 2)  # (max_len, Dh)
+        frequencies = inverse_frequencies(config.head_dim, config.rotary_base)
+        scaled_frequencies = scale_frequencies(frequencies, config.rotary_scaling)
+        angle = position_angles(max_len, scaled_frequencies).repeat(1, 2)  # (max_len, Dh)
         dtype = torch.get_default_dtype()
         self.register_buffer("cos", angle.cos().to(dtype), persistent=False)
         self.register_buffer("sin", angle.sin().to(dtype), persistent=False)
@@ -71,8 +60,7 @@ class DistanceBias(RelativePosition):
     has_distance_bias: ClassVar[bool] = True
 
     def score_bias(self, q: Tensor, distances: Tensor) -> Tensor:
-        bias = self.distance_bias(distances.flatten())  # (H, N)
-        return expand_distances(bias, distances, q.shape[-2])[None].to(q.dtype)  # (1, H, T or 1, S)
+        return self.distance_bias(distances)[None].to(q.dtype)  # (1, H, T or 1, S)
 
 
 class AlibiBias(DistanceBias):
@@ -85,7 +73,7 @@ class AlibiBias(DistanceBias):
         self.register_buffer("slopes", torch.tensor(alibi_slopes(config.n_heads)), persistent=False)
 
     def distance_bias(self, distances: Tensor) -> Tensor:
-        return -self.slopes[:, None] * distances.abs()
+        return -(distances.abs()[..., None] * self.slopes).movedim(-1, 0)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -108,7 +96,7 @@ class T5Bias(DistanceBias):
         self.table = nn.Embedding(config.n_buckets, config.n_heads)
 
     def distance_bias(self, distances: Tensor) -> Tensor:
-        return self.table(self.bucket_index(distances)).T  # (H, N)
+        return self.table(self.bucket_index(distances)).movedim(-1, 0)
 
     def bucket_index(self, distances: Tensor) -> Tensor:
         """Return the bucket of each distance; a causal layer uses all buckets for the past."""
@@ -139,20 +127,17 @@ class ShawRelativePosition(RelativePosition):
 
     def score_bias(self, q: Tensor, distances: Tensor) -> Tensor:
         bias_by_distance = q @ self.key_table.weight.T.to(q.dtype)  # (B, H, T, 2 · max_distance + 1)
-        distance_index = self._distance_index(distances, q.shape[-2])
-        index = distance_index.expand(*q.shape[:3], distance_index.shape[-1])
+        index = self._table_index(distances).expand(*q.shape[:3], distances.shape[-1])
         return bias_by_distance.gather(-1, index)  # (B, H, T, S)
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:
         """Sum the weights of each clipped distance, then weigh its vector, so that no (T, S, Dh) tensor is made."""
-        distance_index = self._distance_index(distances, weights.shape[-2]).expand_as(weights)
         zeros = weights.new_zeros(*weights.shape[:-1], 2 * self.max_distance + 1)
-        weight_by_distance = zeros.scatter_add(-1, distance_index, weights)
+        weight_by_distance = zeros.scatter_add(-1, self._table_index(distances).expand_as(weights), weights)
         return weight_by_distance @ self.value_table.weight.to(weights.dtype)  # (B, H, T, Dh)
 
-    def _distance_index(self, distances: Tensor, t: int) -> Tensor:  # (T + S - 1) -> (T or 1, S)
-        clipped = distances.flatten().clamp(-self.max_distance, self.max_distance)
-        return expand_distances(clipped + self.max_distance, distances, t)
+    def _table_index(self, distances: Tensor) -> Tensor:
+        return distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
 RELATIVE_POSITIONS: dict[str, type[RotaryPosition | AlibiBias | ShawRelativePosition | T5Bias]] = {

@@ -4,16 +4,18 @@
     gru    r, z = σ(W x + U h + b);  n = tanh(Wₙ x + bₙ + r (Uₙ h + cₙ));  h = (1 - z) n + z h
     lstm   i, f, o = σ(W x + U h + b);  c = f c + i tanh(W_g x + U_g h + b_g);  h = o tanh(c)
 
-Each layer is a call of its own, with dropout between layers, because cuDNN draws its own dropout from a state that
-no checkpoint holds. Sequences are not packed: padding follows a sequence, so reading forwards ends before it, and
-reading backwards reverses each sequence within its own length. So padding never gets into a state, nothing waits
+Each layer is one call, with dropout between layers, because cuDNN draws its dropout from a state that no checkpoint
+holds. Sequences are not packed in training: padding follows a sequence, so a forward pass reads it last, and a
+backward pass reverses each sequence within its length. Padding never reaches a state that is used, nothing waits
 for the device, and a step can be captured as a CUDA graph.
+
+Shapes: L layers, P state vectors of a layer (1, or 2 for an LSTM).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from triform.config import ModelConfig, RecurrentKind
-from triform.nn.kv_cache import CrossKVStore
+from triform.nn.attention import KVStore
 
 
 class Cell(nn.Module):
@@ -39,7 +41,7 @@ class Cell(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise each gate on its own: Xavier for input weights, orthogonal for recurrent weights."""
+        """Initialise each gate separately: Xavier for input weights, orthogonal for recurrent weights."""
         for name, weights in self.rnn.named_parameters():
             for gate in weights.data.chunk(self.n_gates):
                 if weights.ndim == 1:
@@ -104,20 +106,10 @@ def cell_class(config: ModelConfig) -> type[Cell]:
 
 @dataclass
 class RecurrentState:
-    """What is kept between two calls: the state of each layer (L, P, B, D) and, in translation, the source."""
+    """What is kept between two calls: the states of the layers and, in translation, the projected source."""
 
-    hidden: Tensor | None = None
-    source: CrossKVStore = field(default_factory=CrossKVStore)
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows in this order; a row may be repeated."""
-        assert self.hidden is not None
-        self.hidden = self.hidden.index_select(2, rows)
-
-    def repeat(self, times: int) -> None:
-        """Repeat each row's state, side by side; its source is kept once."""
-        assert self.hidden is not None
-        self.hidden = self.hidden.repeat_interleave(times, dim=2)
+    hidden: Tensor | None = None  # (L, P, B, D)
+    source_store: KVStore | None = None
 
 
 class RecurrentStack(nn.ModuleList):
@@ -128,22 +120,22 @@ class RecurrentStack(nn.ModuleList):
         super().__init__(cell_type(config, width, width) for _ in range(config.n_layers))
         self.state_shape = (config.n_layers, cell_type.n_state_vectors, width)
 
-    def zero_state(self, x: Tensor) -> Tensor:  # -> (L, P, B, D)
-        """Return the state before the first token."""
-        n_layers, n_vectors, width = self.state_shape
-        return x.new_zeros(n_layers, n_vectors, len(x), width)
-
     def forward(
-        self, x: Tensor, state: Tensor, lengths: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:  # (B, T, D), (L, P, B, D)
-        """Return outputs and final states, which are taken at the end of each row if `lengths` is given."""
+        self, x: Tensor, state: Tensor | None, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Read `x` (B, T, D), from a zero state if there is none.
+
+        Returns:
+            The outputs (B, T, D) and the final states (L, P, B, D): after the last column or, if `lengths` are
+            given, at the end of each row.
+        """
+        n_layers, n_vectors, width = self.state_shape
+        state = x.new_zeros(n_layers, n_vectors, len(x), width) if state is None else state
         final_states = []
         for cell, layer_state in zip(cast("Iterable[Cell]", self), state.unbind(), strict=True):
-            y, final_state = (
-                cell(x, layer_state) if lengths is None else cell.forward_lengths(x, layer_state, lengths)
-            )
-            x = cell.dropout(y)
-            final_states.append(final_state)
+            result = cell(x, layer_state) if lengths is None else cell.forward_lengths(x, layer_state, lengths)
+            x = cell.dropout(result[0])
+            final_states.append(result[1])
         return x, torch.stack(final_states)
 
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import ModelConfig
-from triform.nn.attention import AttentionScore
+from triform.nn.attention import ContentScore
 
 
-class DotScore(AttentionScore):
+class DotScore(ContentScore):
     """Compute q · k. Wide heads give large scores, so the softmax saturates early."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -53,8 +53,8 @@ class AdditiveScore(DotScore):
         return (hidden @ self.weight.to(q.dtype)[:, None, :, None]).squeeze(-1)  # (B, H, T, S)
 
 
-SCORES: dict[str, type[AttentionScore]] = {
-    "scaled_dot": AttentionScore,
+SCORES: dict[str, type[ContentScore]] = {
+    "scaled_dot": ContentScore,
     "dot": DotScore,
     "cosine": CosineScore,
     "additive": AdditiveScore,

@@ -17,11 +17,12 @@ from triform.config import DataSizes, DecodeConfig
 from triform.data.samplers import Indices, batch_by_length
 from triform.data.token_store import TokenStore
 from triform.evaluation.metrics import Metrics, accuracy, macro_f1
+from triform.generation.backend import check_finite
 from triform.models.factory import AnyClassifier, build_classifier
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.kernels.packing import pack
 from triform.nn.layouts import as_layout, pad
-from triform.nn.loss import check_finite, cross_entropy, r_drop_loss
+from triform.nn.loss import cross_entropy
 from triform.progress import track_progress
 from triform.tasks.batch import BucketedDataset
 from triform.tasks.classification_data import (
@@ -31,6 +32,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, add_metric_sums
+from triform.tasks.losses import r_drop_loss
 from triform.tasks.prediction import Prediction, Predictor, empty_text_notes, truncation_notes
 from triform.tasks.task import Task
 

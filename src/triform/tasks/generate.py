@@ -14,16 +14,15 @@ from torch import Tensor
 from triform.config import DecodeConfig
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
-from triform.generation.adapters import build_decoder_adapter
 from triform.generation.backend import Request, StoppingCriteria
-from triform.generation.scheduler import generate, row_seeds
+from triform.generation.scheduler import build_decoder_adapter, generate, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
 from triform.nn.kernels.dispatch import use_fast_kernels
-from triform.nn.loss import lm_training_loss
 from triform.progress import track_progress
 from triform.tasks.evaluation import TokenEvaluator
 from triform.tasks.language_model_data import LanguageModelBatch, LanguageModelData, LanguageModelDataset
+from triform.tasks.losses import lm_training_loss
 from triform.tasks.prediction import Prediction, Predictor, format_word_list, truncation_notes
 from triform.tasks.task import Task
 

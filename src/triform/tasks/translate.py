@@ -11,13 +11,12 @@ from torch import Tensor
 from triform.config import Config, DataSizes, DecodeConfig
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
-from triform.generation.adapters import build_seq2seq_adapter
 from triform.generation.backend import Request, StoppingCriteria
-from triform.generation.scheduler import generate, row_seeds
+from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
-from triform.nn.loss import lm_training_loss
 from triform.tasks.evaluation import TokenEvaluator
+from triform.tasks.losses import lm_training_loss
 from triform.tasks.prediction import Prediction, Predictor, empty_text_notes, truncate_with_notes
 from triform.tasks.task import Task
 from triform.tasks.translation_data import TranslationBatch, TranslationData, TranslationDataset

@@ -9,8 +9,8 @@ import torch
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.tasks import TASKS, Task
-from triform.training.adapter import Adapter
 from triform.training.init_from import load_interrupted_weights, load_matching_weights
+from triform.training.lora_adapter import Adapter
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import load_weights, named_weights, validate_shapes
 

@@ -30,14 +30,14 @@ from triform.data.samplers import Indices
 from triform.errors import DivergedError, notice_level
 from triform.evaluation.metrics import Metrics
 from triform.io.errors import damaged_error
-from triform.nn.lora import merge_lora, merged_weights
+from triform.nn.lora import merge_lora
 from triform.progress import report_progress_to
 from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import PreparedTask, Task
-from triform.training.adapter import AdapterFile
 from triform.training.checkpoint import Progress, checkpoint_state, checkpoint_tensors, restore_checkpoint
 from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder

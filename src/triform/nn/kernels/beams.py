@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from triform.nn.layouts import PaddedLayout
 from triform.nn.masks import AttentionMask
 
 
@@ -18,9 +19,6 @@ class BeamMask(AttentionMask):
         keep: Which keys belong to the past of each hypothesis (B, T, S); a token always reads itself.
         age: How many steps ago each key was written (S); keys may lie in any order.
     """
-
-    may_mask_all_keys = False
-    has_distance_table = True
 
     def __init__(self, base_mask: AttentionMask, keep: Tensor, age: Tensor) -> None:
         self.base_mask, self.keep, self.age, self.batch_size = base_mask, keep, age, keep.shape[0]
@@ -43,8 +41,8 @@ class BeamMask(AttentionMask):
         return self.base_mask.allows(zeros, zeros, -age)
 
 
-class BeamLayout:
-    """One new token for each of the T hypotheses of a row.
+class BeamLayout(PaddedLayout):
+    """One new token for each of the T hypotheses of a row, which read the row's cache.
 
     Args:
         keep: Which keys belong to the past of each hypothesis (B, T, S).
@@ -53,11 +51,14 @@ class BeamLayout:
     """
 
     def __init__(self, keep: Tensor, age: Tensor, token_positions: Tensor) -> None:
-        self.keep, self.age, self.token_positions = keep, age, token_positions
+        super().__init__(None)
+        self.beam_keep, self.age, self.token_positions = keep, age, token_positions
 
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
         """Return the mask of each layer; layers that shared a mask still share one."""
-        masks: dict[int, AttentionMask] = {id(mask): BeamMask(mask, self.keep, self.age) for mask in layer_masks}
+        masks: dict[int, AttentionMask] = {
+            id(mask): BeamMask(mask, self.beam_keep, self.age) for mask in layer_masks
+        }
         return [masks[id(mask)] for mask in layer_masks]
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from triform.nn.attention import Attention, AttentionKernel, ScoreFunction
 from triform.nn.kernels import flex, tiling, varlen
 from triform.nn.kernels.chunked_loss import fast_lm_head_loss
-from triform.nn.kernels.sdpa import is_single_tile, min_tile_len, sdpa_attention, single_query_sdpa
+from triform.nn.kernels.sdpa import is_single_tile, mask_info, min_tile_len, sdpa_attention, single_query_sdpa
 from triform.nn.masks import AttentionMask
 
 MIN_FLEX_LEN = 1024  # queries from which on a narrow window on CUDA is worth compiling FlexAttention
@@ -61,20 +61,20 @@ def select_kernel(
     q: Tensor, k: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> KernelChoice:
     """Return the fastest kernel that computes this attention exactly."""
-    t, s = q.shape[-2], k.shape[-2]
+    t, s, info = q.shape[-2], k.shape[-2], mask_info(mask)
     score, relative_position = score_fn.score, score_fn.relative_position
     if not score.is_dot_product or relative_position.needs_naive_formula:
         return CHUNKED
     is_plain = not relative_position.has_distance_bias and not dropout
-    if t == 1 and is_plain and mask.is_shift_invariant and mask.span_is_exact and s <= mask.span.before + 1:
+    if t == 1 and is_plain and info.is_shift_invariant and info.span_is_exact and s <= info.span.before + 1:
         return SINGLE_QUERY
-    if q.is_cuda and mask.is_packed:
+    if q.is_cuda and info.is_packed:
         return VARLEN if varlen.is_supported(q, mask, score_fn, dropout) else SDPA_TILED
-    is_narrow = MIN_WINDOW_RATIO * mask.span.width <= s
+    is_narrow = MIN_WINDOW_RATIO * info.span.width <= s
     if q.is_cuda and is_narrow and t >= MIN_FLEX_LEN and flex.is_supported(q, k, mask, score_fn, dropout):
         return FLEX
     min_len = min_tile_len(q)
-    if is_single_tile(mask, t, min_len) or len(tiling.split_into_tiles(mask, t, s, min_len=min_len)) == 1:
+    if is_single_tile(info, t, min_len) or len(tiling.split_into_tiles(mask, t, s, min_len=min_len)) == 1:
         return SDPA
     return SDPA_TILED
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from triform.nn.attention import ScoreFunction
-from triform.nn.kernels.sdpa import Tile, mask_cache
+from triform.nn.kernels.sdpa import UNBOUNDED, AttentionSpan, Tile, mask_cache, mask_info
 from triform.nn.kernels.tiling import mask_regions
-from triform.nn.masks import UNBOUNDED, AttentionMask, AttentionSpan
+from triform.nn.masks import AttentionMask
 
 BLOCK_SIZE = 128
 MIN_HEAD_DIM = 16  # what its generated code can multiply
@@ -42,7 +42,7 @@ def is_supported(q: Tensor, k: Tensor, mask: AttentionMask, score_fn: ScoreFunct
     is_block_aligned = q.shape[-2] % BLOCK_SIZE == 0 and k.shape[-2] % BLOCK_SIZE == 0
     is_able = not dropout and is_block_aligned and q.shape[-1] >= MIN_HEAD_DIM and find_spec("triton") is not None
     return is_able and _admit_shape(
-        (q.shape, k.shape, q.dtype, mask.span, mask.batch_size, type(score_fn.relative_position))
+        (q.shape, k.shape, q.dtype, mask_info(mask).span, mask.batch_size, type(score_fn.relative_position))
     )
 
 
@@ -104,7 +104,8 @@ def _block_mask(mask: AttentionMask, t: int, s: int, device: torch.device) -> An
     cache = mask_cache(mask)
     cached = cache.block_mask  # read once: another thread may replace it at any time
     if cached is None or cached[0] != key:
-        block_mask = copy(_block_lists_mask(mask.span, mask_regions(mask, t, s), t, s, mask.span_is_exact, device))
+        info, regions = mask_info(mask), mask_regions(mask, t, s)
+        block_mask = copy(_block_lists_mask(info.span, regions, t, s, info.span_is_exact, device))
         block_mask.mask_mod = mask_mod(mask, t, s)
         cached = cache.block_mask = key, block_mask
     return cached[1]
@@ -158,4 +159,4 @@ def _build_score_mod(
 
 def _bounded_span(mask: AttentionMask, t: int, s: int) -> AttentionSpan:
     longest = max(max(tile.q_len, tile.k_len) for tile in mask_regions(mask, t, s))
-    return AttentionSpan(*(longest if limit == UNBOUNDED else limit for limit in mask.span))
+    return AttentionSpan(*(longest if limit == UNBOUNDED else limit for limit in mask_info(mask).span))

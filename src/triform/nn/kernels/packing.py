@@ -23,8 +23,6 @@ class PackedMask(AttentionMask):
         source_lengths: Lengths of the sequences that the keys come from.
     """
 
-    span_is_exact = is_packed = True
-
     def __init__(self, lengths: Sequence[int], source_lengths: Sequence[int]) -> None:
         assert len(lengths) == len(source_lengths), "every packed sequence needs its source"
         self.lengths, self.source_lengths = tuple(lengths), tuple(source_lengths)

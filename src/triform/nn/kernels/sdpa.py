@@ -1,13 +1,14 @@
-"""torch's fused attention (`F.scaled_dot_product_attention`), and masks in the form that it takes.
+"""PyTorch's fused attention (`F.scaled_dot_product_attention`), and masks in the form that it takes.
 
-It never writes the (T, S) weights to memory. It is called on a tile: some queries and the keys that they can reach,
-usually all of them. The tensors that stand for a mask are kept by `mask_cache` for as long as the mask lives, so
-that all layers of a forward pass share them.
+The fused kernel never writes the (T, S) weights to memory. It is called on a tile: some queries and the keys that
+they can read, usually all of them. `mask_info` says what kernels know about a mask, so that they can skip what it
+hides. `mask_cache` keeps the tensors made from a mask for as long as the mask lives, so that all layers of a
+forward pass share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,11 +17,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triform.nn.attention import ScoreFunction
-from triform.nn.masks import AttentionMask
+from triform.nn.attention import RelativePosition, ScoreFunction
+from triform.nn.kernels.beams import BeamMask
+from triform.nn.kernels.packing import PackedMask
+from triform.nn.masks import AndMask, AttentionMask, CausalMask, FullMask, WindowMask
 
+UNBOUNDED = 1 << 40  # longer than any text
 MIN_TILE_CPU, MIN_TILE_GPU = 64, 1024  # queries of a tile; with fewer, starting the kernel takes the time
 MAX_CACHED_ENTRIES = 1 << 26  # entries of dense masks that are kept for one mask
+
+
+class AttentionSpan(NamedTuple):
+    """How many positions before and after itself a query can read at most."""
+
+    before: int = UNBOUNDED
+    after: int = UNBOUNDED
+
+    @property
+    def width(self) -> int:
+        """Number of positions that one query can read at most."""
+        return self.before + 1 + self.after
+
+
+class MaskInfo(NamedTuple):
+    """What kernels know about a mask. The defaults are true of every mask."""
+
+    span: AttentionSpan = AttentionSpan()
+    span_is_exact: bool = False  # the span (and the bounds of packed sequences) describe the mask completely
+    is_shift_invariant: bool = False  # only the distance between query and key counts
+    is_packed: bool = False  # sequences lie end to end and do not read each other
+    may_mask_all_keys: bool = True  # a query may have no key to read
+
+
+KNOWN_MASKS: dict[type[AttentionMask], MaskInfo] = {
+    FullMask: MaskInfo(span_is_exact=True, is_shift_invariant=True),
+    CausalMask: MaskInfo(AttentionSpan(after=0), span_is_exact=True, is_shift_invariant=True),
+    PackedMask: MaskInfo(span_is_exact=True, is_packed=True),
+    BeamMask: MaskInfo(may_mask_all_keys=False),
+}
+
+
+def mask_info(mask: AttentionMask) -> MaskInfo:
+    """Return what is known about a mask."""
+    if isinstance(mask, AndMask):
+        cache = mask_cache(mask)
+        if cache.info is None:
+            cache.info = _combined_info([mask_info(part) for part in mask.masks])
+        return cache.info
+    if isinstance(mask, WindowMask):
+        span = AttentionSpan(mask.width - 1, mask.width - 1)
+        return MaskInfo(span, span_is_exact=True, is_shift_invariant=True)
+    return KNOWN_MASKS.get(type(mask), MaskInfo())
+
+
+def _combined_info(parts: Sequence[MaskInfo]) -> MaskInfo:
+    return MaskInfo(
+        AttentionSpan(min(part.span.before for part in parts), min(part.span.after for part in parts)),
+        span_is_exact=all(part.span_is_exact for part in parts),
+        is_shift_invariant=all(part.is_shift_invariant for part in parts),
+        is_packed=any(part.is_packed for part in parts),
+    )
 
 
 class Tile(NamedTuple):
@@ -48,15 +104,16 @@ def min_tile_len(x: Tensor) -> int:
     return MIN_TILE_GPU if is_gpu(x) else MIN_TILE_CPU
 
 
-def is_single_tile(mask: AttentionMask, t: int, min_len: int) -> bool:
+def is_single_tile(info: MaskInfo, t: int, min_len: int) -> bool:
     """Return whether so few queries (or such a wide window) surely make one tile."""
-    return not mask.is_packed and t <= max(min_len, mask.span.width // 2)
+    return not info.is_packed and t <= max(min_len, info.span.width // 2)
 
 
 class MaskCache:
     """Tensors and tilings made from one mask."""
 
     def __init__(self) -> None:
+        self.info: MaskInfo | None = None
         self.tilings: dict[tuple[int, ...], list[Tile]] = {}
         self.block_mask: tuple[object, Any] | None = None  # FlexAttention's, of one shape
         self.dense_masks: dict[tuple[Tile, torch.device], Tensor] = {}
@@ -80,7 +137,7 @@ _CACHES: WeakKeyDictionary[AttentionMask, MaskCache] = WeakKeyDictionary()
 
 
 def mask_cache(mask: AttentionMask) -> MaskCache:
-    """Return what is kept for this mask; nothing is kept while torch.compile traces, as it may make masks."""
+    """Return the cache of this mask. While `torch.compile` traces, every call returns a new one."""
     if torch.compiler.is_compiling():
         return MaskCache()
     cache = _CACHES.get(mask)
@@ -90,13 +147,13 @@ def mask_cache(mask: AttentionMask) -> MaskCache:
 
 
 def clear_mask_cache(mask: AttentionMask) -> None:
-    """Forget what was made from this mask: tensors made while capturing a graph failed hold no values."""
+    """Drop the cache of this mask. Tensors made during a failed capture of a CUDA graph hold no values."""
     _CACHES.pop(mask, None)
 
 
 def dense_mask(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:  # -> (B or 1, 1, T, S)
     """Return a tile of the mask as a boolean tensor, from the cache where possible."""
-    if mask.is_shift_invariant:
+    if mask_info(mask).is_shift_invariant:
         tile = tile._replace(q_start=0, k_start=0, q_position=tile.q_position - tile.k_start)
     cache, key = mask_cache(mask), (tile, device)
     keep = cache.dense_masks.get(key)
@@ -118,19 +175,36 @@ def compute_dense_mask(mask: AttentionMask, tile: Tile, device: torch.device) ->
     return mask.allows(b, q, k).expand(mask.batch_size, t, s)[:, None]
 
 
-def tile_distances(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:
-    """Return the distances of a tile, in the form of `AttentionMask.distances`."""
+def tile_distances(mask: AttentionMask, tile: Tile, device: torch.device) -> Tensor:  # -> (T or 1, S)
+    """Return the position of each key of a tile minus that of each query."""
     _, t, k_start, s, q_position = tile
-    if mask.has_distance_table:
+    if isinstance(mask, BeamMask):
         return mask.distances(t, s, device)[:, k_start : k_start + s]
+    q_positions = torch.arange(q_position, q_position + t, device=device)
+    return torch.arange(k_start, k_start + s, device=device) - q_positions[:, None]
+
+
+def tile_distance_bias(
+    mask: AttentionMask, tile: Tile, relative_position: RelativePosition, q: Tensor
+) -> Tensor:  # -> (1, H, T or 1, S)
+    """Return what distance adds to the scores of a tile, computed once for each of its T + S - 1 distances."""
+    if isinstance(mask, BeamMask):
+        return relative_position.score_bias(q, tile_distances(mask, tile, q.device))
+    _, t, k_start, s, q_position = tile
     first_distance = k_start - (q_position + t - 1)
-    return torch.arange(first_distance, first_distance + t + s - 1, device=device)
+    distances = torch.arange(first_distance, first_distance + t + s - 1, device=q.device)
+    return expand_toeplitz(relative_position.distance_bias(distances), t)[None].to(q.dtype)
+
+
+def expand_toeplitz(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
+    """Lay one number for each distance, from the last query's first key on, along the diagonals of a table."""
+    return x.unfold(-1, x.shape[-1] - t + 1, 1).flip(-2)
 
 
 def additive_bias(
     mask: AttentionMask, tile: Tile, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the mask as a bias of 0 or minus infinity, and which queries may read nothing at all."""
+    """Return the mask as a bias of 0 or minus infinity, and which queries have no key to read."""
     cache, key = mask_cache(mask), (tile, device, dtype)
     bias = cache.bias  # read once: another thread may replace it at any time
     if bias is None or bias[0] != key:
@@ -142,18 +216,18 @@ def additive_bias(
 
 
 class MaskKind(Enum):
-    """What a kernel must be told about a tile: nothing, "causal" (a flag), or a dense mask."""
+    """How the mask of a tile is passed to a kernel: not at all, as the flag `is_causal`, or as a tensor."""
 
     NONE = 0
     CAUSAL = 1
     DENSE = 2
 
 
-def mask_kind(mask: AttentionMask, tile: Tile) -> MaskKind:
-    """Return the cheapest form in which a kernel can be told the mask of this tile."""
-    if not mask.span_is_exact:
+def mask_kind(info: MaskInfo, tile: Tile) -> MaskKind:
+    """Return the cheapest way to pass the mask of this tile to a kernel."""
+    if not info.span_is_exact:
         return MaskKind.DENSE
-    before, after = mask.span
+    before, after = info.span
     sees_all_past = tile.q_position + tile.q_len - 1 - tile.k_start <= before
     if sees_all_past and tile.k_start + tile.k_len - 1 - tile.q_position <= after:
         return MaskKind.NONE
@@ -167,21 +241,22 @@ def attend_tile(
     sdpa: Callable[..., Tensor] = F.scaled_dot_product_attention,
 ) -> Tensor:  # fmt: skip
     """Compute the attention of one tile, whose queries and keys are prepared for the dot product."""
-    kind = mask_kind(mask, tile)
+    info = mask_info(mask)
+    kind = mask_kind(info, tile)
     has_distance_bias = score_fn.relative_position.has_distance_bias
     is_causal = kind is MaskKind.CAUSAL and not has_distance_bias
     keep = None if is_causal or kind is MaskKind.NONE else dense_mask(mask, tile, q.device)
     attn_mask, masked_queries = keep, None
-    if q.is_cuda and keep is not None and not mask.span_is_exact and not has_distance_bias:
+    if q.is_cuda and keep is not None and not info.span_is_exact and not has_distance_bias:
         attn_mask, masked_queries = additive_bias(mask, tile, q.device, q.dtype)  # once, not in each layer
     if has_distance_bias:
-        bias = score_fn.relative_position.score_bias(q, tile_distances(mask, tile, q.device))  # (1, H, T, S)
+        bias = tile_distance_bias(mask, tile, score_fn.relative_position, q)
         attn_mask = bias if keep is None else bias.masked_fill(~keep, float("-inf"))
     y = sdpa(
         q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal, scale=score_fn.score.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
-    if keep is None or mask.span_is_exact or not mask.may_mask_all_keys or not q.is_cuda:
+    if keep is None or info.span_is_exact or not info.may_mask_all_keys or not q.is_cuda:
         return y
     # cuDNN's kernel gives a query without any key the mean of all values
     return y.masked_fill(~keep.any(dim=-1, keepdim=True) if masked_queries is None else masked_queries, 0.0)
@@ -191,7 +266,7 @@ def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
     """Compute attention in one call of the fused kernel. Packed sequences need `tiled_sdpa_attention`."""
-    assert not mask.is_packed, "one call would let packed sequences read each other"
+    assert not mask_info(mask).is_packed, "one call would let packed sequences read each other"
     score, tile = score_fn.score, full_tile(q.shape[-2], k.shape[-2])
     return attend_tile(score.prepare_queries(q), score.prepare_keys(k), v, mask, tile, score_fn, dropout)
 
@@ -199,7 +274,7 @@ def sdpa_attention(
 def single_query_sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Compute attention of one query that reads every key: a decoding step with as few calls as possible."""
+    """Compute attention of one query that reads every key: a decode step with as few calls as possible."""
     score = score_fn.score
     return F.scaled_dot_product_attention(
         score.prepare_queries(q), score.prepare_keys(k), v, scale=score.scale, enable_gqa=q.shape[1] != k.shape[1]

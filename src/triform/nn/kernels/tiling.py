@@ -26,6 +26,7 @@ from triform.nn.kernels.sdpa import (
     full_tile,
     is_gpu,
     mask_cache,
+    mask_info,
     min_tile_len,
     tile_distances,
 )
@@ -71,7 +72,7 @@ def split_into_tiles(mask: AttentionMask, t: int, s: int, *, min_len: int, max_q
 
 
 def _tile_region(mask: AttentionMask, region: Tile, min_len: int, max_queries: int) -> list[Tile]:
-    tile_len = max(min_len, mask.span.width // 2)
+    tile_len = max(min_len, mask_info(mask).span.width // 2)
     tiles = list(_iter_tiles(mask, region, min(max_queries or tile_len, tile_len)))
     tiled_cost = sum(tile.q_len * tile.k_len for tile in tiles)
     if len(tiles) == 1 or tiled_cost <= MAX_TILED_COST * region.q_len * region.k_len:
@@ -81,7 +82,7 @@ def _tile_region(mask: AttentionMask, region: Tile, min_len: int, max_queries: i
 
 def _iter_tiles(mask: AttentionMask, region: Tile, tile_len: int) -> Iterator[Tile]:
     """Cut a region into tiles of `tile_len` queries, each with the keys that one of them can read."""
-    before, after = mask.span
+    before, after = mask_info(mask).span
     end = region.k_start + region.k_len
     for first in range(0, region.q_len, tile_len):
         t = min(tile_len, region.q_len - first)
@@ -134,7 +135,7 @@ def chunked_attention(
     t, s = q.shape[-2], k.shape[-2]
     elements_per_pair = max(1, q.shape[0] * q.shape[1] * (1 if score_fn.score.is_dot_product else q.shape[-1]))
     max_elements = MAX_CHUNK_ELEMENTS_GPU if is_gpu(q) else MAX_CHUNK_ELEMENTS_CPU
-    max_queries = _max_chunk_queries(max_elements // elements_per_pair, s, mask.span.width)
+    max_queries = _max_chunk_queries(max_elements // elements_per_pair, s, mask_info(mask).span.width)
     tiles = split_into_tiles(mask, t, s, min_len=min_tile_len(q), max_queries=max_queries)
     recompute = len(tiles) > 1 and torch.is_grad_enabled()
     return _attend_tiles(attend_and_recompute if recompute else attend, q, k, v, tiles)

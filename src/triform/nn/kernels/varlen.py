@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from triform.nn.attention import ScoreFunction, repeat_kv
+from triform.nn.kernels.sdpa import UNBOUNDED, mask_info
 from triform.nn.kernels.tiling import mask_regions
-from triform.nn.masks import UNBOUNDED, AttentionMask
+from triform.nn.masks import AttentionMask
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def is_supported(q: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float) -> bool:
     """Whether it can take this: half precision, nothing added to the scores, no dropout, all said by the span."""
-    is_plain = mask.span_is_exact and not score_fn.relative_position.has_distance_bias and not dropout
+    is_plain = mask_info(mask).span_is_exact and not score_fn.relative_position.has_distance_bias and not dropout
     return is_plain and q.dtype in HALF_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and _is_available()
 
 
@@ -68,7 +69,7 @@ def compute_cu_seqlens(mask: AttentionMask, b: int, t: int, s: int) -> tuple[tup
 
 
 def _window_size(mask: AttentionMask) -> tuple[int, int]:
-    before, after = (-1 if limit == UNBOUNDED else limit for limit in mask.span)
+    before, after = (-1 if limit == UNBOUNDED else limit for limit in mask_info(mask).span)
     return before, after
 
 

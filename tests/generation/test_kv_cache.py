@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from triform.nn.kv_cache import CrossKVStore, DynamicKVStore, KeyValue, KVCache
+from triform.generation.kv_cache import CrossKVStore, DynamicKVStore, KVCache
+from triform.nn.attention import KeyValue
 
 
 def random_kv(length: int, rows: int = 3) -> KeyValue:

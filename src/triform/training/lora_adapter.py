@@ -1,4 +1,4 @@
-"""Adapter files: what LoRA learned, the settings of the run, and a fingerprint of the base model.
+"""LoRA adapter files: the learned weights, the settings of the run, and a fingerprint of the base model.
 
 Adapter files are copied to other places, so each contains its own digest, over the settings and every tensor.
 """
@@ -24,12 +24,31 @@ from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import damaged_error, write_errors
 from triform.io.files import atomic_file
 from triform.io.migration import format1_key, migrate_settings, migrate_tensors
-from triform.nn.lora import base_parameter_name, lora_scale, merge_weight
+from triform.nn.lora import LoraLinear, lora_scale, merge_weight
 from triform.training.tensors import read_shapes, read_tensors, save_tensors, validate_finite
 
 ADAPTER_FORMAT = 3  # 1 had no digest, 2 the names of run-folder format 1
 OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
 METADATA_KEY = "triform-adapter"  # in the metadata of the safetensors file
+
+
+def base_parameter_name(name: str) -> str:
+    """Return the name of a parameter in a model without adapters."""
+    return name.replace(".base.", ".")
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters by the names of a model without adapters, with the adapters added."""
+    weights: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        layer = model.get_submodule(name.rpartition(".base.")[0]) if name.endswith(".base.weight") else None
+        if isinstance(layer, LoraLinear):
+            weights[base_parameter_name(name)] = merge_weight(
+                parameter, layer.lora_a.weight, layer.lora_b.weight, layer.scale
+            )
+        elif ".lora_" not in name:
+            weights[base_parameter_name(name)] = parameter
+    return weights
 
 
 class AdapterFile:
