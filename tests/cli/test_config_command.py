@@ -62,14 +62,14 @@ def test_what_is_shown_is_what_training_uses(
     triform: Command, train: Command, files: DataFiles, settings_file: Path, tmp_path: Path
 ) -> None:
     options = ("--config", settings_file, "--set", "data.max_len=12", "--max-steps", "2")
-    shown = triform("config", "show", "tiny", *options, "--json").json
+    preview = triform("config", "show", "tiny", *options, "--json").json
     run = tmp_path / "run"
     result = triform(
         *("train", "classify", "--preset", "tiny", *options, "--data", files.csv, "--out", run, "--device", "cpu")
     )
     assert result.code == 0, result.err
     trained = triform("config", "show", run, "--json").json
-    for name, entry in shown.items():
+    for name, entry in preview.items():
         if entry["value"] is not None and name != "task":
             assert trained[name] == entry, name
     used = flatten_config(read_run_config(run))
