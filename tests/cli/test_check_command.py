@@ -36,7 +36,7 @@ def test_a_trained_run_passes(triform: Command, request: pytest.FixtureRequest, 
     assert set(parse_statuses(result.out).values()) <= {"good", "-"}
     skipped = {check for check, status in parse_statuses(result.out).items() if status == "-"}
     decoding_checks = (
-        {"no weight on the future", "cached decoding equals uncached"} if name == "classifier" else set()
+        {"no weight on the future", "cached decoding matches uncached"} if name == "classifier" else set()
     )
     assert skipped == {"no weight outside the window"} | decoding_checks
 
@@ -53,7 +53,7 @@ def test_a_size_is_checked_for_the_task_and_sizes_that_are_given(triform: Comman
     assert command_result.json["good"] is True
     details = {result["name"]: result["detail"] for result in command_result.json["checks"]}
     count = triform("params", *arguments, "--json").json["parameters"]
-    assert details["the parameter count equals the formula"] == f"{count:,} parameters"
+    assert details["the parameter count matches the formula"] == f"{count:,} parameters"
 
 
 @pytest.mark.parametrize("task", ["classify", "translate"])
@@ -99,7 +99,7 @@ def test_a_fault_ends_with_exit_code_1_and_is_named(
     assert result.code == 1
     statuses = parse_statuses(result.out)
     failed = {name for name, status in statuses.items() if status == "FAILED"}
-    assert failed == {"hidden tokens have no influence", "padding and packing change nothing"}
+    assert failed == {"masked tokens have no influence", "padding and packing change nothing"}
     assert result.out.endswith("\n2 of 12 checks failed\n")
 
 

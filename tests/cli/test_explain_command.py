@@ -117,8 +117,11 @@ def test_a_map_that_is_not_there_is_refused_by_naming_those_that_are(
 ) -> None:
     path = tmp_path / "maps.html"
     result = triform("explain", translator, "one", "--stack", "nonsense", "--out", path)
-    assert result.last_line == "there is no attention map 'nonsense' here; there is encoder, decoder, cross"
-    assert "there is encoder" in triform("explain", classifier, "the", "--stack", "cross", "--out", path).refusal
+    assert result.last_line == "there is no attention map 'nonsense'; available maps: encoder, decoder, cross"
+    assert (
+        "available maps: encoder"
+        in triform("explain", classifier, "the", "--stack", "cross", "--out", path).refusal
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -129,7 +132,7 @@ def test_a_bad_suffix_is_refused_before_the_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("triform.run.load", lambda *args, **kwargs: pytest.fail("the model was loaded"))
     refusal = triform("explain", tmp_path, "text", "--out", name).refusal
-    assert refusal == f"cannot write {name!r}: its name must end in .html, .png, .svg"
+    assert refusal == f"cannot write {name!r}: the file name must end in .html, .png, .svg"
 
 
 def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:

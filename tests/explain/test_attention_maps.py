@@ -88,7 +88,7 @@ def test_shapes_that_do_not_fit_are_our_own_mistake() -> None:
         "float64": good.weights.astype(np.float64),
         "empty": good.weights[:0],
         r"\(3, 2, 4, 5\)": good.weights[:, :, :4],
-        "below zero": np.where(np.eye(5), -0.1, 0.275).astype(np.float32)[None, None],
+        "negative or NaN": np.where(np.eye(5), -0.1, 0.275).astype(np.float32)[None, None],
         "or no number": np.full((1, 1, 5, 5), np.nan, dtype=np.float32),
     }
     for message, weights in bad.items():
@@ -136,7 +136,7 @@ def test_one_map_can_be_saved_alone_and_a_wrong_name_is_told(tmp_path: Path) -> 
     page = explanation.save(tmp_path / "one.html", stack="cross").read_text(encoding="utf-8")
     assert '"name":"cross"' in page
     assert '"name":"encoder"' not in page
-    with pytest.raises(ConfigError, match="no attention map 'crocs' here; there is encoder, cross"):
+    with pytest.raises(ConfigError, match="no attention map 'crocs'; available maps: encoder, cross"):
         explanation.save(tmp_path / "two.html", stack="crocs")
 
 

@@ -155,7 +155,7 @@ def test_without_maps_the_tokens_that_speak_for_a_label_are_drawn(tmp_path: Path
     assert [bar.get_height() for bar in panel.patches] == list(values)  # type: ignore[attr-defined]
     assert [bar.get_facecolor() for bar in panel.patches[:2]] == [to_rgba(POSITIVE_COLOR), to_rgba(NEGATIVE_COLOR)]
     assert [label.get_text() for label in panel.get_xticklabels()] == list(pieces)
-    assert r"gradient × input, score of \$good\$" in [text.get_text() for text in figure.texts]
+    assert r"gradient × input, logit of \$good\$" in [text.get_text() for text in figure.texts]
     maps = (uniform_map("encoder", 1, 1, pieces, pieces),)
     assert len(build_figure(replace(build_explanation(*maps), attributions=(attribution,))).axes) == 2, (
         "a map and its colour bar"

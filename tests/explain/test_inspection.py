@@ -128,7 +128,7 @@ def test_a_model_that_does_not_attend_has_no_maps_and_is_refused_where_there_is_
         assert explanation.maps == ()
         assert explanation.attributions
         return
-    with pytest.raises(ConfigError, match="no attention to look at"):
+    with pytest.raises(ConfigError, match="no attention to show"):
         make(task).explain(TEXTS[task])
 
 
@@ -161,7 +161,7 @@ def test_an_unknown_suffix_or_map_is_refused_and_leaves_nothing(make: BuildRun, 
     explanation = make("classify").explain("one two")
     with pytest.raises(ConfigError, match=r"must end in \.html, \.png, \.svg"):
         explanation.save(tmp_path / "maps.pdf")
-    with pytest.raises(ConfigError, match="no attention map 'cross' here; there is encoder"):
+    with pytest.raises(ConfigError, match="no attention map 'cross'; available maps: encoder"):
         explanation.save(tmp_path / "maps.html", stack="cross")
     assert not list(tmp_path.iterdir())
 

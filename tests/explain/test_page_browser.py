@@ -251,7 +251,7 @@ def test_512_tokens_in_12_layers_of_12_heads_open_and_answer(tab: Page, tmp_path
     pieces = tuple(f" w{index}" for index in range(512))
     attention_map = random_map("encoder", pieces, pieces, layers=12, heads=12)
     open_page(tab, Explanation(title="Long", text="", maps=(attention_map,)), tmp_path)
-    assert "strongest of up to 512 weights a row are kept" in tab.inner_text("#packing")
+    assert "largest of up to 512 weights in each row are stored" in tab.inner_text("#packing")
     tab.select_option("#layer-select", "11")
     tab.select_option("#head-select", "7")
     wait_for(tab, 12, "head 8")
@@ -288,7 +288,7 @@ def test_what_was_left_out_is_drawn_otherwise_than_what_may_not_be_read(
     monkeypatch.setattr(page, "MAX_PAGE_BYTES", 0)
     attention_map = causal_map(100, layers=1)
     open_page(tab, Explanation(title="Long", text="", maps=(attention_map,)), tmp_path)
-    assert "the mean of those left out" in tab.inner_text("#packing")
+    assert "coloured by their average" in tab.inner_text("#packing")
     row = attention_map.weights[0, 0, 60]
     weak = int(row[:61].argmin())
     zero = tab.eval_on_selector(".swatch.zero", "node => getComputedStyle(node).backgroundColor")

@@ -286,7 +286,7 @@ def test_only_stacks_that_were_at_work_are_named() -> None:
 
 @pytest.mark.parametrize("model", [nn.LSTM(4, 4), nn.Linear(2, 2), nn.Sequential()])
 def test_a_model_without_attention_is_refused(model: nn.Module) -> None:
-    with pytest.raises(ConfigError, match="no attention to look at"), record_attention(model):
+    with pytest.raises(ConfigError, match="no attention to show"), record_attention(model):
         pass
 
 
@@ -351,7 +351,7 @@ def test_rows_that_end_early_leave_every_step_and_a_way_out() -> None:
     model = build_model("translate")
     with record_attention(model) as steps:
         decode_greedily(Seq2SeqAdapter(model, SIZES.max_len, bos=2), SOURCES, 2, 5)
-    with pytest.raises(ConfigError, match=r"rows were dropped .* read \.calls step by step"):
+    with pytest.raises(ConfigError, match=r"rows left the batch .* read the steps from \.calls"):
         steps["cross"]
     for layer in steps.calls["cross"]:
         assert [step.shape[0] for step in layer] == [2, 2, 1, 1, 1]
@@ -372,5 +372,5 @@ def test_a_context_that_is_full_begins_anew_and_is_not_one_map() -> None:
     with record_attention(model) as steps:
         decode_greedily(DecoderAdapter(model, 6), [[5, 6, 7, 8, 9]], 6)
     assert [step.shape[-1] for step in steps.calls["decoder"][0]] == [5, 6, 4, 5, 6, 4]
-    with pytest.raises(ConfigError, match=r"read \.calls step by step"):
+    with pytest.raises(ConfigError, match=r"read the steps from \.calls"):
         steps["decoder"]

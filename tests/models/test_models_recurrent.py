@@ -188,7 +188,7 @@ def test_checks_see_padding_that_gets_into_a_state() -> None:
     model.encoder.blocks[0].__class__ = IgnoresPadding
     results = {finding.name: finding.good for finding in check_model(config, SIZES, model)}
     assert results["padding and packing change nothing"] is False
-    assert results["hidden tokens have no influence"] is False
+    assert results["masked tokens have no influence"] is False
 
 
 @EVERY_KIND

@@ -1,1 +1,1 @@
-"""Looking inside: attention maps, attributions, sanity checks, and what a model costs."""
+"""Explain predictions: attention maps, attributions, and sanity checks of a model."""

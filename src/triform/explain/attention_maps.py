@@ -1,6 +1,6 @@
-"""What was seen inside a model: attention maps with their summaries, attributions, and the whole to be shown.
+"""Data of an explanation: attention maps with their summaries, and attributions.
 
-Plain NumPy, so that a map from any model, or from a file, can be summed up and shown.
+The classes hold NumPy arrays, so they work with maps from any model or file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from triform.io.files import atomic_file
 AttentionWeights = NDArray[np.float32]
 
 SUFFIXES = (".html", ".png", ".svg")
-ROW_SUM_TOLERANCE = 0.02  # how far from one a row may add up: weights rounded to bfloat16 are shown too
+ROW_SUM_TOLERANCE = 0.02  # of the sum of a row of weights, so that weights rounded to bfloat16 are accepted
 
 
 def validate_suffix(path: str | Path) -> str:
     """Return the suffix of an output file; raise a ConfigError if that kind of file cannot be written."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
-        raise ConfigError(f"cannot write {Path(path).name!r}: its name must end in {', '.join(SUFFIXES)}")
+        raise ConfigError(f"cannot write {Path(path).name!r}: the file name must end in {', '.join(SUFFIXES)}")
     if suffix != ".html":
         require_package("matplotlib", extra="plot", purpose=f"a {suffix} picture")
     return suffix
@@ -33,44 +33,47 @@ def validate_suffix(path: str | Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionMap:
-    """One stack of attention layers: how much of each key every query reads, in each head of each layer."""
+    """Attention weights of one stack of layers: for each layer, head and query, a weight for every key."""
 
     name: str  # "encoder", "decoder" or "cross"
-    queries: tuple[str, ...]  # readable pieces, one a query position
-    keys: tuple[str, ...]
-    weights: AttentionWeights  # (L, H, T, S), rows sum to one
+    queries: tuple[str, ...]  # the text of each query token
+    keys: tuple[str, ...]  # the text of each key token
+    weights: AttentionWeights  # (L, H, T, S); rows sum to one
 
     def __post_init__(self) -> None:
-        assert self.weights.ndim == 4, f"(L, H, T, S) expected, not {self.weights.shape}"
+        assert self.weights.ndim == 4, f"expected the shape (L, H, T, S), found {self.weights.shape}"
         assert self.weights.dtype == np.float32, self.weights.dtype
-        assert 0 not in self.weights.shape, f"an empty map: {self.weights.shape}"
+        assert 0 not in self.weights.shape, f"the attention map is empty: {self.weights.shape}"
         assert self.weights.shape[2:] == (len(self.queries), len(self.keys)), self.weights.shape
-        assert self.weights.min() >= 0, "a weight below zero, or no number"
+        assert self.weights.min() >= 0, "weights must not be negative or NaN"
         assert bool(np.all(np.abs(self.weights.sum(axis=-1) - 1) < ROW_SUM_TOLERANCE)), "rows must sum to one"
 
     @property
     def n_layers(self) -> int:
+        """The number of layers."""
         return self.weights.shape[0]
 
     @property
     def n_heads(self) -> int:
+        """The number of attention heads in each layer."""
         return self.weights.shape[1]
 
     @property
     def supports_rollout(self) -> bool:
-        """Whether a rollout has a meaning: the layers must read what they write."""
+        """Whether attention rollout is defined. It requires self-attention."""
         return self.name != "cross" and len(self.queries) == len(self.keys)
 
     def average(self) -> AttentionWeights:
-        """The mean over the heads."""
+        """Return the mean weights over the heads of each layer."""
         return self.weights.mean(axis=1, dtype=np.float64).astype(np.float32)  # (L, T, S)
 
     def rollout(self) -> AttentionWeights:
-        """How much of each input reaches each position after every layer (Abnar and Zuidema, 2020).
+        """Return the attention rollout of each layer (Abnar and Zuidema, 2020).
 
-        Half of what a block passes on is taken to come through its residual.
+        Row t of layer n estimates how much each input token contributes to position t after layers 1 to n. The
+        estimate assumes that half of the output of a layer comes from its residual connection.
         """
-        assert self.supports_rollout, "rollout is for self-attention"
+        assert self.supports_rollout, "rollout requires self-attention"
         mixing = 0.5 * (self.weights.mean(axis=1, dtype=np.float64) + np.eye(len(self.keys)))  # (L, T, S)
         mixing /= mixing.sum(axis=-1, keepdims=True)
         rollouts = [mixing[0]]
@@ -79,23 +82,26 @@ class AttentionMap:
         return np.stack(rollouts).astype(np.float32)  # (L, T, S)
 
     def entropy(self) -> NDArray[np.float64]:
-        """Bits of Shannon entropy of a row, the mean over the queries; 0: one key is read, log2(S): all S alike."""
+        """Return the Shannon entropy of each head in bits, averaged over the queries.
+
+        It is 0 if every query reads a single key, and log2(S) if every query gives all S keys the same weight.
+        """
         bits = np.empty(self.weights.shape[:2])
         for layer, weights in enumerate(self.weights):  # layer by layer: a long text has many weights
             p = weights.astype(np.float64)
             bits[layer] = -(p * np.log2(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=-1)
-        return np.maximum(bits, 0)  # (L, H); a row that adds up to a little over one must not end below zero
+        return np.maximum(bits, 0)  # (L, H); a row whose sum is slightly above 1 must not give a negative entropy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """How much each piece of a text moved one score, up or down."""
+    """How much each token of a text raised or lowered the logit of one label."""
 
     method: str  # "gradient × input" or "integrated gradients"
-    label: str  # whose score is explained
+    label: str  # the label whose logit is explained
     pieces: tuple[str, ...]
-    values: tuple[float, ...]  # signed, one a piece
-    total: float = float("nan")  # what the values should add up to; NaN where the method makes no such promise
+    values: tuple[float, ...]  # one signed value for each piece
+    total: float = float("nan")  # the expected sum of the values; NaN if the method does not define one
 
     def __post_init__(self) -> None:
         assert len(self.pieces) == len(self.values), (len(self.pieces), len(self.values))
@@ -103,7 +109,7 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One text, what a model made of it, and what was seen on the way."""
+    """The explanation of one prediction: the text, the output, attention maps and attributions."""
 
     title: str
     text: str
@@ -115,12 +121,22 @@ class Explanation:
 
     def __post_init__(self) -> None:
         names = [attention_map.name for attention_map in self.maps]
-        assert len(set(names)) == len(names), f"two maps of one name: {names}"
+        assert len(set(names)) == len(names), f"duplicate map names: {names}"
 
     def save(self, path: str | Path, *, stack: str = "") -> Path:
-        """Write a page (.html) or a picture (.png, .svg) of all maps, or of the one named; gives the path back.
+        """Write an HTML page (.html) or a picture (.png, .svg).
 
-        A picture has the attributions only where there is no map.
+        A picture shows attributions only if there is no attention map.
+
+        Args:
+            path: The file to write. Its suffix selects the format.
+            stack: Show only the map of this stack: "encoder", "decoder" or "cross". By default all maps are shown.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ConfigError: The suffix is not supported, there is no such map, or the file cannot be written.
         """
         path = Path(path)
         suffix = validate_suffix(path)
@@ -134,14 +150,14 @@ class Explanation:
         return path
 
     def select_map(self, name: str) -> Explanation:
-        """The same with this attention map and no other."""
+        """Return this explanation with only one of its attention maps."""
         if selected := tuple(attention_map for attention_map in self.maps if attention_map.name == name):
             return replace(self, maps=selected)
-        names = ", ".join(attention_map.name for attention_map in self.maps) or "no map at all"
-        raise ConfigError(f"there is no attention map {name!r} here; there is {names}")
+        names = ", ".join(attention_map.name for attention_map in self.maps) or "none"
+        raise ConfigError(f"there is no attention map {name!r}; available maps: {names}")
 
     def as_dict(self) -> dict[str, object]:
-        """Everything as lists, numbers and strings, for JSON; weights are nested by layer, head, query and key."""
+        """Return the explanation as JSON-compatible values. Weights are nested by layer, head, query and key."""
         return {
             "text": self.text,
             "output": self.output,

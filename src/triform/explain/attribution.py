@@ -1,7 +1,8 @@
-"""Which tokens moved a classifier's score: gradients by the token embeddings, at one point or on a way.
+"""Attribute the logit of a label to the tokens of a text, by gradients with respect to the token embeddings.
 
-Integrated gradients go from a text of unknown tokens to the text itself, in a straight line between embeddings;
-the values add up to what the score gained on that way, and the number of steps grows until they do.
+Integrated gradients average the gradient along a straight line from a baseline, in which every token is unknown, to
+the embeddings of the text. The attributions add up to the difference between the logits of the text and of the
+baseline. The number of steps is doubled until they do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triform.models.factory import AnyClassifier
 from triform.nn.embedding import InputEmbedding
 
 MIN_STEPS, MAX_STEPS = 32, 1024
-COMPLETENESS_TOLERANCE = 0.01  # of the score's gain, or of 0.1 where that is less
+COMPLETENESS_TOLERANCE = 0.01  # relative to the difference of the logits, or to 0.1 if that is larger
 MAX_TOKENS_PER_CHUNK = 4_096
 
 
@@ -25,16 +26,20 @@ MAX_TOKENS_PER_CHUNK = 4_096
 def compute_attributions(
     model: AnyClassifier, tokens: Tensor, label: int, *, unknown_token: int, pieces: list[str], label_name: str
 ) -> tuple[Attribution, ...]:  # (1, T)
-    """Both kinds for the score (before the softmax) of one label."""
-    embedding, tokens = model.encoder.embedding, tokens.clone()  # made in inference mode, they take no gradients
+    """Return integrated gradients and gradient × input for the logit of one label."""
+    embedding, tokens = (
+        model.encoder.embedding,
+        tokens.clone(),
+    )  # cloned, because tensors created in inference mode have no gradients
     with torch.no_grad():
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         embeddings = embedding.token_vectors(tokens, positions)  # (1, T, D)
         baseline = embedding.token_vectors(torch.full_like(tokens, unknown_token), positions)
 
     def compute_gradient(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
+        """Return the logits at these embeddings, and their gradients."""
         points = points.detach().requires_grad_()
-        # cuDNN differentiates a recurrent layer only where it trains; torch's own layers do it here too
+        # cuDNN computes gradients of recurrent layers only in training mode; torch's own kernels always do.
         cudnn_disabled = torch.backends.cudnn.flags(enabled=False) if points.is_cuda else nullcontext()
         with torch.enable_grad(), _override_embeddings(embedding, points), cudnn_disabled:
             logits = model(tokens.expand(len(points), -1))[:, label]
@@ -63,7 +68,7 @@ def _integrate_gradients(
     embeddings: Tensor,
     logit_gain: float,
 ) -> tuple[float, ...]:
-    """Mean slope on the way times the way, by the midpoint rule."""
+    """Return the mean gradient along the path times its length, computed with the midpoint rule."""
     n_steps = MIN_STEPS
     while True:
         fractions = (torch.arange(n_steps, device=embeddings.device, dtype=embeddings.dtype) + 0.5) / n_steps
@@ -83,7 +88,7 @@ def _integrate_gradients(
 
 @contextmanager
 def _override_embeddings(embedding: InputEmbedding, vectors: Tensor) -> Iterator[None]:
-    """Within this, the embedding answers with `vectors`, whatever it is asked for."""
+    """Make the embedding return `vectors` for any tokens inside a `with` block."""
     object.__setattr__(embedding, "token_vectors", lambda tokens, positions: vectors)
     try:
         yield

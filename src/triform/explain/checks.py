@@ -1,6 +1,7 @@
-"""Sanity checks as a program: what a Transformer must do, measured on a model and compared with its settings.
+"""Sanity checks of a model: measure its behaviour and compare it with what its settings require.
 
-Each check is a function that gives a finding; it looks at behaviour, not at the code that should produce it.
+Each check is a function that returns whether it passed, and a detail. It observes what the model computes and does
+not depend on how.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from triform.explain.recorder import AttentionRecord, has_attention, record_atte
 from triform.nn.attention import naive_attention
 
 TOLERANCE = 1e-9  # in float64
-OVERFIT_RATIO = 0.02  # of the first loss
+OVERFIT_RATIO = 0.02  # the last loss must be below this share of the first
 MAX_OVERFIT_STEPS, WARMUP_STEPS = 200, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one check found; `good` is None where it does not apply."""
+    """The result of one check. `good` is None if the check does not apply to the model."""
 
     name: str
     good: bool | None
@@ -33,7 +34,16 @@ class CheckResult:
 
 
 def check_model(config: Config, sizes: DataSizes, model: nn.Module) -> Iterator[CheckResult]:
-    """All checks on a model, one after the other. It is copied, never changed."""
+    """Run all checks on a copy of a model, and yield the result of each.
+
+    Args:
+        config: The settings of the model.
+        sizes: The sizes that the model was built for.
+        model: The model to check. It is not changed.
+
+    Yields:
+        One result for each check. A check that raises an exception counts as failed.
+    """
     probe = PROBES[config.task](config, sizes, model)
     for name, check in CHECKS.items():
         if check in ATTENTION_CHECKS and not has_attention(model):
@@ -42,7 +52,7 @@ def check_model(config: Config, sizes: DataSizes, model: nn.Module) -> Iterator[
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 good, detail = check(probe)
-        except Exception as error:  # a check that cannot even run is a check that fails
+        except Exception as error:  # a check that cannot run has failed
             good, detail = False, f"{type(error).__name__}: {error}"
         yield CheckResult(name=name, good=good, detail=detail)
 
@@ -57,7 +67,7 @@ def _record_attention(probe: ModelProbe) -> AttentionRecord:
 
 
 def _key_rows(probe: ModelProbe, stack: str) -> ProbeRows:
-    """The rows that a stack reads."""
+    """Return the rows that provide the keys of a stack."""
     reads_source = probe.config.task == "translate" and stack in ("encoder", "cross")
     return probe.sources if reads_source else probe.rows
 
@@ -67,7 +77,7 @@ def _query_rows(probe: ModelProbe, stack: str) -> ProbeRows:
 
 
 def _iterate_weights(probe: ModelProbe) -> Iterator[tuple[str, int, int, Tensor]]:
-    """Stack, layer, row and weights (H, T, S) of each row's real queries."""
+    """Yield the stack, the layer, the row and the weights (H, T, S) of its queries without padding."""
     record = _record_attention(probe)
     for stack in record.stacks():
         for layer, weights in enumerate(record[stack]):
@@ -76,23 +86,25 @@ def _iterate_weights(probe: ModelProbe) -> Iterator[tuple[str, int, int, Tensor]
 
 
 def _max_or_nan(values: Iterable[float | Tensor]) -> float:
-    """The largest; where one is no number, no number (Python's `max` would step over it)."""
+    """Return the largest value, or NaN if any value is NaN, which Python's `max` might ignore."""
     return torch.tensor([0.0, *(float(value) for value in values)], dtype=torch.float64).max().item()
 
 
 def rows_sum_to_one(probe: ModelProbe) -> CheckOutcome:
+    """Check that the attention weights of every query sum to one."""
     max_error = _max_or_nan((weights.sum(-1) - 1).abs().max() for *_, weights in _iterate_weights(probe))
-    return max_error < 1e-6, f"off by {max_error:.1e} at most"
+    return max_error < 1e-6, f"largest error {max_error:.1e}"
 
 
 def no_weight_on_padding(probe: ModelProbe) -> CheckOutcome:
+    """Check that no query reads padding."""
     padding_weights = [
         weights[..., len(_key_rows(probe, stack)[row]) :] for stack, _, row, weights in _iterate_weights(probe)
     ]
     max_weight = _max_or_nan(
         weights_on_padding.max() for weights_on_padding in padding_weights if weights_on_padding.numel()
     )
-    return max_weight == 0, f"at most {max_weight:.1e}"
+    return max_weight == 0, f"largest weight {max_weight:.1e}"
 
 
 def _reads_ahead(probe: ModelProbe, stack: str) -> bool:
@@ -100,16 +112,20 @@ def _reads_ahead(probe: ModelProbe, stack: str) -> bool:
 
 
 def no_weight_on_future(probe: ModelProbe) -> CheckOutcome:
+    """Check that causal attention does not read later tokens."""
     future_weights = [
         weights.triu(1) for stack, _, _, weights in _iterate_weights(probe) if not _reads_ahead(probe, stack)
     ]
     max_weight = _max_or_nan(weights_ahead.max() for weights_ahead in future_weights)
     return (
-        (max_weight == 0, f"at most {max_weight:.1e}") if future_weights else (None, "an encoder reads both ways")
+        (max_weight == 0, f"largest weight {max_weight:.1e}")
+        if future_weights
+        else (None, "an encoder is bidirectional")
     )
 
 
 def no_weight_outside_window(probe: ModelProbe) -> CheckOutcome:
+    """Check that no query reads a key outside its layer's window."""
     outside_weights = []
     for stack, layer, _, weights in _iterate_weights(probe):
         width = probe.config.model.windows[layer]
@@ -118,18 +134,18 @@ def no_weight_outside_window(probe: ModelProbe) -> CheckOutcome:
             outside_weights.append(weights[:, is_outside].flatten())
     max_weight = _max_or_nan(values.max() for values in outside_weights)
     return (
-        (max_weight == 0, f"at most {max_weight:.1e}")
+        (max_weight == 0, f"largest weight {max_weight:.1e}")
         if outside_weights
-        else (None, "no layer has a window that hides anything")
+        else (None, "no layer has a window shorter than the text")
     )
 
 
 def farthest_key_is_read(probe: ModelProbe) -> CheckOutcome:
-    """In each layer, on each side: a reach that is too short shows here."""
+    """Check that every layer reads the farthest key that its mask allows, on each side."""
     edge_weights = {}
     for stack, layer, row, weights in _iterate_weights(probe):
         if len(_query_rows(probe, stack)[row]) < max(map(len, _query_rows(probe, stack))):
-            continue  # shorter rows may not get to the edge
+            continue  # shorter rows may not reach the edge of the window
         width, n_keys = probe.config.model.windows[layer], len(_key_rows(probe, stack)[row])
         if stack == "cross":  # every key of the source
             edge_weights[stack, layer, 0] = weights[..., :n_keys].amax(dim=(0, 1)).min().item()
@@ -139,7 +155,7 @@ def farthest_key_is_read(probe: ModelProbe) -> CheckOutcome:
             edge_weights[stack, layer, side] = (
                 weights[:, _relative_distances(weights) == side * max_distance].amax().item()
             )
-    return min(edge_weights.values()) > 0, f"with a weight of {min(edge_weights.values()):.1e} or more"
+    return min(edge_weights.values()) > 0, f"smallest weight {min(edge_weights.values()):.1e}"
 
 
 def _relative_distances(weights: Tensor) -> Tensor:  # (H, T, S) -> (T, S)
@@ -148,19 +164,19 @@ def _relative_distances(weights: Tensor) -> Tensor:  # (H, T, S) -> (T, S)
 
 @torch.no_grad()
 def kernel_matches_reference(probe: ModelProbe) -> CheckOutcome:
-    """What each layer's own kernel computes, beside attention as it is written."""
+    """Check that the kernel of each layer matches the reference implementation of attention."""
     errors: list[Tensor] = []
     with watch_attention(
         probe.model, lambda call: errors.append((call.output - naive_attention(*call.arguments)).abs().max())
     ):
         probe.compute_logits(probe.rows, probe.sources)
         probe.compute_logits(probe.rows, probe.sources, packed=True)
-    return _max_or_nan(errors) <= TOLERANCE, f"off by {_max_or_nan(errors):.1e} at most, in {len(errors)} calls"
+    return _max_or_nan(errors) <= TOLERANCE, f"largest error {_max_or_nan(errors):.1e} in {len(errors)} calls"
 
 
 @torch.no_grad()
 def masked_tokens_have_no_influence(probe: ModelProbe) -> CheckOutcome:
-    """Change a token and see which states move: those that may read it, out to the edge, and no other."""
+    """Check that changing a token changes the states that may read it, and no others."""
     leaks, n_unmoved = [], 0
     for row, compute_states, reads_ahead, vocab_size in probe.probe_inputs():
         before, reach = compute_states(row), _total_reach(probe, len(row))
@@ -169,7 +185,7 @@ def masked_tokens_have_no_influence(probe: ModelProbe) -> CheckOutcome:
             distance = torch.arange(len(row)) - position
             allowed = (distance.abs() <= reach) & (distance >= (-reach if reads_ahead else 0))
             leaks += change[~allowed].tolist()
-            edge = (distance.abs() == reach) & (not probe.config.model.is_recurrent)  # what is carried may fade
+            edge = (distance.abs() == reach) & (not probe.config.model.is_recurrent)  # a recurrent state may fade
             n_unmoved += int((change[allowed & ((distance == 0) | edge)] == 0).sum())
     max_leak = _max_or_nan(leaks)
     padded_logits = [
@@ -177,12 +193,12 @@ def masked_tokens_have_no_influence(probe: ModelProbe) -> CheckOutcome:
     ]
     max_padding_change = _max_or_nan((a - b).abs().max() for a, b in zip(*padded_logits, strict=True))
     passed = _max_or_nan([max_leak, max_padding_change]) <= TOLERANCE and not n_unmoved
-    detail = f"hidden tokens move a state by {max_leak:.1e}, padding by {max_padding_change:.1e}"
-    return passed, detail + (f"; {n_unmoved} states do not read what they may" if n_unmoved else "")
+    detail = f"masked tokens change states by {max_leak:.1e}, padding by {max_padding_change:.1e}"
+    return passed, detail + (f"; {n_unmoved} states ignore a token that they may read" if n_unmoved else "")
 
 
 def _total_reach(probe: ModelProbe, length: int) -> int:
-    """How far a token's influence gets through all layers."""
+    """Return how many positions away a token can have influence after all layers."""
     widths = probe.config.model.windows
     return length - 1 if -1 in widths else min(length - 1, sum(width - 1 for width in widths))
 
@@ -194,7 +210,7 @@ def _change_token(row: list[int], position: int, vocab_size: int) -> list[int]:
 
 
 def padding_changes_nothing(probe: ModelProbe) -> CheckOutcome:
-    """Each row alone, among longer ones, and packed without padding: one answer."""
+    """Check that a row gets the same logits alone, padded in a batch, and packed without padding."""
     with torch.no_grad():
         padded = probe.compute_logits(probe.rows, probe.sources)
         packed = probe.compute_logits(probe.rows, probe.sources, packed=True)
@@ -204,10 +220,11 @@ def padding_changes_nothing(probe: ModelProbe) -> CheckOutcome:
     max_padding_change = _max_or_nan((a - b).abs().max() for a, b in zip(padded, unbatched, strict=True))
     max_packing_change = _max_or_nan((a - b).abs().max() for a, b in zip(packed, unbatched, strict=True))
     passed = _max_or_nan([max_padding_change, max_packing_change]) <= TOLERANCE
-    return passed, f"padding moves an answer by {max_padding_change:.1e}, packing by {max_packing_change:.1e}"
+    return passed, f"padding changes logits by {max_padding_change:.1e}, packing by {max_packing_change:.1e}"
 
 
 def gradients_reach_every_parameter(probe: ModelProbe) -> CheckOutcome:
+    """Check that every parameter gets a finite gradient that is not zero."""
     model = copy.deepcopy(probe.model)
     probe.loss(model).backward()  # type: ignore[no-untyped-call]
     without_gradient = [
@@ -218,16 +235,16 @@ def gradients_reach_every_parameter(probe: ModelProbe) -> CheckOutcome:
     n_parameters = sum(1 for _ in model.parameters())
     return (
         not without_gradient,
-        f"none or not finite: {', '.join(without_gradient[:4])}"
+        f"no gradient, or not finite: {', '.join(without_gradient[:4])}"
         if without_gradient
-        else f"all {n_parameters} tensors",
+        else f"all {n_parameters} tensors have a gradient",
     )
 
 
 def can_overfit_one_batch(probe: ModelProbe) -> CheckOutcome:
-    """A fresh model of the same settings, a few rows, no dropout: the loss must go to zero.
+    """Check that an untrained model with the same settings can reach almost zero loss on a few rows.
 
-    What is too fast for a deep post-norm model is tried again slower.
+    A second attempt uses a lower learning rate, which deep post-norm models need.
     """
     width = probe.config.model.d_model
     first_loss = last_loss = 0.0
@@ -236,12 +253,12 @@ def can_overfit_one_batch(probe: ModelProbe) -> CheckOutcome:
         losses = _overfit(probe, learning_rate)
         first_loss, last_loss = losses[0], losses[-1]
         if last_loss <= OVERFIT_RATIO * first_loss:
-            return True, f"loss {first_loss:.2f} to {last_loss:.3f} in {len(losses) - 1} steps"
-    return False, f"loss {first_loss:.2f}, and still {last_loss:.3f} after {MAX_OVERFIT_STEPS} steps"
+            return True, f"loss falls from {first_loss:.2f} to {last_loss:.3f} in {len(losses) - 1} steps"
+    return False, f"loss is {first_loss:.2f} at first and still {last_loss:.3f} after {MAX_OVERFIT_STEPS} steps"
 
 
 def _overfit(probe: ModelProbe, learning_rate: float) -> list[float]:
-    """Losses before each step, until the last is small, or there were too many."""
+    """Return the loss before each step, until it is small or the maximum number of steps is reached."""
     model = build_untrained_model(probe.config, probe.sizes).eval()
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     losses: list[float] = []
@@ -260,21 +277,22 @@ def _overfit(probe: ModelProbe, learning_rate: float) -> list[float]:
 
 
 def count_matches_formula(probe: ModelProbe) -> CheckOutcome:
+    """Check that the model has as many parameters as `triform params` computes from its settings."""
     actual = sum(parameter.numel() for parameter in probe.model.parameters())
     expected = count_parameters(probe.config, probe.sizes).total
     return actual == expected, f"{actual:,} parameters" + (
-        "" if actual == expected else f", {expected:,} by the formula"
+        "" if actual == expected else f", but the formula gives {expected:,}"
     )
 
 
 def cached_decoding_matches_uncached(probe: ModelProbe) -> CheckOutcome:
-    """Compare decode steps over a cache with full passes over the same tokens.
+    """Check that decode steps with a KV cache give the logits of full passes over the same tokens.
 
-    Halfway, one row leaves the batch and another is repeated, as in beam search. Meanwhile the second row is also
-    decoded alone, because the rows that it is batched with must not matter.
+    Halfway, one row leaves the batch and another is repeated, as in beam search. Until then the second row is also
+    decoded alone, because other rows in the batch must not affect it.
     """
     if not isinstance(probe, GenerationProbe):
-        return None, "a classifier generates nothing"
+        return None, "a classifier does not generate text"
     adapter, prompts = probe.build_adapter(), probe.prompts()
     texts = [adapter.initial_tokens(prompt) for prompt in prompts]
     n_steps = min(probe.sizes.max_len // 2, probe.sizes.max_len - max(map(len, texts)), 12)
@@ -296,7 +314,7 @@ def cached_decoding_matches_uncached(probe: ModelProbe) -> CheckOutcome:
             if step < n_steps // 2:
                 errors.append((alone.step(tokens[1:2])[:, 0] - expected[1:2]).abs().max())
     max_error = _max_or_nan(errors)
-    return max_error <= 1e-5, f"logits differ by {max_error:.1e} in {n_steps} steps"  # steppers answer in float32
+    return max_error <= 1e-5, f"logits differ by {max_error:.1e} in {n_steps} steps"  # steppers return float32
 
 
 def _next_token_logits(probe: GenerationProbe, texts: ProbeRows, prompts: ProbeRows) -> Tensor:  # -> (N, V)
@@ -309,14 +327,14 @@ CHECKS: dict[str, Callable[[ModelProbe], CheckOutcome]] = {
     "no weight on padding": no_weight_on_padding,
     "no weight on the future": no_weight_on_future,
     "no weight outside the window": no_weight_outside_window,
-    "the farthest key in reach is read": farthest_key_is_read,
-    "the kernel equals the formula": kernel_matches_reference,
-    "hidden tokens have no influence": masked_tokens_have_no_influence,
+    "the farthest visible key is read": farthest_key_is_read,
+    "the kernel matches the reference": kernel_matches_reference,
+    "masked tokens have no influence": masked_tokens_have_no_influence,
     "padding and packing change nothing": padding_changes_nothing,
     "gradients reach every parameter": gradients_reach_every_parameter,
-    "one batch can be learned by heart": can_overfit_one_batch,
-    "the parameter count equals the formula": count_matches_formula,
-    "cached decoding equals uncached": cached_decoding_matches_uncached,
+    "the model can overfit one batch": can_overfit_one_batch,
+    "the parameter count matches the formula": count_matches_formula,
+    "cached decoding matches uncached": cached_decoding_matches_uncached,
 }
 ATTENTION_CHECKS = (
     rows_sum_to_one,

@@ -1,6 +1,6 @@
-"""Attention as a picture for a report: a grid of layers by heads for each map, in one PNG or SVG file.
+"""Draw an explanation as one PNG or SVG file: for each attention map a grid of layers × heads.
 
-Of a classifier that attends to nothing: how much each token speaks for the label.
+For a classifier without attention, the picture shows the attributions of the tokens instead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 
-# One hue from light to dark: its order survives grey printing and every kind of colour blindness.
+# One hue from light to dark, which is readable in greyscale and with colour blindness.
 COLORMAP_COLORS = ("#f4f6fb", "#b7cff5", "#5a8dee", "#2348b0", "#0a1a5c")
-MASKED_COLOR = "#e6dfd3"  # what may not be read: warm, so that it is no step of the ramp
-POSITIVE_COLOR, NEGATIVE_COLOR = "#2f62d0", "#d9731f"  # what speaks for a label, and against it
+MASKED_COLOR = "#e6dfd3"  # masked keys; a warm colour, so that it is not mistaken for a weight
+POSITIVE_COLOR, NEGATIVE_COLOR = "#2f62d0", "#d9731f"  # tokens that raise and lower the logit of a label
 TEXT_COLOR, MUTED_COLOR, LINE_COLOR = "#1b1e25", "#5b606b", "#cfd3dc"
 RC_PARAMS: Any = {
     "font.family": "DejaVu Sans",
@@ -35,25 +35,25 @@ RC_PARAMS: Any = {
 HEADINGS = {
     "encoder": "Encoder self-attention",
     "decoder": "Decoder self-attention",
-    "cross": "Cross-attention: what is written (rows) reads the source (columns)",
+    "cross": "Cross-attention: target (rows) reads source (columns)",
 }
 
-# Inches, as matplotlib counts.
-MAX_FIGURE_SIZE = (22.0, 30.0)  # no picture is larger, however many layers and heads
-TOKEN_PITCH = 0.165  # of one labelled token
-MIN_TOKEN_PITCH = 0.115  # below this pitch labels would touch
-PANEL_SIZE_RANGE = (1.3, 4.6)  # longer side of a panel: from, to
+# Sizes are in inches, the unit of matplotlib.
+MAX_FIGURE_SIZE = (22.0, 30.0)  # for any number of layers and heads
+TOKEN_PITCH = 0.165  # space for one labelled token
+MIN_TOKEN_PITCH = 0.115  # at a smaller pitch labels would overlap
+PANEL_SIZE_RANGE = (1.3, 4.6)  # minimum and maximum of the longer side of a panel
 PANEL_GAP = 0.1
-MIN_BARS_SIZE = (3.2, 1.3)  # least width, and height, of the bars of an attribution
-CHARACTER_WIDTH = 0.066  # width of a letter in a tick label
+MIN_BARS_SIZE = (3.2, 1.3)  # minimum width and the height of the bar chart of an attribution
+CHARACTER_WIDTH = 0.066  # average width of a character in a tick label
 MAX_LABEL_CHARS = 14
 LINE_HEIGHT = 0.22
-MAX_TEXT_LINES = 3  # of a long text
+MAX_TEXT_LINES = 3  # shown of a long text
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapLayout:
-    """Where one map's grid goes: panel size and room for labels, in inches."""
+    """The layout of one map: size of its panels and margins for labels, in inches."""
 
     attention_map: AttentionMap
     panel_width: float  # of one panel
@@ -61,27 +61,32 @@ class MapLayout:
 
     @property
     def query_labels(self) -> dict[int, str]:
-        """The labels of the rows, by place."""
+        """The labels of the rows, by index."""
         return _axis_labels(self.attention_map.queries, self.panel_height)
 
     @property
     def key_labels(self) -> dict[int, str]:
+        """The labels of the columns, by index."""
         return _axis_labels(self.attention_map.keys, self.panel_width)
 
     @property
     def left_margin(self) -> float:
+        """The space for the layer names and query labels."""
         return 0.55 + _label_space(self.query_labels.values())
 
     @property
     def bottom_margin(self) -> float:
+        """The space for the key labels."""
         return 0.2 + _label_space(self.key_labels.values())
 
     @property
     def top_margin(self) -> float:
-        return 0.72  # the heading and the names of the heads
+        """The space for the heading and the names of the heads."""
+        return 0.72
 
     @property
     def grid_size(self) -> tuple[float, float]:
+        """The width and height of all panels with the gaps between them."""
         n_layers, n_heads = self.attention_map.n_layers, self.attention_map.n_heads
         return n_heads * (self.panel_width + PANEL_GAP) - PANEL_GAP, n_layers * (
             self.panel_height + PANEL_GAP
@@ -89,50 +94,56 @@ class MapLayout:
 
     @property
     def size(self) -> tuple[float, float]:
+        """The width and height of the map with its margins."""
         grid_width, grid_height = self.grid_size
         return self.left_margin + grid_width, self.top_margin + grid_height + self.bottom_margin
 
 
 @dataclass(frozen=True, kw_only=True)
 class BarsLayout:
-    """Where the bars of one attribution go, in inches."""
+    """The layout of the bar chart of one attribution, in inches."""
 
     attribution: Attribution
     left_margin: float = 0.85
-    top_margin: float = 0.72  # the heading and what up and down mean
+    top_margin: float = 0.72  # the heading and the explanation of the bars
 
     @property
     def width(self) -> float:
+        """The width of the bar chart without margins."""
         return min(max(MIN_BARS_SIZE[0], TOKEN_PITCH * len(self.attribution.pieces)), MAX_FIGURE_SIZE[0] - 2)
 
     @property
     def piece_labels(self) -> dict[int, str]:
+        """The labels of the bars, by index."""
         return _axis_labels(self.attribution.pieces, self.width)
 
     @property
     def size(self) -> tuple[float, float]:
+        """The width and height of the chart with its margins."""
         return self.left_margin + self.width, self.top_margin + MIN_BARS_SIZE[1] + 0.2 + _label_space(
             self.piece_labels.values()
         )
 
 
 def save_figure(explanation: Explanation, path: Path, *, file_format: str = "png", dpi: int = 160) -> None:
-    """Draw an explanation into one file of that kind ("png" or "svg")."""
+    """Draw an explanation and write it to a file of the format "png" or "svg"."""
     import matplotlib
 
     with warnings.catch_warnings(), matplotlib.rc_context(RC_PARAMS):
-        # A script that the font lacks is drawn as boxes: a poorer picture, but no reason to fail or to complain.
+        # Characters that the font does not have are drawn as boxes. This does not need a warning.
         warnings.filterwarnings("ignore", message=r".*missing from font", category=UserWarning)
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support", category=UserWarning)
         figure = build_figure(explanation)
-        metadata = {"Date": None} if file_format == "svg" else None  # the same picture is the same file
+        metadata = (
+            {"Date": None} if file_format == "svg" else None
+        )  # without a date, equal pictures are equal files
         figure.savefig(path, format=file_format, dpi=dpi, facecolor="white", metadata=metadata)
 
 
 def build_figure(explanation: Explanation) -> Figure:
-    """The figure: title, then the maps from top to bottom, each a grid; one colour bar for all.
+    """Return the figure: the title, one grid for each map, and a common colour bar.
 
-    Without any map there are the attributions instead.
+    Without maps, it shows the attributions instead.
     """
     from matplotlib.figure import Figure
 
@@ -160,7 +171,7 @@ def build_figure(explanation: Explanation) -> Figure:
         + margin
     )
     figure = Figure(figsize=(width, height))
-    for row, line in enumerate(lines):  # the title first
+    for row, line in enumerate(lines):  # starts with the title
         text_style: Any = (
             {"fontsize": 13, "fontweight": "bold", "color": TEXT_COLOR}
             if not row
@@ -189,7 +200,7 @@ def build_figure(explanation: Explanation) -> Figure:
 
 
 def format_label(piece: str, max_chars: int = MAX_LABEL_CHARS) -> str:
-    """A piece as a label: one line, printable, not long, and plain to matplotlib, where `$` begins a formula."""
+    """Return a piece as a short, printable label of one line, with `$` escaped for matplotlib."""
     text = piece.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", "⇥")
     text = " ".join(text.split()) or "·" * min(len(text), 3)
     # Leave out joiners and direction marks.
@@ -203,20 +214,20 @@ def format_label(piece: str, max_chars: int = MAX_LABEL_CHARS) -> str:
 
 
 def _layout_map(attention_map: AttentionMap, *, n_maps: int) -> MapLayout:
-    """Panels large enough for their labels, as long as the picture stays within bounds."""
+    """Choose a panel size that fits the labels, within the maximum size of the picture."""
     n_queries, n_keys = len(attention_map.queries), len(attention_map.keys)
     longest = max(n_queries, n_keys)
     side = min(max(longest * TOKEN_PITCH, PANEL_SIZE_RANGE[0]), PANEL_SIZE_RANGE[1])
     max_width = (MAX_FIGURE_SIZE[0] - 3.2) / attention_map.n_heads - PANEL_GAP
     max_height = (MAX_FIGURE_SIZE[1] / n_maps - 3.0) / attention_map.n_layers - PANEL_GAP
-    # A map far from square is squeezed, not drawn as a thread.
+    # limit the aspect ratio of a very long or wide map
     width_ratio, height_ratio = (max(count / longest, 0.3) for count in (n_keys, n_queries))
     side = min(side, max_width / width_ratio, max_height / height_ratio)
     return MapLayout(attention_map=attention_map, panel_width=side * width_ratio, panel_height=side * height_ratio)
 
 
 def _axis_labels(pieces: Sequence[str], length: float) -> dict[int, str]:
-    """A label for every piece along an axis or, where they would touch, for every n-th, with its number."""
+    """Return a label for every piece along an axis, or for every n-th with its number if labels would overlap."""
     stride = max(math.ceil(MIN_TOKEN_PITCH * len(pieces) / length - 1e-9), 1)
     labels = ((index, format_label(pieces[index])) for index in range(0, len(pieces), stride))
     return {index: f"{index + 1} {label}" if stride > 1 else label for index, label in labels}
@@ -227,7 +238,7 @@ def _label_space(labels: Iterable[str]) -> float:
 
 
 def _header_lines(explanation: Explanation, max_chars: int) -> list[str]:
-    """What stands above the maps: title, text, output, notes; apart, for a text may run from right to left."""
+    """Return the lines above the maps: title, text, output and notes. Each line may have its own text direction."""
     lines = [format_label(explanation.title, int(max_chars * 0.75)), *_wrap_text(explanation.text, max_chars)]
     lines += [
         f"→ {line}" if not row else line for row, line in enumerate(_wrap_text(explanation.output, max_chars - 2))
@@ -284,10 +295,10 @@ def _draw_panel(axes: Any, layout: MapLayout, layer: int, head: int) -> None:
 def _draw_bars(figure: Figure, layout: BarsLayout, top: float) -> None:
     width, height = figure.get_size_inches()
     attribution = layout.attribution
-    heading = format_label(f"{attribution.method}, score of {attribution.label}", int((width - 0.6) / 0.082))
+    heading = format_label(f"{attribution.method}, logit of {attribution.label}", int((width - 0.6) / 0.082))
     figure.text(0.3 / width, (top - 0.3) / height, heading, fontsize=10, fontweight="bold", color=TEXT_COLOR)
     figure.text(
-        0.3 / width, (top - 0.5) / height, "up: speaks for it; down: against it", fontsize=8, color=MUTED_COLOR
+        0.3 / width, (top - 0.5) / height, "up: raises the logit; down: lowers it", fontsize=8, color=MUTED_COLOR
     )
     bottom = top - layout.top_margin - MIN_BARS_SIZE[1]
     axes: Any = figure.add_axes(
@@ -299,7 +310,7 @@ def _draw_bars(figure: Figure, layout: BarsLayout, top: float) -> None:
         color=[POSITIVE_COLOR if value > 0 else NEGATIVE_COLOR for value in attribution.values],
     )
     axes.axhline(0, color=TEXT_COLOR, linewidth=0.6)
-    max_value = max(1e-6, *map(abs, attribution.values))  # what is less was rounded
+    max_value = max(1e-6, *map(abs, attribution.values))  # smaller values are rounding errors
     axes.set(xlim=(-0.5, len(attribution.values) - 0.5), ylim=(-1.05 * max_value, 1.05 * max_value))
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.spines["left"].set(color=LINE_COLOR, linewidth=0.6)
@@ -324,7 +335,7 @@ def _draw_colorbar(figure: Figure, bounds: tuple[float, float, float, float]) ->
 
 
 def _draw_masked_legend(figure: Figure, left: float, bottom: float) -> None:
-    """What the colour of an exact zero means."""
+    """Draw the legend for keys with a weight of exactly zero."""
     from matplotlib.patches import Rectangle
 
     width, height = figure.get_size_inches()
@@ -343,7 +354,7 @@ def _build_colormap() -> Any:
 
 
 def _build_norm() -> Any:
-    """Zero to one for every panel, stretched at the low end, where the weights of a long text are."""
+    """Return the colour scale of all panels: from 0 to 1, with more contrast for small weights."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(0.5, vmin=0, vmax=1)

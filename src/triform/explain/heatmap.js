@@ -1,9 +1,9 @@
 'use strict';
-// The heat map of the chosen view, with a crosshair. Comes before page.js, whose state and colours it uses when called.
-// The heat map is painted once a view into `heat.base`, one pixel a weight; a move of the mouse only redraws the cross.
+// The heat map of the selected view, with a crosshair. This file is loaded before page.js and uses its state and colours.
+// The heat map of a view is painted once into `heat.base`, one pixel for each weight; moving the mouse only redraws the crosshair.
 const heat = {base: document.createElement('canvas')};
-// The colour of a weight, the same wherever it is shown: by the strongest weight of the view, stretched at the low end.
-// One left out has the colour of the mean of those; a weight of exactly zero, which may not be read, one of its own.
+// The colour of a weight, relative to the largest weight of the view, with more contrast for small weights.
+// Weights that are not stored have the colour of their mean; a weight of exactly zero has a separate colour.
 const LEAST_SHADE = .06;
 function shade(m, query, key) {
   const value = m.values[query * m.columns + key];
@@ -27,7 +27,7 @@ function drawMatrix() {
   measureHeatmap();
 }
 const cut = piece => visible(piece).replace(/^(.{11}).{2,}/su, '$1…');
-// Labels keep a line's height apart: where tokens are closer, every n-th has one, with its number.
+// Labels need the height of a line: if tokens are closer, every n-th has a label, with its number.
 const LABEL = 13;
 const sparse = (length, count) => Math.max(1, Math.ceil(LABEL * count / length));
 const label = (piece, i, every) => every > 1 ? `${i + 1} ${cut(piece)}` : cut(piece);
@@ -38,13 +38,13 @@ function measureHeatmap() {
   const room = (pieces, every) => 8 + pieces.reduce((most, piece, i) =>
     Math.max(most, context.measureText(label(piece, i, every)).width), 0);
   let left, w, h, everyQuery = 1;
-  for (let pass = 0; pass < 2; pass++) {  // numbers need room, and less room may ask for numbers
+  for (let pass = 0; pass < 2; pass++) {  // numbers need space, and with less space more labels need numbers
     left = room(queries, everyQuery);
     w = Math.max(Math.min(width - left - LABEL / 2, 640, 44 * columns), 1);
     h = clamp(Math.max(w / columns * rows, Math.min(120, 44 * rows)), 640);
     everyQuery = sparse(h, rows);
   }
-  const everyKey = sparse(w, columns), top = h / rows < LABEL ? LABEL / 2 : 0;  // a first label higher than its row
+  const everyKey = sparse(w, columns), top = h / rows < LABEL ? LABEL / 2 : 0;  // the first label may be taller than its row
   const scale = window.devicePixelRatio || 1, height = top + h + room(keys, everyKey);
   Object.assign(heat, {left, top, w, h, everyQuery, everyKey});
   canvas.style.height = `${height}px`;

@@ -1,4 +1,4 @@
-"""One text looked at from inside: the attention of one pass, and what speaks for a label."""
+"""Explain one prediction: the attention of one forward pass, and the attributions of a label."""
 
 from __future__ import annotations
 
@@ -18,9 +18,23 @@ from triform.tasks.explanation import ExplanationInput, build_explanation_input
 
 
 def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0, title: str = "") -> Explanation:
-    """Attention maps of a text (and a target, or the model's own output); for labels also attributions."""
-    if not isinstance(task, Classify):  # of a label tokens speak too, whether or not anything attends to them
-        require_attention_stacks(task.model)  # refused before anything is written
+    """Compute the attention maps of a text, and attributions if the task is classification.
+
+    Args:
+        task: The task of a run.
+        text: The text, prompt or source.
+        target: The label, continuation or translation to explain. The default is the prediction of the model.
+        max_new_tokens: Maximum number of tokens to generate, for tasks that generate text.
+        title: Title of the explanation. The default is the name of the task.
+
+    Returns:
+        The explanation, which can be saved as a page or a picture.
+
+    Raises:
+        ConfigError: The model has no attention, and the task is not classification.
+    """
+    if not isinstance(task, Classify):  # attributions of a label do not need attention
+        require_attention_stacks(task.model)  # before any text is generated
     explanation_input = build_explanation_input(task, text, target, max_new_tokens)
     model = _private_copy(task.model).eval()
     maps = _compute_maps(model, explanation_input) if has_attention(model) else ()
@@ -36,7 +50,7 @@ def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0,
 
 
 def _private_copy(model: nn.Module) -> nn.Module:
-    """A model of the same weights, not copied, in which parts can be exchanged unseen by other threads."""
+    """Return a copy of a model that shares its weights, so that other threads do not see replaced kernels."""
     tensors = (*model.parameters(), *model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 

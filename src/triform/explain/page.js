@@ -1,4 +1,4 @@
-// Everything a text may hold reaches the page through textContent; nothing is ever parsed as HTML.
+// All text is inserted with textContent; nothing is parsed as HTML.
 const $ = id => document.getElementById(id);
 const data = JSON.parse($('data').textContent);
 const LISTED = 10;
@@ -10,10 +10,10 @@ const make = (tag, parent, text = '', name = '') => {
   parent.append(node);
   return node;
 };
-// A piece as a label. Spaces around it go (the page shows them as gaps), what cannot be seen gets a sign.
+// A piece as a label. Surrounding spaces are removed (the page shows them as gaps); invisible characters get a symbol.
 const visible = piece => (/^ +$/.test(piece) ? '·' : piece.replace(/^ +| +$/g, ''))
   .replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g, '\ufffd') || '∅';
-// A text that is only white space, in signs.
+// A text of white space only is shown as symbols.
 const seen = text => !text || text.trim() ? text
   : `only white space: ${text.replace(/\r\n|\n/g, '⏎').replace(/\t/g, '⇥').replace(/\s/g, '·')}`;
 const quoted = (piece, index) => `${visible(piece).replace(/^(.{39}).{2,}/su, '$1…')} #${index + 1}`;
@@ -21,7 +21,7 @@ const number = value => value.toFixed(4);
 const signed = value => (value < 0 ? '−' : '+') + Math.abs(value).toFixed(4);
 const clamp = (value, most) => Math.max(0, Math.min(most, value));
 
-// Colours: a ramp of one hue, read from the style sheet so that it follows the scheme of the reader.
+// Colours come from the style sheet, so that they follow the reader's light or dark scheme.
 const ramps = {};
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const hex = text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16));
@@ -39,10 +39,10 @@ function paint(node, rgb) {
   if (!rgb) { node.style.background = node.style.color = ''; return; }
   const [r, g, b] = rgb.map(value => (value /= 255) <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4);
   node.style.background = `rgb(${rgb})`;
-  node.style.color = .2126 * r + .7152 * g + .0722 * b > .179 ? '#10131a' : '#fff';  // the one with more contrast
+  node.style.color = .2126 * r + .7152 * g + .0722 * b > .179 ? '#10131a' : '#fff';  // the text colour with more contrast
 }
 
-// A row of tokens is one stop of the Tab key; the arrows move inside it.
+// The Tab key stops once at a row of tokens; the arrow keys move inside it.
 function fillTokens(pane, pieces, side, describe = () => '') {
   pane.replaceChildren();
   return pieces.map((piece, index) => {
@@ -102,7 +102,7 @@ function showAttribution() {
   if (!data.attributions.length) return;
   $('attribution').hidden = false;
   data.attributions.forEach((each, i) => {
-    make('option', $('attribution-select'), `${each.method}, score of ${each.label}`).value = i;
+    make('option', $('attribution-select'), `${each.method}, logit of ${each.label}`).value = i;
   });
   let nodes = [], given;
   const say = index => {
@@ -118,7 +118,7 @@ function showAttribution() {
     const sum = given.values.reduce((a, b) => a + b, 0);
     nodes = fillTokens($('attribution-tokens'), given.pieces, 'piece', i => `, ${signed(given.values[i])}`);
     $('attribution-sum').textContent = `sum ${signed(sum)}` + (given.total === null ? ''
-      : `; score minus baseline score ${signed(given.total)}`);
+      : `; logit minus logit of the baseline ${signed(given.total)}`);
     say(given.values.reduce((best, value, i, all) => Math.abs(value) > Math.abs(all[best]) ? i : best, 0));
     draw();
   };
@@ -128,7 +128,7 @@ function showAttribution() {
   choose();
 }
 
-// Weights: blobs are unpacked once, when first asked for.
+// A blob of weights is unpacked when it is first needed.
 const blobs = new Map();
 function bytes(name) {
   if (!blobs.has(name)) {
@@ -138,8 +138,8 @@ function bytes(name) {
   }
   return blobs.get(name);
 }
-// The weights of one view, row by row; NaN: not kept, and then `least` holds the smallest that is, a row, and `mean`
-// what those left out are on average.
+// The weights of one view, row by row. NaN marks a weight that is not stored; then `least` holds the smallest stored
+// weight of each row, and `mean` the average of the weights that are not stored.
 async function unpack(shown, number, layer, view) {
   const all = await bytes(`blob-${number}-${layer}`), {kind} = data.packing;
   const rows = shown.queries.length, columns = shown.keys.length, size = rows * columns, total = size * shown.views.length;
@@ -169,7 +169,7 @@ async function unpack(shown, number, layer, view) {
   matrix.most = matrix.values.reduce((a, b) => b > a ? b : a, 0);
   return matrix;
 }
-// Outside the keys that were read at all, and where a zero was among the strongest, nothing was left out but zeros.
+// Weights that are not stored are zero outside the range of keys that were read, and if a stored weight is zero.
 function settle(m, row, spans, at, count) {
   const values = rowOf(m, row), word = i => spans[i] + 256 * spans[2 * count + i];
   const first = m.least[row] ? word(at) : m.columns, last = word(count + at);
@@ -189,7 +189,7 @@ const rowOf = (m, q) => m.values.subarray(q * m.columns, (q + 1) * m.columns);
 const columnOf = (m, k) => Float64Array.from({length: m.rows}, (_, q) => m.values[q * m.columns + k]);
 const strongest = values => values.reduce((best, value, i) => value > (values[best] || 0) ? i : best, 0);
 
-// What is chosen, what is pinned by a click, and what is looked at now ("query": where it reads; "key": who reads it).
+// The selected view, the pinned query, and the current query and key. `side` is the list that the pointer is on.
 const state = {map: 0, layer: 0, view: 0, matrix: null, pinned: 0, query: 0, key: 0, side: 'query'};
 const redraws = [];
 let tokens = {query: [], key: []};
@@ -214,7 +214,7 @@ const lookTo = key => lookAt('key', state.pinned, key);
 function pin(query) {
   state.pinned = query;
   lookFrom(query);
-  const pane = $('keys'), node = tokens.key[state.key];  // a click may scroll to the strongest key; hovering never does
+  const pane = $('keys'), node = tokens.key[state.key];  // a click scrolls to the strongest key, hovering does not
   if (node.offsetTop < pane.scrollTop || node.offsetTop + node.offsetHeight > pane.scrollTop + pane.clientHeight) {
     pane.scrollTop = node.offsetTop - pane.clientHeight / 2;
   }
@@ -250,12 +250,14 @@ function fillList() {
   }
   const sum = top.reduce((a, i) => a + values[i], 0), others = pieces.length - top.length;
   if (side === 'query') {
-    let rest = others ? `The other ${others} add up to ${number(Math.max(0, 1 - sum))}.` : '';
-    if (order.length < m.columns) rest += ` Not kept: ${m.columns - order.length}, each ≤ ${number(Math.max(m.least[query], .0001))}.`;
+    let rest = others ? `The other ${others} weights add up to ${number(Math.max(0, 1 - sum))}.` : '';
+    if (order.length < m.columns) {
+      rest += ` ${m.columns - order.length} weights are not stored; each is ≤ ${number(Math.max(m.least[query], .0001))}.`;
+    }
     $('rest').textContent = rest;
   } else {
     const all = order.reduce((a, i) => a + values[i], 0);
-    $('rest').textContent = `All queries together give it ${m.least && order.length < m.rows ? 'at least ' : ''}${number(all)}.`;
+    $('rest').textContent = `The weights of all queries add up to ${m.least && order.length < m.rows ? 'at least ' : ''}${number(all)}.`;
   }
 }
 
@@ -271,7 +273,7 @@ async function choose(change) {
   $('view-name').textContent = `layer ${state.layer + 1}, ${shown.views[state.view]}`;
   markEntropy();
   const {map, layer, view} = state, matrix = await unpack(shown, map, layer, view);
-  if (map !== state.map || layer !== state.layer || view !== state.view) return;  // something else was chosen since
+  if (map !== state.map || layer !== state.layer || view !== state.view) return;  // another view was selected meanwhile
   state.matrix = matrix;
   drawMatrix();
   state.side === 'query' ? lookFrom(state.query) : lookAt(state.side, state.query, state.key);
@@ -286,7 +288,7 @@ function enterMap(shown) {
   options($('layer-select'), Array.from({length: shown.layers}, (_, i) => `layer ${i + 1}`));
   options($('head-select'), shown.views);
   tokens = {query: fillTokens($('queries'), shown.queries, 'query'), key: fillTokens($('keys'), shown.keys, 'key')};
-  const start = Math.min(Math.floor(shown.queries.length / 2), 20);  // the first may see only itself
+  const start = Math.min(Math.floor(shown.queries.length / 2), 20);  // the first query may read only itself
   Object.assign(state, {matrix: null, side: 'query', query: start, pinned: start, key: 0});
   $('list').style.minHeight = `${25 * Math.min(LISTED, Math.max(shown.queries.length, shown.keys.length))}px`;
   $('rollout-note').hidden = !shown.views.includes('rollout');
@@ -316,8 +318,9 @@ function fillEntropy(shown) {
       cell.title = `${bits.toFixed(4)} bits`;
     });
   });
-  $('entropy-note').textContent = 'Layers down, heads across; a click chooses. 0: every query reads one key; '
-    + `${shown.most_bits.toFixed(2)}, the highest here: every query reads alike all keys that it may read.`;
+  $('entropy-note').textContent = 'Rows are layers, columns are heads. Click a cell to show that head. '
+    + 'At 0 bits, every query reads a single key. '
+    + `At ${shown.most_bits.toFixed(2)} bits, the maximum here, every query gives the same weight to all keys that it may read.`;
   paintEntropy();
 }
 function paintEntropy() {
@@ -344,9 +347,9 @@ function begin() {
   data.maps.forEach((each, i) => { make('option', $('map-select'), each.heading).value = i; });
   const {kind, kept} = data.packing, widest = Math.max(...data.maps.map(each => each.keys.length));
   $('packing').hidden = kind === 'float32';
-  $('packing').textContent = kind === 'uint16' || kept >= widest ? 'To keep this page small, weights are rounded to 1/65535.'
-    : `To keep this page small, the ${kept} strongest of up to ${widest} weights a row are kept, rounded to 1/65535; `
-    + 'one left out is shown as ≤ the smallest kept, and drawn in the colour of the mean of those left out of its row.';
+  $('packing').textContent = kind === 'uint16' || kept >= widest ? 'To keep this page small, weights are rounded to multiples of 1/65535.'
+    : `To keep this page small, only the ${kept} largest of up to ${widest} weights in each row are stored, rounded to multiples of 1/65535. `
+    + 'Other weights are shown as ≤ the smallest stored weight, and coloured by their average.';
   $('map-select').addEventListener('change', event => choose({map: +event.target.value, layer: 0, view: 0}));
   $('layer-select').addEventListener('change', event => choose({layer: +event.target.value}));
   $('head-select').addEventListener('change', event => choose({view: +event.target.value}));

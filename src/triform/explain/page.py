@@ -1,7 +1,7 @@
-"""Attention as one page: an HTML file that holds everything, loads nothing, and answers to mouse, touch and keys.
+"""Write an explanation as one interactive HTML page that needs no network.
 
-The weights travel as compressed blobs, one a layer. How exactly they are kept depends on how much there is: as they
-are while that fits, rounded to 16 bits when it does not, and at last only the strongest of each row.
+The weights of each layer are stored as a compressed blob: as float32 if the page stays small enough, otherwise
+rounded to 16 bits, and otherwise only the largest weights of each row.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from triform.explain.figure import HEADINGS
 if TYPE_CHECKING:
     from triform.explain.attention_maps import AttentionMap, AttentionWeights, Attribution, Explanation
 
-MAX_PAGE_BYTES = 4_400_000  # of a page; 512 tokens in 12 layers of 12 heads stay below it
-MIN_WEIGHT_BYTES = 500_000  # for weights, however long the text beside them is
-MAX_TEXT_CHARS = 20_000  # characters of the text and of the output that the page repeats
-# How many weights of a row a page may keep; the largest number whose page fits is used.
+MAX_PAGE_BYTES = 4_400_000  # limit for a page; enough for 512 tokens in 12 layers of 12 heads
+MIN_WEIGHT_BYTES = 500_000  # space for weights, regardless of the length of the text
+MAX_TEXT_CHARS = 20_000  # of the text and of the output
+# Candidates for the number of weights to store for each row; the largest one that fits is used.
 TOP_K_LEVELS = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128,
 )  # fmt: skip
-UINT16_MAX = 65535  # a rounded weight is a whole number of these
+UINT16_MAX = 65535  # a rounded weight is a multiple of 1 / UINT16_MAX
 
 ByteArray = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightEncoding:
-    """How weights are stored: "float32", "uint16", or "strongest", which keeps the `top_k` of each row."""
+    """How weights are stored: "float32", "uint16", or "strongest", which stores the `top_k` of each row."""
 
     kind: str
     top_k: int = 0
 
     def encode(self, views: AttentionWeights) -> ByteArray:
-        """The views of one layer as bytes that compress well."""
+        """Return the views of one layer as bytes that compress well."""
         if self.kind == "float32":
             return _byte_planes(views)
         if self.kind == "uint16":
@@ -56,7 +56,7 @@ class WeightEncoding:
 
 
 def render_page(explanation: Explanation) -> str:
-    """The page as text."""
+    """Return the HTML of the page."""
     data = _page_data(explanation)
     max_bytes = max(MAX_PAGE_BYTES - len(json.dumps(data)) - len(_fill_template({}, data)), MIN_WEIGHT_BYTES)
     encoding, blobs = encode_weights(explanation.maps, max_bytes)
@@ -70,20 +70,20 @@ def encode_weights(maps: Sequence[AttentionMap], max_bytes: int) -> tuple[Weight
     for encoding in (WeightEncoding(kind="float32"), WeightEncoding(kind="uint16")):
         if (blobs := _encode_within(stacks, encoding, max_bytes)) is not None:
             return encoding, blobs
-    best, low, high = None, 0, len(TOP_K_LEVELS)  # what lies below `low` fits, from `high` on it does not
+    best, low, high = None, 0, len(TOP_K_LEVELS)  # levels below `low` fit, levels from `high` on do not
     while low < high:
         middle = (low + high) // 2
         encoding = WeightEncoding(kind="strongest", top_k=TOP_K_LEVELS[middle])
         if (blobs := _encode_within(stacks, encoding, max_bytes if middle else math.inf)) is None:
             high = middle
-        else:  # the strongest one alone is kept even where it is too much: with less there is nothing to show
+        else:  # the lowest level is used even if it is too large, because a page needs weights
             best, low = (encoding, blobs), middle + 1
     assert best is not None
     return best
 
 
 def layer_views(attention_map: AttentionMap) -> list[AttentionWeights]:
-    """What can be chosen in each layer: its heads, their average and, for self-attention, the rollout."""
+    """Return the views of each layer: its heads, their average and, for self-attention, the rollout."""
     means = (
         [attention_map.average(), attention_map.rollout()]
         if attention_map.supports_rollout
@@ -103,28 +103,28 @@ def _encode_within(
         for layer, weights in enumerate(stack):
             blob = base64.b64encode(zlib.compress(encoding.encode(weights).tobytes(), 6)).decode("ascii")
             blobs[f"blob-{map_index}-{layer}"] = blob
-            max_bytes -= len(blob) + 80  # and the tag around it
-            if max_bytes < 0:  # found early: what is far too large is not compressed to its end
+            max_bytes -= len(blob) + 80  # the HTML tag around a blob
+            if max_bytes < 0:  # stop early if the page becomes too large
                 return None
     return blobs
 
 
 def _byte_planes(values: NDArray[Any]) -> ByteArray:
-    """First all lowest bytes, then all second ones, …: bytes of one rank are alike and compress better."""
+    """Return the lowest bytes of all values, then the second bytes, and so on, because this compresses better."""
     little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little_endian.reshape(-1, 1).view(np.uint8).T).reshape(-1)
 
 
 def _quantize(weights: AttentionWeights) -> NDArray[np.uint16]:
-    """Whole steps, at least one for a weight above zero: what is zero on the page was zero in the model."""
+    """Round weights to 16 bits. Positive weights stay positive, so 0 on the page means 0 in the model."""
     levels = np.minimum(np.rint(weights.astype(np.float64) * UINT16_MAX), UINT16_MAX)
     return np.maximum(levels, weights > 0).astype(np.uint16)
 
 
 def _encode_top_k(weights: AttentionWeights, top_k: int) -> ByteArray:
-    """Of each row the keys that weigh most, as steps from one key to the next, then their rounded weights.
+    """Encode the largest weights of each row: the distances between their keys, then the rounded weights.
 
-    At last come the first and the last key with a weight above zero: what was left out between them was read.
+    The first and the last key with a positive weight follow. Weights outside this range are known to be zero.
     """
     top_k = min(top_k, weights.shape[-1])
     keys = np.sort(np.argpartition(weights, -top_k, axis=-1)[..., -top_k:], axis=-1)
@@ -141,7 +141,7 @@ def _nonzero_spans(weights: AttentionWeights) -> NDArray[np.uint16]:
 
 
 def _page_data(explanation: Explanation) -> dict[str, Any]:
-    """Everything on the page but the weights."""
+    """Return the data of the page except the weights."""
     probabilities = explanation.probabilities
     return {
         "title": explanation.title,
@@ -172,7 +172,7 @@ def _map_data(attention_map: AttentionMap) -> dict[str, Any]:
 
 
 def _max_entropy(attention_map: AttentionMap) -> float:
-    """The highest entropy a head can have: every query reads alike all keys that anything lets it read."""
+    """Return the maximum entropy of a head, which has equal weights for all keys that a query may read."""
     is_read = np.zeros(attention_map.weights.shape[2:], dtype=bool)
     for weights in attention_map.weights:  # layer by layer: a long text has many weights
         is_read |= (weights > 0).any(axis=0)
@@ -194,7 +194,7 @@ def _truncate_text(text: str) -> str:
 
 
 def _fill_template(blobs: dict[str, str], data: dict[str, Any]) -> str:
-    """The template with its parts put in, in one pass: what a text holds is never taken for a placeholder."""
+    """Fill in the template in one pass, so that no text is mistaken for a placeholder."""
     assets = files("triform.explain")
     template, style, *scripts = (
         assets.joinpath(name).read_text(encoding="utf-8")
@@ -222,7 +222,7 @@ def _blob_tags(blobs: dict[str, str]) -> Iterator[str]:
 
 
 def _escape_json(data: dict[str, Any]) -> str:
-    """JSON that no HTML parser takes for a tag, in ASCII: lone surrogates and line separators travel as escapes."""
+    """Return ASCII JSON that is safe inside a script tag. Other characters are escaped."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

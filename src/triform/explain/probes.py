@@ -1,6 +1,6 @@
-"""A model on trial: made-up rows of unequal length, and the ways in which each form can be asked about them.
+"""Probes run a model on generated rows of different lengths, for the sanity checks.
 
-Everything runs in float64 and without dropout, so that a difference is a mistake and not rounding.
+Models run in float64 and without dropout, so that a difference is an error and not rounding.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from triform.nn.kernels.sdpa import MIN_TILE_CPU
 from triform.nn.layouts import LayoutLike, pad
 
 ProbeRows = list[list[int]]
-FIRST_REGULAR_TOKEN = 4  # those before it are special
-DEFAULT_ROW_LEN, MAX_ROW_LEN = 48, 1024  # tokens of the first row
+FIRST_REGULAR_TOKEN = 4  # lower ids are special tokens
+DEFAULT_ROW_LEN, MAX_ROW_LEN = 48, 1024  # number of tokens in the first row
 
 
 class ProbeInput(NamedTuple):
-    """A text, its states as a function of it (T tokens -> (T, D)), and whether it may be read ahead."""
+    """Token ids, a function that computes their states (T tokens -> (T, D)), and whether attention reads ahead."""
 
     row: list[int]
     compute_states: Callable[[list[int]], Tensor]
@@ -47,12 +47,12 @@ class ProbeInput(NamedTuple):
 
 
 class ModelProbe(ABC):
-    """Abstract: a form says how it is called, and what it answers for each row."""
+    """Base class: how a model is called on rows of token ids. There is one subclass for each task."""
 
     def __init__(self, config: Config, sizes: DataSizes, model: nn.Module) -> None:
         self.config, self.sizes = config, sizes
         self.model = copy.deepcopy(model).cpu().double().eval()
-        # where there are windows, so long that kernels really cut them into pieces
+        # long enough that windowed attention is tiled
         tiled_length = 6 * max(config.model.windows) + 3 * MIN_TILE_CPU if max(config.model.windows) > 0 else 0
         length = max(2, min(sizes.max_len, max(DEFAULT_ROW_LEN, min(MAX_ROW_LEN, tiled_length))))
         generator = torch.Generator().manual_seed(0)
@@ -71,39 +71,42 @@ class ModelProbe(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the rows are drawn from."""
+        """The number of tokens that rows are drawn from."""
         return self.sizes.target_vocab_size or self.sizes.vocab_size
 
     @abstractmethod
     def compute_logits(
         self, rows: ProbeRows, sources: ProbeRows, *, packed: bool = False, pad_token: int = 0
     ) -> list[Tensor]:
-        """What the model says of each row, its padding (made of `fill`) left out."""
+        """Return the logits of each row without its padding, which consists of `pad_token`."""
 
     @abstractmethod
     def probe_inputs(self) -> list[ProbeInput]:
-        """Every text that is read, and what the model makes of each of its tokens."""
+        """Return the inputs of the model, each with the function that computes its states."""
 
     def _first_row_logits(self, row: list[int]) -> Tensor:
         return self.compute_logits([row, *self.rows[1:]], self.sources)[0]
 
     @abstractmethod
     def loss(self, model: nn.Module) -> Tensor:
-        """The mean loss on the made-up rows, to be learned by heart."""
+        """Return the mean loss of a model on the generated rows."""
 
 
 def collate_rows(rows: ProbeRows, *, packed: bool = False, pad_token: int = 0) -> tuple[Tensor, LayoutLike]:
+    """Return the rows as one padded or packed batch, and its layout."""
     return pack(rows) if packed else pad(rows, fill=pad_token)
 
 
 def _split_rows(x: Tensor, rows: ProbeRows, *, packed: bool) -> list[Tensor]:
-    """The answers of each row's own tokens."""
+    """Return the values of each row without padding."""
     if packed:
         return list(torch.split(x[0], [len(row) for row in rows]))
     return [x[index, : len(row)] for index, row in enumerate(rows)]
 
 
 class ClassifierProbe(ModelProbe):
+    """Probe of a classifier."""
+
     model: AnyClassifier
 
     def compute_logits(
@@ -112,7 +115,7 @@ class ClassifierProbe(ModelProbe):
         return list(self.model(*collate_rows(rows, packed=packed, pad_token=pad_token)))
 
     def probe_inputs(self) -> list[ProbeInput]:
-        """The encoder's states: the answer is a mean over all tokens, which hides who read whom."""
+        """Return the encoder's states, because the logits are pooled over all tokens."""
         reads_ahead = self.config.model.attention_direction != "causal"
         return [ProbeInput(self.rows[0], partial(_encode_row, self.model.encoder), reads_ahead, self.vocab_size)]
 
@@ -123,11 +126,11 @@ class ClassifierProbe(ModelProbe):
 
 
 class GenerationProbe(ModelProbe):
-    """Abstract: a model that generates text, and how its decode steps can be compared with full passes."""
+    """Base class for models that generate text: adds what is needed to compare decode steps with full passes."""
 
     @abstractmethod
     def build_adapter(self) -> GenerationAdapter:
-        """Return the model as decoding uses it."""
+        """Return the adapter that generation uses for this model."""
 
     @abstractmethod
     def prompts(self) -> ProbeRows:
@@ -135,10 +138,12 @@ class GenerationProbe(ModelProbe):
 
     @abstractmethod
     def next_token_logits(self, text: list[int], prompt: list[int]) -> Tensor:
-        """Return the logits (V) after a text that is read as a whole, without a cache and without other rows."""
+        """Return the logits (V) after a text in one full pass, without a cache and without other rows."""
 
 
 class DecoderProbe(GenerationProbe):
+    """Probe of a language model."""
+
     model: AnyDecoder
 
     def compute_logits(
@@ -165,6 +170,8 @@ class DecoderProbe(GenerationProbe):
 
 
 class Seq2SeqProbe(GenerationProbe):
+    """Probe of a translation model."""
+
     model: AnySeq2Seq
 
     def compute_logits(
@@ -201,12 +208,12 @@ class Seq2SeqProbe(GenerationProbe):
 
 
 def _encode_row(encoder: nn.Module, row: list[int]) -> Tensor:  # -> (T, D)
-    """States of a row that lies beside a shorter one."""
+    """Return the states of a row that is batched with a shorter one."""
     return encoder(*collate_rows([row, row[:1]]))[0]
 
 
 def _draw_rows_without_repeats(generator: torch.Generator, lengths: Sequence[int], vocab_size: int) -> ProbeRows:
-    """Rows in which no token comes twice: what follows it is certain, however little a model may read."""
+    """Return rows without repeated tokens, so that a model can learn the next token even from one token."""
     first_token = min(FIRST_REGULAR_TOKEN, vocab_size - 1)
     shuffled_tokens = (torch.randperm(vocab_size - first_token, generator=generator) + first_token).tolist()
     row_capacity = max(1, len(shuffled_tokens) // len(lengths))
@@ -218,7 +225,7 @@ def _draw_rows_without_repeats(generator: torch.Generator, lengths: Sequence[int
 
 
 def _next_tokens(rows: ProbeRows) -> Tensor:
-    """What follows each token; after the last comes the first."""
+    """Return the token after each token. The first token of a row follows the last."""
     return pad([row[1:] + row[:1] for row in rows], fill=-100)[0].flatten()
 
 
@@ -235,7 +242,7 @@ MODEL_BUILDERS: dict[str, Callable[[ModelConfig, DataSizes], nn.Module]] = {
 
 
 def build_untrained_model(config: Config, sizes: DataSizes, seed: int = 0) -> nn.Module:
-    """Return an untrained model of these settings, with fast kernels; the state of the caller's RNG is kept."""
+    """Return an untrained model with these settings and fast kernels. The caller's random state does not change."""
     require_memory(config, sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Attention weights watched from outside: the model computes as always, and what it attends to is written down."""
+"""Record the attention weights of a model while it runs, without changing what it computes."""
 
 from __future__ import annotations
 
@@ -16,71 +16,74 @@ from triform.errors import ConfigError
 from triform.nn.attention import AttentionKernel, ScoreFunction, attention_weights
 from triform.nn.masks import AttentionMask
 
-_KERNEL_LOCK = threading.Lock()  # while kernels are put around others, or taken away again
+_KERNEL_LOCK = threading.Lock()  # held while kernels are wrapped or unwrapped
 
 
 class AttentionLayer(Protocol):
-    """A layer of attention: its kernel can be exchanged."""
+    """An attention layer with a replaceable kernel."""
 
     kernel: AttentionKernel
 
 
 @runtime_checkable
 class AttentionModel(Protocol):
-    """A model that says where it attends."""
+    """A model that lists its attention layers."""
 
     def attention_stacks(self) -> dict[str, list[AttentionLayer]]:
-        """Layers of attention by the name of their stack: encoder, decoder, cross."""
+        """Return the attention layers of each stack: "encoder", "decoder" and "cross"."""
 
 
 @dataclass
 class AttentionRecord:
-    """What each layer of each stack attended to, a tensor (B, H, T, S) a call."""
+    """The attention weights of each stack and layer: one tensor (B, H, T, S) for each call."""
 
     calls: dict[str, list[list[Tensor]]] = field(default_factory=dict)
 
     def __getitem__(self, stack: str) -> Tensor:
-        """All layers of a stack: (L, B, H, T, S). Decoded step by step, the steps follow one another in T.
+        """Return the weights of all layers of a stack: (L, B, H, T, S).
 
-        What a step could not yet read has no weight.
+        Decode steps are concatenated along T. Keys that did not exist yet at a step have the weight 0.
+
+        Raises:
+            ConfigError: Nothing was recorded for this stack, or the steps cannot be concatenated.
         """
         if stack not in self.stacks():
             raise ConfigError(
-                f"nothing was recorded of {stack!r}; at work were: {', '.join(self.stacks()) or 'none'}"
+                f"no attention was recorded for {stack!r}; recorded stacks: {', '.join(self.stacks()) or 'none'}"
             )
         return torch.stack([_concatenate_steps(layer) for layer in self.calls[stack]])
 
     def stacks(self) -> tuple[str, ...]:
-        """The stacks that were at work."""
+        """Return the names of the stacks that were recorded."""
         return tuple(name for name, layers in self.calls.items() if layers and all(layers))
 
 
 def _concatenate_steps(steps: list[Tensor]) -> Tensor:
     lengths = [step.shape[-1] for step in steps]
-    longest, remedy = max(lengths), "read .calls step by step, or record one more pass over what was written"
+    longest, remedy = max(lengths), "read the steps from .calls, or record one pass over the generated text"
     if len({step.shape[:2] for step in steps}) > 1:
         raise ConfigError(
-            f"rows were dropped or repeated between these steps, as beams and early ends do: {remedy}"
+            f"rows left the batch or were repeated between steps (beam search and end tokens do this); {remedy}"
         )
     if lengths != sorted(lengths):
-        raise ConfigError(f"the context was full and began anew between these steps: {remedy}")
+        raise ConfigError(f"the context was full and was shortened between steps; {remedy}")
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=-2)
 
 
 def has_attention(model: nn.Module) -> bool:
-    """Whether a model has any attention."""
+    """Return whether a model has attention layers."""
     return isinstance(model, AttentionModel) and any(model.attention_stacks().values())
 
 
 def require_attention_stacks(model: nn.Module) -> dict[str, list[AttentionLayer]]:
-    """A model's layers of attention by stack; a model that has none is refused."""
+    """Return a model's attention layers by stack; raise `ConfigError` if it has none."""
     if not isinstance(model, AttentionModel) or not has_attention(model):
-        raise ConfigError("this model has no attention to look at: it reads one token after the other")
+        raise ConfigError("this model is recurrent and has no attention to show; use a Transformer")
     return model.attention_stacks()
 
 
 class KernelCall(NamedTuple):
-    """One use of one layer of attention: what its kernel was asked, and what it answered."""
+    """One call of the kernel of an attention layer: its arguments and its output."""
 
     stack: str
     layer: int
@@ -90,10 +93,10 @@ class KernelCall(NamedTuple):
 
 @contextmanager
 def watch_attention(model: nn.Module, watcher: Callable[[KernelCall], None]) -> Iterator[None]:
-    """Within this, `watcher` sees every call of every layer; afterwards the kernels are what they were.
+    """Call `watcher` for every kernel call of every attention layer inside a `with` block.
 
-    Answers do not change: each layer's own kernel still computes them. Only calls of the thread that watches are
-    seen; other threads may use the model, and watch it too.
+    The output of the model does not change, because each layer still uses its own kernel. Only calls from the
+    current thread are reported. Other threads may use and watch the same model.
     """
     wrapped_layers: list[tuple[AttentionLayer, RecordingKernel]] = []
     with _KERNEL_LOCK:
@@ -110,7 +113,7 @@ def watch_attention(model: nn.Module, watcher: Callable[[KernelCall], None]) -> 
 
 
 class RecordingKernel:
-    """A kernel that reports its calls from one thread to a watcher."""
+    """A wrapper around a kernel that reports calls from one thread to a watcher."""
 
     def __init__(
         self, kernel: AttentionKernel, make_call: Callable[..., KernelCall], watcher: Callable[[KernelCall], None]
@@ -128,7 +131,7 @@ class RecordingKernel:
         return output
 
     def unwrap(self, kernel: AttentionKernel) -> AttentionKernel:
-        """The kernel without this watcher; other threads may have put theirs around it meanwhile."""
+        """Return the kernel without this wrapper. Other threads may have added wrappers around it."""
         if kernel is self:
             return self.kernel
         if isinstance(kernel, RecordingKernel):
@@ -138,9 +141,9 @@ class RecordingKernel:
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[AttentionRecord]:
-    """Record the attention weights of a model inside a `with` block. The model's answers do not change.
+    """Record the attention weights of a model inside a `with` block. The output of the model does not change.
 
-    Several threads may record the same model: each sees its own calls.
+    Several threads may record the same model; each records only its own calls.
 
     Args:
         model: A Transformer, such as `run.task.model`.
