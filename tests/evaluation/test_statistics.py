@@ -97,7 +97,7 @@ def test_a_large_difference_is_found_and_its_interval_holds_the_truth() -> None:
 
 def test_a_test_needs_finite_numbers() -> None:
     for values in ([], [1.0, math.nan]):
-        with pytest.raises(ConfigError, match="finite differences"):
+        with pytest.raises(ConfigError, match="must be finite"):
             stats.sign_flip(values)
 
 
@@ -202,29 +202,29 @@ def make_difference(mean: float, half_width: float, n: int = 12, floor: float | 
 def test_verdicts_are_said_in_words_and_units() -> None:
     gain, none = make_difference(0.019, 0.006), make_difference(0.003, 0.009)
     text = stats.verdict("A", "B", gain, "accuracy", corrected=0.002)
-    assert text == "B better by 1.9 ± 0.6 accuracy points, p = 0.002"
+    assert text == "B is better by 1.9 ± 0.6 accuracy points (p = 0.002)"
     text = stats.verdict("A", "B", none, "accuracy", corrected=0.41)
     assert text == "no evidence of a difference (0.3 ± 0.9 accuracy points, p = 0.41)"
     text = stats.verdict("A", "B", make_difference(-6.4, 3.1), "perplexity", corrected=0.0002, comparisons=3)
-    assert text == "B better by 6 ± 3 perplexity, corrected p < 0.001"
+    assert text == "B is better by 6 ± 3 perplexity (corrected p < 0.001)"
     text = stats.verdict("A", "B", make_difference(-1.27, 0.12), "bleu", corrected=0.01)
-    assert text == "A better by 1.27 ± 0.12 BLEU, p = 0.01"
+    assert text == "A is better by 1.27 ± 0.12 BLEU (p = 0.01)"
 
 
 def test_too_few_seeds_are_said_to_be_too_few() -> None:
     text = stats.verdict("A", "B", make_difference(0.019, 0.006, n=5), "accuracy", corrected=0.0625)
-    assert text.startswith("too few seeds to tell (B ahead by 1.9 ± 0.6 accuracy points, p = 0.062;")
-    assert text.endswith("5 seeds cannot give p below 0.0625: take 6 or more)")
+    assert text.startswith("too few seeds to tell (B is ahead by 1.9 ± 0.6 accuracy points, p = 0.062;")
+    assert text.endswith("5 seeds cannot give p below 0.0625; use 6 or more seeds)")
     text = stats.verdict("A", "B", make_difference(0.1, 0.1, n=6), "accuracy", corrected=0.09, comparisons=3)
-    assert "corrected for 3 comparisons 0.0938: take 7 or more" in text
+    assert "or 0.0938 corrected for 3 comparisons; use 7 or more" in text
     text = stats.verdict("A", "B", make_difference(-2.0, math.inf, n=1), "perplexity", corrected=1.0)
-    assert text == "one seed: no interval and no test (B ahead by 2 perplexity)"
-    assert stats.verdict("A", "B", make_difference(0.0, 0.0), "loss", corrected=1.0) == "no difference at all"
+    assert text == "one seed gives no interval and no test (B is ahead by 2 perplexity)"
+    assert stats.verdict("A", "B", make_difference(0.0, 0.0), "loss", corrected=1.0) == "no difference"
 
 
 def test_one_seed_is_enough_for_a_bootstrap_over_sentences() -> None:
     text = stats.verdict("A", "B", make_difference(1.9, 0.6, n=1, floor=1e-4), "bleu", corrected=0.003)
-    assert text == "B better by 1.9 ± 0.6 BLEU, p = 0.003"
+    assert text == "B is better by 1.9 ± 0.6 BLEU (p = 0.003)"
 
 
 @pytest.mark.parametrize(

@@ -88,15 +88,15 @@ def test_shapes_that_do_not_fit_are_our_own_mistake() -> None:
         "float64": good.weights.astype(np.float64),
         "empty": good.weights[:0],
         r"\(3, 2, 4, 5\)": good.weights[:, :, :4],
-        "negative or NaN": np.where(np.eye(5), -0.1, 0.275).astype(np.float32)[None, None],
-        "or no number": np.full((1, 1, 5, 5), np.nan, dtype=np.float32),
+        "must not be negative": np.where(np.eye(5), -0.1, 0.275).astype(np.float32)[None, None],
+        "negative or NaN": np.full((1, 1, 5, 5), np.nan, dtype=np.float32),
     }
     for message, weights in bad.items():
         with pytest.raises(AssertionError, match=message):
             AttentionMap(name="encoder", queries=good.queries, keys=good.keys, weights=weights)
     with pytest.raises(AssertionError):
         Attribution(method="gradient × input", label="x", pieces=("a",), values=(1.0, 2.0))
-    with pytest.raises(AssertionError, match="one name"):
+    with pytest.raises(AssertionError, match="duplicate map names"):
         Explanation(title="t", text="", maps=(good, good))
 
 

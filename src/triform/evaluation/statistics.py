@@ -19,10 +19,10 @@ from triform.formatting import metric_info
 Numbers = npt.NDArray[np.float64]
 
 ALPHA = 0.05  # a corrected p-value at or below this counts as evidence
-MAX_EXACT_PAIRS = 20  # up to so many pairs, all sign patterns (a million at most) are enumerated
+MAX_EXACT_PAIRS = 20  # up to this number of pairs, all sign patterns (at most a million) are enumerated
 N_SIGN_FLIPS = 99_999  # random sign patterns for more pairs; the observed pattern is added to them
 N_BOOTSTRAP_SAMPLES = 10_000
-BOOTSTRAP_SEED = 12_345  # that of sacreBLEU, so that the samples are the same
+BOOTSTRAP_SEED = 12_345  # the seed of sacreBLEU, so that the samples are the same
 MAX_CHUNK_NUMBERS = 1 << 22  # random numbers held in memory at once
 
 
@@ -54,7 +54,7 @@ def summarise(values: Sequence[float]) -> SampleSummary:
 
 
 def student_t_quantile(degrees_of_freedom: int, confidence: float = 0.95) -> float:
-    """Half the width of a confidence interval of a mean, in standard errors (Student's t distribution)."""
+    """Return half the width of a confidence interval of a mean, in standard errors, from Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
@@ -71,7 +71,7 @@ class PairedDifference(NamedTuple):
     low: float  # the 95 % interval
     high: float
     p: float  # two-sided
-    floor: float  # the smallest p-value that is possible with so many pairs
+    floor: float  # the smallest p-value that is possible with this number of pairs
     test: str
 
     @property
@@ -91,10 +91,10 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedDiffer
 
 
 def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
-    """The two-sided p-value of paired differences: exact up to 20 pairs, then from random sign patterns."""
+    """Return the two-sided p-value of paired differences: exact up to 20 pairs, then from random sign patterns."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values) or not np.isfinite(values).all():
-        raise ConfigError("a paired test needs finite differences, one at least")
+        raise ConfigError("a paired test needs at least one difference, and all differences must be finite")
     observed = abs(values.sum())
     threshold = observed - 1e-9 * np.abs(values).sum()  # tolerance for rounding errors of sums
     if len(values) <= MAX_EXACT_PAIRS:
@@ -112,12 +112,12 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
 
 
 def min_pairs_needed(comparisons: int = 1) -> int:
-    """The smallest number of pairs that can reach `ALPHA`, corrected for so many comparisons."""
+    """Return the smallest number of pairs whose p-value can reach `ALPHA` after correction for `comparisons`."""
     return math.ceil(1 + math.log2(comparisons / ALPHA))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction of p-values for multiple comparisons, which controls the family-wise error rate."""
+    """Correct p-values for multiple comparisons by Holm's method, which controls the family-wise error rate."""
     corrected, running_max = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         running_max = max(running_max, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -129,7 +129,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def corpus_bleu(counts: Numbers) -> Numbers:  # (..., 10) -> (...)
-    """Corpus BLEU from summed counts, as sacreBLEU computes it.
+    """Compute corpus BLEU from summed counts, as sacreBLEU does.
 
     The ten counts are: length, reference length, matching n-grams for n = 1 to 4, and all n-grams for n = 1 to 4.
     """
@@ -159,7 +159,7 @@ def bootstrap_bleu(
         seed: Random seed of the samples.
     """
     if first.shape[1:] != second.shape[1:] or first.ndim != 3:
-        raise ConfigError("a paired bootstrap needs the same sentences on both sides")
+        raise ConfigError("a paired bootstrap needs the same sentences for both variants")
     n = first.shape[1]
     observed = float(corpus_bleu(second.sum(axis=1)).mean() - corpus_bleu(first.sum(axis=1)).mean())
     rng, chunks = np.random.default_rng(seed), []
@@ -168,7 +168,7 @@ def bootstrap_bleu(
         sample_indices = rng.choice(n, size=(chunk_size, n), replace=True)
         sample_counts = np.stack([np.bincount(row, minlength=n) for row in sample_indices]).astype(
             np.float64
-        )  # (some, n)
+        )  # (chunk, n)
         first_bleu, second_bleu = (corpus_bleu(sample_counts @ counts).mean(axis=0) for counts in (first, second))
         chunks.append(second_bleu - first_bleu)
     differences = np.concatenate(chunks)
@@ -185,27 +185,38 @@ def bootstrap_bleu(
 def verdict(
     first: str, second: str, difference: PairedDifference, metric: str, *, corrected: float, comparisons: int = 1
 ) -> str:
-    """Say in words whether two variants differ; `corrected` is p after correction for so many comparisons."""
+    """Say in words whether two variants differ.
+
+    Args:
+        first: The name of the first variant.
+        second: The name of the second variant.
+        difference: The paired difference, second minus first.
+        metric: The name of the metric, which decides whether higher is better.
+        corrected: The p-value after correction for multiple comparisons.
+        comparisons: The number of comparisons that it was corrected for.
+    """
     info, size = metric_info(metric), format_difference(difference, metric)
     if difference.low == difference.mean == difference.high == 0:
-        return "no difference at all"
+        return "no difference"
     leader = second if (difference.mean > 0) == info.higher_is_better else first
     if difference.pairs == 1 and difference.floor > ALPHA:
-        return f"one seed: no interval and no test ({leader} ahead by {size})"
+        return f"one seed gives no interval and no test ({leader} is ahead by {size})"
     p_text = f"{'corrected ' if comparisons > 1 else ''}{describe_p_value(corrected)}"
     if corrected <= ALPHA:
-        return f"{leader} better by {size}, {p_text}"
+        return f"{leader} is better by {size} ({p_text})"
     if difference.floor * comparisons > ALPHA:
         limit_text = f"{difference.pairs} seeds cannot give p below {difference.floor:.3g}"
-        correction_text = f", corrected for {comparisons} comparisons {min(1, difference.floor * comparisons):.3g}"
+        correction_text = (
+            f", or {min(1, difference.floor * comparisons):.3g} corrected for {comparisons} comparisons"
+        )
         limit_text += correction_text if comparisons > 1 else ""
-        advice = f"{limit_text}: take {min_pairs_needed(comparisons)} or more"
-        return f"too few seeds to tell ({leader} ahead by {size}, {p_text}; {advice})"
+        advice = f"{limit_text}; use {min_pairs_needed(comparisons)} or more seeds"
+        return f"too few seeds to tell ({leader} is ahead by {size}, {p_text}; {advice})"
     return f"no evidence of a difference ({size}, {p_text})"
 
 
 def format_difference(difference: PairedDifference, metric: str) -> str:
-    """The size of a difference with half of its interval, such as 1.9 ± 0.6 accuracy points."""
+    """Format the size of a difference with half of its interval, such as 1.9 ± 0.6 accuracy points."""
     info = metric_info(metric)
     size, half_width = abs(difference.mean) * info.scale, difference.half_width * info.scale
     if not math.isfinite(half_width):
@@ -215,7 +226,7 @@ def format_difference(difference: PairedDifference, metric: str) -> str:
 
 
 def decimals_for_uncertainty(uncertainty: float) -> int:
-    """The number of decimals that an uncertainty justifies; it is then shown as 12, 3, 1.2, 0.6 or 0.12."""
+    """Return the number of decimals to show for an uncertainty, which then reads 12, 3, 1.2, 0.6 or 0.12."""
     if not uncertainty:
         return 2
     power = math.floor(math.log10(uncertainty))
@@ -224,5 +235,5 @@ def decimals_for_uncertainty(uncertainty: float) -> int:
 
 
 def describe_p_value(p: float) -> str:
-    """A p-value as text, such as `p = 0.012` or `p < 0.001`."""
+    """Format a p-value, such as `p = 0.012` or `p < 0.001`."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

@@ -1,4 +1,4 @@
-"""Paired comparisons over shared seeds, corrected for their number; used by studies and by reference systems."""
+"""Paired comparisons over shared seeds, corrected for multiple comparisons, for studies and reference systems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triform.evaluation.statistics import PairedDifference, holm, paired_test, v
 
 
 class VariantPair(NamedTuple):
-    """Two variants, how much the second exceeds the first, and the metric in which it does."""
+    """Two variants, a metric, and the difference of the second variant from the first."""
 
     first: str
     second: str

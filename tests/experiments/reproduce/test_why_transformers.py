@@ -101,11 +101,11 @@ def test_every_part_is_run_and_told(smoke_run: tuple[ReproduceOptions, dict[str,
     assert metrics["test"]["rows"] == 12
     assert metrics["unseen"]["rows"] == 4
     page = format_section(result)
-    assert "A smoke run" in page
+    assert "This was a smoke run" in page
     for comparison in (SPEECHES, SHAKESPEARE, TED):
         assert f"### {comparison.title}" in page
     assert page.count("**lstm**") == 9
-    assert "| loss held out, by `train.lr` | 0.001 | 0.002 |" in page
+    assert "| held-out loss by `train.lr` | 0.001 | 0.002 |" in page
     assert format_section(result) in render_pages(options.results_folder)[""]
 
 
@@ -229,6 +229,6 @@ def test_the_verdict_is_paired_by_seed_and_corrected_for_all_parts() -> None:
         (SHAKESPEARE, make_task_result("windows.loss", 1.6, 1.5)),
     ]
     bleu, loss = comparison_verdicts(finished)
-    assert "transformer better by 8.00" in bleu
-    assert "lstm better by" in loss
+    assert "transformer is better by 8.00" in bleu
+    assert "lstm is better by" in loss
     assert "corrected" in bleu

@@ -1,11 +1,12 @@
-"""The results page: `docs/results.md` and its pictures, made from `results/*.json` alone."""
+"""Write the results page, `docs/results.md`, and its pictures from `results/*.json`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
-from triform.experiments.reproduce.result_file import read_result
+from triform.experiments.reproduce.result_file import ExperimentResult, read_result
+from triform.experiments.reproduce.system import ReferenceSystem
 from triform.experiments.reproduce.systems import SYSTEM_NAMES, load_systems
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
 from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
@@ -17,45 +18,62 @@ from triform.reporting.loss_curves import render_loss_curves
 FIGURES_FOLDER = "pictures"
 INTRODUCTION = """# Results
 
-Every reference system under its reported settings and under better ones, beside baselines. This page is made by
-`triform reproduce tables` from `results/*.json`, which `triform reproduce NAME` writes; a test makes it again and
-compares. How to repeat a figure is told in [reproduce.md](reproduce.md). Settings were chosen by validation data;
-the test set was scored once for each seed. Where several settings of ours were scored on it, the section says so.
-± is half of a 95 % interval of a mean over seeds (Student's t). Curves and maps are of the first seed. In a map the
-token of a row reads those of the columns, the darker the more; what it may not read is beige.
+This page shows what every reference system reaches, with its reported settings and with better ones, compared with
+reported figures and baselines. Repeat a result with `triform reproduce NAME`; [Reproducing results](reproduce.md)
+explains how. ± is half of the 95 % interval of a mean over seeds.
+"""
+METHODS = """## How the results were obtained
+
+- `triform reproduce NAME` trains a system and writes `results/NAME.json`. `triform reproduce tables` writes this
+  page from these files. A test writes the page again and compares it with this one.
+- Settings were chosen on validation data, and the test set was evaluated once for each seed. If more than one of
+  our settings was evaluated on the test set, the section of the system says so.
+- Means with ± are over several seeds. The interval is that of Student's t distribution. Comparisons are sign-flip
+  tests over paired seeds; p-values are corrected for the number of comparisons of a system by Holm's method.
+- Loss curves and attention maps are those of the first seed. In an attention map, the token of a row reads the
+  tokens of the columns. Darker cells have larger weights, and masked cells are beige.
 """
 
 
 def render_pages(results: Path) -> dict[str, str]:
-    """The page under "", and each picture under its path relative to the page."""
+    """Return the page under the key "", and each picture under its path relative to the page."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
-    study_link = f"Beside these stands a study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
-    parts, figures = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link], {}
+    study_link = f"One more study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
+    parts, pictures = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link], {}
     for name, system in load_systems().items():
         result = results_by_name[name]
-        parts.append(format_section(system, result))
-        if result and (loss_figure := render_loss_curves(result)):
-            figures[f"{FIGURES_FOLDER}/{name}.svg"] = loss_figure
-            parts.append(f"![Loss over steps: {name}]({FIGURES_FOLDER}/{name}.svg)")
-        for variant in result["variants"] if result else ():
-            if attention := variant.get("map"):
-                title = f"Where {variant['name']} looks: {system.attention_example}"
-                figure_path = f"{FIGURES_FOLDER}/{name}-{variant['name']}-attention.svg"
-                figures[figure_path] = render_attention_maps(attention, title)
-                parts.append(f"![{title}]({figure_path})")
-    parts.append(why_section(read_result(results, WHY)))
-    return {"": "\n\n".join(parts) + "\n", **figures}
+        figures = _render_figures(system, result) if result else {}
+        links = [f"![{title}]({path})" for path, (title, _) in figures.items()]
+        parts.append(format_section(system, result, links))
+        pictures |= {path: picture for path, (_, picture) in figures.items()}
+    parts += [why_section(read_result(results, WHY)), METHODS.rstrip()]
+    return {"": "\n\n".join(parts) + "\n", **pictures}
+
+
+def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[str, tuple[str, str]]:
+    """Return the title and the picture of each figure of a system, by its path relative to the page."""
+    figures = {}
+    if loss_figure := render_loss_curves(result):
+        figures[f"{FIGURES_FOLDER}/{system.name}.svg"] = (f"Loss over steps: {system.name}", loss_figure)
+    for variant in result["variants"]:
+        if attention := variant.get("map"):
+            title = f"Attention of {variant['name']}: {system.attention_example}"
+            path = f"{FIGURES_FOLDER}/{system.name}-{variant['name']}-attention.svg"
+            figures[path] = (title, render_attention_maps(attention, title))
+    return figures
 
 
 def write_results_page(results: Path, page: Path) -> Path:
     """Write the page and its pictures.
 
     Raises:
-        DataError: The folder holds no results; an earlier page is left as it is.
+        DataError: The folder contains no results. An existing page is not changed.
         CheckpointError: The page cannot be written.
     """
     if not any((results / f"{name}.json").is_file() for name in (*SYSTEM_NAMES, WHY)):
-        raise DataError("holds no results; give the folder where reproduce left NAME.json", path=results)
+        raise DataError(
+            "no results found; run triform reproduce NAME first, or choose another --results", path=results
+        )
     try:
         for relative_path, text in render_pages(results).items():
             path = page.parent / relative_path if relative_path else page

@@ -1,4 +1,4 @@
-"""Results of reference systems as Markdown: reported figures, ours with intervals, baselines and verdicts."""
+"""Format results of reference systems as Markdown: reported figures, our figures, baselines and findings."""
 
 from __future__ import annotations
 
@@ -14,42 +14,44 @@ from triform.formatting import format_duration
 from triform.reporting.markdown import render_markdown_table
 
 NOT_RUN_TEXT = "not run"
-MEAN_TOLERANCE = 1e-9  # rounding may put a mean just beside a target that it reaches exactly
-MIN_PAIRS = 2  # fewer shared seeds are not compared
+ENVIRONMENT_COLUMNS = ("command", "hardware", "software", "precision", "vocabulary", "date")
+SMOKE_TEXT = "This was a smoke run, which only shows that everything works. Its figures have no meaning."
+MEAN_TOLERANCE = 1e-9  # a mean that equals a target may differ from it by rounding
+MIN_PAIRS = 2  # variants with fewer shared seeds are not compared
 
 
-def format_section(system: ReferenceSystem, result: ExperimentResult | None) -> str:
-    """One system: a table of reported and measured figures, verdicts, samples and the environment."""
-    parts = [f"## {system.title}", f"`{system.name}`"]
+def format_section(system: ReferenceSystem, result: ExperimentResult | None, figures: Sequence[str] = ()) -> str:
+    """Return the section of one system: results first, then findings, samples and figures, and methods last.
+
+    Args:
+        system: The system.
+        result: Its stored result; None if it was not run.
+        figures: Links to the figures of the section, as Markdown.
+    """
+    parts = [f"## {system.title}"]
+    notes = ["**Notes**", *system.notes] if system.notes else []
     if result is None or not (result["variants"] or result["failures"]):
-        return "\n\n".join(
-            [
-                *parts,
-                f"Not run yet: `triform reproduce {system.name}`.",
-                *system.notes,
-                *_variant_descriptions(system),
-            ]
-        )
-    if result["quick"]:
-        parts.append("A smoke run: it shows that everything runs, and its figures mean nothing.")
-    parts += [_results_table(system, result), *_variant_descriptions(system), *_remarks(system, result)]
+        parts.append(f"Not run yet: `triform reproduce {system.name}`.")
+        return "\n\n".join([*parts, "**Variants**", _variant_descriptions(system), *notes])
+    parts.append(f"System `{system.name}`.{' ' + SMOKE_TEXT if result['quick'] else ''}")
+    parts += [_results_table(system, result), _remarks(result), "**Variants**", _variant_descriptions(system)]
     if not result["quick"] and (verdicts := [*target_verdicts(system, result), *pairing_verdicts(system, result)]):
-        parts.append("\n".join(f"- {line}" for line in verdicts))
-    parts += [*system.notes, *_format_samples(result), _environment_table(result)]
+        parts += ["**Findings**", "\n".join(f"- {line}" for line in verdicts)]
+    parts += [*_format_samples(result), *figures, *notes, "**Environment**", _environment_table(result)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _variant_descriptions(system: ReferenceSystem) -> list[str]:
-    return ["\n".join(f"- {variant.name}: {variant.description}" for variant in system.variants)]
+def _variant_descriptions(system: ReferenceSystem) -> str:
+    return "\n".join(f"- {variant.name}: {variant.description}" for variant in system.variants)
 
 
 def find_variant_result(result: ExperimentResult, name: str) -> dict[str, Any] | None:
-    """The entry of a variant in the result."""
+    """Return the entry of a variant in a result, or None if it was not run."""
     return next((entry for entry in result["variants"] if entry["name"] == name), None)
 
 
 def values_by_seed(variant_result: Mapping[str, Any], column: str) -> dict[int, float]:
-    """The value of a column for each seed that has it."""
+    """Return the value of a column for each seed for which it was measured."""
     eval_set, _, metric = column.rpartition(".")
     return {
         run["seed"]: run["scores"][eval_set][metric]
@@ -59,12 +61,12 @@ def values_by_seed(variant_result: Mapping[str, Any], column: str) -> dict[int, 
 
 
 def seed_values(variant_result: Mapping[str, Any], column: str) -> list[float]:
-    """The values of a column; empty where it was not measured."""
+    """Return the values of a column over all seeds. The list is empty if it was not measured."""
     return list(values_by_seed(variant_result, column).values())
 
 
 def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -> str:
-    """The mean, with half of its 95 % interval where there are several values."""
+    """Format the mean of values, with half of its 95 % interval if there are several."""
     if not column_values:
         return "–"
     scale, unit = (100.0, " %") if column.unit == "percent" else (1.0, " s" if column.unit == "seconds" else "")
@@ -75,7 +77,7 @@ def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -
 
 
 def _results_table(system: ReferenceSystem, result: ExperimentResult) -> str:
-    head = ["", *(column.title for column in system.columns), "parameters", "seeds", "training"]
+    head = ["variant", *(column.title for column in system.columns), "parameters", "seeds", "training time"]
     rows = []
     for variant in system.variants:
         if variant.reported_metrics:
@@ -114,7 +116,7 @@ def _variant_row(
 
 
 def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[list[str]]:
-    """One row for each baseline; a baseline that could not be fitted has the reason instead of figures."""
+    """Return one row for each baseline. If a baseline could not be fitted, the row contains the reason."""
     rows = []
     for name, metrics_by_set in result["baselines"].items():
         values_by_key = {
@@ -122,7 +124,7 @@ def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[li
             for eval_set, metrics in metrics_by_set.items()
             for metric, value in metrics.items()
         }
-        # a baseline has one translation, whatever the decoding
+        # A baseline has one translation, which counts for both ways of decoding.
         values_by_key |= {
             f"test {decoding}.{key[5:]}": metric_value
             for decoding in ("greedy", "beam 5")
@@ -137,30 +139,28 @@ def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[li
     return rows
 
 
-def _remarks(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+def _remarks(result: ExperimentResult) -> str:
+    """Return sentences about missing intervals, leaked texts, word vectors and the version of the metric."""
     remarks = []
-    if any(len(variant_result["runs"]) > 1 for variant_result in result["variants"]):
-        remarks.append("Figures of several seeds are their mean, ± half of its 95 % interval.")
     if single_seed := [
         variant_result["name"] for variant_result in result["variants"] if len(variant_result["runs"]) == 1
     ]:
-        remarks.append(f"One seed, so no interval: {', '.join(single_seed)}.")
+        remarks.append(f"Variants with one seed have no interval: {', '.join(single_seed)}.")
     for eval_set, leak in result["leaks"].items():
         if leak["seen"]:
             verb = "is" if leak["seen"] == 1 else "are"
-            remarks.append(
-                f"{leak['seen']:,} of the {leak['rows']:,} texts of {eval_set} {verb} also in the training file."
-            )
+            share = f"{leak['seen']:,} of the {leak['rows']:,} texts"
+            remarks.append(f"{share} in the set {eval_set} {verb} also in the training file.")
     for variant_result in result["variants"]:
         if matched := variant_result.get("vectors", {}).get("matched"):
             remarks.append(f"{variant_result['name']}: {matched}.")
     if result.get("signature"):
-        remarks.append(f"sacreBLEU: `{result['signature']}`.")
-    return [" ".join(remarks)]
+        remarks.append(f"sacreBLEU signature: `{result['signature']}`.")
+    return " ".join(remarks)
 
 
 def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
-    """One line for each target: the measured mean, the target, and whether it was reached."""
+    """Return one line for each target: the measured mean, the target, and whether it was reached."""
     verdicts = []
     for target in system.targets:
         variant_result = find_variant_result(result, target.variant)
@@ -175,14 +175,14 @@ def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[s
         note = f" ({target.note})" if target.note else ""
         status = "reached" if is_reached else "**not reached**"
         if missing := _missing_variants(system, result, target):
-            status = f"open, since {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
+            status = f"not decided, because {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
         measured = f"{target.variant}, {column.title}: {format_mean_interval(column, column_values)}"
-        verdicts.append(f"{measured}; wanted {requirement}{note}: {status}")
+        verdicts.append(f"{measured}; target {requirement}{note}: {status}")
     return verdicts
 
 
 def _missing_variants(system: ReferenceSystem, result: ExperimentResult, target: Target) -> list[str]:
-    """Variants that a target is relative to and that have no results yet."""
+    """Return the variants that a target is relative to and that have no results yet."""
     compared = [variant.name for variant in system.variants if variant.group == target.above_group]
     return [name for name in compared if find_variant_result(result, name) is None]
 
@@ -214,7 +214,7 @@ def _format_bound(column: MetricColumn, value: float) -> str:
 
 
 def pairing_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
-    """Whether paired variants differ, in words; the p-values of all columns are corrected together."""
+    """Describe in words whether paired variants differ. The p-values of all columns are corrected together."""
     tested = []
     for pairing in system.pairings:
         first, second = (find_variant_result(result, name) for name in (pairing.first, pairing.second))
@@ -235,19 +235,18 @@ def pairing_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[
 
 
 def _format_samples(result: ExperimentResult) -> list[str]:
-    """Text that the last variant generated, with the prompts."""
+    """Return the texts that the last variant generated, with their prompts."""
     parts = []
     variant_result = result["variants"][-1] if result["variants"] else {}
     for sample in variant_result.get("samples", ()):
-        prompt_text = f"after `{sample['input']}`" if sample["input"] else "from nothing"
+        prompt_text = f"with the prompt `{sample['input']}`" if sample["input"] else "without a prompt"
         text = f"{sample['input']}{sample['output'].strip()}"
-        parts.append(f"{variant_result['name']} goes on {prompt_text}:\n\n```\n{text}\n```")
+        parts.append(f"Text generated by {variant_result['name']} {prompt_text}:\n\n```\n{text}\n```")
     return parts
 
 
 def _environment_table(result: ExperimentResult) -> str:
-    """Hardware and versions of each variant, and the command that repeats it."""
-    head = ["", "command", "where", "with", "trained in", "vocabulary", "date"]
+    """Return a table of the command, hardware, software and date of each variant."""
     rows = []
     for variant_result in result["variants"]:
         environment = variant_result["made"]
@@ -263,12 +262,12 @@ def _environment_table(result: ExperimentResult) -> str:
                 environment["date"],
             ]
         )
-    return render_markdown_table(head, rows)
+    return render_markdown_table(["variant", *ENVIRONMENT_COLUMNS], rows)
 
 
 def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
-    """One row for each system."""
-    head = ["system", "figure", "reported", "as reported, ours", "best, ours", "targets reached"]
+    """Return the summary of all systems, with one row for each."""
+    head = ["system", "metric", "reported", "ours, reported settings", "ours, best settings", "targets reached"]
     rows = []
     for name, system in systems.items():
         result = results[name]
@@ -287,7 +286,7 @@ def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, 
 
 
 def _reported_cell(system: ReferenceSystem) -> str:
-    """The reported figures of the headline columns, or of the column that was reported instead."""
+    """Return the reported figures of the headline columns, or of the column that was reported instead."""
     columns = [candidate for candidate in system.columns if candidate.key == system.reported_column]
     lines = [
         f"{variant.name}: {' / '.join(figures)}"
@@ -300,7 +299,7 @@ def _reported_cell(system: ReferenceSystem) -> str:
         )
         and any(figures)
     ]
-    reported_note = f"<br>({columns[0].title}, or what resembles it)" if columns else ""
+    reported_note = f"<br>(closest metric: {columns[0].title})" if columns else ""
     return "<br>".join(lines).removesuffix(" / ") + reported_note if lines else "–"
 
 
@@ -328,6 +327,6 @@ def _targets_reached(system: ReferenceSystem, result: ExperimentResult | None) -
 
 
 def github_anchor(title: str) -> str:
-    """The anchor that GitHub generates for a heading."""
+    """Return the anchor that GitHub generates for a heading."""
     letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
     return letters.replace(" ", "-")

@@ -1,1 +1,1 @@
-"""Why Transformers: an LSTM and a Transformer with as many parameters and as much training time."""
+"""The study `why-transformers`: a Transformer and an LSTM with equal parameters and training time."""

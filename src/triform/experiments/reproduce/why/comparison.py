@@ -1,4 +1,4 @@
-"""The parts of `why-transformers`, read from the TOML files in `triform/experiments/systems/why-transformers`."""
+"""Read the parts of `why-transformers` from the TOML files in `triform/experiments/systems/why-transformers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, parse_columns, read_declaration
 from triform.experiments.study.plan import parse_settings_table, require_known_keys
 
-STUDY_TITLE = "Why Transformers: an LSTM with as many parameters and as much time"
+STUDY_TITLE = "Transformer and LSTM with equal parameters and training time"
 PART_NAMES = ("speeches", "shakespeare", "ted")
 
 PART_KEYS = (
@@ -24,7 +24,7 @@ PART_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelVariant:
-    """One of the compared models. The width of a model that matches another one's parameters is found for it."""
+    """One of the compared models. If it must match the parameters of another model, its width is computed."""
 
     name: str
     settings: Settings
@@ -39,10 +39,10 @@ class ComparisonTask:
         system: The reference system whose data is used.
         time_budget: Seconds of training for each seed of each model.
         lr_grid: Learning rates that each model tries; it is trained with the best of them.
-        compared_column: The key of the column that decides.
+        compared_column: The key of the column in which the models are compared.
         length_column: The metric of each length bin; its set is the name of the bin.
-        bin_edges: The longest length of each bin.
-        length_unit: What lengths are counted in.
+        bin_edges: The largest length of each bin.
+        length_unit: The unit of lengths, such as "words".
     """
 
     name: str
@@ -60,16 +60,18 @@ class ComparisonTask:
 
     @property
     def bin_names(self) -> tuple[str, ...]:
+        """The names of the length bins, such as "1 to 10"."""
         names = [f"{low + 1} to {high}" for low, high in pairwise((0, *self.bin_edges))]
         return (*names, f"{self.bin_edges[-1] + 1} or more") if self.system.task != "generate" else tuple(names)
 
     def bin_name(self, length: int) -> str:
+        """Return the name of the bin that a length falls into."""
         return self.bin_names[sum(length > edge for edge in self.bin_edges)]
 
 
 @cache
 def load_comparison_tasks() -> tuple[ComparisonTask, ...]:
-    """The parts of the study, in the order of the results page."""
+    """Return the parts of the study, in the order of the results page."""
     return tuple(_parse_part(read_declaration(f"{WHY_TRANSFORMERS}/{name}"), name) for name in PART_NAMES)
 
 

@@ -1,4 +1,4 @@
-"""The results of `why-transformers` as Markdown: metrics and speed, metrics by length, and verdicts."""
+"""Format the results of `why-transformers` as Markdown: metrics and speed, metrics by length, and findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
 from triform.experiments.reproduce.tables import (
+    ENVIRONMENT_COLUMNS,
     MIN_PAIRS,
+    SMOKE_TEXT,
     format_mean_interval,
     seed_values,
     values_by_seed,
@@ -19,41 +21,44 @@ from triform.experiments.reproduce.tables import (
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE, ComparisonTask, load_comparison_tasks
 from triform.reporting.markdown import render_markdown_table
 
-INTRODUCTION = (
-    "Each seed of each model learns for as many seconds: a pilot run shows how many steps a model takes in one, "
-    "and the number of steps follows from that. How often it has then read its training data stands beside them. "
-    "Where that is seldom, the figures tell how soon a model learns, not how far it would come; where it is often, "
-    "a model may be past its best, and nothing stops it early. The rate is the best of those tried, by each model "
-    "alike, on a tenth of the training data, held out; all of it is learned from afterwards. Models have the same "
-    "number of parameters within 2 %: the LSTM's width is found for it. A seed is a run of its own on a device "
-    "that does nothing else. Figures are means over seeds, ± half of their 95 % interval."
+METHOD = (
+    "Every seed of each model trains for the same number of seconds. A pilot run measures how many steps a model "
+    "takes per second, and the number of steps follows from that. The column `epochs` shows how often a model has "
+    "read its training data. With few epochs, the figures show how fast a model learns, not how good it can "
+    "become. With many epochs, a model may be past its best, because there is no early stopping. Each model uses "
+    "the best of several learning rates, chosen in the same way for both models on a held-out tenth of the "
+    "training data; the final models train on all of the data. The models have the same number of parameters "
+    "within 2 %; the width of the LSTM is chosen to match. Each seed is a separate run on a device that does "
+    "nothing else. Figures are means over seeds, ± half of their 95 % interval."
 )
 LIMITATIONS = (
-    "What is not equal: nothing but the rate was searched for here, and one at the end of its row may have a "
-    "better one beyond it. On speeches all other settings, dropout and weight decay too, come from an earlier "
-    "search for a Transformer; the others are usual ones. Each model learns in the number format that `train` "
-    "takes for it, and on a GPU the LSTM runs in cuDNN's cells. The step counts come from a pilot, so the seconds "
-    "beside them, measured, differ a little. On Shakespeare the validation loss of the LSTM carries its state "
-    "through 16 windows and the Transformer's begins each window with nothing; the column beside it has both "
-    "begin with nothing, and is the one compared. Intervals are over seeds and say nothing of other test rows, "
-    "and the unseen rows of speeches are few. Seven seeds and three looks give no corrected p below 0.047."
+    "The comparison has limits. Only the learning rate was searched, and if the best one is at the edge of its "
+    "grid, a better one may lie beyond. On speeches, all other settings, including dropout and weight decay, come "
+    "from an earlier search for a Transformer; on the other tasks they are common values. Each model trains in "
+    "the precision that `train` chooses for it, and on a GPU the LSTM uses cuDNN. The step counts come from a "
+    "pilot run, so the measured seconds differ slightly. On Shakespeare, the validation loss of the LSTM carries "
+    "its state through 16 windows, while the Transformer starts each window with an empty context. The next "
+    "column resets both models for each window, and it is the one that is compared. Intervals describe the "
+    "variation over seeds, not over other test rows, and speeches has few unseen rows. With seven seeds and three "
+    "comparisons, no corrected p can be below 0.047."
 )
 STEPS_PER_SECOND_COLUMN = MetricColumn(eval_set="", metric="", title="steps/s", decimals=1)
 SECONDS_COLUMN = MetricColumn(eval_set="", metric="", title="seconds", unit="seconds", decimals=1)
 
 
 def format_section(result: ExperimentResult | None) -> str:
-    parts = [f"## {STUDY_TITLE}", f"`{WHY_TRANSFORMERS}`"]
+    """Return the section of the study: findings and tables first, methods last."""
+    parts = [f"## {STUDY_TITLE}"]
     if result is None or not result["parts"]:
         return "\n\n".join([*parts, f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`."])
-    if result["quick"]:
-        parts.append("A smoke run: it shows that everything runs, and its figures mean nothing.")
-    parts += [INTRODUCTION, LIMITATIONS, *result.get("notes", ())]
+    parts.append(f"Study `{WHY_TRANSFORMERS}`.{' ' + SMOKE_TEXT if result['quick'] else ''}")
     finished = [
         (comparison, result["parts"][comparison.name])
         for comparison in load_comparison_tasks()
         if comparison.name in result["parts"]
     ]
+    if verdicts := comparison_verdicts(finished):
+        parts += ["**Findings**", "\n".join(f"- {line}" for line in verdicts)]
     for comparison in load_comparison_tasks():
         parts.append(f"### {comparison.title}")
         if task_result := result["parts"].get(comparison.name):
@@ -64,12 +69,12 @@ def format_section(result: ExperimentResult | None) -> str:
             ]
         else:
             parts.append(f"Not run yet: `triform reproduce {WHY_TRANSFORMERS}`.")
-    parts.append("\n".join(f"- {line}" for line in comparison_verdicts(finished)))
-    return "\n\n".join([*parts, _environment_table(finished)])
+    parts += ["**Notes**", METHOD, LIMITATIONS, *result.get("notes", ())]
+    return "\n\n".join([*parts, "**Environment**", _environment_table(finished)])
 
 
 def _results_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -> str:
-    head = ["", *(column.title for column in comparison.columns)]
+    head = ["model", *(column.title for column in comparison.columns)]
     rows = []
     for variant_result in task_result["variants"]:
         runs = variant_result["runs"]
@@ -82,17 +87,19 @@ def _results_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -
                 ),
                 f"{variant_result['parameters']:,}",
                 f"{runs[0]['steps']:,}",
-                f"{runs[0]['epochs']:.1f} times",
+                f"{runs[0]['epochs']:.1f}",
                 format_mean_interval(STEPS_PER_SECOND_COLUMN, [run["steps_per_s"] for run in runs]),
                 format_mean_interval(SECONDS_COLUMN, [run["seconds"] for run in runs]),
                 str(len(runs)),
             ]
         )
-    return render_markdown_table([*head, "parameters", "steps", "data read", "steps/s", "learning", "seeds"], rows)
+    return render_markdown_table(
+        [*head, "parameters", "steps", "epochs", "steps/s", "training time", "seeds"], rows
+    )
 
 
 def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) -> str:
-    """One column for each bin that either model has rows in."""
+    """Return the metric of each model by length, with one column for each bin that has rows."""
     bins = [
         name
         for name in comparison.bin_names
@@ -118,7 +125,7 @@ def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) ->
 
 
 def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
-    """The loss of every learning rate that was tried; the chosen one is bold."""
+    """Return the loss for each learning rate that was tried. The selected one is bold."""
     rows = []
     for variant_result in task_result["variants"]:
         best_rate = variant_result["settings"]["train.lr"]
@@ -131,11 +138,11 @@ def _learning_rate_table(task_result: Mapping[str, Any]) -> str:
         ]
         rows.append([f"**{variant_result['name']}**", *marked_cells])
     rates = [f"{trial['rate']:g}" for trial in task_result["variants"][0]["tries"]]
-    return render_markdown_table(["loss held out, by `train.lr`", *rates], rows)
+    return render_markdown_table(["held-out loss by `train.lr`", *rates], rows)
 
 
 def comparison_verdicts(finished: list[tuple[ComparisonTask, Mapping[str, Any]]]) -> list[str]:
-    """Whether the Transformer is better, in words; the p-values of all parts are corrected together."""
+    """Describe in words which model is better. The p-values of all parts are corrected together."""
     tested = []
     for comparison, task_result in finished:
         transformer, lstm = (
@@ -172,4 +179,4 @@ def _environment_table(finished: list[tuple[ComparisonTask, Mapping[str, Any]]])
                 environment["date"],
             ]
         )
-    return render_markdown_table(["", "command", "where", "with", "trained in", "vocabulary", "date"], rows)
+    return render_markdown_table(["part", *ENVIRONMENT_COLUMNS], rows)
