@@ -41,7 +41,7 @@ def test_a_folder_without_results_does_not_replace_a_page(triform: Command, tmp_
     page = tmp_path / "page.md"
     page.write_text("earlier")
     refused = triform("reproduce", "tables", "--results", tmp_path / "nowhere", "--out", page).refusal
-    assert refused.startswith(f"{tmp_path}/nowhere: holds no results")
+    assert refused.startswith(f"{tmp_path}/nowhere: no results found")
     assert page.read_text() == "earlier"
 
 

@@ -39,7 +39,8 @@ def render_pages(results: Path) -> dict[str, str]:
     """Return the page under the key "", and each picture under its path relative to the page."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
     study_link = f"One more study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
-    parts, pictures = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link], {}
+    parts = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link]
+    pictures: dict[str, str] = {}
     for name, system in load_systems().items():
         result = results_by_name[name]
         figures = _render_figures(system, result) if result else {}
