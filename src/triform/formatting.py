@@ -54,6 +54,7 @@ METRICS = {
     "macro_f1": MetricInfo("F1", is_fraction=True),
     "exact_match": MetricInfo("exact match", is_fraction=True, difference_unit="exact-match points"),
     "token_accuracy": MetricInfo("token accuracy", is_fraction=True),
+    "token_accuracy_with_padding": MetricInfo("token accuracy with padding", is_fraction=True),
     "loss": MetricInfo("loss", higher_is_better=False, difference_unit="nats"),
     "training loss": MetricInfo("training loss", higher_is_better=False, difference_unit="nats"),
     "perplexity": MetricInfo("perplexity", higher_is_better=False),

@@ -219,6 +219,7 @@ def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> 
         unit=task.unit,
         train_examples=len(trainer.train_data),
         valid_examples=len(trainer.valid_data or ()),
+        valid_name=task.config.data.valid_name,
         vocab_size=task.config.tokenizer.vocab_size,
         max_steps=trainer.max_steps,
         version=triform.__version__,

@@ -40,6 +40,7 @@ from triform.config.settings import (
     parse_assignments,
     parse_settings,
     read_settings,
+    split_number_or_word,
     suggest_name,
     to_toml,
 )
@@ -105,6 +106,7 @@ INVALID_VALUES = [
     ("train.grad_accumulation", 0),
     ("train.warmup_steps", -2),
     ("train.patience", -2),
+    ("train.eval_train", -2),
     *(("train.label_smoothing", value) for value in (-0.1, 0.91)),
     *((f"train.{name}", value) for name in ("min_lr_ratio", "momentum") for value in (-0.1, 1.1)),
     *(("train.plateau_factor", value) for value in (0.0, 1.0)),
@@ -331,7 +333,9 @@ def test_lists_are_read_from_text_with_commas() -> None:
     assert parse_assignments(["model.rotary_scaling=8,1,4,8192"]) == {
         "model.rotary_scaling": (8.0, 1.0, 4.0, 8192.0)
     }
-    assert settings_of_type(tuple) == ["data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas"]
+    assert settings_of_type(tuple) == [
+        "data.monitor", "data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas",
+    ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
         parse_assignments(["model.layer_windows=8,1.5"])
     with pytest.raises(ConfigError, match=r"train\.betas='x' must be a number"):
@@ -342,6 +346,7 @@ def test_lists_are_read_from_text_with_commas() -> None:
 
 def test_every_kind_of_setting_was_tried_above() -> None:
     tested = [name for kind in (int, float, bool, str, Literal, tuple) for name in settings_of_type(kind)]
+    tested += ["train.eval_every"]  # a whole number or a word: see test_several_sets
     assert sorted(tested) == sorted(SETTING_TYPES)
 
 
@@ -389,7 +394,7 @@ NUMBERS = {int, float, tuple[int, ...], tuple[float, ...]}
 
 
 def test_every_setting_that_is_a_number_has_bounds_and_its_default_lies_between_them() -> None:
-    assert set(BOUNDS) == {name for name, hint in SETTING_TYPES.items() if hint in NUMBERS}
+    assert set(BOUNDS) == {name for name, hint in SETTING_TYPES.items() if split_number_or_word(hint)[0] in NUMBERS}
     for low, high in BOUNDS.values():
         assert low < high
 
@@ -449,6 +454,9 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "task": st.sampled_from(get_args(TaskName)),
         "data.labels": st.lists(text_strategy().map(str.strip), max_size=4).map(tuple),
         "data.max_len": st.integers(2, 2**20),
+        "data.valid_name": text_strategy().filter(lambda name: name not in ("", "train", "a", "b")),
+        "data.monitor": st.lists(st.sampled_from(["a=x", "b=y=z"]), unique=True).map(tuple),
+        "train.eval_every": st.one_of(st.just("epoch"), st.integers(0, 10**9)),
         "model.n_heads": st.just(0),
         "model.n_buckets": st.integers(2, 64).map(lambda half: 2 * half),  # half of them below every max_distance
         "model.max_distance": st.integers(1000, 2**24),

@@ -21,8 +21,9 @@ from triform.config.settings import build_config
 from triform.data.samplers import Indices
 from triform.errors import DivergedError
 from triform.tasks import TASKS, PreparedTask
+from triform.training.callbacks import Callback, Event
 from triform.training.run_folder import RunFolder
-from triform.training.trainer import Callback, Event, Trainer
+from triform.training.trainer import Trainer
 
 TASK_NAMES: tuple[TaskName, ...] = ("classify", "generate", "translate")
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]

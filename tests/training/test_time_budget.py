@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from triform.config import TrainConfig
 from triform.launch import train
 from triform.progress import report_progress
 from triform.tasks.evaluation import Evaluator
@@ -97,7 +96,7 @@ def test_a_budget_without_room_for_a_step_is_said(
 @pytest.mark.parametrize("valid_seconds", [0.0, 0.5, 30.0, 1_000.0])
 @pytest.mark.parametrize("eval_every", [0, 50])
 def test_steps_and_validations_fit_into_the_time(valid_seconds: float, eval_every: int) -> None:
-    steps, steps_between = fit_steps(600, 100_000, 0.1, valid_seconds, TrainConfig(eval_every=eval_every))
+    steps, steps_between = fit_steps(600, 100_000, 0.1, valid_seconds, eval_every)
     assert 1 <= steps < 100_000
     assert steps_between >= 1
     if valid_seconds < 600:

@@ -32,6 +32,7 @@ from triform.errors import ConfigError
 
 __all__ = [
     "TASK_NAMES",
+    "TRAIN_SET",
     "ActivationKind",
     "AttentionDirection",
     "AutoBool",
@@ -62,6 +63,7 @@ __all__ = [
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
 DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
+TRAIN_SET = "train"  # the name of the training set among the sets that are evaluated during training
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 
@@ -79,7 +81,16 @@ class DataConfig:
         "",
         "The validation file.",
         auto="A part of the training file (data.valid_fraction). Built-in sets have a validation split.",
-        details="The option --valid sets it. For translate, SOURCE,TARGET names two aligned files.",
+        details="The option --valid sets it. For translate, SOURCE,TARGET names two aligned files. Its metrics "
+        "select the best weights.",
+    )
+    valid_name: str = setting(
+        "valid", "The name of the validation set in tables and curves.", details="--valid NAME=FILE sets it."
+    )
+    monitor: tuple[str, ...] = setting(
+        (),
+        "Further sets that are evaluated with the validation set, each as NAME=FILE.",
+        details="The second --valid NAME=FILE and those after it set it. They select nothing.",
     )
     source: str = setting(
         "",
@@ -153,6 +164,21 @@ class DataConfig:
                 bool(getattr(self, first)) == bool(getattr(self, second)),
                 f"data.{first} and data.{second} go together: give both or neither",
             )
+        names = [TRAIN_SET, self.valid_name, *(name for name, _ in self.monitored_files)]
+        require(
+            self.valid_name not in ("", TRAIN_SET),
+            f"data.valid_name={self.valid_name!r} must be a name other than {TRAIN_SET!r}",
+        )
+        for entry in self.monitor:
+            name, _, file = entry.partition("=")
+            require(bool(name and file), f"data.monitor={entry!r} must be NAME=FILE")
+            require(names.count(name) == 1, f"data.monitor: two sets are named {name!r}; give each another name")
+
+    @property
+    def monitored_files(self) -> list[tuple[str, str]]:
+        """The name and the file of every set of `monitor`."""
+        pairs = (entry.partition("=") for entry in self.monitor)
+        return [(name, file) for name, _, file in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)

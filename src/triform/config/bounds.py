@@ -63,6 +63,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.lora_alpha": (0, 10**6),
     "train.lora_dropout": (0, 0.95),
     "train.eval_every": (0, MAX_COUNT),
+    "train.eval_train": (-1, MAX_COUNT),
     "train.checkpoint_every": (0, MAX_COUNT),
     "train.log_every": (0, 10**6),
     "train.patience": (-1, MAX_COUNT),
@@ -82,7 +83,8 @@ def validate_bounds(section: Any, name: str = "") -> None:
         if setting in BOUNDS:
             value = getattr(section, field.name)
             for number in value if isinstance(value, tuple) else (value,):
-                validate_bound(setting, number)
+                if not isinstance(number, str):  # a word that stands for a number
+                    validate_bound(setting, number)
 
 
 def validate_bound(setting: str, number: float) -> None:

@@ -60,7 +60,9 @@ def flatten_settings(settings: Mapping[str, Any]) -> Settings:
     """
     flat: Settings = {}
     for name, value in settings.items():
-        if isinstance(value, Mapping):
+        if name == "valid" and isinstance(value, Mapping):
+            flat |= validation_settings(value)
+        elif isinstance(value, Mapping):
             flat |= {f"{name}.{key}": coerce_setting(f"{name}.{key}", item) for key, item in value.items()}
         elif (dotted_name := KEYWORD_ALIASES.get(name, name)) in SETTING_TYPES:
             flat[dotted_name] = coerce_setting(dotted_name, str(value) if isinstance(value, Path) else value)
@@ -69,6 +71,17 @@ def flatten_settings(settings: Mapping[str, Any]) -> Settings:
         else:
             raise unknown_setting_error(name, [*KEYWORD_ALIASES, *SETTING_TYPES])
     return flat
+
+
+def validation_settings(sets: Mapping[str, str | Path]) -> Settings:
+    """Return the settings that evaluate several sets during training. The first one selects the best weights.
+
+    >>> validation_settings({"dev": "dev.csv", "test": "test.csv"})
+    {'data.valid_name': 'dev', 'data.valid': 'dev.csv', 'data.monitor': ('test=test.csv',)}
+    """
+    (valid_name, valid), *others = sets.items()
+    settings: Settings = {"data.valid_name": valid_name, "data.valid": str(valid)}
+    return settings | ({"data.monitor": tuple(f"{name}={file}" for name, file in others)} if others else {})
 
 
 def merge_request(task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings) -> Settings:
@@ -92,7 +105,11 @@ def merge_request(task: TaskName, preset: str, config: str | Path | Config | Non
     if requested.get("task", task) != task:
         raise ConfigError(f"the settings are for {requested['task']}, not {task}")
     requested["task"] = task
-    build_config(requested)
+    config_data = build_config(requested).data
+    if config_data.monitor:
+        requested["data.monitor"] = tuple(
+            f"{name}={_absolute_paths(file, task)}" for name, file in config_data.monitored_files
+        )
     paths = (*DATA_FILE_SETTINGS, "tokenizer.file", "train.embeddings")
     return requested | {name: absolute_path(str(requested[name])) for name in paths if requested.get(name)}
 
@@ -165,6 +182,20 @@ def absolute_path(path: str) -> str:
     return path if path.startswith("builtin:") else str(Path(path).absolute())
 
 
+def _absolute_paths(name: str, task: TaskName) -> str:
+    """Return a file, or two aligned files `a.en,a.fr`, as absolute paths."""
+    return ",".join(map(absolute_path, split_aligned_name(name) if task == "translate" else [name]))
+
+
+def split_aligned_name(name: str) -> list[str]:
+    """Return the two files of `a.en,a.fr`, or the one file of any other name.
+
+    >>> split_aligned_name("a.en,a.fr"), split_aligned_name("pairs.tsv")
+    (['a.en', 'a.fr'], ['pairs.tsv'])
+    """
+    return name.split(",", 1) if "," in name and not Path(name).exists() else [name]
+
+
 def _preset_settings(task: TaskName, preset: str, overrides: Settings) -> Settings:
     kind: Any = overrides.get("model.kind", "transformer")  # presets exist for recurrent models too
     settings = non_default_settings(flatten_config(load_preset(preset, task, kind)))
@@ -179,8 +210,8 @@ def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
         ("data.train", "data.source", "data.target"),
         ("data.valid", "data.valid_source", "data.valid_target"),
     ):
-        first, comma, second = str(settings.get(name, "")).partition(",")
-        if task == "translate" and comma and not Path(str(settings[name])).exists():
+        files = split_aligned_name(str(settings.get(name, "")))
+        if task == "translate" and len(files) == 2:
             settings = {key: value for key, value in settings.items() if key != name}
-            settings |= {source: first, target: second}
+            settings |= {source: files[0], target: files[1]}
     return settings

@@ -16,6 +16,7 @@ from triform.config.settings import (
     SETTING_TYPES,
     SettingValue,
     format_setting,
+    split_number_or_word,
     unknown_setting_error,
 )
 
@@ -55,13 +56,13 @@ class SettingInfo:
 
     @property
     def type_name(self) -> str:
-        hint = SETTING_TYPES[self.name]
+        hint, words = split_number_or_word(SETTING_TYPES[self.name])
         if self.choices:
             return "one of " + ", ".join(self.choices)
         name = LIST_NAMES[get_args(hint)[0]] if get_origin(hint) is tuple else TYPE_NAMES[hint]
-        return (
-            f"{name}, {_format_bound(self.bounds[0])} to {_format_bound(self.bounds[1])}" if self.bounds else name
-        )
+        if self.bounds:
+            name += f", {_format_bound(self.bounds[0])} to {_format_bound(self.bounds[1])}"
+        return ", or ".join([name, *words])
 
     @property
     def short_default(self) -> str:

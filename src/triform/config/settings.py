@@ -6,10 +6,11 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from triform.config import Config
 from triform.config.bounds import format_value, shorten
@@ -98,11 +99,21 @@ def find_nearest_name(name: str, known_names: Iterable[str]) -> str:
     return matches[0] if matches else ""
 
 
+def split_number_or_word(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the type of a setting, and the words that it accepts beside numbers: `int | Literal["epoch"]`."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, ()
+    number_type, literal = get_args(hint)
+    return number_type, get_args(literal)
+
+
 def coerce_setting(name: str, value: object) -> SettingValue:
     """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
     if name not in SETTING_TYPES:
         raise unknown_setting_error(name)
-    hint = SETTING_TYPES[name]
+    hint, words = split_number_or_word(SETTING_TYPES[name])
+    if value in words:
+        return str(value)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             options = ", ".join(map(str, get_args(hint)))
@@ -120,24 +131,25 @@ def coerce_setting(name: str, value: object) -> SettingValue:
         return tuple(
             _coerce_scalar(name, part.strip() if isinstance(part, str) else part, item_type) for part in parts
         )
-    return _coerce_scalar(name, value, hint)
+    return _coerce_scalar(name, value, hint, words)
 
 
 _TYPE_DESCRIPTIONS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _coerce_scalar(name: str, value: object, scalar_type: type) -> Any:
+def _coerce_scalar(name: str, value: object, scalar_type: type, words: Sequence[str] = ()) -> Any:
+    description = " or ".join([_TYPE_DESCRIPTIONS[scalar_type], *words])
     if scalar_type is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if scalar_type in (int, float) and isinstance(value, str):
         try:
             value = scalar_type(value.replace("_", ""))
         except ValueError:  # also of more digits than Python reads
-            raise ConfigError(f"{name}={format_value(value)} must be {_TYPE_DESCRIPTIONS[scalar_type]}") from None
+            raise ConfigError(f"{name}={format_value(value)} must be {description}") from None
     if scalar_type is float and type(value) is int:
         value = float(value) if abs(value) < 2**1023 else math.inf
     if type(value) is not scalar_type or (isinstance(value, float) and not math.isfinite(value)):
-        raise ConfigError(f"{name}={format_value(value)} must be {_TYPE_DESCRIPTIONS[scalar_type]}")
+        raise ConfigError(f"{name}={format_value(value)} must be {description}")
     if (
         isinstance(value, str)
         and not value.isascii()

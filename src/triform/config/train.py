@@ -169,11 +169,20 @@ class TrainConfig:
         "elsewhere `fp32`.",
         details="Recurrent models accept `auto` and `fp32` only.",
     )
-    eval_every: int = setting(
-        0, "The number of steps between validations.", auto="A tenth of all steps, at most 1,000."
+    eval_every: int | Literal["epoch"] = setting(
+        0,
+        "The number of steps between validations, or `epoch` for one after every epoch.",
+        auto="A tenth of all steps, at most 1,000.",
+    )
+    eval_train: int = setting(
+        0,
+        "The number of training examples that are evaluated with the validation set, under the name train.",
+        details="-1 evaluates all of them. For generate, an example is a window of data.max_len tokens.",
     )
     checkpoint_every: int = setting(
-        0, "The number of steps between checkpoints.", auto="The same as train.eval_every."
+        0,
+        "The number of steps between checkpoints.",
+        auto="A tenth of all steps, at most 1,000; or train.eval_every if that is a number.",
     )
     log_every: int = setting(
         0, "The number of steps between two logged training losses.", auto="A hundredth of all steps, at most 50."

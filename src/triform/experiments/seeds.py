@@ -34,12 +34,11 @@ from triform.tasks import TASKS, PreparedTask
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.callbacks import MetricsFile
 from triform.training.claim import claim_run_folder
-from triform.training.display import ProgressDisplay
 from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
 from triform.training.init_from import apply_base, load_initial_weights
 from triform.training.length import format_early_stopping_notice
 from triform.training.run_folder import RunFolder
-from triform.training.setup import initialise_trainer, prepare_data_and_model
+from triform.training.setup import build_display, initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
@@ -309,9 +308,7 @@ class SeedGroup:
             log_start(member, self.prepared.notices, quiet_options)
         if not self.options.quiet:
             max_steps = max(member.max_steps for member in members)
-            eval_every, metric = members[0].eval_every, self.prepared.task.metric
-            display = ProgressDisplay(max_steps, metric, self.options.progress, eval_every=eval_every)
-            aggregate = AggregateProgress(display)
+            aggregate = AggregateProgress(build_display(members[0], max_steps, self.options.progress))
             for member in members:
                 if member.is_training:
                     member.callbacks = [*member.callbacks, aggregate.add_run()]

@@ -21,6 +21,7 @@ BandPoint = tuple[float, float, float]  # (step, low, high)
 MAX_POINTS = 600  # more than a screen can show; keeps the page small
 MAX_DOTS = 60  # beyond this, dots would merge into a thick line
 MIN_LOG_SCALE_RATIO = 20.0  # a curve whose largest value is this many times its smallest is drawn on a log scale
+COLOURS = "abcdefgh"  # tones of the style sheet; further curves repeat them, dashed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from triform.evaluation.statistics import summarise
-from triform.reporting.charts import BandPoint, Chart, Curve, Point, render_chart, smooth
+from triform.reporting.charts import COLOURS, BandPoint, Chart, Curve, Point, render_chart, smooth
 from triform.reporting.run_history import RunHistory
 
-COLOURS = "abcdefgh"  # beyond these, the same colours again, dashed
 MAX_CURVE_STEPS = 200  # points of a mean curve
 
 
@@ -19,28 +18,31 @@ def colour_class(index: int) -> str:
     return f"tone-{COLOURS[index % len(COLOURS)]}"
 
 
-def render_mean_chart(title: str, histories: Mapping[str, Sequence[RunHistory]], event: str, metric: str) -> str:
+def render_mean_chart(
+    title: str, histories: Mapping[str, Sequence[RunHistory]], event: str, metric: str, eval_set: str = ""
+) -> str:
     """Draw the mean of a metric over the runs of each variant.
 
     Args:
         title: The title of the chart.
         histories: The histories of the runs of each variant, by the name of the variant.
-        event: The events that hold the metric: "train", whose values are smoothed, or "valid".
+        event: The events that hold the metric: "train", whose values are smoothed, "valid" or "monitor".
         metric: The name of the metric.
+        eval_set: For the event "monitor": the name of the set.
 
     Returns:
         The chart as HTML, or an empty string if no run has the metric.
     """
     curves = []
     for index, (variant, runs) in enumerate(histories.items()):
-        run_curves = [points for run in runs if (points := run.curve(event, metric))]
+        run_curves = [points for run in runs if (points := run.curve(event, metric, eval_set))]
         mean, band = mean_with_band([smooth(points) if event == "train" else points for points in run_curves])
         curve = Curve(
             name=variant,
             points=mean,
             band=band,
             tone=COLOURS[index % len(COLOURS)],
-            dots=event == "valid" and len(mean) < 12,
+            dots=event != "train" and len(mean) < 12,
             dashed=index >= len(COLOURS),
         )
         curves += [curve] if mean else []

@@ -46,12 +46,31 @@ class RunHistory:
     @property
     def last_step(self) -> int:
         """The last step that was recorded."""
-        steps = [event.get("step") for kind in ("train", "valid", "end") for event in self.events[kind][-1:]]
+        steps = [
+            event.get("step") for kind in ("train", "valid", "monitor", "end") for event in self.events[kind][-1:]
+        ]
         return max((int(step) for step in steps if is_finite(step)), default=0)
 
-    def curve(self, kind: str, key: str) -> list[Point]:
-        """The finite values of a key of the events of one kind, as points (step, value)."""
-        pairs = ((event.get("step"), event.get(key)) for event in self.events[kind])
+    @property
+    def valid_name(self) -> str:
+        """The name of the validation set."""
+        return str(self.start.get("valid_name", "valid"))
+
+    @property
+    def monitored_sets(self) -> list[str]:
+        """The names of the sets that were evaluated with the validation set."""
+        return list(dict.fromkeys(str(event.get("set")) for event in self.events["monitor"]))
+
+    def curve(self, kind: str, key: str, eval_set: str = "") -> list[Point]:
+        """The finite values of a key of the events of one kind, as points (step, value).
+
+        Args:
+            kind: The kind of the events, such as "train" or "valid".
+            key: The key of the values.
+            eval_set: For events of the kind "monitor": the name of the set.
+        """
+        events = (event for event in self.events[kind] if not eval_set or event.get("set") == eval_set)
+        pairs = ((event.get("step"), event.get(key)) for event in events)
         return sorted((float(step), float(value)) for step, value in pairs if is_finite(step) and is_finite(value))
 
     def best(self) -> Point | None:
@@ -79,7 +98,7 @@ def read_history(folder: Path) -> RunHistory:
         lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise DataError("no metrics to report; is this the folder of a training run?", path=path) from error
-    kinds = ("start", "notice", "train", "valid", "best", "resume", "sample", "test", "end")
+    kinds = ("start", "notice", "train", "valid", "monitor", "best", "resume", "sample", "test", "end")
     events: dict[str, list[Event]] = {kind: [] for kind in kinds}
     n_unreadable = 0
     for line_number, line in enumerate(lines, start=1):
@@ -105,7 +124,7 @@ def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
     """Drop the events after the checkpoint that a run was resumed from, which the run repeats."""
     events["end"].clear()
     events["test"].clear()
-    for kind in ("train", "valid", "best", "sample"):
+    for kind in ("train", "valid", "monitor", "best", "sample"):
         if is_finite(step):
             events[kind] = [e for e in events[kind] if not is_finite(e.get("step")) or e["step"] <= step]
 

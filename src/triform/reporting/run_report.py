@@ -8,13 +8,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from triform import __version__
+from triform.config import TRAIN_SET
 from triform.formatting import METRICS, format_duration, format_metric, metric_label, metric_title
 from triform.io.run_layout import REPORT_FILE
 from triform.reporting.charts import (
+    COLOURS,
     Chart,
     Curve,
     VerticalLine,
@@ -143,10 +146,23 @@ def headline_charts(history: RunHistory) -> list[Chart]:
     loss = [
         Curve(name="train, raw", points=downsample(raw), faint=True),
         Curve(name="train", points=downsample(smooth(raw))),
-        Curve(name="valid", points=downsample(history.curve("valid", "loss")), tone="b", dots=True),
+        *evaluation_curves(history, "loss"),
     ]
     charts = [Chart(title="Loss", curves=loss, last_step=last_step, vertical_lines=vertical_lines, metric="loss")]
     return charts if history.metric == "loss" else [*charts, _metric_chart(history, history.metric, vertical_lines)]
+
+
+def evaluation_curves(history: RunHistory, metric: str) -> list[Curve]:
+    """The curves of a metric on the validation set and on every set that was evaluated with it."""
+    names = {TRAIN_SET: "training examples"}  # the curve of the training loss is called train
+    curves = {history.valid_name: history.curve("valid", metric)} | {
+        names.get(name, name): history.curve("monitor", metric, name) for name in history.monitored_sets
+    }
+    colours = cycle(COLOURS[1:])
+    return [
+        Curve(name=name, points=downsample(points), tone=next(colours), dots=True)
+        for name, points in curves.items()
+    ]
 
 
 def _metric_chart(
@@ -154,7 +170,7 @@ def _metric_chart(
 ) -> Chart:
     return Chart(
         title=metric_title(metric),
-        curves=[Curve(name="valid", points=downsample(history.curve("valid", metric)), tone="b", dots=True)],
+        curves=evaluation_curves(history, metric),
         last_step=history.last_step,
         vertical_lines=vertical_lines,
         small=small,
@@ -165,7 +181,7 @@ def _metric_chart(
 
 def _render_charts(history: RunHistory) -> str:
     small = [_metric_chart(history, metric, small=True) for metric in CHART_METRICS if metric != history.metric]
-    small = [chart for chart in small if chart.curves[0].points]
+    small = [chart for chart in small if any(curve.points for curve in chart.curves)]
     for key, title in RATE_SERIES.items():
         curves = [Curve(name="train", points=downsample(history.curve("train", key), 200))]
         log_scale = key == "grad_norm"

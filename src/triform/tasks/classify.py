@@ -143,6 +143,7 @@ class Classify(Task):
     unit = "texts"
     metric = "accuracy"
     higher_is_better = True
+    shown_metrics = ("accuracy",)
     lower_loss_is_progress = True
     data_class = ClassificationData
     model: AnyClassifier

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triform.config import Config
+from triform.config import TRAIN_SET, Config
 from triform.config.settings import Settings, build_config
 from triform.data import builtin_sets
 from triform.data.token_cache import TokenCache
@@ -201,6 +202,29 @@ class TaskData(ABC):
         cache = self.open_cache(folder, notices) if folder else None
         encoded = self.encode_split("valid", [[tokenizer] for tokenizer in self.tokenizers], cache)
         return self.build_eval_dataset(self.training_name, encoded, notices)
+
+    def load_monitors(self, notices: list[str], cache: TokenCache, n_train: int) -> dict[str, Dataset]:
+        """Read the sets that are evaluated with each validation, by name; the training set is called train.
+
+        Args:
+            notices: Receives sentences about what was cut or skipped.
+            cache: Where the tokens of the training set are.
+            n_train: The number of training examples.
+        """
+        n_sampled = self.config.train.eval_train
+        sample = {TRAIN_SET: self.load_training_sample(n_sampled, n_train, cache)} if n_sampled else {}
+        return sample | {name: self.load_dataset(file, notices) for name, file in self.config.data.monitored_files}
+
+    def load_training_sample(self, n: int, n_train: int, cache: TokenCache) -> Dataset:
+        """Return evenly spaced training examples as a dataset to evaluate on; -1: all of them."""
+        spacing = max(1, n_train // n) if n > 0 else 1
+        examples = list(islice(self.training_examples(), 0, spacing * n if n > 0 else None, spacing))
+        return self.build_sample(examples)
+
+    def build_sample(self, examples: list[Any]) -> Dataset:
+        """Return training examples as a dataset to evaluate on."""
+        encoded = self.encode(self.training_name, lambda: iter(examples), [[item] for item in self.tokenizers])
+        return self.build_eval_dataset(self.training_name, encoded, [])
 
     def build_eval_dataset(self, name: str, encoded: EncodedExamples, notices: list[str]) -> Any:
         """Return encoded examples as a dataset to evaluate on."""

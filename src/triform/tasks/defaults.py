@@ -41,7 +41,7 @@ def resolve_step_defaults(config: Config, max_steps: int) -> Config:
     eval_every = max(1, min(1_000, max_steps // 10))
     defaults: Settings = {
         "train.eval_every": eval_every,
-        "train.checkpoint_every": config.train.eval_every or eval_every,
+        "train.checkpoint_every": (config.train.eval_every != "epoch" and config.train.eval_every) or eval_every,
         "train.log_every": max(1, min(50, max_steps // 100)),
     }
     config = build_config(_only_unset(config, defaults), config)

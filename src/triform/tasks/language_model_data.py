@@ -223,6 +223,18 @@ class LanguageModelData(TaskData):
         selected = filter_lines(chunks, lines)
         return self.build_eval_dataset(name, self.encode(name, lambda: selected, [self.tokenizers]), notices)
 
+    def load_training_sample(self, n: int, n_train: int, cache: TokenCache) -> LanguageModelDataset:
+        """Return the first `n` windows of the training text as a dataset to evaluate on; -1: all of it."""
+        (tokenizer,) = self.tokenizers
+        encoded = self.encode_split("train", [[tokenizer]], cache)
+        (store,), n_tokens = encoded.stores, n * self.config.data.max_len + 1
+        if n < 0 or n_tokens >= store.n_tokens:
+            return self.build_dataset(self.training_name, encoded, [])
+        tokens = store.tokens[:n_tokens]
+        n_bytes = len(tokenizer.decode(tokens.tolist()).encode())
+        sample = TokenStore(tokens, np.array([0, n_tokens], dtype=np.int64))
+        return self.build_dataset(self.training_name, EncodedExamples((sample,), np.array([n_bytes])), [])
+
     def load_documents(self, documents: Sequence[str]) -> LanguageModelDataset:
         """Return documents that are held in memory as a dataset to evaluate on."""
         chunks = (TextChunk(text, True, line) for line, text in enumerate(documents, 1))

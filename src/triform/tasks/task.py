@@ -6,7 +6,7 @@ Losses are sums over predictions. The trainer divides once, by the number of pre
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ class Task(ABC):
     unit: ClassVar[str]  # what its examples are called
     metric: ClassVar[str]  # the metric that selects the best weights
     higher_is_better: ClassVar[bool]
+    shown_metrics: ClassVar[tuple[str, ...]]  # the metrics in the table of several sets
     lower_loss_is_progress: ClassVar[bool] = False  # whether a lower loss resets the patience of early stopping
     data_class: ClassVar[type[TaskData]]
     config: Config  # final, see `with_config`
@@ -132,9 +133,10 @@ class Task(ABC):
         notices += task.data.describe(encoded, n_versions)
         train = task.data.build_dataset(task.data.training_name, encoded, notices, versions=n_versions)
         valid = task.data.load_validation_dataset(notices, folder)
+        monitors = task.data.load_monitors(notices, cache, len(train))
         notices += task.data.find_problems(train, valid, folder)
         notices += task.config.model.window_notices(task.config.data.max_len)
-        return PreparedTask(task=task, train=train, valid=valid, notices=tuple(notices))
+        return PreparedTask(task=task, train=train, valid=valid, monitors=monitors, notices=tuple(notices))
 
     @classmethod
     def load(cls, config: Config, folder: Path) -> Self:
@@ -153,6 +155,7 @@ class PreparedTask:
     task: Task
     train: Dataset
     valid: Dataset | None
+    monitors: Mapping[str, Dataset]  # sets that are evaluated with each validation, by name
     notices: tuple[str, ...]
 
     def with_config(self, config: Config, notices: Iterable[str] = ()) -> PreparedTask:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triform.config import Config, DataSizes, DecodeConfig
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
-from triform.generation.backend import Request, TokenConstraints
+from triform.generation.backend import Request, StoppingCriteria
 from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
@@ -22,6 +22,7 @@ from triform.tasks.task import Task
 from triform.tasks.translation_data import TranslationBatch, TranslationData, TranslationDataset
 from triform.text import Tokenizer
 
+DEFAULT_BATCH_SIZE = 16  # pairs in a batch for which padding is counted, if batches are counted in tokens
 QUICK_PAIRS = 400  # pairs that are translated at each validation during training
 MIN_BLEU = 1.0  # below this, differences in BLEU come from a few n-grams that agree by chance
 
@@ -59,9 +60,9 @@ class TextTranslator(Predictor):
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
         requests = [Request(*fields) for fields in zip(sources, limits, seeds, strict=True)]
         special = tokenizer.special_tokens
-        constraints = TokenConstraints(eos=special.end_token, banned=tokenizer.banned_tokens)
+        stopping = StoppingCriteria(eos=special.end_token, banned=tokenizer.banned_tokens)
         adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
-        return generate(adapter, requests, decode, constraints, default_strategy="beam")
+        return generate(adapter, requests, decode, stopping, default_strategy="beam")
 
     def sample_predictions(self, data: TranslationDataset) -> list[dict[str, str]]:
         pairs = data.raw_pairs[:: max(1, len(data.raw_pairs) // 8)][:8]
@@ -85,7 +86,12 @@ class TranslationEvaluator(TokenEvaluator):
         self, sums: list[float], data: TranslationDataset, *, quick: bool, decode: DecodeConfig | None = None
     ) -> Metrics:
         total_loss, n_correct, n_predictions = sums
-        metrics: Metrics = {"loss": total_loss / n_predictions, "token_accuracy": n_correct / n_predictions}
+        n_padding = data.count_padding(self.task.config.train.batch_size or DEFAULT_BATCH_SIZE)
+        metrics: Metrics = {
+            "loss": total_loss / n_predictions,
+            "token_accuracy": n_correct / n_predictions,
+            "token_accuracy_with_padding": (n_correct + n_padding) / (n_predictions + n_padding),
+        }
         if not math.isfinite(total_loss):  # such a model cannot decode; the caller reports it
             return metrics
         references = data.raw_pairs[: QUICK_PAIRS if quick else None]
@@ -111,6 +117,7 @@ class Translate(Task):
     unit = "pairs"
     metric = "bleu"
     higher_is_better = True
+    shown_metrics = ("token_accuracy", "bleu")
     data_class = TranslationData
     model: AnySeq2Seq
 

@@ -94,6 +94,17 @@ class TranslationDataset(BucketedDataset):
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceTranslationDataset | None:
         return DeviceTranslationDataset(self, device, train) if fits_on_device(self.source, self.target) else None
 
+    def count_padding(self, batch_size: int) -> int:
+        """Return how many target positions are padding if the pairs are shuffled and put into batches.
+
+        Some reports count them as correct predictions: a model that is trained on padding predicts it without fail.
+        """
+        lengths = np.minimum(self.target.lengths + 1, self.max_len)  # with the end token
+        shuffled = np.random.default_rng(0).permutation(lengths)
+        starts = np.arange(0, len(shuffled), batch_size)
+        batch_rows = np.diff(np.append(starts, len(shuffled)))
+        return int((np.maximum.reduceat(shuffled, starts) * batch_rows).sum() - lengths.sum())
+
     def count_truncated(self) -> int:
         return int((self.full_lengths[: len(self)] > self.max_len).sum())
 
@@ -282,6 +293,9 @@ class TranslationData(TaskData):
         pairs = list(self.split_examples(held_out=True))
         usable = pairs if any(map(_has_both_sides, pairs)) else []
         return self._build_from_pairs(self.training_name, usable, notices)
+
+    def build_sample(self, examples: list[TextPair]) -> TranslationDataset:
+        return self._build_from_pairs(self.training_name, examples, [])
 
     def _build_from_pairs(self, name: str, pairs: list[TextPair], notices: list[str]) -> TranslationDataset:
         encoded = self.encode(name, lambda: iter(pairs), [[tokenizer] for tokenizer in self.tokenizers])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from threading import Lock
 
 from triform.evaluation.statistics import summarise
-from triform.formatting import format_mean
+from triform.formatting import METRICS, format_mean
+from triform.training.callbacks import Callback, Event
 from triform.training.display import ProgressDisplay
-from triform.training.trainer import Callback, Event
 
 
 class RunProgress(Callback):
@@ -15,12 +16,12 @@ class RunProgress(Callback):
 
     def __init__(self, aggregate: AggregateProgress) -> None:
         self.aggregate = aggregate
-        self.event_counts: dict[str, int] = {}  # how often each kind of event was received
+        self.event_counts: Counter[str] = Counter()  # how often each kind of event was received
 
     def on_event(self, event: Event) -> None:
-        event_name = event["event"]
-        self.event_counts[event_name] = self.event_counts.get(event_name, 0) + 1
-        self.aggregate.on_run_event(self, self.event_counts[event_name], event)
+        kind = f"{event['event']} {event.get('set', '')}"
+        self.event_counts[kind] += 1
+        self.aggregate.on_run_event(self, f"{kind} {self.event_counts[kind]}", event)
 
     def on_progress(self, label: str, done: int, total: int) -> None:
         self.aggregate.display.on_progress(label, done, total)
@@ -42,7 +43,7 @@ class AggregateProgress:
     def __init__(self, display: ProgressDisplay) -> None:
         self.display, self.metric = display, display.metric
         self.runs: list[RunProgress] = []
-        self.pending: dict[tuple[str, int], list[Event]] = {}
+        self.pending: dict[str, list[Event]] = {}  # events that not all runs have emitted yet
         self.end_events: list[Event] = []
         self.lock = Lock()  # runs write their files, and emit events, in threads
 
@@ -51,26 +52,27 @@ class AggregateProgress:
         self.runs.append(RunProgress(self))
         return self.runs[-1]
 
-    def on_run_event(self, run: RunProgress, occurrence: int, event: Event) -> None:
-        """Receive an event of a run, which is the nth of its kind."""
+    def on_run_event(self, run: RunProgress, key: str, event: Event) -> None:
+        """Receive an event of a run. The same event of every run has the same key."""
         event_name = event["event"]
         with self.lock:
-            if event_name in ("train", "valid"):
-                self.pending.setdefault((event_name, occurrence), []).append(event)
+            if event_name in ("train", "valid", "monitor"):
+                self.pending.setdefault(key, []).append(event)
             if run_ended := event_name in ("end", "diverged"):
                 self.runs.remove(run)
                 self.end_events += [event] if event_name == "end" else []
-            for key in [key for key, events in self.pending.items() if len(events) >= len(self.runs)]:
-                self._emit(key[0], self.pending.pop(key))
+            for complete in [name for name, events in self.pending.items() if len(events) >= len(self.runs)]:
+                self._emit(self.pending.pop(complete))
             if run_ended and self.end_events and not self.runs:
                 self._emit_end()
 
-    def _emit(self, event_name: str, events: list[Event]) -> None:
+    def _emit(self, events: list[Event]) -> None:
         last = max(events, key=lambda event: event["step"])
-        summary = last | {
-            name: _mean(events, name) for name in (*self.AVERAGED_FIELDS, self.metric) if name in last
-        }
-        if event_name == "train":
+        summary = last | {name: _mean(events, name) for name in (*self.AVERAGED_FIELDS, *METRICS) if name in last}
+        if last["event"] == "monitor":
+            self.display.on_event(summary)
+            return
+        if last["event"] == "train":
             summary |= {name: sum(event[name] for event in events) for name in self.SUMMED_FIELDS if name in last}
             self.display.on_event(summary)
             return

@@ -1,4 +1,21 @@
-"""The callback that writes `metrics.jsonl`."""
+"""Observers of a run: the base class, and the callback that writes `metrics.jsonl`.
+
+`Trainer.emit` passes every event of a run to the callbacks. An event is a dictionary with a name under `event`:
+
+| name | when | fields |
+|---|---|---|
+| `start` | a new run begins | task, metric, parameters, device, max_steps, … |
+| `notice` | the user should know something | level, text |
+| `train` | every `log_every` steps | step, epoch, loss, lr, tokens_per_s, … |
+| `valid` | after each validation | step, loss and the task's metrics |
+| `monitor` | with each validation, for every further set | set, step, loss and the task's metrics |
+| `best` | a validation was the best so far | step, metric, value |
+| `resume` | a run continues from a checkpoint | step |
+| `extended` | a run that had ended is trained for longer | step, max_steps |
+| `diverged` | one of several seeds has diverged | step, text |
+| `end` | training ended or was interrupted | step, reason, best, best_step |
+| `sample` | a prediction of the finished model | step and what was read and predicted |
+"""
 
 from __future__ import annotations
 
@@ -8,7 +25,39 @@ from pathlib import Path
 from typing import Any
 
 from triform.io.errors import write_errors, write_run_text
-from triform.training.trainer import Callback, Event
+
+Event = dict[str, Any]
+
+
+class Callback:
+    """Receives every event of a run. Subclass it and override `on_event`.
+
+    A callback with a state that must survive a resume overrides `state_dict` and `load_state_dict` too. The state
+    is stored in each checkpoint as JSON, under the name of the class.
+
+    >>> class PrintLoss(Callback):
+    ...     def on_event(self, event: Event) -> None:
+    ...         if event["event"] == "train":
+    ...             print(f"step {event['step']}: loss {event['loss']:.2f}")
+    >>> PrintLoss().on_event({"event": "train", "step": 10, "loss": 0.6931})
+    step 10: loss 0.69
+    """
+
+    def on_event(self, event: Event) -> None:
+        """Receive an event. The module's docstring lists the events and their fields."""
+
+    def on_progress(self, label: str, done: int, total: int) -> None:
+        """Receive how far the current work has come: `step` of training, or a part of a validation."""
+
+    def close(self) -> None:
+        """Release what the callback holds, such as a terminal. Called when training ends, also by an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this callback, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
 class MetricsFile(Callback):

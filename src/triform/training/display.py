@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from triform.formatting import format_duration, format_metric, print_message
-from triform.training.trainer import Callback, Event
+from triform.training.callbacks import Callback, Event
+from triform.training.validation_table import ValidationTable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -30,12 +31,24 @@ class ProgressDisplay(Callback):
         metric: The metric to show after a validation.
         stream: Where to show progress; None: standard error.
         eval_every: How many steps apart the validations are; 0: there are none.
+        table: Shows the validations of several sets; None: there is one set, which is shown as a line.
     """
 
     LINE_INTERVAL_SECONDS = 15.0  # between plain lines
 
-    def __init__(self, max_steps: int, metric: str, stream: TextIO | None = None, *, eval_every: int = 0) -> None:
-        self.max_steps, self.metric = max_steps, metric
+    def __init__(
+        self,
+        max_steps: int,
+        metric: str,
+        stream: TextIO | None = None,
+        *,
+        eval_every: int = 0,
+        table: ValidationTable | None = None,
+    ) -> None:
+        self.max_steps, self.metric, self.table = max_steps, metric, table
+        self.evaluated: dict[str, Event] = {}  # sets of the current validation, for the next row of the table
+        self.logged_losses: list[float] = []  # since the last row of the table
+        self.heading_shown = False
         self.stream = stream or sys.stderr
         self.bar = TerminalBar(self.stream) if self.stream.isatty() else None
         self.time_left = TimeEstimator(max_steps, eval_every)
@@ -48,6 +61,7 @@ class ProgressDisplay(Callback):
         handlers = {
             "train": self._on_train,
             "valid": self._on_valid,
+            "monitor": self._on_monitor,
             "seeds": self._on_seeds,
             "end": self._on_end,
             "resume": self._on_resume,
@@ -62,6 +76,12 @@ class ProgressDisplay(Callback):
         if self.bar is not None and now - self.last_refresh_at >= 1 / REFRESHES_PER_SECOND:
             self.last_refresh_at = now
             self._show_bar(self.bar, label, done, total)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"logged_losses": self.logged_losses} if self.table is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.logged_losses = state.get("logged_losses", [])
 
     def close(self) -> None:
         """Remove the bar from the terminal."""
@@ -92,7 +112,12 @@ class ProgressDisplay(Callback):
 
     def _on_train(self, event: Event) -> None:
         self.loss_text, self.throughput_text = f"loss {event['loss']:.4f}", format_throughput(event)
-        if self.bar is None and time.monotonic() - self.last_line_at >= self.LINE_INTERVAL_SECONDS:
+        self.logged_losses.append(event["loss"])
+        if (
+            self.bar is None
+            and self.table is None
+            and time.monotonic() - self.last_line_at >= self.LINE_INTERVAL_SECONDS
+        ):
             parts = [
                 f"step {event['step']}/{self.max_steps}",
                 self.loss_text,
@@ -104,14 +129,37 @@ class ProgressDisplay(Callback):
     def _on_valid(self, event: Event) -> None:
         self.metric_text = f"{self.metric} {format_metric(self.metric, event[self.metric])}"
         self._on_validation_end(event["step"])
-        self._print_line(
-            f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}  {self.metric_text}"
-        )
+        if self.table is None:
+            self._print_line(
+                f"step {event['step']}/{self.max_steps}  valid loss {event['loss']:.4f}  {self.metric_text}"
+            )
+        else:
+            self._add_to_table(self.table, self.table.valid_name, event)
+
+    def _on_monitor(self, event: Event) -> None:
+        if self.table is not None:
+            self._add_to_table(self.table, event["set"], event)
+
+    def _add_to_table(self, table: ValidationTable, name: str, event: Event) -> None:
+        """Print a row of the table once all sets of a validation have been evaluated."""
+        self.evaluated[name] = event
+        if len(self.evaluated) < len(table.sets):
+            return
+        if not self.heading_shown:
+            self.heading_shown = True
+            for line in table.heading():
+                self._print_line(line)
+        loss = sum(self.logged_losses) / len(self.logged_losses) if self.logged_losses else None
+        self._print_line(table.row(event["step"], loss, self.evaluated, event["seconds"]))
+        self.evaluated, self.logged_losses = {}, []
 
     def _on_seeds(self, event: Event) -> None:
         """Show a validation of several runs that are trained together."""
         self.metric_text = f"{self.metric} {event['spread']}"
         self._on_validation_end(event["step"])
+        if self.table is not None:
+            self._add_to_table(self.table, self.table.valid_name, event)
+            return
         heading = f"step {event['step']}/{self.max_steps}  {event['n']} seeds"
         self._print_line(f"{heading}  valid loss {event['loss']:.4f}  {self.metric_text}")
 

@@ -26,7 +26,7 @@ from triform.tasks.device_data import BatchPlan, DeviceDataset
 from triform.tasks.task import Task
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
-from triform.training.stopping import ValidationInterrupted, interruptible_validation
+from triform.training.stopping import ValidationInterrupted, interruptible
 from triform.training.throughput import peak_memory
 from triform.training.train_step import TrainStep, collect_step_stats
 from triform.training.trainer import Trainer, load_device_dataset
@@ -148,9 +148,9 @@ class Ensemble:
         self.members, self.device_dataset = members, device_dataset
         self.device = members[0].task.device
         self.stacked_models: StackedModels | None = None
-        self.stop_requested = self.is_validating = False
+        self.stop_requested = self.interruptible = False
         self.max_members = MAX_MEMBERS
-        self._eval_cache: tuple[Dataset, list[Metrics]] | None = None
+        self._eval_cache: dict[int, list[Metrics]] = {}  # by the id of the dataset, which the members share
         self._peak_memory = 0
         n_bytes = sum(p.numel() * p.element_size() for member in members for p in member.task.model.parameters())
         self._last_saved_at = time.monotonic()
@@ -176,7 +176,7 @@ class Ensemble:
     def stop(self) -> None:
         """Ask for a stop after the current step, or at once during a validation. All states are saved first."""
         self.stop_requested = True
-        if self.is_validating:
+        if self.interruptible:
             raise ValidationInterrupted
 
     def _next_group(self) -> list[EnsembleMember]:
@@ -188,7 +188,7 @@ class Ensemble:
     def _train_group(self, group: list[EnsembleMember]) -> None:
         """Train until the group catches up with the other members, or until half of it has ended."""
         self.stacked_models = StackedModels([member.train_step for member in group], self.device_dataset)
-        self._eval_cache = None
+        self._eval_cache = {}
         other_steps = [
             member.progress.step for member in self.members if member.is_training and member not in group
         ]
@@ -212,7 +212,7 @@ class Ensemble:
                     group[index].sampler.load_state_dict(state)
                 self._reduce_group_size(len(group))
                 break
-            self._eval_cache = None
+            self._eval_cache = {}
             for index in active:
                 group[index].record_step(lrs[index], collect_step_stats(plans[index]))
             self._run_between_steps([group[index] for index in active])
@@ -276,9 +276,7 @@ class Ensemble:
     def evaluate_member(self, member: EnsembleMember, data: Dataset) -> Metrics:
         """Return the metrics of a member. The first call computes those of all."""
         assert self.stacked_models is not None, "a validation follows a step"
-        if self._eval_cache is None:
-            with interruptible_validation(self), report_progress_to(member.on_progress):
-                self._eval_cache = data, self.stacked_models.evaluate(data)
-        cached_data, metrics = self._eval_cache
-        assert cached_data is data, "members share their validation data"
-        return metrics[self.stacked_models.train_steps.index(member.train_step)]
+        if id(data) not in self._eval_cache:
+            with interruptible(self), report_progress_to(member.on_progress):
+                self._eval_cache[id(data)] = self.stacked_models.evaluate(data)
+        return self._eval_cache[id(data)][self.stacked_models.train_steps.index(member.train_step)]

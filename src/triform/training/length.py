@@ -11,8 +11,9 @@ from triform.errors import ConfigError
 from triform.io.run_layout import REPORT_FILE
 from triform.tasks.defaults import resolve_patience, resolve_step_defaults
 from triform.tasks.task import PreparedTask
+from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
 from triform.training.run_folder import RunFolder
-from triform.training.trainer import Trainer, steps_for_epochs
+from triform.training.trainer import Trainer
 
 LENGTH_SETTINGS = ("train.max_steps", "train.epochs", "train.patience")  # may be raised on a resume
 DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training ends
@@ -21,11 +22,12 @@ DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training e
 def resolve_length(prepared: PreparedTask) -> Config:
     """Return the settings with those filled in that depend on the number of steps, which the batches decide."""
     config = resolve_step_defaults(prepared.task.config, count_steps(prepared.task.config, prepared))
-    steps_per_epoch = (
-        prepared.train.sampler(config.train, config.seed).steps_per_epoch / config.train.grad_accumulation
-    )
+    batches_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
+    steps_per_epoch = batches_per_epoch / config.train.grad_accumulation
     n_valid = 0 if prepared.valid is None else len(prepared.valid)
-    return resolve_patience(config, n_valid, ceil(steps_per_epoch / config.train.eval_every))
+    return resolve_patience(
+        config, n_valid, ceil(steps_per_epoch / steps_per_validation(config.train, batches_per_epoch))
+    )
 
 
 def count_steps(config: Config, prepared: PreparedTask) -> int:
@@ -39,7 +41,11 @@ def count_steps(config: Config, prepared: PreparedTask) -> int:
 def format_early_stopping_notice(trainer: Trainer) -> list[str]:
     """Return a notice if training may stop before its last step."""
     train = trainer.config
-    if train.patience <= 0 or trainer.valid_data is None or train.patience * train.eval_every >= trainer.max_steps:
+    if (
+        train.patience <= 0
+        or trainer.valid_data is None
+        or train.patience * trainer.eval_every >= trainer.max_steps
+    ):
         return []
     criterion = "a better score or a lower loss" if trainer.task.lower_loss_is_progress else "a better score"
     return [f"training stops early after {train.patience} validations without {criterion} (train.patience)"]
@@ -87,7 +93,9 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
         )
     elif (
         steps > old_steps
-        and old_steps % new.train.eval_every
+        and not is_validation_step(
+            old_steps, new.train, prepared.train.sampler(new.train, new.seed).steps_per_epoch
+        )
         and folder.is_finished()
         and prepared.valid is not None
     ):

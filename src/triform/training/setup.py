@@ -14,21 +14,22 @@ import torch
 
 from triform.analysis.capacity import training_flops_per_token
 from triform.config import Config
-from triform.config.merging import DATA_FILE_SETTINGS
+from triform.config.merging import DATA_FILE_SETTINGS, split_aligned_name
 from triform.config.settings import flatten_config
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError
 from triform.formatting import print_message
 from triform.tasks import TASKS, PreparedTask
 from triform.tasks.batch import BucketedDataset
-from triform.training.callbacks import MetricsFile
+from triform.training.callbacks import Callback, MetricsFile
 from triform.training.display import ProgressDisplay
 from triform.training.init_from import load_initial_weights
 from triform.training.length import extend_run, format_stopped_early_notice, resolve_length
 from triform.training.memory import fit_batch_to_memory, require_training_memory
 from triform.training.run_folder import RunFolder
 from triform.training.time_budget import fit_steps_to_budget
-from triform.training.trainer import Callback, Trainer
+from triform.training.trainer import Trainer
+from triform.training.validation_table import ValidationTable
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
 
@@ -72,6 +73,7 @@ def initialise_trainer(
     prepared = prepared.with_config(resolve_length(prepared))
     task = prepared.task
     files = [str(flatten_config(task.config)[name]) for name in DATA_FILE_SETTINGS]
+    files += [file for _, name in task.config.data.monitored_files for file in split_aligned_name(name)]
     fingerprints = {"data": {file: fingerprint(file) for file in files if file}}
     extension_notices: list[str] = []
     if resume:
@@ -88,7 +90,7 @@ def initialise_trainer(
     flops_per_token = training_flops_per_token(task.config, task.sizes, _mean_length(prepared))
     trainer = trainer_class(prepared, folder, callbacks, fingerprints, flops_per_token)
     if not quiet:
-        callbacks.append(ProgressDisplay(trainer.max_steps, task.metric, stream, eval_every=trainer.eval_every))
+        callbacks.append(build_display(trainer, trainer.max_steps, stream))
     if resume:
         trainer.resume()
         extension_notices = extension_notices and (format_stopped_early_notice(trainer) or extension_notices)
@@ -96,6 +98,20 @@ def initialise_trainer(
         for text in extension_notices:
             print_message(text, stream)
     return trainer
+
+
+def build_display(trainer: Trainer, max_steps: int, stream: TextIO | None) -> ProgressDisplay:
+    """Return a display of progress, with a table of validations if several sets are evaluated or each epoch is."""
+    task, by_epoch = trainer.task, trainer.config.eval_every == "epoch"
+    table = None
+    if trainer.monitors or by_epoch:
+        table = ValidationTable(
+            "" if trainer.valid_data is None else task.config.data.valid_name,
+            list(trainer.monitors),
+            task.shown_metrics,
+            steps_per_epoch=trainer.steps_per_epoch if by_epoch else 0.0,
+        )
+    return ProgressDisplay(max_steps, task.metric, stream, eval_every=trainer.eval_every, table=table)
 
 
 def _mean_length(prepared: PreparedTask) -> int:

@@ -8,13 +8,14 @@ from time import monotonic as now
 
 import torch
 
-from triform.config import Config, TrainConfig
+from triform.config import Config
 from triform.config.settings import Settings, build_config
 from triform.errors import WarningText
 from triform.formatting import format_duration
 from triform.progress import report_progress_to
 from triform.tasks.defaults import resolve_step_defaults
 from triform.tasks.task import PreparedTask
+from triform.training.epochs import steps_per_validation
 from triform.training.length import count_steps
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
@@ -49,11 +50,17 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
         return config, []
     max_steps = count_steps(config, prepared)
     remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
-    steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, config.train)
+    batches_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
+    requested_every = steps_per_validation(config.train, batches_per_epoch)
+    steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, requested_every)
     seconds = estimate_seconds(steps, eval_every, step_seconds, valid_seconds)
     duration = format_duration(seconds)
     if steps < max_steps:
-        overrides: Settings = {"train.max_steps": steps, "train.epochs": 0.0, "train.eval_every": eval_every}
+        overrides: Settings = {
+            "train.max_steps": steps,
+            "train.epochs": 0.0,
+            "train.eval_every": config.train.eval_every or eval_every,
+        }
         fitted = build_config(overrides, config)
         if steps == 1 and seconds > remaining_seconds:
             message = f"train.max_minutes={config.train.max_minutes:g} is too short for one step and its validation"
@@ -65,13 +72,16 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
 
 
 def fit_steps(
-    seconds: float, max_steps: int, step_seconds: float, valid_seconds: float, train: TrainConfig
+    seconds: float, max_steps: int, step_seconds: float, valid_seconds: float, requested_every: int
 ) -> tuple[int, int]:
-    """Return how many steps fit into `seconds`, at most `max_steps`, and the steps between validations."""
-    eval_every = train.eval_every or max(1, min(1_000, max_steps // DEFAULT_N_VALIDATIONS))
+    """Return how many steps fit into `seconds`, at most `max_steps`, and the steps between validations.
+
+    `requested_every` is the number of steps between validations that the settings ask for; 0: they leave it open.
+    """
+    eval_every = requested_every or max(1, min(1_000, max_steps // DEFAULT_N_VALIDATIONS))
     if estimate_seconds(max_steps, eval_every, step_seconds, valid_seconds) <= seconds:
         return max_steps, eval_every
-    if train.eval_every:
+    if requested_every:
         steps = int(seconds / (step_seconds + valid_seconds / eval_every))
         return max(1, min(max_steps, steps)), eval_every
     max_validations = (
@@ -126,7 +136,7 @@ def _measure_step(trainer: Trainer, limit_seconds: float) -> float:
 
 def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
     """Return the seconds of a validation. One that takes longer than the limit is interrupted and extrapolated."""
-    if trainer.valid_data is None:
+    if not trainer.eval_sets:
         return 0.0
     started_at = phase_started_at = reported_at = now()
     phase, estimate = "", 0.0
@@ -142,7 +152,8 @@ def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
 
     try:
         with report_progress_to(on_progress), trainer.train_step.autocast():
-            trainer.task.evaluator.evaluate(trainer.valid_data, quick=True)
+            for data in trainer.eval_sets:
+                trainer.task.evaluator.evaluate(data, quick=True)
     except TimingLimitReached:
         return estimate
     return now() - started_at

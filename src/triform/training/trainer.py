@@ -1,19 +1,6 @@
 """The training loop of every task: step, log, validate, keep the best model, save, stop.
 
-`Trainer.emit` passes every event of a run to the callbacks. An event is a dictionary with a name under `event`:
-
-| name | when | fields |
-|---|---|---|
-| `start` | a new run begins | task, metric, parameters, device, max_steps, … |
-| `notice` | the user should know something | level, text |
-| `train` | every `log_every` steps | step, epoch, loss, lr, tokens_per_s, … |
-| `valid` | after each validation | step, loss and the task's metrics |
-| `best` | a validation was the best so far | step, metric, value |
-| `resume` | a run continues from a checkpoint | step |
-| `extended` | a run that had ended is trained for longer | step, max_steps |
-| `diverged` | one of several seeds has diverged | step, text |
-| `end` | training ended or was interrupted | step, reason, best, best_step |
-| `sample` | a prediction of the finished model | step and what was read and predicted |
+`callbacks` describes the events of a run.
 """
 
 from __future__ import annotations
@@ -35,49 +22,18 @@ from triform.progress import report_progress_to
 from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import PreparedTask, Task
+from triform.training.callbacks import Callback
 from triform.training.checkpoint import Progress, checkpoint_state, checkpoint_tensors, restore_checkpoint
 from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
 from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
-from triform.training.stopping import ValidationInterrupted, interruptible_validation
+from triform.training.stopping import ValidationInterrupted, interruptible
 from triform.training.tensors import load_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
-
-Event = dict[str, Any]
-
-
-class Callback:
-    """Receives every event of a run. Subclass it and override `on_event`.
-
-    A callback with a state that must survive a resume overrides `state_dict` and `load_state_dict` too. The state
-    is stored in each checkpoint as JSON, under the name of the class.
-
-    >>> class PrintLoss(Callback):
-    ...     def on_event(self, event: Event) -> None:
-    ...         if event["event"] == "train":
-    ...             print(f"step {event['step']}: loss {event['loss']:.2f}")
-    >>> PrintLoss().on_event({"event": "train", "step": 10, "loss": 0.6931})
-    step 10: loss 0.69
-    """
-
-    def on_event(self, event: Event) -> None:
-        """Receive an event. The module's docstring lists the events and their fields."""
-
-    def on_progress(self, label: str, done: int, total: int) -> None:
-        """Receive how far the current work has come: `step` of training, or a part of a validation."""
-
-    def close(self) -> None:
-        """Release what the callback holds, such as a terminal. Called when training ends, also by an error."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this callback, as JSON values."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 class Trainer:
@@ -100,6 +56,7 @@ class Trainer:
         flops_per_token: float = 0.0,
     ) -> None:
         self.task, self.train_data, self.valid_data = prepared.task, prepared.train, prepared.valid
+        self.monitors = prepared.monitors
         self.config = prepared.task.config.train
         self.folder, self.callbacks, self.metadata = folder, callbacks, metadata
         self.sampler = self.train_data.sampler(self.config, prepared.task.config.seed)
@@ -114,10 +71,20 @@ class Trainer:
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
-        self.eval_every = self.config.eval_every if self.valid_data is not None else 0
-        self.stop_requested = self.is_validating = False
+        self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
+        self.stop_requested = self.interruptible = False
         self.steps_since_log = 0
         self._stats_since_log: list[StepStats] = []  # fewer than steps_since_log after a resume
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """How many optimisation steps an epoch has."""
+        return self.sampler.steps_per_epoch / self.config.grad_accumulation
+
+    @property
+    def eval_sets(self) -> list[Dataset]:
+        """The validation set, if there is one, and the sets that are evaluated with it."""
+        return [*([] if self.valid_data is None else [self.valid_data]), *self.monitors.values()]
 
     def build_train_step(self) -> TrainStep:
         """Use CUDA graphs where there is a GPU with room for the training data; otherwise run eagerly."""
@@ -212,7 +179,7 @@ class Trainer:
     def stop(self) -> None:
         """Ask for a stop after the current step, or at once during a validation. The state is saved first."""
         self.stop_requested = True
-        if self.is_validating:
+        if self.interruptible:
             raise ValidationInterrupted
 
     def release_memory(self) -> None:
@@ -253,7 +220,7 @@ class Trainer:
         grad_norm = {"grad_norm": self.train_step.grad_norm.item()} if self.config.clip_norm else {}
         self._emit_now(
             "train",
-            epoch=self.progress.step * self.config.grad_accumulation / self.sampler.steps_per_epoch,
+            epoch=self.progress.step / self.steps_per_epoch,
             loss=sum(losses) / max(1, len(losses)),
             lr=self._lr,
             **self.meter.read(self._stats_since_log),
@@ -280,19 +247,24 @@ class Trainer:
         )
 
     def _is_validation_step(self, step: int) -> bool:
-        return step % self.config.eval_every == 0 or step == self.max_steps
+        return step == self.max_steps or is_validation_step(step, self.config, self.sampler.steps_per_epoch)
 
     def _validate(self) -> None:
+        """Evaluate the validation set and all others. Nothing is emitted before all of them are evaluated."""
         self._read_losses()  # raises DivergedError where one is not finite
-        if self.valid_data is None:
+        if not self.eval_sets:
             self.progress.validation_due = False
             return
         started_at, random_state = time.monotonic(), get_rng_state(self.task.device)
         try:
             with self.train_step.use_ema_weights(self.progress.step):
-                metrics = self.evaluate(self.valid_data)
+                metrics = None if self.valid_data is None else self.evaluate(self.valid_data)
+                monitored = {name: self.evaluate(data) for name, data in self.monitors.items()}
                 self.task.model.train()
-                self._update_best(metrics)
+                for name, values in monitored.items():
+                    self._emit_now("monitor", set=name, **values)
+                if metrics is not None:
+                    self._update_best(metrics)
             self.progress.validation_due = False
         except ValidationInterrupted:
             self.task.model.train()
@@ -301,7 +273,7 @@ class Trainer:
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Return the validation metrics of the current weights."""
-        with interruptible_validation(self), report_progress_to(self.on_progress), self.train_step.autocast():
+        with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
             return self.task.evaluator.evaluate(data, quick=True)
 
     def _update_best(self, metrics: Metrics) -> None:
@@ -386,8 +358,3 @@ def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
         return data.to_device(task.device, task.config.train)
     except torch.OutOfMemoryError:
         return None
-
-
-def steps_for_epochs(epochs: float, steps_per_epoch: int, grad_accumulation: int) -> int:
-    """Return how many optimisation steps so many epochs take, at least one."""
-    return max(1, math.ceil(epochs * steps_per_epoch / grad_accumulation))

@@ -26,8 +26,9 @@ from triform.experiments.study.tables import (
 )
 from triform.formatting import format_duration, format_mean, metric_info, metric_label
 from triform.reporting import pages
+from triform.reporting.charts import COLOURS
 from triform.reporting.interval_plot import Strip, render_interval_plot
-from triform.reporting.mean_curves import COLOURS, colour_class, render_mean_chart
+from triform.reporting.mean_curves import colour_class, render_mean_chart
 from triform.reporting.pages import render_section, render_stat_card, render_table
 from triform.reporting.run_history import read_history
 
@@ -171,6 +172,10 @@ def _render_curves(result: StudyResult) -> str:
     if result.eval_sets != (TRAINING_SET,) and result.metric != "loss":
         series.append((f"Validation {metric}", "valid", result.metric))
     charts = [render_mean_chart(name, histories, event, key) for name, event, key in series]
+    monitored = dict.fromkeys(name for runs in histories.values() for run in runs for name in run.monitored_sets)
+    charts += [
+        render_mean_chart(f"{name}: {metric}", histories, "monitor", result.metric, name) for name in monitored
+    ]
     lead = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
     layout = "charts crowded" if len(histories) > len(COLOURS) // 2 else "charts"
     return render_section("Curves", f'{lead}<div class="{layout}">{"".join(charts)}</div>')
