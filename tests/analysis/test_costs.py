@@ -357,8 +357,8 @@ def test_the_cache_of_a_token_is_two_vectors_a_layer_and_shared_head(shared: int
     model = replace(SMALL_MODEL, n_kv_heads=shared, window=8)
     for task, kinds in (
         ("classify", []),
-        ("generate", ["a token"]),
-        ("translate", ["a source token", "a target token"]),
+        ("generate", ["token"]),
+        ("translate", ["source token", "target token"]),
     ):
         cost = estimate_costs(Config(task=task, model=model), SIZES, Workload(batch_size=3, length=20))
         assert cost.cache_per_token == tuple((kind, 2 * 2 * (shared or 4) * 16 * 4) for kind in kinds)

@@ -69,7 +69,7 @@ def test_a_model_that_fits_is_not_refused() -> None:
 
 @pytest.mark.parametrize("name", ["d_model", "d_ff", "n_layers", "n_heads"])
 def test_a_size_that_is_missing_from_a_stored_config_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^model\.{name}=0: it must be above 0; give --set"):
+    with pytest.raises(ConfigError, match=rf"^model\.{name} must be above 0; set it with --set"):
         require_memory(make_config("generate", **{f"model__{name}": 0}), DataSizes(vocab_size=50, max_len=20))
 
 

@@ -30,7 +30,7 @@ def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Pat
         run = tmp_path / "demo" / task["task"]
         assert triform("predict", run, "The soup was not bad.").code == 0
         report = (run / "report.html").read_text(encoding="utf-8")
-        assert "Test scores" in report
+        assert "Test metrics" in report
     second_result = triform("demo", "--out", tmp_path / "demo", "--device", "cpu")  # a demo may replace a demo
     assert second_result.code == 1
     assert "missed" in second_result.out

@@ -57,9 +57,14 @@ def test_language_is_modelled_over_the_tokens_given_or_else_over_characters() ->
 @pytest.mark.parametrize(
     ("task", "train", "test", "reasons"),
     [
-        ("classify", ROWS[::2], ROWS, {"tfidf": "only one label, '0', to tell apart"}),
-        ("classify", [], ROWS, {"majority": "no rows to learn from", "tfidf": "no rows to learn from"}),
-        ("classify", ROWS, [], {"majority": "no rows to evaluate on", "tfidf": "no rows to evaluate on"}),
+        ("classify", ROWS[::2], ROWS, {"tfidf": "all rows have the label '0'"}),
+        ("classify", [], ROWS, {"majority": "there are no training rows", "tfidf": "there are no training rows"}),
+        (
+            "classify",
+            ROWS,
+            [],
+            {"majority": "there are no rows to evaluate", "tfidf": "there are no rows to evaluate"},
+        ),
         ("generate", [], [TextChunk("ab", False, 1)], {"ngram": "there is no text"}),
         ("generate", [TextChunk("", False, 1)], [TextChunk("ab", False, 1)], {"ngram": "there is no text"}),
         ("generate", [TextChunk("ab", False, 1)], [], {"ngram": "fewer than two tokens"}),
@@ -67,9 +72,9 @@ def test_language_is_modelled_over_the_tokens_given_or_else_over_characters() ->
             "translate",
             PAIRS,
             [TextPair("seven", "sept", 1)],
-            {"wordwise": "no word of the sources was seen in training"},
+            {"wordwise": "no word of the test sources occurs in the training data"},
         ),
-        ("translate", [], PAIRS, {"wordwise": "no words on one side"}),
+        ("translate", [], PAIRS, {"wordwise": "contain no words"}),
     ],
 )
 def test_what_cannot_be_fitted_or_judged_is_there_with_its_reason(
@@ -107,16 +112,18 @@ def test_more_data_than_a_baseline_can_hold_is_a_reason(monkeypatch: pytest.Monk
     metrics = baselines.evaluate_baselines("classify", ROWS, ROWS)
     assert metrics["majority"]
     assert metrics.reasons == {
-        "tfidf": f"2 labels over so much text ({sum(len(row.text) for row in ROWS)} characters) are too much"
+        "tfidf": f"2 labels and {sum(len(row.text) for row in ROWS)} characters of text are too much"
     }
     pieces = [TextChunk("abc", True, 1), TextChunk("de", False, 2)]
     assert baselines.evaluate_baselines("generate", pieces, pieces).reasons == {
-        "ngram": "more than 5 tokens are too many to count"
+        "ngram": "the text has more than 5 tokens, which is too much for this baseline"
     }
     monkeypatch.setattr("triform.evaluation.baselines.table.MAX_CHARACTERS", 30)
     for task, rows in (("classify", ROWS), ("translate", PAIRS)):
         reasons = baselines.evaluate_baselines(task, rows, rows).reasons  # type: ignore[arg-type]
-        assert set(reasons.values()) == {"more than 30 characters are too much for it"}
+        assert set(reasons.values()) == {
+            "the data has more than 30 characters, which is too much for this baseline"
+        }
 
 
 def test_baselines_fitted_once_judge_several_sets() -> None:

@@ -182,7 +182,7 @@ def test_a_run_that_is_still_going_has_a_report(report: Callable[..., str]) -> N
 def test_a_run_that_has_barely_begun_has_a_report(report: Callable[..., str], count: int) -> None:
     page = ParsedPage(report(run_events()[:count], config=None))
     assert page.charts() == []
-    assert any("no readable config.toml" in data for _, data in page.texts)
+    assert any("config.toml is missing or cannot be read" in data for _, data in page.texts)
 
 
 def test_a_first_logged_step_is_drawn_as_a_dot(report: Callable[..., str]) -> None:
@@ -197,7 +197,7 @@ def test_a_cut_last_line_is_passed_over(report: Callable[..., str]) -> None:
 
 def test_damaged_lines_in_the_middle_are_counted(report: Callable[..., str]) -> None:
     text = report(run_events(), tail='{"event": "tr{"event": "resume"}\n[1]\n{"event": ["x"]}\n{"event": "new"}\n')
-    assert "This page leaves out 1 damaged line of metrics.jsonl." in text
+    assert "This page skips 1 damaged line of metrics.jsonl." in text
 
 
 def test_values_that_are_not_numbers_are_skipped(report: Callable[..., str]) -> None:
@@ -379,7 +379,7 @@ def test_fractions_are_drawn_in_percent(report: Callable[..., str]) -> None:
     text = report(run_events())
     accuracy = ParsedPage(text).charts()[1]
     assert (accuracy["times"], accuracy["unit"]) == (100, " %")
-    assert "valid goes from 85.00 % at step 100 to 95.00 % at step 300" in text
+    assert "valid: from 85.00 % at step 100 to 95.00 % at step 300" in text
     assert '">86 %</text>' in text
 
 

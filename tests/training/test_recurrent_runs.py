@@ -102,7 +102,7 @@ def test_maps_of_a_translation_are_shown_and_a_label_is_explained_without_any(
     assert sum(values) == pytest.approx(explanation.attributions[0].total, abs=0.05)
     explanation.save(tmp_path / "label.html")
     explanation.save(tmp_path / "label.png")
-    with pytest.raises(ConfigError, match="has no attention to look at"):
+    with pytest.raises(ConfigError, match="has no attention to show"):
         runs["generate"].explain("the sea")
 
 
@@ -213,7 +213,7 @@ def test_open_settings_and_sizes_are_chosen_for_the_kind() -> None:
         preset("ted-set1", "translate", "lstm")
 
 
-def test_other_rooms_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run], tmp_path: Path) -> None:
+def test_exports_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run], tmp_path: Path) -> None:
     model = ModelConfig(kind="lstm", d_model=8, n_layers=1)
     for action in (
         lambda: check_model(model),
@@ -223,7 +223,9 @@ def test_other_rooms_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run]
         with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
             action()
     for engine in EXPORT_FORMATS:
-        with pytest.raises(ConfigError, match=rf"--to {engine} is for Transformers; model\.kind=lstm"):
+        with pytest.raises(
+            ConfigError, match=rf"--to {engine} supports only Transformers, so a run with model\.kind=lstm"
+        ):
             export(runs["classify"].task, engine, tmp_path / engine)
     for family in FAMILIES:
         config = Config(task=family.task, model=model)
@@ -238,7 +240,7 @@ def test_memory_does_not_grow_with_what_is_written() -> None:
     sizes = DataSizes(vocab_size=9, max_len=64)
     short, long = (estimate_costs(config, sizes, Workload(batch_size=2, length=length)) for length in (8, 64))
     assert short.inference_bytes == long.inference_bytes
-    assert short.cache_per_token == (("a token", 0),)
+    assert short.cache_per_token == (("token", 0),)
     assert long.forward_flops == 8 * short.forward_flops
     cells = next(component for component in long.flop_items if component.name == "decoder: cells")
     assert cells.per_unit == 2 * 2 * 4 * 2 * 8 * 8  # two operations, two layers, four gates, two matrices

@@ -1,1 +1,1 @@
-"""What a model costs before it is built: parameters, memory and floating-point operations. No torch."""
+"""Estimate the parameters, memory and floating-point operations of a model before it is built. No torch."""

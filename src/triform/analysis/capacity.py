@@ -1,4 +1,4 @@
-"""How large a batch fits into memory, and how much work a training token is, from estimated costs."""
+"""Use cost estimates to find the largest batch that fits into memory, and the operations per training token."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from triform.analysis.costs import Workload, estimate_costs
 from triform.config import Config, DataSizes
 
-MEMORY_HEADROOM = 0.2  # share of a device's memory for workspaces, temporary buffers and the framework
+MEMORY_HEADROOM = 0.2  # share of the device memory that is left for workspaces, temporary buffers and the framework
 DEFAULT_BATCH_SIZE = 16
 
 
 def build_workload(config: Config, length: int, *, bf16: bool, gpu: bool = True, **trainable: int) -> Workload:
-    """The workload of a training run with texts of `length` tokens.
+    """Return the workload of a training run with texts of `length` tokens.
 
     Args:
         config: The settings of the run. Without a batch size, `DEFAULT_BATCH_SIZE` is assumed.
@@ -35,7 +35,7 @@ def build_workload(config: Config, length: int, *, bf16: bool, gpu: bool = True,
 
 
 def find_max_batch_size(config: Config, sizes: DataSizes, workload: Workload, memory_bytes: int) -> int:
-    """The largest number of texts in a batch that trains within `memory_bytes`; 0 if not even one text fits."""
+    """Return the largest batch size that trains within `memory_bytes`, or 0 if not even one text fits."""
 
     def fits(batch_size: int) -> bool:
         needed = estimate_costs(config, sizes, replace(workload, batch_size=batch_size)).training_bytes
@@ -53,7 +53,7 @@ def find_max_batch_size(config: Config, sizes: DataSizes, workload: Workload, me
 
 
 def split_batch(config: Config, max_batch_size: int) -> dict[str, int]:
-    """Settings for the same number of texts per step, in micro-batches of at most `max_batch_size` texts."""
+    """Return settings for the same number of texts per step in micro-batches of at most `max_batch_size` texts."""
     train = config.train
     name = "batch_size" if train.batch_size else "batch_tokens"
     full_size = train.batch_size or train.batch_tokens
@@ -65,7 +65,7 @@ def split_batch(config: Config, max_batch_size: int) -> dict[str, int]:
 
 
 def training_flops_per_token(config: Config, sizes: DataSizes, length: int) -> float:
-    """Floating-point operations to train on one token, forward and backward, without masked attention."""
+    """Return the operations to train on one token, forward and backward, without masked attention."""
     costs_per_text = estimate_costs(config, sizes, Workload(batch_size=1, length=length))
     n_sides = 2 if config.task == "translate" else 1
     return 3 * costs_per_text.needed_forward_flops / (n_sides * length)

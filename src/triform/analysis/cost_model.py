@@ -12,14 +12,14 @@ from triform.config import Config, DataSizes, ModelConfig, OptimizerKind
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How a model is trained and used: batch size, text length, optimizer, precision and device."""
+    """How a model is trained and used: batch size, text length, optimizer, precision and device kind."""
 
     batch_size: int
     length: int  # tokens in each text; for an encoder-decoder, on each side
     optimizer: OptimizerKind = "adamw"
     momentum: float = 0.9  # of sgd
     precision: Literal["fp32", "bf16"] = "fp32"
-    gpu: bool = True  # there dropout stores one byte per element, on a CPU a whole element
+    gpu: bool = True  # on a GPU dropout stores one byte per element, on a CPU a whole element
     trainable: int | None = None  # trainable parameters; None: all of them
     adapters: int = 0  # trainable parameters that belong to adapters, not to the model
 
@@ -55,6 +55,7 @@ class FlopItem:
 
     @property
     def total(self) -> int:
+        """Operations of the whole text, with attention in full."""
         return self.per_unit * self.times
 
 
@@ -123,7 +124,7 @@ def simplify(formula: str) -> str:
 
 
 class CostModel:
-    """Base of the cost models of Transformers and recurrent models.
+    """Base class of the cost models of Transformers and recurrent models.
 
     Formulas use T for the tokens of a text, S for those of a source and B for the texts of a batch.
     """
@@ -146,7 +147,7 @@ class CostModel:
         self.norm_saved_tensors = 1 if self.model.norm == "layer" or workload.gpu else 2
 
     def training_state(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
-        """Memory for weights, gradients and optimizer state."""
+        """Return the memory for weights, gradients and optimizer state."""
         workload, total = self.workload, param_budget.total
         n_trainable = total if workload.trainable is None else workload.trainable
         yield self._constant_item("weights", total, 4)
@@ -158,11 +159,11 @@ class CostModel:
             )
         yield self._constant_item("gradients", n_trainable, 4)
         n_states = (1 if workload.momentum else 0) if workload.optimizer == "sgd" else 2
-        note = {0: "none", 1: "momentum", 2: "two running means"}[n_states]
+        note = {0: "none", 1: "momentum", 2: "two moving averages"}[n_states]
         yield self._constant_item(f"state of {workload.optimizer}", n_states * n_trainable, 4, note=note)
 
     def _embedding_activations(self, name: str, length_symbol: str) -> Iterator[MemoryItem]:
-        yield self._memory_item(f"{name}: token numbers", f"B·{length_symbol}", 8)
+        yield self._memory_item(f"{name}: token ids", f"B·{length_symbol}", 8)
         if self.model.dropout:
             yield self._memory_item(f"{name}: dropout", f"B·{length_symbol}·d", 1 if self.workload.gpu else 4)
         if self.model.embedding_norm:
@@ -200,7 +201,7 @@ class CostModel:
 
 
 def symbol_values(model: ModelConfig, sizes: DataSizes) -> dict[str, int]:
-    """The values of the symbols of formulas."""
+    """Return the values of the symbols in formulas."""
     return {
         "d": model.d_model,
         "f": model.d_ff,

@@ -6,8 +6,8 @@ and attention without a fused kernel are estimates. Temporary buffers (workspace
 framework itself are not included, so leave a fifth of the device's memory free.
 
 Operations are those of matrix products, two for each multiply-add, as the flop counter of torch counts them:
-attention counts in full, whatever is masked. `needed` counts without masked attention. The backward pass costs
-twice the forward pass, because each product has two gradients.
+attention counts in full, including masked positions. `needed` counts without masked attention. The backward pass
+costs twice the forward pass, because each product has two gradients.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def estimate_costs(config: Config, sizes: DataSizes, workload: Workload) -> Cost
 
 
 def count_attended_pairs(length: int, window: int, *, causal: bool) -> int:
-    """The number of (query, key) pairs that are not masked, out of length²."""
+    """Return the number of (query, key) pairs that are not masked, out of length²."""
     width = length if window < 0 else min(window, length)
     n_causal_pairs = width * (width + 1) // 2 + (length - width) * width  # every token attends to itself
     return n_causal_pairs if causal else 2 * n_causal_pairs - length
 
 
 def _keys_per_tile(length: int, window: int, *, causal: bool, gpu: bool) -> int:
-    """The number of keys in a tile of windowed attention; all keys if tiling would save too little."""
+    """Return the number of keys in a tile of windowed attention, or all keys if tiling would save too little."""
     if window < 0:
         return length
     span = window if causal else 2 * window - 1
@@ -71,7 +71,7 @@ def _keys_per_tile(length: int, window: int, *, causal: bool, gpu: bool) -> int:
 
 
 def _uses_flex_attention(length: int, window: int) -> bool:
-    """Whether a GPU uses FlexAttention for this window: long texts in whole blocks, most of which are masked."""
+    """Return whether a GPU uses FlexAttention for this window: long texts in whole blocks, most of them masked."""
     return 0 < 8 * window <= length and length >= 1024 and length % 128 == 0
 
 
@@ -81,7 +81,7 @@ class _TransformerCostModel(CostModel):
     # -- memory
 
     def activations(self) -> Iterator[MemoryItem]:
-        """Activations that autograd saves, and the logits with their gradients."""
+        """Return the activations that autograd saves, and the logits with their gradients."""
         if self.task == "translate":
             yield from self._embedding_activations("source embedding", "S")
             yield from self._stack_activations("encoder", "S", causal=self.model.attention_direction == "causal")
@@ -110,7 +110,7 @@ class _TransformerCostModel(CostModel):
     def _stack_activations(
         self, name: str, length_symbol: str, *, causal: bool, cross: bool = False
     ) -> Iterator[MemoryItem]:
-        """Activations of all layers: a norm saves its input, a product its inputs, dropout its mask."""
+        """Return the activations of all layers: a norm saves its input, a product its inputs, dropout its mask."""
         model, rows, sublayers = self.model, f"L·B·{length_symbol}", 3 if cross else 2
         norm_tensors = self.norm_saved_tensors
         final_norm_term = f" + {norm_tensors}·B·{length_symbol}·d" if model.final_norm else ""
@@ -134,7 +134,7 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}: dropout", f"{sublayers}·{rows}·d", self.dropout_mask_bytes)
 
     def _attention_activations(self, name: str, rows: str, sources: str) -> Iterator[MemoryItem]:
-        """What a fused kernel saves: inputs, queries, keys, values, outputs, and one sum per row."""
+        """Return what a fused kernel saves: inputs, queries, keys, values, outputs, and one sum per row."""
         # In bf16 each product copies its input; the states of the encoder are counted elsewhere.
         input_copies = 2 if self.is_bf16 and rows == sources else 1
         yield self._memory_item(
@@ -146,7 +146,7 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}, vectors of length one", formula, self.element_bytes)
 
     def _key_symbol(self, length_symbol: str, *, causal: bool) -> str:
-        """The symbol for the keys of a tile: all of them, or R where windowed attention is tiled."""
+        """Return the symbol for the keys of a tile: all keys, or R if windowed attention is tiled."""
         length = self.symbols[length_symbol]
         keys_per_layer = [
             _keys_per_tile(length, window, causal=causal, gpu=self.workload.gpu) for window in self.model.windows
@@ -155,7 +155,7 @@ class _TransformerCostModel(CostModel):
         return length_symbol if self.symbols["R"] == length else "R"
 
     def _position_activations(self, name: str, length_symbol: str, key_symbol: str) -> Iterator[MemoryItem]:
-        """What positions and windows save in addition to a fused kernel."""
+        """Return what positions and windows save in addition to a fused kernel."""
         model, length = self.model, self.symbols[length_symbol]
         if model.positions == "rotary":
             yield self._memory_item(
@@ -177,7 +177,7 @@ class _TransformerCostModel(CostModel):
     def _naive_attention_activations(
         self, name: str, length_symbol: str, key_symbol: str, *, relative: bool
     ) -> Iterator[MemoryItem]:
-        """Attention weights and their inputs, unless they are recomputed."""
+        """Return the memory of attention weights and their inputs, unless they are recomputed."""
         additive = self.model.attention_score == "additive"
         scores_formula = f"L·B·H·{length_symbol}·{key_symbol}"
         if (
@@ -198,12 +198,12 @@ class _TransformerCostModel(CostModel):
             yield self._memory_item(f"{name}, distances", f"2·L·{length_symbol}·{key_symbol}", 8)
 
     def inference_memory(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
-        """Memory for weights and the key/value cache."""
-        note = "if they are cast; Triform itself uses fp32" if self.is_bf16 else ""
+        """Return the memory for weights and the key/value cache."""
+        note = "if you cast them; Triform uses fp32 by default" if self.is_bf16 else ""
         yield self._constant_item("weights", param_budget.total, self.element_bytes, note=note)
         if self.task == "classify":
             return
-        note = "up to twice that while the cache grows"
+        note = "up to twice as much while the cache grows"
         yield self._memory_item("keys and values", f"2·L·B·T·{self.kv_width_symbol}", self.element_bytes, note=note)
         if self.task == "translate":
             yield self._memory_item(
@@ -211,17 +211,17 @@ class _TransformerCostModel(CostModel):
             )
 
     def cache_per_token(self) -> Iterator[tuple[str, int]]:
-        """Bytes of the key/value cache for each kind of token; a window does not reduce it."""
+        """Return the bytes of the key/value cache for each kind of token. A window does not reduce it."""
         bytes_per_token = evaluate_formula(f"2·L·{self.kv_width_symbol}", self.symbols) * self.element_bytes
         if self.task == "generate":
-            yield "a token", bytes_per_token
+            yield "token", bytes_per_token
         if self.task == "translate":
-            yield from (("a source token", bytes_per_token), ("a target token", bytes_per_token))
+            yield from (("source token", bytes_per_token), ("target token", bytes_per_token))
 
     # -- operations
 
     def flop_items(self) -> Iterator[FlopItem]:
-        """Operations of the forward pass by component."""
+        """Return the operations of the forward pass by component."""
         if self.task == "translate":
             yield from self._stack_flops(
                 "encoder", "source token", "S", causal=self.model.attention_direction == "causal"

@@ -1,4 +1,4 @@
-"""Check that a model fits into the memory of this computer before any of it is built."""
+"""Check that a model fits into the memory of this computer before it is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CGROUP_FILES = (  # limit and usage of a container: control groups version 2, th
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
-# The settings that make the parameters of each role many, in the order in which to lower them.
+# The settings that determine the number of parameters of each role, in the order in which to lower them.
 SETTINGS_BY_ROLE = {
     "tokens": "the vocabulary (tokenizer.vocab_size), model.bigram_buckets or model.d_model",
     "output": "the vocabulary (tokenizer.vocab_size), model.head_hidden or model.d_model",
@@ -30,9 +30,9 @@ SETTINGS_BY_ROLE = {
 
 
 def require_memory(config: Config, sizes: DataSizes) -> None:
-    """Raise a ConfigError if the weights of a model alone do not fit into memory.
+    """Raise `ConfigError` if the weights of a model do not fit into memory, or if a size is missing.
 
-    The weights are counted by formulas, so this takes no time. A size that is missing is an error, too.
+    The weights are counted by formulas, so this takes no time.
     """
     parameters = count_parameters(config, sizes)
     needed_bytes = BYTES_PER_WEIGHT * (parameters.total + _count_table_elements(config, sizes))
@@ -54,7 +54,7 @@ def require_memory(config: Config, sizes: DataSizes) -> None:
 
 
 def _count_table_elements(config: Config, sizes: DataSizes) -> int:
-    """Numbers that are computed instead of trained, but stored like weights: tables of positions."""
+    """Return the number of elements in position tables, which are stored like weights but not trained."""
     model = config.model
     if model.positions in ("sinusoidal", "sinusoidal_halves"):
         return sizes.max_len * model.d_model
@@ -62,7 +62,7 @@ def _count_table_elements(config: Config, sizes: DataSizes) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate: the least of what computer, container and process limit allow."""
+    """Return the bytes that this process can still allocate within the limits of its machine and container."""
     return max(0, min(_machine_memory(), *map(_container_memory, CGROUP_FILES), _process_memory()))
 
 
@@ -70,7 +70,7 @@ def _machine_memory() -> int:
     available_bytes = _read_field(MEMINFO, "MemAvailable:")
     if available_bytes is not None:
         return available_bytes
-    try:  # other systems: all physical memory is better than no limit
+    try:  # on other systems, use all physical memory as the limit
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return sys.maxsize
@@ -85,7 +85,7 @@ def _container_memory(files: tuple[Path, Path]) -> int:
 
 
 def _reclaimable_memory(stat: Path) -> int:
-    """The part of used memory that caches files, which the system frees when memory is short."""
+    """Return the memory of cached files, which the system frees when memory is low."""
     for prefix in ("total_", ""):  # version 1 counts nested groups under total_
         if (inactive := _read_field(stat, f"{prefix}inactive_file", unit=1)) is not None:
             return inactive + (_read_field(stat, f"{prefix}active_file", unit=1) or 0)
@@ -93,7 +93,7 @@ def _reclaimable_memory(stat: Path) -> int:
 
 
 def _process_memory() -> int:
-    """What a limit such as `ulimit -v` leaves to this process."""
+    """Return the bytes that a limit such as `ulimit -v` leaves for this process."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource

@@ -1,7 +1,7 @@
 """Count the parameters of a model by formulas, without building it.
 
 Every matrix and vector has a formula, which is a sum of products of symbols (`d·d + d`). Counts are the values of
-the formulas, so what is shown and what is counted cannot differ.
+these formulas, so the formulas that are shown always match the counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ParameterRow:
     biases: int  # of one instance
     times: int = 1
     note: str = ""
-    tied: bool = False  # shares the tensor of another row, which counts it
+    tied: bool = False  # shares the tensor of another row and is counted there
 
     @property
     def per_instance(self) -> int:
@@ -54,7 +54,7 @@ class ParameterRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Components that belong together, in `layers` identical layers."""
+    """Related components, in `layers` identical layers."""
 
     name: str
     lines: tuple[ParameterRow, ...]
@@ -90,7 +90,7 @@ class ParameterBudget:
         return sum(group.layers * row.per_instance * row.times for group, row in self.iter_rows() if row.tied)
 
     def iter_rows(self) -> Iterator[tuple[ParameterGroup, ParameterRow]]:
-        """All rows, each with its group."""
+        """Yield all rows, each with its group."""
         for group in self.groups:
             for row in group.lines:
                 yield group, row
@@ -132,18 +132,18 @@ def count_parameters(config: Config, sizes: DataSizes) -> ParameterBudget:
 
 
 def validate_sizes(config: Config, sizes: DataSizes) -> None:
-    """Raise a ConfigError if a size is missing that the number of parameters depends on."""
+    """Raise `ConfigError` if a size that the number of parameters depends on is missing."""
     model = config.model
     needed = ("d_model", "n_layers") if model.is_recurrent else ("d_model", "d_ff", "n_layers", "n_heads")
     missing = [
-        f"model.{name}=0: it must be above 0; give --set model.{name}=NUMBER"
+        f"model.{name} must be above 0; set it with --set model.{name}=NUMBER"
         for name in needed
         if not getattr(model, name)
     ]
-    missing += ["the size of the vocabulary is unknown: give --vocab-size NUMBER"] * (sizes.vocab_size < 1)
-    missing += ["data.max_len=0: it must be above 0; give --max-len NUMBER"] * (sizes.max_len < 1)
+    missing += ["the vocabulary size is unknown; set it with --vocab-size NUMBER"] * (sizes.vocab_size < 1)
+    missing += ["data.max_len must be above 0; set it with --max-len NUMBER"] * (sizes.max_len < 1)
     if config.task == "classify" and sizes.n_labels < 1:
-        missing.append("data.labels is empty, so the number of labels is unknown: give --labels NUMBER")
+        missing.append("the number of labels is unknown because data.labels is empty; set it with --labels NUMBER")
     if missing:
         raise ConfigError(missing[0])
 
@@ -154,25 +154,25 @@ class _TransformerCounter:
     def __init__(self, config: Config, sizes: DataSizes) -> None:
         self.model = model = config.model.as_single_head if config.model.is_recurrent else config.model
         target = sizes.target_vocab_size or sizes.vocab_size
-        layers = "layers" if config.task != "translate" else "layers, of encoder and decoder each"
+        layers = "layers" if config.task != "translate" else "layers in the encoder and in the decoder"
         self.has_target_vocab = bool(sizes.target_vocab_size)
         self.bias, self.qkv_bias = "d" * model.bias, model.qkv_bias
         self.target = "V′" if self.has_target_vocab else "V"
         self.kv_width = "d" if model.kv_heads == model.n_heads else "G·Dh"  # of all keys together
         self.all_symbols = (
             Symbol(name="d", meaning="d_model, the width", value=model.d_model),
-            Symbol(name="f", meaning="d_ff, the width inside feedforward", value=model.d_ff),
+            Symbol(name="f", meaning="d_ff, the width of the feed-forward network", value=model.d_ff),
             Symbol(name="H", meaning="heads", value=model.n_heads),
-            Symbol(name="G", meaning="heads of keys and values", value=model.kv_heads),
+            Symbol(name="G", meaning="key/value heads", value=model.kv_heads),
             Symbol(name="Dh", meaning="width of a head, d / H", value=model.head_dim),
             Symbol(name="L", meaning=layers, value=model.n_layers),
             Symbol(name="V", meaning="vocabulary", value=sizes.vocab_size),
-            Symbol(name="V′", meaning="vocabulary of the target", value=target),
-            Symbol(name="P", meaning="bigram_buckets, rows of the table of pairs", value=model.bigram_buckets),
-            Symbol(name="N", meaning="max_len, tokens read at once", value=sizes.max_len),
+            Symbol(name="V′", meaning="target vocabulary", value=target),
+            Symbol(name="P", meaning="bigram_buckets, rows of the bigram table", value=model.bigram_buckets),
+            Symbol(name="N", meaning="max_len, maximum number of tokens", value=sizes.max_len),
             Symbol(name="k", meaning="max_distance", value=model.resolved_max_distance),
             Symbol(name="n", meaning="n_buckets", value=model.n_buckets),
-            Symbol(name="s", meaning="n_segments, kinds of text", value=model.n_segments),
+            Symbol(name="s", meaning="n_segments, number of segments", value=model.n_segments),
             Symbol(name="h", meaning="head_hidden", value=model.head_hidden),
             Symbol(name="C", meaning="labels", value=sizes.n_labels),
             Symbol(name="g", meaning="gates of a cell", value=GATES.get(model.kind, 0)),
@@ -185,7 +185,7 @@ class _TransformerCounter:
     always_shown: ClassVar[tuple[str, ...]] = ("H", "Dh", "L")
 
     def used_symbols(self, groups: tuple[ParameterGroup, ...]) -> tuple[Symbol, ...]:
-        """The symbols that occur in the formulas, and those that are always shown."""
+        """Return the symbols that occur in the formulas, and those that are always shown."""
         factors = {
             factor
             for group in groups
@@ -226,12 +226,12 @@ class _TransformerCounter:
         note = "shared with the source" if tied else ""
         yield self._row("tokens", "tokens", f"{vocabulary}·d", tied=tied, note=note)
         if self.model.bigram_buckets:
-            yield self._row("pairs of tokens", "tokens", "P·d", note="a row for each hash of two token ids")
+            yield self._row("token bigrams", "tokens", "P·d", note="one row for each hash of two token ids")
         kind = self.model.positions
         is_trained = kind == "learned"
         yield self._row(f"positions, {kind}", "positions", "N·d" * is_trained, note=POSITION_NOTES[kind])
         if self.model.n_segments:
-            yield self._row("segments", "tokens", "s·d", note="a vector for each segment")
+            yield self._row("segments", "tokens", "s·d", note="one vector for each segment")
         if self.model.embedding_norm:
             yield from self._norm("norm")
 
@@ -249,17 +249,19 @@ class _TransformerCounter:
         yield self._row(f"{name}: key, value", role, f"2·d·{kv_width}", f"2·{kv_width}" * has_bias)
         yield self._row(f"{name}: output", role, "d·d", "d" * self.model.has_out_bias)
         if self.model.attention_score == "cosine":
-            yield self._row(f"{name}: temperature", "score", "H", note="one a head")
+            yield self._row(f"{name}: temperature", "score", "H", note="one for each head")
         if self.model.attention_score == "additive":
-            yield self._row(f"{name}: score", "score", "H·Dh", note="one vector a head")
+            yield self._row(f"{name}: score", "score", "H·Dh", note="one vector for each head")
 
     def _relative_positions(self) -> Iterator[ParameterRow]:
-        """Position parameters inside self-attention; cross-attention has none."""
+        """Return the position parameters of self-attention. Cross-attention has none."""
         if self.model.positions == "relative":
             note = "for keys and for values"
             yield self._row("self-attention: distances", "positions", "(2k+1)·Dh", times=2, note=note)
         if self.model.positions == "t5":
-            yield self._row("self-attention: distances", "positions", "n·H", note="a number a bucket and head")
+            yield self._row(
+                "self-attention: distances", "positions", "n·H", note="one number for each bucket and head"
+            )
 
     def _feedforward(self) -> Iterator[ParameterRow]:
         bias = self.model.bias
@@ -329,7 +331,7 @@ POSITION_NOTES = {
 
 
 class _RecurrentCounter(_TransformerCounter):
-    """Lists the parameters of a recurrent model: cells instead of blocks, and attention to a source only."""
+    """Lists the parameters of a recurrent model: cells instead of blocks, and attention only to a source."""
 
     always_shown = ("L",)
 
@@ -351,16 +353,16 @@ class _RecurrentCounter(_TransformerCounter):
         )
         yield self._encoder()
         initial_state = self._row(
-            "first state", "recurrent", "d·L·p·d", "L·p·d", note="made of the ends of the source"
+            "first state", "recurrent", "d·L·p·d", "L·p·d", note="computed from the last states of the source"
         )
-        yield ParameterGroup(name="beginning of the decoder", lines=(initial_state,))
+        yield ParameterGroup(name="initial state of the decoder", lines=(initial_state,))
         yield self._decoder()
-        state_row = self._row("state, beside what is read", "cross", "d·d")
+        state_row = self._row("attention output and state", "cross", "d·d")
         yield ParameterGroup(name="attention", lines=(*self._attention("cross-attention", "cross"), state_row))
         yield ParameterGroup(name="output", lines=tuple(self._lm_head()))
 
     def _token_embedding(self, vocabulary: str, *, tied: bool = False) -> Iterator[ParameterRow]:
-        """An embedding without positions, which a recurrent model does not need."""
+        """Return an embedding without positions, which a recurrent model does not need."""
         return (row for row in self._embedding(vocabulary, tied=tied) if row.role != "positions")
 
     def _encoder(self) -> ParameterGroup:

@@ -1,7 +1,7 @@
-"""Estimate what a recurrent model costs: weights, states and operations are exact, activations are estimates.
+"""Estimate what a recurrent model costs. Weights, states and operations are exact, activations are estimates.
 
-What a cell saves for the backward pass depends on its library: `SAVED_TENSORS` was measured on a CPU, where torch
-computes rnn and gru itself and lstm with oneDNN, which saves most. cuDNN saves less.
+What a cell saves for the backward pass depends on its library. `SAVED_TENSORS` was measured on a CPU, where torch
+computes rnn and gru with its own kernels and lstm with oneDNN, which saves most. cuDNN saves less.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class RecurrentCostModel(CostModel):
     """The cost model of a recurrent model, whose cells always compute in float32."""
 
     def activations(self) -> Iterator[MemoryItem]:
-        """Activations that autograd saves, and the logits with their gradients."""
+        """Return the activations that autograd saves, and the logits with their gradients."""
         if self.task == "translate":
             yield from self._embedding_activations("source embedding", "S")
             yield from self._cell_activations("encoder", "S", bidirectional=self.is_bidirectional)
@@ -59,7 +59,7 @@ class RecurrentCostModel(CostModel):
             yield self._memory_item(f"{name}: dropout", formula, self.dropout_mask_bytes)
 
     def inference_memory(self, param_budget: ParameterBudget) -> Iterator[MemoryItem]:
-        """Memory for weights and states."""
+        """Return the memory for weights and states."""
         yield self._constant_item("weights", param_budget.total, 4)
         if self.task == "classify":
             return
@@ -68,15 +68,15 @@ class RecurrentCostModel(CostModel):
             yield self._memory_item("keys and values of the source", "2·B·S·d", 4)
 
     def cache_per_token(self) -> Iterator[tuple[str, int]]:
-        """Bytes for each kind of token: none, except the keys and values of a source."""
+        """Return the bytes for each kind of token: none, except for the keys and values of a source."""
         if self.task == "generate":
-            yield "a token", 0
+            yield "token", 0
         if self.task == "translate":
-            yield from (("a source token", 4 * evaluate_formula("2·d", self.symbols)), ("a target token", 0))
+            yield from (("source token", 4 * evaluate_formula("2·d", self.symbols)), ("target token", 0))
 
     def flop_items(self) -> Iterator[FlopItem]:
-        """Operations of the forward pass by component."""
-        # Half as wide each way: e · d + e · e, twice.
+        """Return the operations of the forward pass by component."""
+        # Each direction has half the width: e · d + e · e, twice.
         encoder_formula = "3·L·g·d·d" if self.is_bidirectional else "4·L·g·d·d"
         if self.task == "translate":
             yield self._flop_item("encoder: cells", "source token", encoder_formula)

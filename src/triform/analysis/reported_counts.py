@@ -24,7 +24,7 @@ PUBLISHED_COUNT = 68_554_752
 
 @dataclass(frozen=True, kw_only=True)
 class ReconciliationStep:
-    """A difference, its reason, and the running sum."""
+    """A difference between two counts, its reason, and the running sum."""
 
     name: str
     why: str
@@ -33,7 +33,7 @@ class ReconciliationStep:
 
 
 def is_published_model(config: Config, sizes: DataSizes) -> bool:
-    """Whether these are the sizes of the published count."""
+    """Return whether these are the sizes of the model with the published count."""
     model = config.model
     vocab_sizes = {sizes.vocab_size, sizes.target_vocab_size or sizes.vocab_size}
     shape = (model.d_model, model.n_heads, model.n_layers)
@@ -61,15 +61,15 @@ Change = tuple[str, str, int]
 
 def _published_changes() -> Iterator[Change]:
     yield "embedding", "V·d = 30,000·512", EMBEDDING_COUNT
-    yield "attention", "12 layers of 4·d·d, whatever H is", ATTENTION_COUNT
+    yield "attention", "12 layers of 4·d·d, for any H", ATTENTION_COUNT
     yield "feedforward", "as printed for 12 layers of 8·d·d + 5·d", FEEDFORWARD_COUNT_PRINTED
-    yield "output", "d·V; so far the published sum", EMBEDDING_COUNT
+    yield "output", "d·V; this is the published sum", EMBEDDING_COUNT
     correction = FEEDFORWARD_COUNT - FEEDFORWARD_COUNT_PRINTED
-    yield "a slip in feedforward", "8·512² + 5·512 = 2,099,712, twelve times 25,196,544", correction
+    yield "arithmetic error in feedforward", "8·512² + 5·512 = 2,099,712, twelve times 25,196,544", correction
 
 
 def _model_changes(param_budget: ParameterBudget) -> Iterator[Change]:
-    """The differences between this model and the published count, by kind of parameter."""
+    """Yield the differences between this model and the published count, by kind of parameter."""
 
     def weights(role: Role) -> int:
         return sum(group.layers * row.times * row.weights for group, row in _rows_of_role(param_budget, role))
@@ -77,19 +77,23 @@ def _model_changes(param_budget: ParameterBudget) -> Iterator[Change]:
     def biases(role: Role) -> int:
         return sum(group.layers * row.times * row.biases for group, row in _rows_of_role(param_budget, role))
 
-    yield "self-attention weights", "groups of heads share keys and values", weights("attention") - ATTENTION_COUNT
-    yield "self-attention biases", "left out", biases("attention")
-    yield "cross-attention weights", "left out: 6 decoder layers read the source", weights("cross")
-    yield "cross-attention biases", "left out", biases("cross")
-    yield "attention's scores", "left out: what the similarity learns", weights("score")
-    yield "feedforward weights", "another width, or a gate", weights("feedforward") - FEEDFORWARD_WEIGHT_COUNT
+    yield "self-attention weights", "heads share keys and values in groups", weights("attention") - ATTENTION_COUNT
+    yield "self-attention biases", "not in the published count", biases("attention")
+    yield (
+        "cross-attention weights",
+        "not in the published count: 6 decoder layers read the source",
+        weights("cross"),
+    )
+    yield "cross-attention biases", "not in the published count", biases("cross")
+    yield "attention scores", "not in the published count: parameters of the score", weights("score")
+    yield "feedforward weights", "different width, or a gate", weights("feedforward") - FEEDFORWARD_WEIGHT_COUNT
     published_biases = FEEDFORWARD_COUNT - FEEDFORWARD_WEIGHT_COUNT
-    yield "feedforward biases", "this model's differ", biases("feedforward") - published_biases
-    yield "norms", "left out", weights("norm") + biases("norm")
-    yield "positions", "left out", weights("positions")
+    yield "feedforward biases", "different in this model", biases("feedforward") - published_biases
+    yield "norms", "not in the published count", weights("norm") + biases("norm")
+    yield "positions", "not in the published count", weights("positions")
     yield "second token table", "source and target have one each", weights("tokens") - EMBEDDING_COUNT
     yield "output weights", "shared with the embedding, so counted once", weights("output") - EMBEDDING_COUNT
-    yield "output bias", "left out", biases("output")
+    yield "output bias", "not in the published count", biases("output")
 
 
 def _rows_of_role(param_budget: ParameterBudget, role: Role) -> list[tuple[ParameterGroup, ParameterRow]]:

@@ -13,29 +13,29 @@ Metrics = dict[str, float]
 
 
 def accuracy(confusion: npt.NDArray[np.int64]) -> float:
-    """Accuracy from a confusion matrix, in which entry (i, j) counts rows of label i predicted as j."""
+    """Compute the accuracy from a confusion matrix, whose entry (i, j) counts rows of label i predicted as j."""
     return float(np.trace(confusion) / max(1, confusion.sum()))
 
 
 def macro_f1(confusion: npt.NDArray[np.int64]) -> float:
-    """The mean of the F1 of each label, over the labels that occur as a target or as a prediction."""
+    """Compute the mean F1 over the labels that occur as a target or as a prediction."""
     n_true_and_predicted = confusion.sum(axis=0) + confusion.sum(axis=1)
     present = n_true_and_predicted > 0
     return float(np.mean(2 * np.diag(confusion)[present] / n_true_and_predicted[present])) if present.any() else 0.0
 
 
 def perplexity(nats_per_token: float) -> float:
-    """The exponential of the loss per token; infinite where that overflows."""
+    """Return the exponential of the loss per token, or infinity if that overflows."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
 
 
 def bits_per_byte(nats: float, n_bytes: float) -> float:
-    """The loss in bits per byte of text, which can be compared between models with different tokenizers."""
+    """Return the loss in bits per byte of text, which is comparable between models with different tokenizers."""
     return nats / math.log(2) / max(1, n_bytes)
 
 
 def compute_translation_metrics(hypotheses: Sequence[str], references: Sequence[str]) -> Metrics:
-    """Corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the fraction of exact matches."""
+    """Compute corpus BLEU and chrF, the mean of smoothed sentence BLEU, and the fraction of exact matches."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -50,14 +50,14 @@ def compute_translation_metrics(hypotheses: Sequence[str], references: Sequence[
 
 
 def lowercase_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU without regard to case, for comparison with figures on lower-cased text."""
+    """Compute corpus BLEU without regard to case, for comparison with figures on lower-cased text."""
     from sacrebleu.metrics.bleu import BLEU
 
     return float(BLEU(lowercase=True).corpus_score(hypotheses, [references]).score)
 
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.float64]:
-    """The counts that each sentence adds to corpus BLEU, (sentences, 10), in the order of `corpus_bleu`."""
+    """Return the counts that each sentence adds to corpus BLEU, (sentences, 10), in the order of `corpus_bleu`."""
     from sacrebleu.metrics.bleu import BLEU
 
     bleu = BLEU(effective_order=True)
@@ -67,7 +67,7 @@ def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt
 
 
 def bleu_signature() -> str:
-    """The signature of sacreBLEU that says how `bleu` is computed, to be quoted with a result."""
+    """Return the sacreBLEU signature of `bleu`, to be quoted with a result."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU()

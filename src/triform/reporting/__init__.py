@@ -1,1 +1,1 @@
-"""Charts, figures, HTML pages, and the reports of runs, demos and parameter counts."""
+"""Charts, figures and HTML pages; reports of runs, demos and parameter counts."""

@@ -1,4 +1,4 @@
-"""Attention maps of a result of `triform reproduce` as a standalone SVG file."""
+"""Draw the attention maps of a result of `triform reproduce` as a standalone SVG file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STYLE = "text{font:11px system-ui,sans-serif;fill:#5b606b}.paper{fill:#fff}.cell
 def render_attention_maps(attention: Mapping[str, Any], title: str) -> str:
     """Draw attention weights: one row of panels per layer, one panel per head, darker cells for larger weights.
 
-    Positions that no head attends to are masked, and have a colour of their own.
+    Positions that no head attends to are masked and have a separate colour.
 
     Args:
-        attention: Tokens (`queries`, `keys`), `weights` of shape (L, H, T, S), and whether maps are of single heads
-            (`heads` is "each") or their mean.
+        attention: Tokens (`queries`, `keys`), `weights` of shape (L, H, T, S), and `heads`, which is "each" for
+            maps of single heads and "mean" for their mean.
         title: The title that screen readers announce.
     """
     weights = np.array(attention["weights"])

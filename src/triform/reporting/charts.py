@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, without a library or a network, with the same text size at every width.
+"""Draw line charts as inline SVG, without a library or a network, and with the same text size at every width.
 
 A chart consists of two nested SVGs. The outer one has no viewBox: text and dots are positioned in percent and keep
 their size. The inner one is stretched to the same area (`preserveAspectRatio="none"`) and holds only the curves.
@@ -26,7 +26,7 @@ COLOURS = "abcdefgh"  # tones of the style sheet; further curves repeat them, da
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line of a chart; `tone` names its colour in the style sheet."""
+    """One line of a chart. `tone` is the name of its colour in the style sheet."""
 
     name: str
     points: Sequence[Point]
@@ -72,7 +72,7 @@ class Scale:
     log: bool = False
 
     def position(self, value: float) -> float:
-        """The position of a value on the axis, from 0 to 1; values outside are clipped."""
+        """Return the position of a value on the axis, from 0 to 1. Values outside the range are clipped."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -85,7 +85,7 @@ def format_number(value: float) -> str:
 
 
 def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Reduce a curve to at most `limit` points: both ends and the extremes of every bin, so that spikes stay."""
+    """Reduce a curve to at most `limit` points: both ends and the extremes of every bin, which keeps spikes."""
     if len(points) <= limit:
         return list(points)
     inner, n_bins = points[1:-1], (limit - 2) // 2
@@ -97,7 +97,7 @@ def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """A centred running mean, whose window is short at the start, where a loss falls fast."""
+    """Return the centred running mean. Its window is short at the start, where a loss falls fast."""
     half = max(4, len(points) // 25)
     sums = list(accumulate((value for _, value in points), initial=0.0))
     means = []
@@ -109,7 +109,7 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def linear_scale(low: float, high: float, *, count: int = 5, exact_ends: bool = False) -> Scale:
-    """A linear scale with round ticks and round ends; `exact_ends` keeps the ends as they are."""
+    """Return a linear scale with round ticks and round ends. `exact_ends` keeps the given ends."""
     if high <= low:
         margin = abs(high) / 2 or 1.0
         low, high = low - margin, high + margin
@@ -124,7 +124,7 @@ def linear_scale(low: float, high: float, *, count: int = 5, exact_ends: bool = 
 
 
 def log_scale(low: float, high: float, *, count: int = 6) -> Scale:
-    """A logarithmic scale with ticks at 1, 2, 5, 10, …, or at powers of ten if it spans many."""
+    """Return a logarithmic scale with ticks at 1, 2, 5, 10, …, or at powers of ten if it spans many."""
     low, high = low / 1.12, high * 1.12
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
@@ -146,7 +146,7 @@ def _format_tick(value: float, step: float, high: float) -> str:
 
 
 def _value_scale(chart: Chart) -> Scale:
-    """The scale of the stored values, with ticks at round numbers of the displayed values."""
+    """Return the scale of the stored values, with ticks at round numbers of the displayed values."""
     factor, unit = metric_scale(chart.metric)
     displayed = _displayed_scale(chart, factor)
     ticks = [(value / factor, f"{label}{unit}") for value, label in displayed.ticks]
@@ -154,7 +154,7 @@ def _value_scale(chart: Chart) -> Scale:
 
 
 def _displayed_scale(chart: Chart, factor: float) -> Scale:
-    """The scale of the displayed values: all of the main curves, and 96 % of the values of faint ones."""
+    """Return the scale of the displayed values, which covers the main curves and 96 % of the faint ones."""
     visible = [value for curve in chart.curves if not curve.faint for _, value in curve.points]
     visible += [value for curve in chart.curves for _, *ends in curve.band for value in ends]
     for curve in chart.curves:
@@ -166,7 +166,7 @@ def _displayed_scale(chart: Chart, factor: float) -> Scale:
         return log_scale(low, high, count=4 if chart.small else 6)
     if 0 < low < high * 0.4:
         low = 0.0
-    if low == high and has_percent_scale(chart.metric):  # room around a flat line, within the possible range
+    if low == high and has_percent_scale(chart.metric):  # space around a flat line, within the possible range
         low, high = max(0.0, low - 5), min(100.0, high + 5)
     return linear_scale(low, high, count=3 if chart.small else 5)
 
@@ -185,7 +185,7 @@ def render_chart(chart: Chart) -> str:
                 f"{chart.format_value(value)} at step {format_number(step)}"
                 for step, value in (curve.points[0], curve.points[-1])
             )
-            descriptions.append(f"{curve.name} goes from {first} to {last}")
+            descriptions.append(f"{curve.name}: from {first} to {last}")
             name, value = escape(curve.name), chart.format_value(curve.points[-1][1])
             style = " dashed" if curve.dashed else ""
             legend.append(f'<li class="tone-{curve.tone}{style}"><span>{name}</span> <b>{value}</b></li>')
@@ -265,7 +265,7 @@ def _render_dots(chart: Chart, curve: Curve, x: Scale, y: Scale) -> str:
 
 
 def _hover_data(chart: Chart, curves: Sequence[Curve], y: Scale) -> str:
-    """The data of a chart for page.js, which shows the values near the pointer."""
+    """Return the data of a chart for page.js, which shows the values near the pointer."""
     curve_data = [
         (
             curve.name,

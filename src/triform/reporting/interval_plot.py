@@ -1,4 +1,4 @@
-"""Horizontal strips as SVG: a mean with its interval and the runs behind it, or a bar that starts at zero."""
+"""Draw horizontal strips as SVG: a mean with its interval and individual runs, or a bar that starts at zero."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Strip:
 
 
 def render_interval_plot(title: str, hint: str, strips: Sequence[Strip]) -> str:
-    """Draw the strips below each other as a `<figure>`, on one axis if they have intervals."""
+    """Draw the strips as a `<figure>`, one below the other, with a common axis if they have intervals."""
     values = [value for strip in strips for value in (*strip.runs, strip.low, strip.high) if math.isfinite(value)]
     scale = linear_scale(min(values), max(values), count=4) if values else None
     longest = max((strip.value for strip in strips), default=0.0) or 1.0

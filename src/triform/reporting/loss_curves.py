@@ -1,4 +1,4 @@
-"""Loss curves of several variants as one standalone SVG file."""
+"""Draw the loss curves of several variants as one standalone SVG file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLE = (
 def render_loss_curves(result: Mapping[str, Any]) -> str:
     """Draw the loss curves of a result of `triform reproduce`, one colour per variant.
 
-    Training loss is dashed, validation loss is solid; both belong to the first seed.
+    Training loss is dashed, validation loss is solid. Both are those of the first seed.
 
     Args:
         result: The contents of `results/NAME.json`: the name of the system and its variants with their curves.

@@ -1,4 +1,4 @@
-"""Curves of several variants in one chart: the mean over the runs of each, and a band of one standard deviation."""
+"""Draw several variants in one chart: the mean over the runs of each, and a band of one standard deviation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CURVE_STEPS = 200  # points of a mean curve
 
 
 def colour_class(index: int) -> str:
-    """The CSS class that gives a variant its colour."""
+    """Return the CSS class for the colour of a variant."""
     return f"tone-{COLOURS[index % len(COLOURS)]}"
 
 
@@ -51,9 +51,10 @@ def render_mean_chart(
 
 
 def mean_with_band(runs: Sequence[Sequence[Point]]) -> tuple[list[Point], list[BandPoint]]:
-    """The mean over runs at each step that most of them have, and one standard deviation to either side.
+    """Return the mean over runs at each step that most runs have, and a band of one standard deviation.
 
-    The band ends at the lowest and the highest run, so it never shows an impossible value. One run has no band.
+    The band is limited by the lowest and the highest run, so it never shows an impossible value. A single run has
+    no band.
     """
     values_by_step: dict[float, list[float]] = defaultdict(list)
     for points in runs:

@@ -1,4 +1,4 @@
-// Shows the values of a chart beside the pointer. Texts are set with textContent only, so a name cannot become markup.
+// Shows the values of a chart next to the pointer. All text is set with textContent, so names cannot become markup.
 document.documentElement.classList.add('js');
 const formatNumber = v => Math.abs(v) >= 1000 ? Math.round(v).toLocaleString('en-US') : String(+v.toPrecision(4));
 const addElement = (tag, parent, className, text = '') => {

@@ -1,4 +1,4 @@
-"""HTML pages that open anywhere without a network: the document with its style and script, and shared elements."""
+"""Build HTML pages that need no network: the document with its style and script, and common elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triform.io.files import write_text
 def render_html_page(title: str, body: str, version: str) -> str:
     """Build the whole document.
 
-    Its content security policy blocks every request and every script except our own, whatever the body contains.
+    Its content security policy blocks every request, and every script except the one of the page.
     """
     assets = files("triform.reporting")
     style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -32,12 +32,12 @@ def render_html_page(title: str, body: str, version: str) -> str:
 
 
 def render_section(title: str, content: str) -> str:
-    """A heading with its content, which is HTML already."""
+    """Return a section with a heading. The content is inserted as HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
 
 
 def render_table(header: Iterable[str], rows: Iterable[str], *, numeric: Collection[int] = ()) -> str:
-    """A table with rows that are HTML already; the columns in `numeric` are aligned to the right."""
+    """Return a table. The rows are inserted as HTML, and the columns in `numeric` are aligned to the right."""
     columns = ((escape(name), " class=num" if i in numeric else "") for i, name in enumerate(header))
     header_cells = "".join(f'<th scope="col"{attribute}>{name}</th>' for name, attribute in columns)
     html = f"<table><thead><tr>{header_cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -45,7 +45,7 @@ def render_table(header: Iterable[str], rows: Iterable[str], *, numeric: Collect
 
 
 def render_stat_card(name: str, value: str, note: str = "", extra: str = "") -> str:
-    """A card with one number in large type; `extra` is HTML already."""
+    """Return a card with one number in large type. `extra` is inserted as HTML."""
     css_class = " long" if len(value) > 10 else ""
     return (
         f'<div class="tile"><dt>{escape(name)}</dt><dd class="value{css_class}">{escape(value)}</dd>'
@@ -54,7 +54,7 @@ def render_stat_card(name: str, value: str, note: str = "", extra: str = "") -> 
 
 
 def render_notices(title: str, texts: Iterable[str], *, warning: bool = False) -> str:
-    """A box that lists each text once, coloured if they are warnings; an empty string without texts."""
+    """Return a box that lists each text once, or an empty string without texts. Warnings are coloured."""
     items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(texts))
     css_class = "warnings" if warning else "card"
     return (
@@ -65,6 +65,6 @@ def render_notices(title: str, texts: Iterable[str], *, warning: bool = False) -
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Write a page so that the file is complete whenever it can be seen."""
+    """Write a page atomically, so that readers never see a part of it."""
     write_text(path, text)
     return path

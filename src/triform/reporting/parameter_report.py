@@ -16,7 +16,7 @@ TextRows = list[tuple[str, ...]]
 
 
 class Section(NamedTuple):
-    """A table of the report, with a line above it and a remark below it, either of which may be empty."""
+    """A table of the report with a title above it and a remark below it. Both may be empty."""
 
     rows: TextRows
     align: str
@@ -27,7 +27,7 @@ class Section(NamedTuple):
 def print_report(
     name: str, param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
 ) -> None:
-    """Print symbols, parameters by component, memory and operations, and how a published count differs."""
+    """Print symbols, parameters by component, memory, operations, and the difference from a published count."""
     sections = [
         _symbols_section(param_budget),
         _components_section(param_budget, cost.workload),
@@ -50,7 +50,7 @@ def _symbols_section(param_budget: ParameterBudget) -> Section:
 
 
 def _components_section(param_budget: ParameterBudget, workload: Workload) -> Section:
-    rows: TextRows = [("component", "formula", "in numbers", "each", "times", "total", "share", "")]
+    rows: TextRows = [("component", "formula", "with values", "each", "times", "total", "share", "")]
     for group in param_budget.groups:
         name = f"{group.name}, {group.layers} layers" if group.layers > 1 else group.name
         per_layer = f"{group.per_layer:,}" if group.layers > 1 else ""
@@ -59,15 +59,15 @@ def _components_section(param_budget: ParameterBudget, workload: Workload) -> Se
         rows.append((name, "", "", per_layer, n_layers, f"{group.total:,}", share, ""))
         rows += [_format_component_row(group, row, param_budget.total) for row in group.lines]
     note = f"sharing saves {param_budget.shared:,}" if param_budget.shared else ""
-    name = "all, every one trained" if workload.trainable is None else "all"
+    name = "total, all trainable" if workload.trainable is None else "total"
     rows.append((name, "", "", "", "", f"{param_budget.total:,}", "100.0 %", note))
     if workload.adapters:
         rows.append(
-            ("adapters beside them", "", "", "", "", f"{workload.adapters:,}", "", "added to them at the end")
+            ("adapters", "", "", "", "", f"{workload.adapters:,}", "", "merged into the weights after training")
         )
     if workload.trainable is not None:
         share = _format_share(workload.trainable, param_budget.total)
-        rows.append(("what learns", "", "", "", "", f"{workload.trainable:,}", share, ""))
+        rows.append(("trainable", "", "", "", "", f"{workload.trainable:,}", share, ""))
     return Section(rows, "lllrrrrl")
 
 
@@ -94,24 +94,24 @@ def _memory_sections(cost: Costs) -> list[Section]:
     conditions = (
         f"{workload.precision}, a batch of {workload.batch_size} × {workload.length} tokens, on {device_text}"
     )
-    header = ("", "formula", "numbers", "bytes each", "memory", "")
+    header = ("", "formula", "elements", "bytes each", "memory", "")
     training: TextRows = [header, *map(_format_memory_row, cost.training)]
-    note = "as if all learned" if workload.trainable is not None else ""
+    note = "as if all parameters were trainable" if workload.trainable is not None else ""
     training += [("  activations", "", "", "", _format_bytes(cost.activation_bytes), note)]
     training += [_format_memory_row(item, "    ") for item in cost.activations]
-    training += [("together", "", "", "", _format_bytes(cost.training_bytes), "")]
+    training += [("total", "", "", "", _format_bytes(cost.training_bytes), "")]
     inference: TextRows = [header, *map(_format_memory_row, cost.inference)]
-    inference += [(f"    for {name}", "", "", "", f"{size:,} B", "") for name, size in cost.cache_per_token]
-    inference += [("together", "", "", "", _format_bytes(cost.inference_bytes), "")]
+    inference += [(f"    per {name}", "", "", "", f"{size:,} B", "") for name, size in cost.cache_per_token]
+    inference += [("total", "", "", "", _format_bytes(cost.inference_bytes), "")]
     return [
-        Section(training, "llrrrl", title=f"memory to train: {conditions}"),
-        Section(inference, "llrrrl", title=f"memory to use it: {conditions}", remark=MEMORY_NOTE),
+        Section(training, "llrrrl", title=f"memory for training: {conditions}"),
+        Section(inference, "llrrrl", title=f"memory for inference: {conditions}", remark=MEMORY_NOTE),
     ]
 
 
 MEMORY_NOTE = (
-    "B texts of T tokens (S of a source), no padding. Activations are what autograd keeps for the\n"
-    "backward pass; passing buffers of kernels and torch itself come on top: leave a fifth of the memory free."
+    "The batch has B texts of T tokens (S in a source) without padding. Activations are the tensors that autograd\n"
+    "saves for the backward pass. Temporary buffers and torch need more memory, so leave a fifth of it free."
 )
 
 
@@ -135,31 +135,31 @@ def _format_bytes(count: int) -> str:
 
 def _flops_section(cost: Costs) -> Section:
     length = cost.workload.length
-    rows: TextRows = [("operations forward", "formula for one", "for one", "", "for a text", "")]
+    rows: TextRows = [("operations, forward pass", "formula per unit", "per unit", "unit", "per text", "")]
     rows += [_format_flops_row(flops) for flops in cost.flop_items]
     for kind, count in cost.flops_per_token.items():
         rows.append(
-            (f"a {kind}", "", _format_operations(count), "", "", f"{_format_operations(3 * count)} in training")
+            (f"per {kind}", "", _format_operations(count), "", "", f"{_format_operations(3 * count)} in training")
         )
     rows.append(
-        (f"a text of {length} tokens, every key read", "", "", "", _format_operations(cost.forward_flops), "")
+        (f"text of {length} tokens, full attention", "", "", "", _format_operations(cost.forward_flops), "")
     )
-    rows.append(("a text, only what masks leave", "", "", "", _format_operations(cost.needed_forward_flops), ""))
-    step_name = f"a training step of {cost.workload.batch_size} texts"
+    rows.append(("text, without masked keys", "", "", "", _format_operations(cost.needed_forward_flops), ""))
+    step_name = f"training step of {cost.workload.batch_size} texts"
     rows.append((step_name, "", "", "", _format_operations(cost.step_flops), "3 × forward"))
     return Section(rows, "llrrrl", remark=FLOPS_NOTE)
 
 
 FLOPS_NOTE = (
-    "Matrix products only, two operations for a multiplication with its addition; backward costs twice forward.\n"
-    "Attention counts as if every token read every token; what masks and windows leave is said beside it."
+    "Only matrix products are counted, with two operations for each multiply-add. The backward pass costs twice\n"
+    "the forward pass. Attention is counted in full; the last column shows the operations without masked keys."
 )
 
 
 def _format_flops_row(flops: FlopItem) -> tuple[str, ...]:
-    note = f"{_format_operations(flops.needed)} after masks" if flops.needed != flops.total else ""
+    note = f"{_format_operations(flops.needed)} without masked keys" if flops.needed != flops.total else ""
     per_unit = _format_operations(flops.per_unit)
-    return f"  {flops.name}", flops.formula, per_unit, f"a {flops.per}", _format_operations(flops.total), note
+    return f"  {flops.name}", flops.formula, per_unit, flops.per, _format_operations(flops.total), note
 
 
 def _format_operations(count: int) -> str:
@@ -170,22 +170,22 @@ def _format_operations(count: int) -> str:
 
 
 def _reconciliation_section(steps: Sequence[ReconciliationStep]) -> Section:
-    rows: TextRows = [("a published count for these sizes, and this one", "change", "sum", "")]
+    rows: TextRows = [("from a published count for these sizes to this one", "change", "sum", "reason")]
     rows += [(f"  {step.name}", f"{step.change:+,}", f"{step.sum:,}", step.why) for step in steps]
-    rows.append(("this model, exactly", "", f"{steps[-1].sum:,}", f"published {PUBLISHED_COUNT:,}"))
+    rows.append(("this model", "", f"{steps[-1].sum:,}", f"published: {PUBLISHED_COUNT:,}"))
     return Section(rows, "lrrl", remark=HEADS_NOTE)
 
 
 HEADS_NOTE = (
-    "Attention's matrices do not grow with the number of heads: H heads of d / H each are d wide together, which\n"
-    "makes 4·d·d weights for 1 head, for 8 or for 64."
+    "The number of heads does not change the size of attention: H heads of width d / H have a total width of d,\n"
+    "which gives 4·d·d weights for 1 head, for 8 or for 64."
 )
 
 
 def report_to_dict(
     name: str, config: Config, param_budget: ParameterBudget, cost: Costs, steps: Sequence[ReconciliationStep]
 ) -> dict[str, Any]:
-    """The report as the JSON object of `triform params --json`."""
+    """Return the report as the JSON object of `triform params --json`."""
     groups = [
         {
             **asdict(group),

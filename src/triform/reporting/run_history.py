@@ -1,4 +1,4 @@
-"""The history of a run, read from its folder: events of metrics.jsonl and settings of config.toml."""
+"""Read the history of a run from its folder: the events of metrics.jsonl and the settings of config.toml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """The events and settings of a run. Steps that a resumed run repeated count once."""
+    """The events and settings of a run. Steps that were repeated after a resume count once."""
 
     name: str
     start: Event
@@ -35,7 +35,7 @@ class RunHistory:
 
     @property
     def metric(self) -> str:
-        """The metric by which the best weights are chosen."""
+        """The metric that selects the best weights."""
         return str(self.start.get("metric", "loss"))
 
     @property
@@ -62,7 +62,7 @@ class RunHistory:
         return list(dict.fromkeys(str(event.get("set")) for event in self.events["monitor"]))
 
     def curve(self, kind: str, key: str, eval_set: str = "") -> list[Point]:
-        """The finite values of a key of the events of one kind, as points (step, value).
+        """Return the finite values of a key in the events of one kind, as points (step, value).
 
         Args:
             kind: The kind of the events, such as "train" or "valid".
@@ -74,7 +74,7 @@ class RunHistory:
         return sorted((float(step), float(value)) for step, value in pairs if is_finite(step) and is_finite(value))
 
     def best(self) -> Point | None:
-        """The step and the value of the best validation metric so far."""
+        """Return the step and the value of the best validation metric so far."""
         end = self.end or {}
         if is_finite(end.get("best_step")) and is_finite(end.get("best")):
             return float(end["best_step"]), float(end["best"])
@@ -88,7 +88,8 @@ class RunHistory:
 def read_history(folder: Path) -> RunHistory:
     """Read the history of a run from its folder.
 
-    Damaged lines are counted and skipped; an incomplete last line, as of a run in progress, is skipped silently.
+    Damaged lines are counted and skipped. An incomplete last line is skipped silently, because the run may be in
+    progress.
 
     Raises:
         DataError: The folder has no readable metrics.jsonl.
@@ -97,7 +98,7 @@ def read_history(folder: Path) -> RunHistory:
     try:
         lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError as error:
-        raise DataError("no metrics to report; is this the folder of a training run?", path=path) from error
+        raise DataError("there is no metrics.jsonl; pass the folder of a training run", path=path) from error
     kinds = ("start", "notice", "train", "valid", "monitor", "best", "resume", "sample", "test", "end")
     events: dict[str, list[Event]] = {kind: [] for kind in kinds}
     n_unreadable = 0
@@ -121,7 +122,7 @@ def read_history(folder: Path) -> RunHistory:
 
 
 def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
-    """Drop the events after the checkpoint that a run was resumed from, which the run repeats."""
+    """Drop the events after the checkpoint that a run was resumed from, because the run repeats them."""
     events["end"].clear()
     events["test"].clear()
     for kind in ("train", "valid", "monitor", "best", "sample"):
@@ -137,7 +138,7 @@ def _read_settings(folder: Path) -> Mapping[str, Any] | None:
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number, which true and false are not."""
+    """Return whether a value is a finite number. Booleans are not numbers here."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

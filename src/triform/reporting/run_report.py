@@ -1,6 +1,6 @@
-"""The report of a run, `report.html`: state, curves, test metrics, samples and settings on one page.
+"""Write the report of a run, `report.html`: state, curves, test metrics, samples and settings on one page.
 
-The page is built from the files of the run folder, so it can be written at any time, also during training.
+The page is built from the files in the run folder, so it can be written at any time, even during training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHART_METRICS = ("accuracy", "f1", "perplexity", "bits_per_byte", "bleu", "chrf"
 RATE_SERIES = {"lr": "Learning rate", "grad_norm": "Gradient norm", "tokens_per_s": "Tokens per second"}
 END_REASONS = {
     "max_steps": ("good", "Finished"),
-    "patience": ("good", "Stopped early: no more progress"),
+    "patience": ("good", "Stopped early: no improvement"),
     "interrupted": ("warn", "Interrupted"),
 }
 
@@ -126,19 +126,19 @@ def _render_stat_cards(history: RunHistory) -> str:
 
 
 def _render_notices(history: RunHistory) -> str:
-    """Warnings in one box, facts in another; notices of older versions have no level and count as facts."""
+    """Render warnings and other notices in two boxes. A notice without a level is not a warning."""
     warnings: list[str] = []
     facts: list[str] = []
     for event in history.events["notice"]:
         (warnings if event.get("level") == "warning" else facts).append(str(event.get("text", "")))
     if history.n_unreadable:
         lines = "1 damaged line" if history.n_unreadable == 1 else f"{history.n_unreadable} damaged lines"
-        warnings.append(f"This page leaves out {lines} of metrics.jsonl.")
+        warnings.append(f"This page skips {lines} of metrics.jsonl.")
     return render_notices("Warnings", warnings, warning=True) + render_notices("About this run", facts)
 
 
 def headline_charts(history: RunHistory) -> list[Chart]:
-    """The charts of the loss, and of the metric by which the best weights are chosen."""
+    """Return the charts of the loss and of the metric that selects the best weights."""
     best, resume_steps = history.best(), (event.get("step") for event in history.events["resume"])
     vertical_lines = [VerticalLine(step=best[0], label="best")] if best else []
     vertical_lines += [VerticalLine(step=step, label="resumed") for step in resume_steps if is_finite(step)]
@@ -191,7 +191,7 @@ def _render_charts(history: RunHistory) -> str:
     headline_html, small_html = ("".join(map(render_chart, charts)) for charts in (headline_charts(history), small))
     layout = "charts" if len(small) % 4 == 0 else "charts thirds"
     if not headline_html + small_html:
-        return render_section("Curves", '<p class="empty">Nothing yet: they begin with the first logged step.</p>')
+        return render_section("Curves", '<p class="empty">There are no curves before the first logged step.</p>')
     return render_section(
         "Curves", f'<div class="charts">{headline_html}</div><div class="{layout}">{small_html}</div>'
     )
@@ -208,7 +208,7 @@ def _render_tests(history: RunHistory) -> str:
         cells = "".join(f'<td class="num">{value}</td>' for value in values)
         rows.append(f'<tr><th scope="row">{escape(test)}</th>{cells}</tr>')
     header = ["Data", *map(metric_title, names)]
-    return render_section("Test scores", render_table(header, rows, numeric=range(1, len(header)))) if rows else ""
+    return render_section("Test metrics", render_table(header, rows, numeric=range(1, len(header)))) if rows else ""
 
 
 def _last_samples(history: RunHistory) -> list[Event]:
@@ -226,13 +226,13 @@ def _render_samples(history: RunHistory) -> str:
 
 
 def render_sample_table(history: RunHistory, limit: int | None = None) -> str:
-    """A table of sample inputs and outputs of the best weights; a long text scrolls in its cell."""
+    """Return a table of sample inputs and outputs of the best weights. A long text scrolls in its cell."""
     samples = _last_samples(history)[:limit]
     keys = [key for key in ("input", "output", "expected") if any(key in event for event in samples)]
     rows = []
     for event in samples:
         missed = "expected" in event and event.get("output") != event["expected"]
-        texts = (escape(str(event.get(key, ""))) or '<i class="empty">(nothing)</i>' for key in keys)
+        texts = (escape(str(event.get(key, ""))) or '<i class="empty">(empty)</i>' for key in keys)
         cells = "".join(f'<td class="text" dir="auto"><div>{text}</div></td>' for text in texts)
         rows.append(f"<tr{' class=miss' if missed else ''}>{cells}</tr>")
     return render_table(map(str.capitalize, keys), rows) if rows else ""
@@ -240,9 +240,11 @@ def render_sample_table(history: RunHistory, limit: int | None = None) -> str:
 
 def _render_settings(history: RunHistory) -> str:
     command = f"triform train {escape(history.task)} --config config.toml"
-    instructions = f'<p>To run it again, from this folder:</p><pre class="card"><code>{command}</code></pre>'
+    instructions = (
+        f'<p>To repeat this run, use this command in its folder:</p><pre class="card"><code>{command}</code></pre>'
+    )
     if history.settings is None:
-        return render_section("Settings", '<p class="empty">There was no readable config.toml.</p>')
+        return render_section("Settings", '<p class="empty">config.toml is missing or cannot be read.</p>')
     tables = []
     for title, values in _group_settings("", history.settings):
         pairs = ((escape(key), escape(_format_setting(value))) for key, value in values)
@@ -253,7 +255,7 @@ def _render_settings(history: RunHistory) -> str:
 
 
 def _group_settings(title: str, settings: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, Any]]]]:
-    """The tables of a config, each with its values; nested tables follow their parent."""
+    """Yield the tables of a configuration with their values. Nested tables follow their parent."""
     if values := [(key, value) for key, value in settings.items() if not isinstance(value, dict)]:
         yield title, values
     for key, value in settings.items():

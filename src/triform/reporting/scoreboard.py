@@ -1,4 +1,4 @@
-"""The page of `triform demo`: one row per task with its score and target, and a summary of each run."""
+"""Write the page of `triform demo`: one row for each task with its result and target, and a summary of each run."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class ScoreboardRow:
 
     @property
     def reached(self) -> bool:
-        """Whether the score is at least as good as the target; NaN never is."""
+        """Whether the result is at least as good as the target. NaN never is."""
         return self.score >= self.target if self.higher_is_better else self.score <= self.target
 
 
 def write_scoreboard(path: Path, rows: Sequence[ScoreboardRow]) -> Path:
-    """Write the page of a demo: metrics, curves and samples of its runs, with links to their reports."""
+    """Write the page of a demo with the metrics, curves and samples of its runs, and links to their reports."""
     n_reached = sum(row.reached for row in rows)
     cards = [
         render_stat_card("Targets reached", f"{n_reached} of {len(rows)}", "tasks"),
-        render_stat_card("Training time", format_duration(sum(row.seconds for row in rows)), "all tasks together"),
+        render_stat_card("Training time", format_duration(sum(row.seconds for row in rows)), "for all tasks"),
     ]
-    header = ["Task", "What it does", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
+    header = ["Task", "Description", "Metric", "Score", "Target", "Reached", "Training time", "Report"]
     table_rows, sections = [], []
     for row in rows:
         link = quote(Path(os.path.relpath(row.report, path.parent)).as_posix())
@@ -62,7 +62,7 @@ def write_scoreboard(path: Path, rows: Sequence[ScoreboardRow]) -> Path:
             f'<td><a href="{escape(link)}">{escape(row.task)} report</a></td></tr>'
         )
     body = (
-        '<header><p class="eyebrow">Triform</p><h1>Scoreboard</h1>'
+        '<header><p class="eyebrow">Triform</p><h1>Demo results</h1>'
         '<p class="lead">One Transformer in three forms, each trained from scratch.</p></header>'
         f'<dl class="tiles">{"".join(cards)}</dl>{render_table(header, table_rows, numeric={3, 4, 6})}'
     )
@@ -70,7 +70,7 @@ def write_scoreboard(path: Path, rows: Sequence[ScoreboardRow]) -> Path:
 
 
 def _render_run_summary(row: ScoreboardRow, link: str) -> str:
-    """One task of the scoreboard: its curves and a few of its samples."""
+    """Return the section of one task: its curves and a few of its samples."""
     history = read_history(row.report.parent)
     curves = "".join(map(render_chart, headline_charts(history)))
     lead = f'<p class="lead">{escape(row.summary)} · {link}</p>'

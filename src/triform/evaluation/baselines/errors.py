@@ -6,4 +6,4 @@ from triform.errors import DataError
 
 
 class BaselineError(DataError):
-    """A baseline cannot be fitted or evaluated on this data; the message says why."""
+    """Raised when a baseline cannot be fitted or evaluated on this data. The message contains the reason."""

@@ -1,7 +1,8 @@
-"""The majority baseline, and the metrics of baselines that predict labels."""
+"""The majority baseline, and the common part of baselines that predict labels."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from typing import Self
@@ -16,7 +17,25 @@ from triform.evaluation.metrics import Metrics, accuracy, macro_f1
 FloatArray = npt.NDArray[np.float64]
 
 
-class MajorityBaseline:
+class LabelBaseline(ABC):
+    """Base class of baselines that predict labels.
+
+    Attributes:
+        labels: The labels, sorted; the columns of predicted probabilities are in this order.
+    """
+
+    labels: Sequence[str]
+
+    @abstractmethod
+    def predict(self, texts: Sequence[str]) -> FloatArray:  # (texts, labels)
+        """Return the probability of each label for each text."""
+
+    def evaluate(self, test: Sequence[LabelledText]) -> Metrics:
+        """Return the metrics that `classify` reports."""
+        return evaluate_labels(self.labels, self.predict([row.text for row in test]), test)
+
+
+class MajorityBaseline(LabelBaseline):
     """Predicts the most frequent label of the training rows, with the label frequencies as probabilities."""
 
     def __init__(self, labels: Sequence[str], class_prior: FloatArray) -> None:
@@ -26,7 +45,7 @@ class MajorityBaseline:
     def fit(cls, train: Sequence[LabelledText]) -> Self:
         """Count the labels of the training rows."""
         if not train:
-            raise BaselineError("no rows to learn from")
+            raise BaselineError("there are no training rows")
         counts = Counter(row.label for row in train)
         labels = sorted(counts)
         return cls(labels, np.array([counts[label] for label in labels]) / len(train))
@@ -35,15 +54,11 @@ class MajorityBaseline:
         """Return the same probabilities for each text."""
         return np.tile(self.class_prior, (len(texts), 1))
 
-    def evaluate(self, test: Sequence[LabelledText]) -> Metrics:
-        """Return the metrics that `classify` reports."""
-        return evaluate_labels(self.labels, self.predict([row.text for row in test]), test)
-
 
 def evaluate_labels(labels: Sequence[str], probs: FloatArray, test: Sequence[LabelledText]) -> Metrics:
-    """The metrics that `classify` reports; labels that do not occur in training are always wrong."""
+    """Compute the metrics that `classify` reports. Labels that do not occur in training count as errors."""
     if not test:
-        raise BaselineError("no rows to evaluate on")
+        raise BaselineError("there are no rows to evaluate")
     all_labels = [*labels, *sorted({row.label for row in test} - set(labels))]
     label_ids = {label: label_id for label_id, label in enumerate(all_labels)}
     probs = np.pad(probs, ((0, 0), (0, len(all_labels) - len(labels))))

@@ -1,4 +1,4 @@
-"""All baselines of a task, fitted on the training data of a model and evaluated with the same metrics."""
+"""Fit the baselines of a task on the training data of a model, and evaluate them with the same metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triform.evaluation.metrics import Metrics
 from triform.text import EOS, train_tokenizer
 
 Result = TypeVar("Result")
-MAX_CHARACTERS = 200_000_000  # of all rows, which are held in memory
+MAX_CHARACTERS = 200_000_000  # of all rows together, because they are held in memory
 
 
 class Baseline(Protocol):
@@ -30,7 +30,7 @@ class Baseline(Protocol):
 
 
 class BaselineMetrics(dict[str, Metrics]):
-    """The metrics of each baseline by name; `reasons` says why a baseline has none."""
+    """The metrics of each baseline by name, and for a baseline without metrics the reason."""
 
     def __init__(self, metrics: dict[str, Metrics], reasons: dict[str, str]) -> None:
         super().__init__({**dict.fromkeys(reasons, Metrics()), **metrics})
@@ -39,7 +39,7 @@ class BaselineMetrics(dict[str, Metrics]):
 
 @dataclass(frozen=True)
 class FittedBaselines:
-    """The baselines of a task that could be fitted, and why the others could not."""
+    """The fitted baselines of a task, and the reasons why others could not be fitted."""
 
     fitted: dict[str, Baseline]
     reasons: dict[str, str]
@@ -93,7 +93,7 @@ def fit_baselines(
 def evaluate_baselines(
     task: TaskName, train: Iterable[Any], test: Iterable[Any], **tokenizer_options: Any
 ) -> BaselineMetrics:
-    """Fit the baselines of a task and evaluate them; `tokenizer_options` are those of `fit_baselines`."""
+    """Fit the baselines of a task and evaluate them; `tokenizer_options` are passed to `fit_baselines`."""
     return fit_baselines(task, train, **tokenizer_options).evaluate(test)
 
 
@@ -109,7 +109,7 @@ def fit_character_ngram(train: Sequence[TextChunk]) -> NGramBaseline:
 
 
 def read_lazily(rows: Iterable[Any]) -> Callable[[], list[Any]]:
-    """Defer reading until the first call, so that an unreadable file becomes the reason of each baseline."""
+    """Defer reading until the first call, so that every baseline reports an unreadable file as its reason."""
 
     @cache
     def read_or_error() -> list[Any] | TriformError:
@@ -119,7 +119,9 @@ def read_lazily(rows: Iterable[Any]) -> Callable[[], list[Any]]:
                 loaded.append(row)
                 n_characters += len(row.source) + len(row.target) if isinstance(row, TextPair) else len(row.text)
                 if n_characters > MAX_CHARACTERS:
-                    raise BaselineError(f"more than {MAX_CHARACTERS:,} characters are too much for it")
+                    raise BaselineError(
+                        f"the data has more than {MAX_CHARACTERS:,} characters, which is too much for this baseline"
+                    )
         except TriformError as error:
             return error
         return loaded

@@ -1,4 +1,4 @@
-"""The TF-IDF baseline: logistic regression over words and word pairs, which is hard to beat with few texts."""
+"""The TF-IDF baseline: logistic regression over words and bigrams, which is strong on small data sets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from triform.data.readers import LabelledText
 from triform.evaluation.baselines.errors import BaselineError
-from triform.evaluation.baselines.labels import FloatArray, evaluate_labels
+from triform.evaluation.baselines.labels import FloatArray, LabelBaseline
 from triform.evaluation.baselines.words import WORD_PATTERN
-from triform.evaluation.metrics import Metrics
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -20,20 +19,16 @@ if TYPE_CHECKING:
 
 IntArray = npt.NDArray[np.int64]
 SparseMatrix = Any  # scipy.sparse.csr_matrix, which has no types
-C_GRID = (1.0, 10.0, 100.0)  # inverse regularisation strengths; held-out rows choose one
-MIN_BIGRAM_DF = 2  # documents that a word pair must occur in; most pairs occur in one and say little
-MAX_WORK = 1_000_000_000  # labels times characters; 15,000 reviews with two labels are a twenty-fifth of it
-VALID_EVERY = 10  # one training row in so many is held out to choose C
+C_GRID = (1.0, 10.0, 100.0)  # candidates for the inverse regularisation strength; held-out rows select one
+MIN_BIGRAM_DF = 2  # a bigram must occur in this number of documents; most occur in one and carry little information
+MAX_WORK = 1_000_000_000  # labels × characters; 15,000 reviews with two labels are 4 % of it
+VALID_EVERY = 10  # every tenth training row is held out to select C
 TOLERANCE = 1e-6  # of the gradient; at 1e-5 the rounding of the BLAS library changes the accuracy
 MAX_ITERATIONS = 1000
 
 
-class TfidfBaseline:
-    """A fitted TF-IDF baseline.
-
-    Attributes:
-        labels: The labels, sorted; the columns of predicted probabilities are in this order.
-    """
+class TfidfBaseline(LabelBaseline):
+    """A fitted TF-IDF baseline."""
 
     def __init__(self, vectorizer: TfidfVectorizer, classifier: LogisticRegression, labels: Sequence[str]) -> None:
         self.vectorizer, self.classifier, self.labels = vectorizer, classifier, labels
@@ -47,17 +42,15 @@ class TfidfBaseline:
             c: Inverse regularisation strength. 0 chooses the best of `C_GRID` on a tenth of the rows.
 
         Raises:
-            BaselineError: There are fewer than two labels, no words, or too many labels for so much text.
+            BaselineError: There are fewer than two labels, no words, or too much text for the number of labels.
         """
         labels = sorted({row.label for row in train})
         if len(labels) < 2:
             raise BaselineError(
-                f"only one label, {labels[0]!r}, to tell apart" if labels else "no rows to learn from"
+                f"all rows have the label {labels[0]!r}" if labels else "there are no training rows"
             )
         if (work := len(labels) * sum(len(row.text) for row in train)) > MAX_WORK:
-            raise BaselineError(
-                f"{len(labels)} labels over so much text ({work // len(labels):,} characters) are too much"
-            )
+            raise BaselineError(f"{len(labels)} labels and {work // len(labels):,} characters of text are too much")
         label_ids = {label: label_id for label_id, label in enumerate(labels)}
         targets = np.array([label_ids[row.label] for row in train])
         texts = [row.text for row in train]
@@ -73,17 +66,13 @@ class TfidfBaseline:
         probs: FloatArray = self.classifier.predict_proba(self.vectorizer.transform(texts))
         return probs
 
-    def evaluate(self, test: Sequence[LabelledText]) -> Metrics:
-        """Return the metrics that `classify` reports."""
-        return evaluate_labels(self.labels, self.predict([row.text for row in test]), test)
-
 
 def build_vectorizer(texts: Sequence[str]) -> TfidfVectorizer:
-    """A vectorizer whose vocabulary has every word of the texts, and every word pair that occurs in two of them."""
+    """Build a vectorizer with every word of the texts, and every bigram that occurs in at least two of them."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
     if not any(WORD_PATTERN.search(text) for text in texts):
-        raise BaselineError("the training texts have no words")
+        raise BaselineError("the training texts contain no words")
     options = {"token_pattern": WORD_PATTERN.pattern, "ngram_range": (1, 2)}
     counter = CountVectorizer(**options)
     document_frequency = counter.fit_transform(texts).getnnz(axis=0)
@@ -93,14 +82,14 @@ def build_vectorizer(texts: Sequence[str]) -> TfidfVectorizer:
 
 
 def build_classifier(c: float) -> LogisticRegression:
-    """An untrained logistic regression."""
+    """Build an untrained logistic regression."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=c, tol=TOLERANCE, max_iter=MAX_ITERATIONS)
 
 
 def select_c(features: SparseMatrix, targets: IntArray) -> float:
-    """The inverse regularisation strength that is best on every tenth row: by accuracy, then by loss."""
+    """Return the inverse regularisation strength that is best on every tenth row by accuracy, then by loss."""
     is_valid = np.arange(len(targets)) % VALID_EVERY == VALID_EVERY - 1
     if not is_valid.any() or len(set(targets[~is_valid])) < 2:
         return C_GRID[len(C_GRID) // 2]
