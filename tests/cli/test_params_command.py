@@ -48,7 +48,7 @@ def test_the_report_counts_trainable_parameters_if_not_all_are(
     memory = {item["name"]: item["count"] for item in report["memory"]["training"]}
     assert (memory["gradients"], memory["state of adamw"]) == (n_trainable, 2 * n_trainable)
     output = triform("params", tmp_path / "run").out
-    assert "every one trained" not in output
+    assert "all trainable" not in output
     assert re.search(rf"\ntrainable +{n_trainable:,} ", output)
 
 

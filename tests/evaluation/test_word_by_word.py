@@ -98,7 +98,7 @@ def test_what_cannot_be_translated_says_why() -> None:
         WordByWordBaseline.fit([TextPair("?", "das", 1)])
     with pytest.raises(BaselineError, match="contain no words"):
         WordByWordBaseline.fit([])
-    with pytest.raises(BaselineError, match="no word of the sources was seen"):
+    with pytest.raises(BaselineError, match="no word of the test sources"):
         WordByWordBaseline.fit(make_pairs(20)).evaluate([TextPair("quite unheard of", "unerhört", 1)])
     with pytest.raises(BaselineError, match="there are no pairs to evaluate"):
         CopyBaseline().evaluate([])
