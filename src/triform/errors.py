@@ -1,4 +1,4 @@
-"""Errors and notices for the user: one line that says what is wrong, where, and what to do."""
+"""Errors and notices for the user. Each is one line that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class TriformError(Exception):
 
 
 class ConfigError(TriformError):
-    """A setting is unknown, of the wrong type, or does not fit the others."""
+    """A setting is unknown, has an invalid value, or contradicts another setting."""
 
 
 class DataError(TriformError):
-    """A file or a text cannot be used; names the file and, where known, the line."""
+    """A file or a text cannot be used. The message names the file and, if known, the line."""
 
     def __init__(self, problem: str, *, path: str | Path | None = None, line: int | None = None) -> None:
         self.path, self.line = path, line
@@ -25,7 +25,7 @@ class DataError(TriformError):
 
 
 class CheckpointError(TriformError):
-    """A run folder or checkpoint is missing, damaged, foreign, or cannot be written."""
+    """A run folder or checkpoint is missing, damaged, of an unknown format, or cannot be written."""
 
 
 class NonFiniteError(CheckpointError):
@@ -40,7 +40,7 @@ class NonFiniteError(CheckpointError):
 
 
 class DivergedError(TriformError):
-    """The loss or a gradient stopped being a finite number."""
+    """The loss or a gradient became NaN or infinite."""
 
 
 class RunInterruptedError(TriformError):
@@ -48,7 +48,7 @@ class RunInterruptedError(TriformError):
 
 
 class WarningText(str):
-    """A notice that casts doubt on a result or asks the user to do something. Other notices are plain strings."""
+    """A notice that the user should act on, or that puts a result in doubt. Other notices are plain strings."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ def notice_level(notice: str) -> str:
 
 
 def format_notice(notice: str, *, info_prefix: str = "") -> str:
-    """Format a notice as one line that starts with "warning: ", or with `info_prefix` if it is no warning."""
+    """Format a notice as one line that starts with "warning: ", or with `info_prefix` if it is not a warning."""
     return f"warning: {notice}" if isinstance(notice, WarningText) else f"{info_prefix}{notice}"
 
 
@@ -80,7 +80,7 @@ def require_package(package: str, *, extra: str, purpose: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an optional dependency: from the source folder, for no release is published yet."""
+    """Return the command that installs an extra from the source folder of Triform."""
     source_folder = Path(__file__).resolve().parents[2]
     if (source_folder / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{source_folder}[{extra}]')}"

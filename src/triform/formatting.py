@@ -1,8 +1,8 @@
-"""How metrics, texts and tables are shown to people.
+"""Format metrics, texts and tables for people, and print them.
 
 Metrics are shown in percent, from 0 to 100, or as plain numbers. Files and JSON keep them as they are computed:
-fractions of 1, and BLEU from 0 to 100. Texts, labels and paths come from files that others made, so control
-characters in them never reach a terminal.
+fractions of 1, and BLEU from 0 to 100. Texts, labels and paths come from files that are not trusted, so
+control characters in them are escaped before they reach a terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """How a metric is written, and which way is better."""
+    """The label and the unit of a metric, and whether higher is better."""
 
     label: str
     higher_is_better: bool = True
@@ -38,12 +38,12 @@ class MetricInfo:
 
     @property
     def scale(self) -> float:
-        """What a stored value is multiplied by to be shown."""
+        """The factor by which a stored value is multiplied for display."""
         return 100.0 if self.is_fraction else 1.0
 
     @property
     def percent_sign(self) -> str:
-        """What follows a shown value."""
+        """The text that follows a displayed value."""
         return " %" if self.is_fraction else ""
 
 
@@ -64,11 +64,11 @@ METRICS = {
     "sentence_bleu": MetricInfo("sentence BLEU", is_out_of_100=True),
 }
 
-CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and line end
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tab and line feed
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters written as escapes (\\x1b), so that it cannot change a terminal."""
+    """Return the text with control characters written as escapes (\\x1b), so that they have no effect."""
     return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
@@ -87,7 +87,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
 def print_message(text: str, stream: TextIO | None = None) -> None:
     """Print a line for the user to a stream, by default standard error, with control characters escaped.
 
-    Where nobody can read it, as on a terminal that was closed, the line is dropped: work goes on without it.
+    If the stream cannot be written to, for example because its terminal was closed, the line is dropped.
     """
     stream = stream or sys.stderr
     with suppress(OSError):
@@ -119,7 +119,7 @@ def print_table(rows: Sequence[Sequence[str]], align: str = "l") -> None:
 
 
 def format_table(rows: Sequence[Sequence[str]], align: str = "l") -> str:
-    """Return a table as plain text, one line a row, with two spaces between columns.
+    """Return a table as plain text, with one line for each row and two spaces between columns.
 
     >>> print(format_table([["set", "rows"], ["train", "1,200"], ["test", "80"]]))
     set     rows
@@ -151,7 +151,7 @@ def metric_info(name: str) -> MetricInfo:
     """Look up a metric by its name.
 
     Raises:
-        ConfigError: The metric is unknown, so nothing says whether more of it is better.
+        ConfigError: The metric is unknown.
     """
     if name not in METRICS:
         raise ConfigError(f"{name!r} is not a known metric; choose one of {', '.join(METRICS)}")
@@ -159,7 +159,7 @@ def metric_info(name: str) -> MetricInfo:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people say it, with two or three digits that matter.
+    """Format a duration in readable units, with two or three significant digits.
 
     >>> [format_duration(seconds) for seconds in (0.00035, 0.094, 8.34, 12.4, 185, 7800)]
     ['0.35 ms', '94 ms', '8.3 s', '12 s', '3 min 05 s', '2 h 10 min']
@@ -178,18 +178,18 @@ def format_duration(seconds: float) -> str:
 
 
 def metric_label(name: str) -> str:
-    """A metric's name as it is written in a sentence."""
+    """Return the name of a metric for use in a sentence."""
     return METRICS[name].label if name in METRICS else name.replace("_", " ")
 
 
 def metric_title(name: str) -> str:
-    """A metric's name as a heading; names with capitals, such as BLEU and chrF, keep them."""
+    """Return the name of a metric as a heading. Names with capitals, such as BLEU and chrF, are kept."""
     label = metric_label(name)
     return label if label != label.lower() else label.capitalize()
 
 
 def metric_scale(name: str) -> tuple[float, str]:
-    """What a metric is multiplied by to be shown, and the unit that follows it.
+    """Return the factor by which a metric is multiplied for display, and the unit that follows it.
 
     A name may have a prefix, such as "best accuracy" or "test.accuracy".
     """
@@ -198,13 +198,13 @@ def metric_scale(name: str) -> tuple[float, str]:
 
 
 def has_percent_scale(name: str) -> bool:
-    """Whether a metric is shown on a scale from 0 to 100, always with two decimals."""
+    """Return whether a metric is shown on a scale from 0 to 100, with two decimals."""
     info = _find_metric(name)
     return info.is_fraction or info.is_out_of_100
 
 
 def format_metric(name: str, value: float) -> str:
-    """A metric as people read it: fractions in percent, BLEU from 0 to 100, counts as whole numbers.
+    """Format a metric for display: fractions in percent, BLEU from 0 to 100, counts as whole numbers.
 
     >>> format_metric("accuracy", 0.9325), format_metric("bleu", 4.5), format_metric("rows", 1200)
     ('93.25 %', '4.50', '1,200')
@@ -216,7 +216,7 @@ def format_metric(name: str, value: float) -> str:
 
 
 def format_mean(name: str, mean: float, half_width: float) -> str:
-    """The mean of several runs, ± half of its 95 % interval where that is known.
+    """Format the mean of several runs, with ± half of its 95 % interval if that is finite.
 
     >>> format_mean("accuracy", 0.9325, 0.012)
     '93.25 ± 1.20 %'
@@ -229,14 +229,14 @@ def format_mean(name: str, mean: float, half_width: float) -> str:
 
 
 def format_range(name: str, low: float, high: float) -> str:
-    """Both ends of an interval, such as `92.05 to 94.45 %`."""
+    """Format an interval, such as `92.05 to 94.45 %`."""
     scale, unit = metric_scale(name)
     decimals = _decimals(name, max(abs(low), abs(high)))
     return f"{scale * low:,.{decimals}f} to {scale * high:,.{decimals}f}{unit}"
 
 
 def _find_metric(name: str) -> MetricInfo:
-    """The metric that a name with or without a prefix ends in; one that is shown as it is, if it is unknown."""
+    """Look up a metric whose name may have a prefix. An unknown metric is shown without scaling."""
     return METRICS.get(re.split(r"[ .]", name)[-1], MetricInfo(name))
 
 

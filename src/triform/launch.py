@@ -1,4 +1,4 @@
-"""`train`, from start to finish: merge the settings, lock the run folder, set up, train, report."""
+"""`triform.train`: merge the settings, lock the run folder, set up, train, and write the report."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.resume and self.overwrite:
-            raise ConfigError("--resume goes on with a run and --overwrite replaces it: give only one of them")
+            raise ConfigError(
+                "--resume and --overwrite cannot be used together; one continues a run, the other replaces it"
+            )
 
 
 def train(
@@ -161,9 +163,9 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
 def resolve_settings(
     task: TaskName, preset: str, config: str | Path | Config | None, settings: Settings
 ) -> Settings:
-    """Merge what the user asked for, and make sure that `train.init_from` is a run folder.
+    """Merge the settings of the user. If `train.init_from` is a published model, convert it to a run folder.
 
-    A published model is converted to one first. See `triform.config.merging.merge_request`.
+    See `triform.config.merging.merge_request`.
     """
     requested = merge_request(task, preset, config, settings)
     if base := requested.get("train.init_from"):
@@ -174,16 +176,16 @@ def resolve_settings(
 
 
 def resolve_out_folder(requested: Settings, options: RunOptions) -> Path:
-    """Return the folder that was asked for, or create a new one for these settings."""
+    """Return the folder of the option `out`, or create a new folder named after the task and the data."""
     if options.resume and not options.out:
-        raise ConfigError("--resume needs --out RUN: which run is to go on?")
+        raise ConfigError("--resume needs --out RUN, the folder of the run to continue")
     return Path(options.out or create_default_folder(requested))
 
 
 def build_trainer(
     config: Config, folder: RunFolder, options: RunOptions, *, resume: bool
 ) -> tuple[Trainer, Sequence[str]]:
-    """Read the data, build the model, and return a trainer at the step where the run stood, and notices."""
+    """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
     folder_notices = folder.prepare_resume() if resume else ()
     prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume)
     trainer = initialise_trainer(
@@ -193,7 +195,7 @@ def build_trainer(
 
 
 def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> None:
-    """Show what is about to be trained, and emit the `start` event of a new run."""
+    """Print the size of the model and the notices, and emit the `start` event of a new run."""
     if trainer.progress.finished:
         return
     task = trainer.task
@@ -201,11 +203,11 @@ def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> 
     n_parameters = sum(p.numel() for p in task.model.parameters())
     n_trainable = count_trainable(task.model).trainable
     if not options.quiet:
-        trainable_text = f", {n_trainable:,} of which learn," if n_trainable < n_parameters else ""
+        trainable_text = f", {n_trainable:,} of them trainable," if n_trainable < n_parameters else ""
         size = f"{n_parameters:,} parameters{trainable_text} on {task.device}, {trainer.max_steps} steps"
         for line in (*map(format_notice, notices), f"{task.name}: {size}"):
             print_message(line, options.progress)
-    if trainer.folder.latest_checkpoint() is not None:  # it was emitted when the run began
+    if trainer.folder.latest_checkpoint() is not None:  # the event was emitted when the run started
         return
     trainer.emit(
         "start",
@@ -230,12 +232,12 @@ def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> 
 
 
 def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
-    """Emit sample predictions of the best model, if training is over, and write the report."""
+    """Write the report. If training is finished, emit sample predictions of the best model first."""
     task = trainer.task
     if trainer.progress.finished:
         trainer.load_best_weights()
         task.model.eval()
-        with suppress(DataError):  # the data file may be gone by now; the report is written without samples then
+        with suppress(DataError):  # if the data file no longer exists, the report has no samples
             if samples and trainer.valid_data is not None:
                 for sample in task.predictor.sample_predictions(trainer.valid_data):
                     trainer.emit("sample", step=trainer.progress.best_step, **sample)

@@ -1,8 +1,7 @@
 """Progress reports of long operations, such as a validation.
 
 A long operation calls `report_progress` or `track_progress`. `report_progress_to` sets the callback that receives
-the reports; without one they cost next to nothing. The callback is a context variable, so threads do not mix
-their reports.
+the reports; without one, nothing is reported. The callback is a context variable, so each thread has its own.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def report_progress_to(callback: ProgressCallback) -> Iterator[None]:
 
 
 def report_progress(label: str, done: int, total: int) -> None:
-    """Report that `done` of `total` is done."""
+    """Report that `done` of `total` items are done."""
     callback = _callback.get()
     if callback is not None:
         callback(label, done, total)

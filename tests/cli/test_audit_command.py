@@ -41,10 +41,10 @@ def test_a_leak_is_counted_explained_and_shown(triform: Command, leaking_files: 
     assert "train 6 1 1 0 0 2" in lines
     assert "test in train 4 3 2 0 1" in lines
     assert (
-        "test: 3 of 4 rows (75.0 %) are in train too, 2 of them with the same label; remembering scores 50.00 %"
-        in (result.out)
+        "test: 3 of 4 rows (75.0 %) are also in train, 2 of them with the same label; "
+        "memorising train gives an accuracy of 50.00 %" in (result.out)
     )
-    assert "quote the score on the 1 unseen as well (--run RUN scores them apart)" in result.out
+    assert "also report the metrics of the 1 unseen rows (--run RUN computes them)" in result.out
     assert "test line 2 = train line 2: A fine day" in result.out
     assert "'good' at line 4, 'bad' at line 5: what a day" in result.out
     assert "labels of train: good 50.0 %, bad 50.0 %" in result.out
@@ -76,7 +76,7 @@ def test_one_set_alone_is_looked_at_and_said_to_be_alone(
     assert result.code == 0
     assert "only one set was given" in result.out
     assert "over 2 words" in result.out
-    assert "shared" not in result.out
+    assert "overlap" not in result.out
 
 
 def test_the_task_is_told_by_the_file(triform: Command, tmp_path: Path, files: Files) -> None:
@@ -102,7 +102,7 @@ def test_translations_are_told_by_source_target_and_pair(triform: Command, tmp_p
     lines = [" ".join(line.split()) for line in result.out.splitlines()]
     assert "test source in train 3 2 2 0 1" in lines
     assert "test pair in train 3 1 1 - 2" in lines
-    assert "test: 2 of 3 sources (66.7 %) are in train too" in result.out
+    assert "test: 2 of 3 sources (66.7 %) are also in train" in result.out
 
 
 def test_a_run_is_scored_on_seen_and_unseen_rows_apart(
@@ -113,7 +113,7 @@ def test_a_run_is_scored_on_seen_and_unseen_rows_apart(
         tmp_path / "test.csv", "text,label\n" + "".join(files.csv.read_text().splitlines(True)[1:6]) + new
     )
     result = triform("audit", "--run", classifier, "--train", files.csv, "--test", test)
-    assert "scores of" in result.out
+    assert "metrics of" in result.out
     metrics = triform("audit", "--run", classifier, "--train", files.csv, "--test", test, "--json").json["scores"]
     assert [metrics[f"test: {name}"]["rows"] for name in ("all", "seen", "unseen")] == [7, 5, 2]
     right = {
@@ -183,7 +183,7 @@ def test_a_run_or_a_file_is_given_by_position(triform: Command, classifier: Path
 
 
 def test_what_is_given_by_position_is_not_given_again(triform: Command, classifier: Path, files: Files) -> None:
-    twice = "are given for one thing: give one of them"
+    twice = "mean the same thing; use only one of them"
     assert twice in triform("audit", files.csv, "--train", files.csv).refusal
     assert twice in triform("audit", classifier, "--run", classifier).refusal
     assert triform("audit", "nowhere").refusal == "nowhere: no such file or run folder"
@@ -194,7 +194,7 @@ def test_what_is_given_by_position_is_not_given_again(triform: Command, classifi
 
 
 def test_what_is_missing_is_asked_for(triform: Command, tmp_path: Path, files: Files) -> None:
-    expected = "say what to look at: a training file or a run folder (or --train FILE, --run RUN)"
+    expected = "there is nothing to audit; give a training file or a run folder"
     assert triform("audit").refusal == expected
     assert triform("audit", "--test", files.csv).refusal == expected
     none = tmp_path / "none.csv"
@@ -230,9 +230,9 @@ def test_columns_and_settings_that_are_not_there(
 ) -> None:
     arguments = ("audit", "--train", files.csv)
     assert "has no column 'colour'" in triform(*arguments, "--set", "data.label_column=colour").refusal
-    assert "only data.* can be set here" in triform(*arguments, "--set", "model.d_model=3").refusal
-    assert "only data.* can be set here" in triform(*arguments, "--set", "decode.beam_size=3").refusal
-    assert "--max-len -1 is no length" in triform(*arguments, "--max-len", "-1").refusal
+    assert "audit uses only data.* settings" in triform(*arguments, "--set", "model.d_model=3").refusal
+    assert "audit uses only data.* settings" in triform(*arguments, "--set", "decode.beam_size=3").refusal
+    assert "--max-len -1: must be at least 1" in triform(*arguments, "--max-len", "-1").refusal
     assert "a .txt has no labels" in triform("audit", "--train", files.txt, "--task", "classify").refusal
     assert "task=poetry is not known" in triform(*arguments, "--task", "poetry").refusal
     assert "is for classify, not translate" in triform("audit", "--run", classifier, "--task", "translate").refusal
@@ -240,8 +240,8 @@ def test_columns_and_settings_that_are_not_there(
 
 def test_names_of_test_sets_must_differ(triform: Command, tmp_path: Path, files: Files) -> None:
     arguments = ("audit", "--train", files.csv, "--test")
-    assert "two sets are called 'rows.csv'" in triform(*arguments, files.csv, "--test", files.csv).refusal
-    assert "'valid' is the name of another set" in triform(*arguments, f"valid={files.csv}").refusal
+    assert "two files have the name 'rows.csv'" in triform(*arguments, files.csv, "--test", files.csv).refusal
+    assert "the name 'valid' is taken" in triform(*arguments, f"valid={files.csv}").refusal
     report = triform(*arguments, f"a={files.csv}", "--test", f"b={files.csv}", "--json").json
     assert {set_report["name"] for set_report in report["sets"]} == {"train", "a", "b"}
 

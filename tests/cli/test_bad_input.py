@@ -141,7 +141,7 @@ def test_sources_and_targets_of_unequal_number(
     assert message in train("translate", *aligned_files, "--valid", f"{files.source},{short}").refusal
     assert message in triform("evaluate", translator, "--data", f"{files.source},{short}").refusal
     assert "go together" in train("translate", "--source", files.source, *out).refusal
-    assert "go together" in triform("evaluate", translator, "--source", files.source).refusal
+    assert "must be given together" in triform("evaluate", translator, "--source", files.source).refusal
     assert not is_run_folder(tmp_path / "run")
 
 
@@ -212,7 +212,7 @@ def test_a_prompt_with_unknown_characters_names_them(triform: Command, writer: P
 
 def test_nothing_to_predict_says_how_to_give_it(triform: Command, tmp_path: Path, classifier: Path) -> None:
     assert "give TEXT, --input FILE, or --input -" in triform("predict", classifier).refusal
-    assert "give TEXT, --input FILE, or --input -" in triform("predict", classifier, "--input", "-").refusal
+    assert "standard input is empty" in triform("predict", classifier, "--input", "-").refusal
     assert "no such file" in triform("predict", classifier, "--input", tmp_path / "none.txt").refusal
     empty = write_file(tmp_path / "empty.txt", "")
     assert f"{empty}: is empty" in triform("predict", classifier, "--input", empty).refusal
@@ -287,8 +287,10 @@ def test_a_device_that_is_not_here_says_what_to_use(
 
 
 def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: Path, writer: Path) -> None:
-    assert "only decode.* can be changed" in triform("predict", writer, "1", "--set", "seed=3").refusal
-    assert "only decode.* can be changed" in triform("evaluate", classifier, "--set", "model.d_ff=3").refusal
+    assert "only decode.* settings can be changed" in triform("predict", writer, "1", "--set", "seed=3").refusal
+    assert (
+        "only decode.* settings can be changed" in triform("evaluate", classifier, "--set", "model.d_ff=3").refusal
+    )
     assert (
         "decode.beam_size=0 must lie between 1 and 1000"
         in triform("predict", writer, "1", "--set", "decode.beam_size=0").refusal
@@ -299,7 +301,7 @@ def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: 
 
 def test_sets_of_one_name_are_to_be_named_apart(triform: Command, classifier: Path, files: Files) -> None:
     twice = triform("evaluate", classifier, "--data", files.csv, "--data", files.csv).refusal
-    assert twice == "two sets are called 'rows.csv'; name them apart with --data NAME=FILE"
+    assert twice == "--data: two files have the name 'rows.csv'; give them different names with --data NAME=FILE"
 
 
 def test_without_data_a_run_is_scored_on_what_was_held_out_of_its_own(
@@ -621,7 +623,7 @@ def test_a_tokenizer_of_a_newer_version_is_not_read(triform: Command, tmp_path: 
 
 
 def test_resume_needs_to_know_which_run(train: Command, tmp_path: Path) -> None:
-    assert train("classify", "--resume").refusal == "--resume needs --out RUN: which run is to go on?"
+    assert train("classify", "--resume").refusal == "--resume needs --out RUN, the folder of the run to continue"
     refusal = train("classify", "--resume", "--out", tmp_path / "none").refusal
     assert refusal == f"{tmp_path / 'none'}: nothing to resume: no such run folder"
     assert not (tmp_path / "none").exists()

@@ -101,7 +101,7 @@ def test_training_data_that_are_gone_are_a_line_with_the_reason(
     assert all("moved.csv" in metrics["reason"] for metrics in baselines.values())
     _, model_line, *baseline_lines = triform(*arguments).out.splitlines()
     assert model_line.split()[-1] == "40"
-    assert all("none: " in line and "moved.csv" in line for line in baseline_lines)
+    assert all("not available: " in line and "moved.csv" in line for line in baseline_lines)
     shutil.copy(files.txt, story)
     assert train("generate", "--data", story, "--set", "data.max_len=8", "--out", run, "--overwrite").code == 0
     story.unlink()

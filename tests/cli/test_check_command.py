@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,9 @@ def test_a_trained_run_passes(triform: Command, request: pytest.FixtureRequest, 
     result = triform("check", request.getfixturevalue(name))
     assert result.code == 0, result.out
     assert result.err == ""
-    assert result.out.endswith("\nall good\n")
-    assert set(parse_statuses(result.out).values()) <= {"good", "-"}
-    skipped = {check for check, status in parse_statuses(result.out).items() if status == "-"}
+    assert result.out.endswith("\nall checks passed\n")
+    assert set(parse_statuses(result.out).values()) <= {"passed", "skipped"}
+    skipped = {check for check, status in parse_statuses(result.out).items() if status == "skipped"}
     decoding_checks = (
         {"no weight on the future", "cached decoding matches uncached"} if name == "classifier" else set()
     )
@@ -44,7 +45,7 @@ def test_a_trained_run_passes(triform: Command, request: pytest.FixtureRequest, 
 def test_a_preset_with_a_window_passes_every_check(triform: Command) -> None:
     result = triform("check", "--preset", "speeches-window")
     assert result.code == 0, result.out
-    assert set(parse_statuses(result.out).values()) == {"good"}
+    assert set(parse_statuses(result.out).values()) == {"passed"}
 
 
 def test_a_size_is_checked_for_the_task_and_sizes_that_are_given(triform: Command) -> None:
@@ -135,7 +136,7 @@ def test_json_says_what_failed_and_the_exit_code_too(
     [
         ((), "exactly one of RUN, --preset NAME and --config FILE"),
         (("run", "--preset", "tiny"), "exactly one of RUN"),
-        (("--preset", "tiny"), "say which with --task"),
+        (("--preset", "tiny"), "fits any task; add --task"),
         (("--preset", "tiny", "--task", "generate"), "--vocab-size"),
         (("--preset", "tiny", "--task", "generate", "--vocab-size", 9), "--max-len"),
         (("--preset", "tiny", "--task", "classify", "--max-len", 8, "--vocab-size", 9), "--labels"),
@@ -157,7 +158,7 @@ def test_settings_that_make_no_model_are_refused(
 
 @pytest.mark.parametrize("arguments", [("--set", "model.window=4"), ("--max-len", 9), ("--vocab-size", 9)])
 def test_a_run_is_checked_as_it_was_trained(triform: Command, writer: Path, arguments: tuple[object, ...]) -> None:
-    assert "a run is checked as it was trained" in triform("check", writer, *arguments).refusal
+    assert "a run is checked with its own settings" in triform("check", writer, *arguments).refusal
 
 
 def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
@@ -170,17 +171,20 @@ def test_a_missing_run_is_one_line(triform: Command, tmp_path: Path) -> None:
 def test_doctor_names_the_kernel_for_each_kind_of_attention_and_why(triform: Command) -> None:
     result = triform("doctor")
     assert result.code == 0, result.err
-    lines = [line for line in result.out.splitlines() if line.startswith("attention ")]
-    kernels = dict(line.removeprefix("attention").strip().split(" -> ") for line in lines)
+    rows = [re.split("  +", line) for line in result.out.splitlines() if "attention" in line]
+    kernels = {row[0]: row[1] for row in rows}
     names = {kind: description.partition(": ")[0] for kind, description in kernels.items()}
-    assert names["every token, or every earlier one"] == names["positions=t5 or alibi"] == "fused"
-    assert names["attention_score=additive"] == names["positions=relative"] == "formula"
-    assert names["a window of 128 in 2048 tokens"] in ("fused in tiles", "flex")
-    assert names["rows packed without padding"] in ("fused in tiles", "flash")
+    assert names["full or causal attention"] == names["attention with positions=t5 or alibi"] == "fused"
+    formula_names = {
+        names[f"attention with {setting}"] for setting in ("attention_score=additive", "positions=relative")
+    }
+    assert formula_names == {"formula"}
+    assert names["attention in a window of 128 tokens"] in ("fused in tiles", "flex")
+    assert names["attention on packed rows"] in ("fused in tiles", "flash")
     for description in kernels.values():
         reason, _, proof = description.partition(": ")[2].partition(" (")
         assert len(reason) > 15
-        assert proof.startswith("equal to the formula within ")
+        assert proof.startswith("largest difference from the reference: ")
 
 
 def test_doctor_finds_a_kernel_that_differs_from_the_formula(
@@ -195,7 +199,7 @@ def test_doctor_finds_a_kernel_that_differs_from_the_formula(
     monkeypatch.setattr(dispatch, "SDPA", broken)
     result = triform("doctor")
     assert result.code == 1
-    assert "fused, every token, or every earlier one: differs from the formula by 1.0e-01" in result.err
+    assert "fused (full or causal attention): differs from the reference implementation by 1.0e-01" in result.err
 
 
 def test_one_label_is_refused(triform: Command) -> None:

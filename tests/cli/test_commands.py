@@ -229,7 +229,7 @@ def test_doctor_says_what_is_here(triform: Command) -> None:
     assert all(report["packages"].values())
     plain = triform("doctor")
     assert plain.code == 0
-    assert plain.out.rstrip().endswith("all good")
+    assert plain.out.rstrip().endswith("no problems found")
 
 
 def test_doctor_names_the_packages_that_are_declared() -> None:
@@ -473,7 +473,7 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     assert result.code == 0, result.err
     groups = "encoder.embedding 2, encoder.blocks 14, encoder.final_norm 2, classification_head 2"
     assert f"{classifier}: 20 tensors loaded: {groups}" in result.err
-    assert "of which learn, on cpu" in result.err
+    assert "of them trainable, on cpu" in result.err
     for command in (("predict", "the soup", "--json"), ("evaluate", "--json")):
         full_result = triform(command[0], run, *command[1:]).json
         adapter_result = triform(
@@ -504,6 +504,6 @@ def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: 
     assert (
         strided["sets"]["story.txt"]["tokens"] == triform(*arguments, "--json").json["sets"]["story.txt"]["tokens"]
     )
-    assert "windows of 16 tokens, 4 apart" in triform(*arguments, "--stride", 4).out
+    assert "windows of 16 tokens that start every 4 tokens" in triform(*arguments, "--stride", 4).out
     assert "give 1 to 16" in triform(*arguments, "--stride", 17).refusal
     assert "a stride is for decoders" in triform("evaluate", classifier, "--stride", 4).refusal

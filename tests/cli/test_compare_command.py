@@ -67,4 +67,4 @@ def test_what_is_wrong_is_one_line(
 
 def test_a_missing_study_and_no_seeds_are_refused(triform: Command, study: Path, tmp_path: Path) -> None:
     assert "no such file" in triform("compare", tmp_path / "gone.toml").refusal
-    assert "--seeds 0: give how many models" in triform("compare", study, "--seeds", 0).refusal
+    assert "--seeds 0: each variant needs at least 1 seed" in triform("compare", study, "--seeds", 0).refusal

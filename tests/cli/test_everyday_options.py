@@ -53,10 +53,10 @@ def test_decode_options_equal_their_settings(triform: Command, writer: Path) -> 
 
 def test_an_option_and_a_set_that_disagree_are_both_named(triform: Command, writer: Path) -> None:
     assert triform("predict", writer, "x", "--top-k", 5, "--set", "decode.top_k=6").refusal == (
-        "--top-k 5 and --set decode.top_k=6 are different values of one setting: give one of them"
+        "--top-k 5 and --set decode.top_k=6 give the same setting different values; use only one of them"
     )
     assert triform("train", "classify", "--data", "a.csv", "--set", "data.train=b.csv").refusal == (
-        "--data a.csv and --set data.train=b.csv are different values of one setting: give one of them"
+        "--data a.csv and --set data.train=b.csv give the same setting different values; use only one of them"
     )
     assert merge_shorthands(["train.lr=0.001"], {"--lr": "1e-3"}) == ["train.lr=0.001", "train.lr=1e-3"]
 
@@ -71,7 +71,8 @@ def test_a_value_of_the_wrong_kind_names_the_option(triform: Command) -> None:
 
 def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
     assert triform("train", "translate", "--text-column", "en").refusal == (
-        "data.text_column=en is not for translate: set data.source_column and data.target_column"
+        "data.text_column=en has no effect on translate; "
+        "use --set data.source_column=NAME and --set data.target_column=NAME"
     )
 
 
@@ -95,21 +96,23 @@ def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
         ("tokenizer export run --out f --like hf", "No such option --like; it is called --format now."),
         ("reproduce imdb --setting best", "No such option --setting; it is called --variant now."),
         ("reproduce imdb --quick", "No such option --quick; it is called --smoke now."),
-        ("predict run -5", "No such option -5; put -- before a text that begins with a dash."),
+        ("predict run -5", "No such option -5; write -- before a text that starts with a dash."),
         ("doctor --wings", "No such option --wings."),
         (
             "train classify reviews.csv",
-            "unexpected extra argument reviews.csv; to train on a file, write --data reviews.csv.",
+            "Unexpected argument reviews.csv; to train on a file, write --data reviews.csv.",
         ),
         ("train translate a.en a.fr", "to train on aligned files, write --source a.en --target a.fr."),
         ("evaluate run --beam-size 4", "No such option --beam-size; write --set decode.beam_size=VALUE."),
-        ("trian classify", "No such command 'trian'. Did you mean 'train'? See"),
+        ("trian classify", "No such command trian; did you mean triform train? See"),
     ],
 )
 def test_what_to_write_instead_is_said(triform: Command, command: str, advice: str) -> None:
     refusal = triform(*command.split()).refusal
     assert advice in refusal
-    assert refusal.endswith("See triform --help")
+    name = command.split()[0]
+    path = {"tokenizer": "triform tokenizer export", "trian": "triform"}.get(name, f"triform {name}")
+    assert refusal.endswith(f"See {path} --help")
 
 
 def test_an_option_left_out_changes_nothing() -> None:

@@ -32,7 +32,7 @@ def test_every_task_is_shown_in_every_kind_of_file(
     assert [
         line.split(":")[0] for line in result.out.splitlines() if " × " in line and " tokens" in line
     ] == STACKS[name]
-    assert result.out.endswith(f"written to {path}\n")
+    assert result.out.endswith(f"attention maps: {path}\n")
     assert result.err == (CROSS_NOTE if name == "translator" else "")
 
 
@@ -192,7 +192,7 @@ def test_a_target_and_new_tokens_are_two_ways_to_go_on(triform: Command, writer:
     result = triform(
         "explain", writer, "one two", "--target", "x", "--max-new-tokens", "3", "--out", tmp_path / "m.html"
     )
-    assert "--target and --max-new-tokens both say how the text goes on" in result.refusal
+    assert "--target and --max-new-tokens cannot be used together" in result.refusal
 
 
 def test_new_tokens_are_for_a_writer_only(triform: Command, classifier: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_report_counts_trainable_parameters_if_not_all_are(
     task = package.load(base, device="cpu").config.task
     train_options = ("--set", "train.max_steps=1", "--device", "cpu")
     result = triform("train", task, "--from", base, "--set", setting, *train_options, "--out", tmp_path / "run")
-    match = re.search(r"([\d,]+) parameters, ([\d,]+) of which learn", result.err)
+    match = re.search(r"([\d,]+) parameters, ([\d,]+) of them trainable", result.err)
     assert match
     n_parameters, n_trainable = (int(number.replace(",", "")) for number in match.groups())
     report = triform("params", tmp_path / "run", "--json").json
@@ -98,7 +98,7 @@ def test_a_file_of_settings_is_counted_and_its_open_width_chosen(triform: Comman
     file.write_text("[model]\nd_model = 32\nn_layers = 1\nn_heads = 2\n[data]\nmax_len = 16\n", encoding="utf-8")
     arguments = ("params", "--config", file, "--vocab-size", 100)
     assert triform(*arguments, "--task", "generate", "--json").json["letters"]["f"] == 4 * 32
-    assert "names no task: say --task" in triform(*arguments).refusal
+    assert "the task is missing; add --task" in triform(*arguments).refusal
 
 
 def test_the_config_of_a_run_is_a_file_of_settings(triform: Command, writer: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_preset_is_counted_without_torch() -> None:
     [
         ((), "exactly one of RUN, --preset NAME and --config FILE"),
         (("runs/x", "--preset", "tiny"), "exactly one of RUN"),
-        (("--preset", "small"), "say which with --task"),
+        (("--preset", "small"), "fits any task; add --task"),
         (("--preset", "small", "--task", "generate"), "--vocab-size"),
         (("--preset", "small", "--task", "generate", "--vocab-size", 9), "--max-len"),
         (("--preset", "small", "--task", "classify", "--vocab-size", 9, "--max-len", 9), "--labels"),
@@ -176,7 +176,7 @@ def test_a_preset_is_counted_without_torch() -> None:
         (("--preset", "small", "--task", "sing"), "choose from classify"),
         (("--preset", "gpt2-small", "--set", "model.heads=3"), "unknown setting"),
         (("--preset", "gpt2-small", "--set", "model.n_heads=7"), "not divisible"),
-        (("--preset", "gpt2-small", "--length", 2000), "--length 2000 is more than"),
+        (("--preset", "gpt2-small", "--length", 2000), "--length 2000: the model reads at most"),
         (("--preset", "gpt2-small", "--labels", -1), "--labels -1"),
         (("--preset", "gpt2-small", "--optimizer", "lion"), "choose from adam"),
         (("--preset", "gpt2-small", "--precision", "fp8"), "choose from auto, fp32, bf16"),

@@ -97,7 +97,7 @@ def test_int8_on_cuda_is_refused_before_weights_are_read(classifier: Path, monke
 
 @pytest.mark.parametrize("kind", LOWER_PRECISIONS)
 def test_lower_precision_is_shown_where_it_is_used(triform: Command, classifier: Path, kind: str) -> None:
-    note = f"note: computed in {kind}; answers may differ a little from fp32\n"
+    note = f"note: computed in {kind}; results may differ a little from fp32\n"
     options = ("--precision", kind, "--device", "cpu")
     result = triform("predict", classifier, "the soup", *options, "--json")
     assert note in result.err

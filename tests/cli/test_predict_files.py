@@ -130,7 +130,7 @@ def test_translations_and_continuations_are_written_beside_their_rows(
         triform("predict", writer, "3 birds", *decode_options, "--top-k", 1).out.removesuffix("\n")
     )
     refusal = triform("predict", writer, "--input", prompts, "--output", tmp_path / "g.tsv").last_line
-    assert "a continuation may have several lines, which a .tsv cannot hold" in refusal
+    assert "generated text can have line breaks, which a .tsv cannot hold" in refusal
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_run_is_opened(
@@ -138,12 +138,12 @@ def test_an_output_that_cannot_be_is_refused_before_the_run_is_opened(
 ) -> None:
     before = table.read_bytes()
     arguments = ("predict", tmp_path / "no-run", "--input", table, "--output")
-    assert "the name must end in .csv, .tsv or .jsonl" in triform(*arguments, tmp_path / "p.xlsx").refusal
-    assert "is the input file, which is not overwritten" in triform(*arguments, table).refusal
+    assert "the file name must end in .csv, .tsv or .jsonl" in triform(*arguments, tmp_path / "p.xlsx").refusal
+    assert "this is the input file; choose another name" in triform(*arguments, table).refusal
     (tmp_path / "link.csv").symlink_to(table)
-    assert "is the input file, which is not overwritten" in triform(*arguments, tmp_path / "link.csv").refusal
+    assert "this is the input file; choose another name" in triform(*arguments, tmp_path / "link.csv").refusal
     (tmp_path / "folder.csv").mkdir()
-    assert "is a folder" in triform(*arguments, tmp_path / "folder.csv").refusal
+    assert "this is a folder" in triform(*arguments, tmp_path / "folder.csv").refusal
     assert table.read_bytes() == before
 
 
@@ -151,13 +151,13 @@ def test_a_cell_that_a_tsv_cannot_hold_is_refused_and_leaves_no_file(
     triform: Command, classifier: Path, table: Path, tmp_path: Path
 ) -> None:
     result = triform("predict", classifier, "--input", table, "--output", tmp_path / "p.tsv")
-    assert "has a tab or several lines, which a .tsv cannot hold" in result.last_line
+    assert "has a tab or a line break, which a .tsv cannot hold" in result.last_line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(triform: Command, classifier: Path, table: Path) -> None:
     result = triform("predict", classifier, "--input", table, "--output", table / "p.csv")
-    assert "cannot be written" in result.last_line
+    assert "cannot write the file" in result.last_line
 
 
 def test_of_many_labels_the_five_likeliest_are_shown() -> None:

@@ -22,7 +22,10 @@ def test_an_unknown_system_is_refused(triform: Command) -> None:
 
 def test_no_seeds_are_refused(triform: Command) -> None:
     for seeds in (0, -1):
-        assert f"--seeds {seeds}: give how many" in triform("reproduce", "speeches-lm", "--seeds", seeds).refusal
+        assert (
+            f"--seeds {seeds}: each variant needs at least 1 seed"
+            in triform("reproduce", "speeches-lm", "--seeds", seeds).refusal
+        )
 
 
 def test_a_system_without_its_data_names_the_file_and_the_command(triform: Command, tmp_path: Path) -> None:
@@ -54,13 +57,15 @@ def test_the_page_is_made_from_what_there_is(triform: Command, tmp_path: Path) -
 
 
 def test_sets_are_listed(triform: Command) -> None:
-    assert "licence: public domain" in triform("data", "list").out
+    lines = triform("data", "list").out.splitlines()
+    assert lines[0].split() == ["dataset", "size", "licence", "description"]
+    assert any(line.startswith("tinyshakespeare") and "public domain" in line for line in lines)
     files = triform("data", "list", "--json").json["multi30k_en_de"]["files"]
     assert files["train.en"]["bytes"] == 1_801_238
 
 
 def test_an_empty_folder_holds_no_known_set(triform: Command, tmp_path: Path) -> None:
-    assert "holds no known set" in triform("data", "check", "--data", tmp_path).refusal
+    assert "there is no known dataset here" in triform("data", "check", "--data", tmp_path).refusal
 
 
 def test_an_altered_set_is_refused(triform: Command, tmp_path: Path) -> None:

@@ -27,21 +27,21 @@ def test_memory_that_is_full_is_one_line(
     result = triform(command, str(classifier), *(["the soup"] if command == "predict" else []))
     assert result.code == 2
     assert result.err == (
-        "triform: the memory of the device is full (CUDA out of memory. Tried to allocate 2.00 GiB.); "
-        "give fewer or shorter texts, or --device cpu\n"
+        "triform: the device is out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.); "
+        "use fewer or shorter texts, or --device cpu\n"
     )
 
 
 PLAIN_ERRORS = [
-    (MemoryError(), "the memory of this computer is full (MemoryError)"),
-    (MemoryError("Unable to allocate 9 TiB"), "the memory of this computer is full (Unable to allocate 9 TiB)"),
+    (MemoryError(), "this computer is out of memory (MemoryError)"),
+    (MemoryError("Unable to allocate 9 TiB"), "this computer is out of memory (Unable to allocate 9 TiB)"),
     (
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: 1 bytes.\nx"
         ),
-        "the memory of this computer is full ([enforce fail",
+        "this computer is out of memory ([enforce fail",
     ),
-    (RuntimeError("Storage size calculation overflowed with sizes=[9]"), "the memory of this computer is full"),
+    (RuntimeError("Storage size calculation overflowed with sizes=[9]"), "this computer is out of memory"),
     (OverflowError("int too large to convert to float"), "a number in a file or a setting is too large"),
     (RecursionError("maximum recursion depth exceeded"), "a file or a setting is nested too deeply"),
 ]
@@ -93,7 +93,7 @@ for arguments in json.loads(sys.argv[1]):
 TOO_LARGE_SETTINGS = {
     "parameters, which need": ("model.d_model=8192",),
     "training needs": ("model.d_model=2048", "model.n_layers=2", "model.d_ff=2048"),
-    "the memory of this computer is full": ("model.d_model=64", "model.d_ff=2000", "train.batch_size=200"),
+    "this computer is out of memory": ("model.d_model=64", "model.d_ff=2000", "train.batch_size=200"),
 }
 
 

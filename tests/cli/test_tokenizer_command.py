@@ -29,7 +29,7 @@ def tokenizer_file(triform: Command, text_file: Path, tmp_path: Path) -> Path:
     path = tmp_path / "learned.json"
     result = triform("tokenizer", "train", "--data", text_file, "--vocab-size", 280, "--out", path)
     assert result.code == 0, result.err
-    assert result.out == f"bpe: 280 tokens: {path}\n"
+    assert result.out == f"bpe tokenizer with 280 tokens: {path}\n"
     return path
 
 
@@ -57,14 +57,14 @@ def test_files_are_given_by_position_too(
     assert triform("tokenizer", "train", text_file, text_file, "--kind", "char", "--out", two).code == 0
     assert triform("tokenizer", "train", text_file, "--data", text_file, "--kind", "char", "--out", three).code == 0
     assert two.read_bytes() == three.read_bytes()
-    assert "nothing to learn from" in triform("tokenizer", "train", "--out", tmp_path / "none.json").refusal
+    assert "there is no text to train on" in triform("tokenizer", "train", "--out", tmp_path / "none.json").refusal
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_each_kind_is_learned(triform: Command, kind: str, text_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "it.json"
     result = triform("tokenizer", "train", "--data", text_file, "--kind", kind, "--lowercase", "--out", out)
-    assert result.out.startswith(f"{kind}: ")
+    assert result.out.startswith(f"{kind} tokenizer with ")
     upper, lower = (triform("tokenizer", "encode", out, text).out for text in ("THE Cat", "the cat"))
     assert upper == lower
 
@@ -130,18 +130,21 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         (("encode", "{tmp}/nowhere", "a"), "there is no tokenizer file here"),
         (("encode", "{tmp}", "a"), "no tokenizer is here; known are tokenizer.json, vocab.json with merges.txt"),
         (("encode", "{tmp}/book.txt", "a"), "book.txt, line 3: "),
-        (("encode", "{learned}"), "nothing to read: give TEXT, --input FILE, or --input - for standard input"),
-        (("encode", "{learned}", "a", "--side", "left"), "--side left: known are source, target"),
-        (("decode", "{learned}", "280"), "280 is not a token id: the ids of this vocabulary are 0 to 279"),
-        (("decode", "{learned}", "1.5"), "'1.5' is not a token id: ids are whole numbers"),
-        (("decode", "{learned}"), "nothing to read: give N"),
+        (
+            ("encode", "{learned}"),
+            "there is nothing to read; give TEXT, --input FILE, or --input -",
+        ),
+        (("encode", "{learned}", "a", "--side", "left"), "--side left: must be source or target"),
+        (("decode", "{learned}", "280"), "280 is not a token id; the ids of this vocabulary are 0 to 279"),
+        (("decode", "{learned}", "1.5"), "'1.5' is not a token id; ids are whole numbers"),
+        (("decode", "{learned}"), "there is nothing to read; give ID"),
         (("export", "{learned}", "--format", "hff", "--out", "{tmp}/o"), "--format hff: did you mean 'hf'?"),
         (("train", "--data", "{tmp}/book.txt", "--out", "{learned}"), "already exists; choose another --out"),
         (("train", "--data", "{tmp}/book.txt", "--kind", "bpee", "--out", "{tmp}/o"), "did you mean 'bpe'?"),
         (("train", "--data", "{tmp}/none.txt", "--out", "{tmp}/o"), "none.txt"),
         (("train", "--data", "{tmp}/book.txt", "--vocab-size", "9999", "--out", "{tmp}/o"), "is more than"),
         (("import", "{learned}", "--out", "{learned}"), "already exists"),
-        (("import", "{learned}", "--special", "<a>", "--out", "{tmp}/o"), "a name, = and its number are expected"),
+        (("import", "{learned}", "--special", "<a>", "--out", "{tmp}/o"), "write the token and its id as TOKEN=ID"),
         (("import", "{tmp}/x.tiktoken", "--out", "{tmp}/o"), "there is no tokenizer file here"),
     ],
 )

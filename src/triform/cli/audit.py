@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from triform.cli.completion import complete_run, complete_setting, complete_task
 from triform.cli.evaluate import parse_named_sets
-from triform.cli.options import (
-    DeviceOption,
-    JsonOption,
-    NoVerifyOption,
-    SetOption,
-    load_run,
-    print_json,
-    print_metrics_table,
-)
+from triform.cli.help import DATA, argument, flag, option
+from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, load_run, print_json, print_metrics_table
 from triform.errors import ConfigError, DataError
 from triform.formatting import echo
 
@@ -29,41 +23,75 @@ if TYPE_CHECKING:
     from triform.run import Run
 
 
+AUDIT = "Audit"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditInputs:
-    """What is looked at: the rows of each set, by its name, and the file they came from."""
+    """The sets to audit: their rows and their files, both by the name of the set."""
 
     task: TaskName
     rows: dict[str, AuditSet]
     files: dict[str, str]
 
 
+TaskOption = Annotated[
+    str,
+    option(
+        DATA,
+        "TASK",
+        "Task: classify, generate or translate. The default is guessed from the file.",
+        complete=complete_task,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    option(
+        DATA,
+        "NAME=VALUE",
+        "Change a data.* setting or, with a run, a decode.* setting. Repeatable.",
+        name="--set",
+        complete=complete_setting,
+    ),
+]
+RunOption = Annotated[
+    Path | None,
+    option(
+        AUDIT,
+        "RUN",
+        "Also compute the metrics of this run on rows that are in the training data and on the others.",
+        complete=complete_run,
+    ),
+]
+MaxLenOption = Annotated[
+    int,
+    option(AUDIT, "N", "Count the rows that are longer than N words, or N tokens with a run.", show_default=False),
+]
+
+
 def audit(
-    run_or_file: Annotated[
-        str, typer.Argument(metavar="RUN|FILE", help="The run or training file to look at.")
-    ] = "",
-    train: Annotated[str, typer.Option(metavar="F", help="The training file; the default is the run's.")] = "",
-    valid: Annotated[
-        str, typer.Option(metavar="F", help="The validation file; for translate also SOURCE,TARGET.")
-    ] = "",
-    test: Annotated[list[str] | None, typer.Option(metavar="[NAME=]F", help="A test file. Repeatable.")] = None,
-    task: Annotated[str, typer.Option(help="The task; the default is guessed from the file.")] = "",
-    run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Evaluate this run on seen and on unseen rows.")
-    ] = None,
-    max_len: Annotated[
-        int,
-        typer.Option(metavar="N", show_default=False, help="Count rows of more than N words (tokens of the run)."),
-    ] = 0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 1 if there is a leak or a conflict.")
-    ] = False,
+    run_or_file: Annotated[str, argument("RUN|FILE", "Run or training data to audit.", complete=complete_run)] = "",
+    train: Annotated[str, option(DATA, "FILE", "Training data. The default is the data of the run.")] = "",
+    valid: Annotated[str, option(DATA, "FILE", "Validation data; for translate also SOURCE,TARGET.")] = "",
+    test: Annotated[list[str] | None, option(DATA, "[NAME=]FILE", "Test data. Repeatable.")] = None,
+    task: TaskOption = "",
     set_: SetOption = None,
-    json_: JsonOption = False,
-    device: DeviceOption = "auto",
+    run: RunOption = None,
+    max_len: MaxLenOption = 0,
+    strict: Annotated[bool, flag(AUDIT, "--strict", "Exit with code 1 if there are leaks or conflicts.")] = False,
     no_verify: NoVerifyOption = False,
+    device: DeviceOption = "auto",
+    json_: JsonOption = False,
 ) -> None:
-    """Find repeats, near repeats, leaks between sets, contradicting labels, empty and long rows."""
+    """Find duplicates, leaks and conflicting labels in your data.
+
+    A leak is a row of the validation or test data that is also in the training data. The audit also counts near
+    duplicates, empty rows and rows that are too long.
+
+    Examples:
+        triform audit reviews.csv --test test.csv
+        triform audit runs/reviews --test test.csv
+    """
     from triform.config.settings import parse_assignments
 
     train, run = _resolve_positional(run_or_file, train, run)
@@ -71,11 +99,11 @@ def audit(
     decode = {name.removeprefix("decode."): value for name, value in settings.items() if name.startswith("decode.")}
     for name in settings:
         if not name.startswith(("data.", "decode.")) or (name.startswith("decode.") and not run):
-            raise ConfigError(f"--set {name}: only data.* can be set here, and decode.* with --run")
+            raise ConfigError(f"--set {name}: audit uses only data.* settings and, with a run, decode.* settings")
     if max_len < 0:
-        raise ConfigError(f"--max-len {max_len} is no length: it must be at least 1")
+        raise ConfigError(f"--max-len {max_len}: must be at least 1")
     if not train and not run:
-        raise ConfigError("say what to look at: a training file or a run folder (or --train FILE, --run RUN)")
+        raise ConfigError("there is nothing to audit; give a training file or a run folder")
     loaded_run = load_run(run, device=device, no_verify=no_verify) if run else None
     config = _build_config(
         loaded_run, task, train, {name: settings[name] for name in settings if name.startswith("data.")}
@@ -83,24 +111,26 @@ def audit(
     inputs = _read_inputs(config, train, valid, test or [], loaded_run)
 
     from triform.cli.audit_report import print_report, report_to_dict
-    from triform.data.audit import audit_sets as look
+    from triform.data.audit import audit_sets
 
     limit = max_len or (config.data.max_len if loaded_run and config.task != "generate" else 0)
-    report = look(inputs.rows, max_len=limit, lengths=_build_token_counter(loaded_run) if loaded_run else None)
+    report = audit_sets(
+        inputs.rows, max_len=limit, lengths=_build_token_counter(loaded_run) if loaded_run else None
+    )
     metrics = _evaluate_subsets(loaded_run, report, inputs, decode) if loaded_run else {}
     if json_:
         print_json(report_to_dict(report, inputs.task, inputs.rows, metrics))
     else:
         print_report(report, inputs.task, limit, "tokens" if loaded_run else "words", has_metrics=bool(metrics))
         if loaded_run and metrics:
-            echo(f"\nscores of {loaded_run.path}, rows seen in training and others apart:")
+            echo(f"\nmetrics of {loaded_run.path} on rows that are in the training data (seen) and on other rows:")
             print_metrics_table(metrics)
     if strict and (report.leaks or report.n_conflicts):
         raise typer.Exit(1)
 
 
 def _resolve_positional(run_or_file: str, train: str, run: Path | None) -> tuple[str, Path | None]:
-    """`--train` and `--run`, the one that is left out filled with what was given by position."""
+    """Return `--train` and `--run`, one of which may be given as the positional argument."""
     if not run_or_file:
         return train, run
     is_file = run_or_file.startswith("builtin:") or "," in run_or_file  # translate: SOURCE,TARGET
@@ -108,19 +138,19 @@ def _resolve_positional(run_or_file: str, train: str, run: Path | None) -> tuple
         raise DataError("no such file or run folder", path=run_or_file)
     option, existing_value = ("--run", run) if Path(run_or_file).is_dir() else ("--train", train)
     if existing_value:
-        raise ConfigError(f"{run_or_file} and {option} {existing_value} are given for one thing: give one of them")
+        raise ConfigError(f"{run_or_file} and {option} {existing_value} mean the same thing; use only one of them")
     return (train, Path(run_or_file)) if option == "--run" else (run_or_file, run)
 
 
 def _build_config(loaded_run: Run | None, task: str, train: str, settings: dict[str, object]) -> Config:
-    """How files are read: as the run was told to or, without one, as `train` would."""
+    """Return how files are read: as in the run's training or, without a run, by the defaults."""
     from triform.config.settings import Settings, build_config, coerce_setting
 
     data_settings: Settings = {name: coerce_setting(name, value) for name, value in settings.items()}
     if loaded_run is None:
         return build_config({"task": coerce_setting("task", task or _guess_task(train)), **data_settings})
     if task and task != loaded_run.config.task:
-        raise ConfigError(f"{loaded_run.path} is for {loaded_run.config.task}, not {task}: leave --task out")
+        raise ConfigError(f"{loaded_run.path} is for {loaded_run.config.task}, not {task}; leave out --task")
     return build_config(data_settings, loaded_run.config)
 
 
@@ -144,9 +174,7 @@ def _read_inputs(config: Config, train: str, valid: str, tests: list[str], loade
     )
     for name in ("train", "valid"):
         if name in test_files:
-            raise ConfigError(
-                f"--test {name}={test_files[name]}: {name!r} is the name of another set; choose another"
-            )
+            raise ConfigError(f"--test {name}={test_files[name]}: the name {name!r} is taken; choose another name")
     if train or loaded_run is None:
         files = {"train": train, **({"valid": valid} if valid else {}), **test_files}
         return AuditInputs(
@@ -186,7 +214,7 @@ def _build_token_counter(loaded_run: Run) -> LengthFunction:
     task = loaded_run.task
 
     def count(side: str, texts: Sequence[str]) -> list[int]:
-        is_target = side == "target"  # of translate; targets end with a token
+        is_target = side == "target"  # for translate, an end token is added to targets
         tokenizer = task.target_tokenizer if is_target else task.tokenizer
         return [len(tokens) + is_target for tokens in tokenizer.encode_batch(texts)]
 
@@ -196,7 +224,7 @@ def _build_token_counter(loaded_run: Run) -> LengthFunction:
 def _evaluate_subsets(
     loaded_run: Run, report: AuditReport, inputs: AuditInputs, decode: Mapping[str, object]
 ) -> dict[str, Metrics]:
-    """Of every set that shares rows with the training set: all rows, those seen, the others."""
+    """Return the metrics on all rows, on rows of the training data, and on the others, for each set."""
     metrics: dict[str, Metrics] = {}
     for overlap in report.overlaps:
         if overlap.within != "train" or overlap.side not in ("text", "source"):
@@ -206,7 +234,7 @@ def _evaluate_subsets(
         if overlap.seen.any():
             subsets |= {"seen": overlap.seen, "unseen": ~overlap.seen}
         if overlap.near.any():
-            subsets["unseen, none near"] = ~(overlap.seen | overlap.near)
+            subsets["unseen, no near duplicates"] = ~(overlap.seen | overlap.near)
         file = inputs.files[overlap.name]
         for name, selected in subsets.items():
             if not selected.any():
@@ -219,5 +247,5 @@ def _evaluate_subsets(
             except DataError as error:
                 if name == "all":
                     raise
-                echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too little to be scored
+                echo(f"note: {overlap.name}: {name}: {error}", err=True)  # too few rows to evaluate
     return metrics

@@ -1,4 +1,4 @@
-"""The result of an audit as tables, as sentences and as JSON."""
+"""Print the result of an audit as tables and sentences, or return it for JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ COLUMNS_BY_SIDE = {"pair": ("repeats", "verbatim"), "target": ("repeats", "verba
 
 
 def print_report(report: AuditReport, task: str, max_len: int, length_unit: str, *, has_metrics: bool) -> None:
-    """The tables, then what they mean."""
+    """Print the tables, and sentences that say what they mean."""
     columns = ["repeats", "verbatim", "near", "empty"]
-    headers = ["repeats", "(verbatim)", "near", "empty"]
+    headers = ["duplicates", "(verbatim)", "near", "empty"]
     if max_len:
         columns, headers = [*columns, "overlong"], [*headers, f"over {max_len} {length_unit}"]
     if task != "generate":
         columns, headers = (
             [*columns, "conflicts"],
-            [*headers, "conflicts" if task == "classify" else "retranslated"],
+            [*headers, "conflicts" if task == "classify" else "multiple targets"],
         )
     rows = [
         [
@@ -38,7 +38,10 @@ def print_report(report: AuditReport, task: str, max_len: int, length_unit: str,
     if report.overlaps:
         echo("")
         print_table(
-            [["shared", "rows", "seen", "(verbatim)", "near", "unseen"], *map(_format_overlap_row, report.overlaps)]
+            [
+                ["overlap", "rows", "seen", "(verbatim)", "near", "unseen"],
+                *map(_format_overlap_row, report.overlaps),
+            ]
         )
     echo("")
     for line in (*_describe_labels(report), *_describe_report(report, task, has_metrics=has_metrics)):
@@ -78,20 +81,20 @@ def _describe_labels(report: AuditReport) -> Iterator[str]:
             majority_label = next(iter(train_labels))
             share = counts.get(majority_label, 0) / sum(counts.values())
             accuracy = format_metric("accuracy", share)
-            yield f"  always saying {majority_label!r}, the usual label of train, scores {accuracy} on {name}"
+            yield f"  predicting the most frequent label of train, {majority_label!r}, gives {accuracy} on {name}"
             unseen_labels = [label for label in counts if label not in train_labels]
             if unseen_labels:
-                yield f"  {name} has labels that train never has: {', '.join(map(repr, unseen_labels[:8]))}"
+                yield f"  {name} has labels that are not in train: {', '.join(map(repr, unseen_labels[:8]))}"
 
 
 def _describe_report(report: AuditReport, task: str, *, has_metrics: bool) -> Iterator[str]:
     if len({entry.name for entry in report.set_reports}) == 1:
-        yield "only one set was given, so leaks between sets could not be looked for"
+        yield "only one set was given; add --valid or --test to look for leaks between sets"
     for overlap in report.overlaps:
         if overlap.side in ("text", "source") and overlap.within == "train":
             yield from _describe_leak(overlap, task, has_metrics=has_metrics)
         elif overlap.within == "train" and overlap.side == "pair" and overlap.seen.any():
-            yield f"{overlap.name}: of these, {int(overlap.seen.sum()):,} with the very same translation"
+            yield f"{overlap.name}: {int(overlap.seen.sum()):,} of these have the same translation in train"
     for set_report in report.set_reports:
         yield from _describe_set(set_report, task)
 
@@ -100,30 +103,36 @@ def _describe_leak(overlap: Overlap, task: str, *, has_metrics: bool) -> Iterato
     total, n_seen, n_near = len(overlap.seen), int(overlap.seen.sum()), int(overlap.near.sum())
     unit, name = "sources" if task == "translate" else "rows", overlap.name
     if not n_seen:
-        near_note = f"but {n_near:,} nearly so" if n_near else "nor near anything there"
-        yield f"{name}: none of its {total:,} {unit} is in train, {near_note}"
+        near_note = (
+            f"but {n_near:,} have a near duplicate there" if n_near else "and none has a near duplicate there"
+        )
+        yield f"{name}: none of the {total:,} {unit} is in train, {near_note}"
         yield from (f"    {example}" for example in overlap.examples)
         return
-    text = f"{name}: {n_seen:,} of {total:,} {unit} ({100 * n_seen / total:.1f} %) are in train too"
+    text = f"{name}: {n_seen:,} of {total:,} {unit} ({100 * n_seen / total:.1f} %) are also in train"
     if task == "classify":
         n_same_label = overlap.same_label
         accuracy = format_metric("accuracy", n_same_label / total)
-        text += f", {n_same_label:,} of them with the same label; remembering scores {accuracy} here"
+        text += (
+            f", {n_same_label:,} of them with the same label; memorising train gives an accuracy of {accuracy} here"
+        )
     if task == "generate":
-        text += f", with {100 * overlap.share:.1f} % of its characters"
-    yield text + (f"; {n_near:,} more nearly so" if n_near else "")
-    hint = "their scores are below" if has_metrics else "--run RUN scores them apart"
+        text += f", which is {100 * overlap.share:.1f} % of the characters"
+    yield text + (f"; {n_near:,} more have a near duplicate there" if n_near else "")
+    hint = "see below" if has_metrics else "--run RUN computes them"
     advice = (
-        f"quote the score on the {total - n_seen:,} unseen as well" if n_seen < total else "nothing else is left"
+        f"also report the metrics of the {total - n_seen:,} unseen {unit} ({hint})"
+        if n_seen < total
+        else f"there are no unseen {unit}"
     )
-    yield f"  what they score is memory; {advice} ({hint})"
+    yield f"  metrics of seen {unit} measure memory; {advice}"
     yield from (f"    {example}" for example in overlap.examples)
 
 
 def _describe_set(set_report: SetReport, task: str) -> Iterator[str]:
     name = _format_set_name(set_report.name, set_report.side)
     if set_report.conflicts and task == "classify":
-        yield f"{name}: {set_report.conflicts:,} rows have a text that stands there with another label too"
+        yield f"{name}: {set_report.conflicts:,} rows have a text that also occurs with another label"
     if (
         set_report.repeats
         and set_report.name == "train"
@@ -131,8 +140,8 @@ def _describe_set(set_report: SetReport, task: str) -> Iterator[str]:
         and task != "generate"
     ):
         yield (
-            f"{name}: {set_report.repeats:,} repeats weigh more than other rows, and fall on both sides "
-            "where validation rows are held out of this file"
+            f"{name}: the {set_report.repeats:,} duplicates have more weight in training than other rows, and leak "
+            "into the validation data if that is split off this file"
         )
     if set_report.examples and set_report.side in ("text", "pair"):
         yield f"  in {name}:"
@@ -142,7 +151,7 @@ def _describe_set(set_report: SetReport, task: str) -> Iterator[str]:
 def report_to_dict(
     report: AuditReport, task: str, rows: Mapping[str, AuditSet], metrics: Mapping[str, Metrics]
 ) -> dict[str, object]:
-    """Everything, with the lines of the rows that are seen or near, so that they can be taken out."""
+    """Return the whole result, with the line numbers of seen rows and near duplicates, as `--json` prints it."""
     overlap_rows = []
     for overlap in report.overlaps:
         lines = {

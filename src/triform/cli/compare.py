@@ -5,40 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from triform.cli.options import DeviceOption, JsonOption, print_json
+from triform.cli.help import OUTPUT, TRAINING, argument, option
+from triform.cli.options import DeviceOption, JsonOption, QuietOption, print_json
 from triform.formatting import echo
 
 
 def compare(
     study: Annotated[
-        Path,
-        typer.Argument(metavar="STUDY.toml", help="The study: the variants and the data they are evaluated on."),
+        Path, argument("STUDY.toml", "Study to run: a file with variants and the data to compare them on.")
     ],
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Models to train per variant; the default is that of the study.")
+        int | None, option(TRAINING, "N", "Number of seeds for each variant. The default is that of the study.")
     ] = None,
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder for runs and report; the default is runs/NAME.")
-    ] = "",
     device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    out: Annotated[
+        str, option(OUTPUT, "FOLDER", "Folder for the runs and the report. The default is runs/NAME.")
+    ] = "",
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Train variants of a model with the same seeds and say which differences are real.
+    """Train variants with the same seeds and test their differences.
 
-    Models that DIR already holds are not trained again: an interrupted study continues where it stopped.
+    A study that was interrupted continues where it stopped: models that are already in FOLDER are kept.
+
+    Examples:
+        triform compare study.toml
+        triform compare study.toml --seeds 5 --out runs/dropout
     """
     from triform.errors import ConfigError
     from triform.experiments.study.runner import compare as run_study
-    from triform.experiments.study.tables import to_dict, to_text
+    from triform.experiments.study.tables import print_study, to_dict
 
     if seeds is not None and seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: give how many models to train of each variant, 1 or more")
+        raise ConfigError(f"--seeds {seeds}: each variant needs at least 1 seed")
     result = run_study(study, seeds=seeds or 0, out=out, device=device, quiet=quiet)
     if json_:
         print_json(to_dict(result))
         return
-    echo(to_text(result))
+    print_study(result)
     echo(f"report: {result.path / 'study.html'} (and study.md, study.csv, study.json)")

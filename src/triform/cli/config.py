@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from triform.cli.completion import complete_run, complete_run_or_preset
+from triform.cli.help import SETTINGS, HelpCommand, argument, new_group, option
+from triform.cli.model_argument import ConfigOption, PresetOption, TaskOption
 from triform.cli.options import JsonOption, NoVerifyOption, SetOption, parse_decode_settings, print_json
 from triform.cli.shorthands import with_shorthands
 from triform.errors import ConfigError
@@ -16,27 +17,43 @@ if TYPE_CHECKING:
     from triform.config import Config
     from triform.config.settings import Settings
 
-config = typer.Typer(help="Show the settings of runs, presets and files.", rich_markup_mode=None)
+config = new_group(
+    "config",
+    """
+    Show the settings of runs, presets and files.
+
+    Examples:
+        triform config show runs/reviews
+        triform config show speeches-lm
+    """,
+)
 
 
-@config.command()
+@config.command(cls=HelpCommand)
 @with_shorthands("--epochs", "--max-steps", "--lr", "--batch-size", "--text-column", "--label-column")
 def show(
     target: Annotated[
-        str, typer.Argument(metavar="[RUN|PRESET|FILE]", help="A run folder, the name of a preset, or a TOML file.")
+        str,
+        argument("RUN|PRESET|FILE", "Run folder, name of a preset, or TOML file.", complete=complete_run_or_preset),
     ] = "",
-    task: Annotated[str, typer.Option(help="The task, if the preset or file does not name it.")] = "",
-    preset: Annotated[str, typer.Option(help="Start from this preset, as in `triform train`.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")] = None,
+    preset: PresetOption = "",
+    config: ConfigOption = None,
+    task: TaskOption = "",
     set_: SetOption = None,
-    from_: Annotated[str, typer.Option("--from", metavar="RUN", help="Start from this run.")] = "",
-    json_: JsonOption = False,
+    from_: Annotated[
+        str, option(SETTINGS, "RUN", "Start from the settings of this run.", name="--from", complete=complete_run)
+    ] = "",
     no_verify: NoVerifyOption = False,
+    json_: JsonOption = False,
 ) -> None:
     """Show every setting with its value and its source.
 
-    For a preset or a file, these are the settings that `triform train` would use with the same options. For a run,
+    For a preset or a file, these are the settings that triform train would use with the same options. For a run,
     they are the settings that it was trained with.
+
+    Examples:
+        triform config show runs/reviews
+        triform config show small --task classify --set model.dropout=0.2
     """
     is_run, preset, config = _find_target(target, preset, config)
     if is_run:

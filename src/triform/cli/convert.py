@@ -5,56 +5,86 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from triform.cli.completion import complete_from
+from triform.cli.help import OUTPUT, RUN_FOLDER, SETTINGS, HelpCommand, argument, new_group, option
 from triform.cli.options import AdapterOption, NoVerifyOption, RunArgument, load_run
 from triform.formatting import echo
 
-convert = typer.Typer(help="Import published models and export runs.", rich_markup_mode=None)
+convert = new_group(
+    "convert",
+    """
+    Import published models and export runs for other libraries.
+
+    Examples:
+        triform convert import hub:openai-community/gpt2 --out runs/gpt2
+        triform convert export runs/reviews --to onnx --out exported
+    """,
+)
 
 
-@convert.callback()
-def _callback() -> None:
-    """Import published models and export runs."""
-
-
-@convert.command("import")
+@convert.command("import", cls=HelpCommand)
 def import_(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or hub:OWNER/NAME.")],
-    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder to write.")],
+    folder: Annotated[str, argument("FOLDER", "Hugging Face folder, nanoGPT's ckpt.pt, or hub:OWNER/NAME.")],
+    out: Annotated[Path, option(RUN_FOLDER, "RUN", "Run folder to write.", name="--out")],
     labels: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B", help="Make a classifier with these labels and an untrained classification head."
-        ),
+        str, option(SETTINGS, "A,B", "Add a classification head with these labels. Fine-tune it before use.")
     ] = "",
-    max_len: Annotated[int, typer.Option(min=0, metavar="N", help="Limit the length of texts to N tokens.")] = 0,
+    max_len: Annotated[
+        int,
+        option(
+            SETTINGS,
+            "N",
+            "Maximum length of a text in tokens. The default is that of the model.",
+            minimum=0,
+            show_default=False,
+        ),
+    ] = 0,
 ) -> None:
-    """Convert a published model to a run folder: GPT-2, Llama, BERT (also DistilBERT and Megatron),
-    Marian, BlenderBot or nanoGPT."""
+    """Convert a published model to a run folder.
+
+    Supported models are GPT-2, Llama, BERT, DistilBERT, Megatron-BERT, Marian, BlenderBot and nanoGPT.
+
+    Examples:
+        triform convert import hub:openai-community/gpt2 --out runs/gpt2
+        triform convert import bert-base --labels positive,negative --out runs/bert
+    """
     from triform.errors import ConfigError
     from triform.pretrained.run_import import import_run
 
     label_names = tuple(label.strip() for label in labels.split(",")) if labels else ()
     if not all(label_names):
-        raise ConfigError(f"--labels {labels}: a label is empty; give them as A,B")
+        raise ConfigError(f"--labels {labels}: a label is empty; write them as A,B")
     run, imported = import_run(folder, out, labels=label_names, max_len=max_len)
     for notice in imported.notices:
         echo(notice, err=True)
     parameters = sum(parameter.numel() for parameter in imported.model.parameters())
-    echo(f"{imported.family}: {parameters:,} parameters, to {imported.config.task}: {run.path}")
+    echo(f"imported {imported.family} ({parameters:,} parameters, {imported.config.task}) to {run.path}")
 
 
-@convert.command()
+@convert.command(cls=HelpCommand)
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="The format: hf, ctranslate2 or onnx.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
+    to: Annotated[
+        str,
+        option(
+            OUTPUT,
+            "FORMAT",
+            "Format: hf (transformers), ctranslate2 (generate and translate) or onnx (classify).",
+            name="--to",
+            complete=complete_from(("hf", "ctranslate2", "onnx")),
+        ),
+    ],
+    out: Annotated[Path, option(OUTPUT, "FOLDER", "Folder to write.", name="--out")],
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
 ) -> None:
-    """Export a run for transformers (hf), CTranslate2 (generate, translate) or ONNX Runtime (classify)."""
+    """Export a run for transformers, CTranslate2 or ONNX Runtime.
+
+    Examples:
+        triform convert export runs/reviews --to hf --out exported
+        triform convert export runs/translator --to ctranslate2 --out exported
+    """
     loaded_run = load_run(run, device="cpu", precision="fp32", adapter=adapter, no_verify=no_verify)
     description = loaded_run.export(to, out)
     parameters = sum(parameter.numel() for parameter in loaded_run.task.model.parameters())
-    echo(f"{description}: {parameters:,} parameters: {out}; its README.md shows how to load it")
+    echo(f"exported {description} ({parameters:,} parameters) to {out}; see its README.md for how to load it")

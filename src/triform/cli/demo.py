@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from triform.cli.help import RUN_FOLDER, TRAINING, flag, option
 from triform.cli.options import DeviceOption, JsonOption, print_json
 from triform.formatting import echo, format_duration, format_metric, print_table
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from triform.reporting.scoreboard import ScoreboardRow
 
 SUMMARIES = {
-    "classify": "reviews with negation, contrast and irony: positive or negative?",
-    "generate": "short stories, continued",
-    "translate": "English numbers, dates and times into French",
+    "classify": "decide whether a review is positive or negative",
+    "generate": "continue short stories",
+    "translate": "translate English numbers, dates and times to French",
 }
 TARGETS: dict[str, tuple[str, float]] = {
     "classify": ("accuracy", 0.97),
@@ -34,15 +35,23 @@ SETTINGS: dict[str, Any] = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the three run folders go.")] = Path(
-        "runs/demo"
-    ),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs that are not a demo's.")] = False,
-    seed: Annotated[int, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = 0,
+    out: Annotated[Path, option(RUN_FOLDER, "FOLDER", "Folder for the three run folders.")] = Path("runs/demo"),
+    overwrite: Annotated[
+        bool, flag(RUN_FOLDER, "--overwrite", "Replace runs in FOLDER that were not made by triform demo.")
+    ] = False,
+    seed: Annotated[int, option(TRAINING, "N", "Random seed for initialisation, shuffling and dropout.")] = 0,
     device: DeviceOption = "auto",
     json_: JsonOption = False,
 ) -> None:
-    """Train, evaluate and try a classifier, a language model and a translator in a few minutes."""
+    """Train a small model for each task in a few minutes.
+
+    Trains a classifier, a language model and a translator on built-in data, evaluates them on test data, and
+    compares the results with targets. The exit code is 1 if a target is missed.
+
+    Examples:
+        triform demo
+        triform demo --out runs/first --device cpu
+    """
     from triform.reporting.scoreboard import write_scoreboard
 
     if not overwrite:
@@ -60,18 +69,20 @@ def demo(
 
 
 def _refuse_foreign_runs(out: Path) -> None:
-    """A demo may replace an older demo, nothing else."""
+    """Raise a CheckpointError if `out` holds a run that was not trained on built-in data."""
     from triform.errors import CheckpointError
     from triform.training.run_folder import RunFolder
 
     for task in SUMMARIES:
         folder = RunFolder(out / task)
         if folder.config_file.exists() and not folder.read_config().data.train.startswith("builtin:"):
-            raise CheckpointError(f"{folder.path}: holds a run of your own; choose another --out, or --overwrite")
+            raise CheckpointError(
+                f"{folder.path}: holds a run that is not a demo; choose another --out, or use --overwrite"
+            )
 
 
 def _run_task(task: TaskName, out: Path, seed: int, device: str) -> ScoreboardRow:
-    """Train one task, score it on its test set, and show what it says."""
+    """Train one task, evaluate it on its test set, and return the result."""
     import time
 
     from triform.io.run_layout import METRICS_FILE, REPORT_FILE
@@ -112,7 +123,7 @@ def _row_to_dict(row: ScoreboardRow) -> dict[str, object]:
 
 
 def _print_scoreboard(rows: list[ScoreboardRow], page: Path) -> None:
-    table = [["task", "metric", "test score", "target", "", "training"]]
+    table = [["task", "metric", "test result", "target", "", "training time"]]
     for row in rows:
         score, target = format_metric(row.metric, row.score), format_metric(row.metric, row.target)
         direction = "above" if row.higher_is_better else "below"

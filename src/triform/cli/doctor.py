@@ -25,8 +25,26 @@ OPTIONAL_PACKAGES = {  # the packages of each extra
 }
 
 
+DEVICE_LABELS = {
+    "auto": "device for auto",
+    "cpu_threads": "CPU threads",
+    "cpu_bf16": "fast bf16 on the CPU",
+    "cpu_int8": "int8 on the CPU",
+    "cuda": "CUDA devices",
+    "mps": "MPS (Apple GPU)",
+    "cuda_bf16": "bf16 on CUDA",
+}
+
+
 def doctor(json_: JsonOption = False) -> None:
-    """Report versions, devices, kernels and disk space; exit with code 1 if something is wrong."""
+    """Report versions, devices and kernels, and check that they work.
+
+    The exit code is 1 if a package is missing or a kernel gives wrong results.
+
+    Examples:
+        triform doctor
+        triform doctor --json
+    """
     report: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     report["packages"] = {name: _package_version(name) for name in PACKAGES}
     report["extras"] = {
@@ -82,9 +100,10 @@ def _inspect_devices() -> dict[str, Any]:
 
 
 def _inspect_attention() -> dict[str, str]:
-    """Which kernel computes what here, and why; each is compared with the formula on a small example.
+    """Return the kernel that is selected for each kind of attention, and why.
 
-    A broken build shows here, not in a loss curve.
+    Each kernel is compared with the reference implementation on a small example, so that a broken build of torch is
+    noticed here and not in a training.
     """
     import torch
 
@@ -100,12 +119,12 @@ def _inspect_attention() -> dict[str, str]:
     device = resolve_device("auto")
     model_config = ModelConfig(d_model=64, n_heads=2)
     cases = {
-        "every token, or every earlier one": (causal_mask, model_config),
-        "a window of 128 in 2048 tokens": (causal_mask & window_mask(128), model_config),
-        "rows packed without padding": (PackedMask([256] * 8, [256] * 8), model_config),
-        "positions=t5 or alibi": (full_mask, replace(model_config, positions="alibi")),
-        "attention_score=additive": (causal_mask, replace(model_config, attention_score="additive")),
-        "positions=relative": (causal_mask, replace(model_config, positions="relative")),
+        "full or causal attention": (causal_mask, model_config),
+        "attention in a window of 128 tokens": (causal_mask & window_mask(128), model_config),
+        "attention on packed rows": (PackedMask([256] * 8, [256] * 8), model_config),
+        "attention with positions=t5 or alibi": (full_mask, replace(model_config, positions="alibi")),
+        "attention with attention_score=additive": (causal_mask, replace(model_config, attention_score="additive")),
+        "attention with positions=relative": (causal_mask, replace(model_config, positions="relative")),
     }
     kernels = {}
     for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
@@ -121,9 +140,11 @@ def _inspect_attention() -> dict[str, str]:
                 outputs = [kernel(q, k, v, mask, score_fn, 0.0) for kernel in (choice.kernel, naive_attention)]
                 error = (outputs[0] - outputs[1]).float().abs().max().item()
             if error > (1e-3 if dtype == torch.float32 else 5e-2):
-                raise RuntimeError(f"{choice.name}, {name}: differs from the formula by {error:.1e}")
+                raise RuntimeError(
+                    f"{choice.name} ({name}): differs from the reference implementation by {error:.1e}"
+                )
             label = f"{name}, bf16" if dtype == torch.bfloat16 else name
-            kernels[label] = f"{choice.name}: {choice.reason} (equal to the formula within {error:.0e})"
+            kernels[label] = f"{choice.name}: {choice.reason} (largest difference from the reference: {error:.0e})"
     return kernels
 
 
@@ -132,21 +153,26 @@ def _inspect_disk() -> dict[str, float]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    rows: list[tuple[str, str]] = [("checked", "found"), ("python", report["python"]), ("system", report["system"])]
-    rows += [(name, version or "missing") for name, version in report["packages"].items()]
+    rows: list[tuple[str, str]] = [("item", "found"), ("python", report["python"]), ("system", report["system"])]
+    rows += [(name, version or "not installed") for name, version in report["packages"].items()]
     for extra, packages in report["extras"].items():
         versions = (
             f"{name} {version}" if version else f"{name} not installed" for name, version in packages.items()
         )
-        rows.append((f"[{extra}]", ", ".join(versions)))
-    rows += [(name, _format_pairs(report[name])) for name in ("devices", "disk") if name in report]
-    rows += [("attention", f"{name} -> {choice}") for name, choice in report.get("attention", {}).items()]
+        rows.append((f"extra {extra}", ", ".join(versions)))
+    rows += [_format_device_row(name, value) for name, value in report.get("devices", {}).items()]
+    rows += [("free disk space", f"{report['disk']['free_gb']} GB")] if "disk" in report else []
+    rows += list(report.get("attention", {}).items())
     print_table(rows, align="ll")
     for problem in report["problems"]:
         echo(f"problem: {problem}", err=True)
     if not report["problems"]:
-        echo("all good")
+        echo("no problems found")
 
 
-def _format_pairs(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _format_device_row(name: str, value: Any) -> tuple[str, str]:
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    elif isinstance(value, list):
+        value = ", ".join(value) or "none"
+    return DEVICE_LABELS[name], str(value)

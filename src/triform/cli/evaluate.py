@@ -1,4 +1,4 @@
-"""`triform evaluate`: compute metrics on one or several sets."""
+"""`triform evaluate`: compute the metrics of a run on one or more datasets."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.help import DATA, EVALUATION, flag, option
 from triform.cli.options import (
     AdapterOption,
+    DecodeSetOption,
     DeviceOption,
     JsonOption,
     NoVerifyOption,
     PrecisionOption,
     RunArgument,
-    SetOption,
     load_run,
     parse_decode_settings,
     print_json,
@@ -29,40 +28,64 @@ if TYPE_CHECKING:
     from triform.run import Run
 
 
+DataOption = Annotated[
+    list[str] | None,
+    option(
+        DATA,
+        "[NAME=]FILE",
+        "Data to evaluate on, with a name for the table of results; for translate also SOURCE,TARGET. Repeatable.",
+    ),
+]
+BaselinesOption = Annotated[
+    bool,
+    flag(EVALUATION, "--baselines", "Also evaluate simple methods, such as TF-IDF and n-grams, on the same data."),
+]
+StrideOption = Annotated[
+    int,
+    option(
+        EVALUATION,
+        "N",
+        "For generate: start a window every N tokens. The default is one window after the other.",
+        minimum=0,
+        show_default=False,
+    ),
+]
+
+
 def evaluate(
     run: RunArgument,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]F", help="A file to evaluate on; for translate also SOURCE,TARGET. Repeatable."
-        ),
-    ] = None,
-    source: Annotated[str, typer.Option(help="For translate: a file with one sentence per line.")] = "",
-    target: Annotated[str, typer.Option(help="For translate: a file with their translations.")] = "",
-    baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also evaluate baselines that need no Transformer.")
-    ] = False,
-    stride: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="For generate: begin a window every N tokens."),
-    ] = 0,
-    set_: SetOption = None,
-    json_: JsonOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    data: DataOption = None,
+    source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
+    target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
+    baselines: BaselinesOption = False,
+    stride: StrideOption = 0,
+    set_: DecodeSetOption = None,
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    json_: JsonOption = False,
 ) -> None:
-    """Score a run on data it has not seen; without --data, on its own held-out set."""
+    """Compute the metrics of a model on data it has not seen.
+
+    Without --data, a run that was trained on a built-in dataset is evaluated on the test part of that dataset, and
+    any other run on its validation data.
+
+    Examples:
+        triform evaluate runs/reviews --data test.csv
+        triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
+    """
     from triform.errors import ConfigError, format_notice
 
     if bool(source) != bool(target):
-        raise ConfigError("--source and --target go together: give both or neither")
+        raise ConfigError("--source and --target must be given together")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
     loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
     if source and loaded_run.config.task != "translate":
-        raise ConfigError(f"--source and --target are for translate; {loaded_run.config.task} reads --data")
+        raise ConfigError(
+            f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
+        )
     sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
     metrics = {}
     baseline_tables: dict[str, BaselineMetrics] = {}
@@ -78,7 +101,7 @@ def evaluate(
         return
     print_metrics_table(metrics, baseline_tables)
     if stride:
-        echo(f"windows of {loaded_run.config.data.max_len} tokens, {stride} apart")
+        echo(f"windows of {loaded_run.config.data.max_len} tokens that start every {stride} tokens")
     if loaded_run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
 
@@ -103,13 +126,13 @@ def _evaluation_to_dict(
 
 
 def baselines_to_dict(table: BaselineMetrics) -> dict[str, Mapping[str, float | str]]:
-    """For programs: the scores of each baseline, or the reason why it has none."""
+    """Return the metrics of each baseline, or the reason why it has none, as `--json` prints them."""
     reasons = {name: {"reason": reason} for name, reason in table.reasons.items()}
     return {**table, **reasons}
 
 
 def parse_named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
-    """`NAME=F` under its name, a plain `F` under its file name."""
+    """Return the files by name: `NAME=FILE` under its name, and `FILE` under its file name."""
     from triform.errors import ConfigError
 
     sets: dict[str, str] = {}
@@ -118,9 +141,11 @@ def parse_named_sets(arguments: list[str], option: str = "--data") -> dict[str, 
         if not separator or Path(argument).exists():
             name, path = Path(argument.partition(",")[0]).name, argument
         if not path:
-            raise ConfigError(f"{option} {argument!r} names no file; write {option} NAME=FILE")
+            raise ConfigError(f"{option} {argument}: the file is missing; write {option} NAME=FILE")
         if name in sets:
-            raise ConfigError(f"two sets are called {name!r}; name them apart with {option} NAME=FILE")
+            raise ConfigError(
+                f"{option}: two files have the name {name!r}; give them different names with {option} NAME=FILE"
+            )
         sets[name] = path
     return sets
 

@@ -1,12 +1,12 @@
-"""`triform explain`: attention maps and attributions of one text, as a page or a picture."""
+"""`triform explain`: write attention maps and attributions of one text to a page or a picture."""
 
 from __future__ import annotations
 
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import complete_from
+from triform.cli.help import OUTPUT, argument, option
 from triform.cli.options import (
     AdapterOption,
     DeviceOption,
@@ -23,35 +23,63 @@ if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
 DEFAULT_OUT = "maps.html"
+EXPLANATION = "Explanation"
+
+
+TargetOption = Annotated[
+    str,
+    option(EXPLANATION, "TEXT", "Explain this translation, continuation or label instead of the predicted one."),
+]
+MaxNewTokensOption = Annotated[
+    int,
+    option(
+        EXPLANATION,
+        "N",
+        "For generate: first continue TEXT with the N most likely tokens.",
+        minimum=0,
+        show_default=False,
+    ),
+]
+StackOption = Annotated[
+    str,
+    option(
+        EXPLANATION,
+        "NAME",
+        "Show only this attention map: encoder, decoder or cross.",
+        complete=complete_from(("encoder", "decoder", "cross")),
+    ),
+]
+OutOption = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "FILE",
+        f"Page (.html) or picture (.png, .svg) to write. The default is {DEFAULT_OUT}, or no file with --json.",
+    ),
+]
 
 
 def explain(
     run: RunArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to explain.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            help="For translate the translation, for generate the continuation, for classify the label to explain."
-        ),
-    ] = "",
-    max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", min=0, help="For generate: continue with the N likeliest tokens.")
-    ] = 0,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="F",
-            help="Write a page (.html) or a picture (.png, .svg) to this file. "
-            f"The default is {DEFAULT_OUT}, or no file with --json.",
-        ),
-    ] = None,
-    stack: Annotated[str, typer.Option(help="Show only this map: encoder, decoder or cross.")] = "",
-    json_: JsonOption = False,
-    device: DeviceOption = "auto",
+    text: Annotated[str, argument("TEXT", "Text to explain.")],
+    target: TargetOption = "",
+    max_new_tokens: MaxNewTokensOption = 0,
+    stack: StackOption = "",
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
+    device: DeviceOption = "auto",
+    out: OutOption = None,
+    json_: JsonOption = False,
 ) -> None:
-    """Show the attention maps of every layer and head, and attributions for a label."""
+    """Show attention maps and token attributions for one text.
+
+    The page shows the attention weights of every layer and head. For a classifier, it also shows how much each
+    token contributes to the label.
+
+    Examples:
+        triform explain runs/reviews "A wonderful film." --out film.html
+        triform explain runs/story "Once upon a time" --max-new-tokens 20
+    """
     from triform.explain.attention_maps import validate_suffix
 
     if out is None and not json_:
@@ -62,7 +90,7 @@ def explain(
     if max_new_tokens and loaded_run.config.task != "generate":
         raise ConfigError(f"--max-new-tokens is for generate; this run is for {loaded_run.config.task}")
     if max_new_tokens and target:
-        raise ConfigError("--target and --max-new-tokens both say how the text goes on: give one of them")
+        raise ConfigError("--target and --max-new-tokens cannot be used together; both set the continuation")
     explanation = loaded_run.explain(text, target=target, max_new_tokens=max_new_tokens)
     for note in explanation.notes:
         echo(f"note: {note}", err=True)
@@ -72,11 +100,11 @@ def explain(
         print_json({"run": str(run), "task": loaded_run.config.task, **explanation.as_dict()}, indent=None)
     else:
         _print_explanation(explanation)
-        echo(f"written to {path}")
+        echo(f"attention maps: {path}")
 
 
 def _print_explanation(explanation: Explanation) -> None:
-    """The answer, the size of each map, and the tokens that speak most for or against the label."""
+    """Print the prediction, the size of each map, and the tokens with the largest attributions."""
     if explanation.output:
         text, output = (shorten(value, 80, placeholder=" …") for value in (explanation.text, explanation.output))
         echo(f"{text} → {output}")

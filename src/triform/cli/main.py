@@ -1,6 +1,6 @@
-"""`triform`: the commands put together, and errors turned into one line and an exit code.
+"""The command `triform`: registers all commands, and turns errors into one line and an exit code.
 
-Exit codes: 0 good, 1 a check failed, 2 the user's input was wrong, 130 interrupted.
+Exit codes: 0 success, 1 a check failed, 2 the input was wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import gc
 import os
 import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from triform import __version__
 from triform.cli.audit import audit
@@ -25,6 +26,7 @@ from triform.cli.demo import demo
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
+from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
@@ -37,41 +39,41 @@ from triform.errors import RunInterruptedError, TriformError
 from triform.formatting import echo
 from triform.interrupts import EXIT_INTERRUPTED, signals_as_ctrl_c
 
-# What torch says in a RuntimeError when the computer has less memory than a tensor needs.
+# The texts of the RuntimeErrors that torch raises when the computer has too little memory for a tensor.
 OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "Train and use models": (train, predict, evaluate, explain, convert),
+    "Inspect models and data": (settings, config, params, check, audit),
+    "Run experiments": (compare, reproduce),
+    "Prepare data": (data, tokenizer, vectors),
+    "Try out the installation": (demo, doctor),
+}
+
+
+class RootGroup(HelpGroup):
+    """The commands of `triform` in the order of `COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, heading by heading."""
+        headings = list(COMMANDS)
+        return sorted(self.commands, key=lambda name: headings.index(self.commands[name].rich_help_panel))  # type: ignore[attr-defined]
+
+
 app = typer.Typer(
     name="triform",
-    help="One Transformer in three forms: classify, generate and translate text.",
-    add_completion=False,
+    cls=RootGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    demo,
-    train,
-    predict,
-    evaluate,
-    compare,
-    explain,
-    check,
-    audit,
-    params,
-    settings,
-    reproduce,
-    doctor,
-):
-    app.command()(command)
-for name, group in (
-    ("config", config),
-    ("data", data),
-    ("convert", convert),
-    ("tokenizer", tokenizer),
-    ("vectors", vectors),
-):
-    app.add_typer(group, name=name)
+for heading, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=heading)
+        else:
+            app.command(cls=HelpCommand, rich_help_panel=heading)(command)
 
 
 def _print_version(requested: bool) -> None:
@@ -86,18 +88,27 @@ def root_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """One Transformer in three forms: classify, generate and translate text."""
+    """Train and use Transformers that classify, generate or translate text.
+
+    Training writes a run folder; the other commands need only that folder. To see the options of a command, write
+    triform COMMAND --help.
+
+    Examples:
+        triform train classify --data reviews.csv --out runs/reviews
+        triform predict runs/reviews "A wonderful film."
+    """
 
 
 def main() -> None:
     """Run a command. An error that the user can fix is printed as one line on standard error."""
-    gc.set_threshold(50_000)  # torch comes as 250,000 objects that stay: looking through them takes time
-    atexit.register(gc.freeze)  # and none of them need be looked through to leave
-    arguments = sys.argv[1:] or ["--help"]
+    # Importing torch creates 250,000 objects that are never freed. Searching them for garbage would take time.
+    gc.set_threshold(50_000)
+    atexit.register(gc.freeze)
+    arguments = sys.argv[1:]
     try:
         with signals_as_ctrl_c():
             code = app(arguments, prog_name="triform", standalone_mode=False) or 0
-        if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        if code == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this exit code
             fail("interrupted", code)
         sys.exit(code)
     except RunInterruptedError as error:
@@ -106,7 +117,7 @@ def main() -> None:
         fail(describe_url(str(error), arguments), 2)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of a pipe left, as `head` does
+    except BrokenPipeError:  # the reader of a pipe has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
@@ -115,21 +126,18 @@ def main() -> None:
     except Exception as error:
         if problem := describe_resource_error(error):
             fail(problem, 2)
-        if not hasattr(error, "format_message"):  # only the command line's own errors have one
+        if not hasattr(error, "format_message"):  # only click's exceptions have this method
             raise
-        problem = describe_usage_error(error)
-        fail(f"{problem}{'' if problem.endswith('?') else '.'} See triform --help", 2)
+        fail(describe_usage_error(error, arguments, typer.main.get_command(app)), 2)
 
 
 def describe_resource_error(error: Exception) -> str:
     """Describe an error caused by sizes rather than by a bug. Returns "" for any other error."""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-        return f"the memory of the device is full ({reason}); give fewer or shorter texts, or --device cpu"
+        return f"the device is out of memory ({reason}); use fewer or shorter texts, or --device cpu"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY_PATTERN.search(reason)):
-        return (
-            f"the memory of this computer is full ({reason}); use shorter texts, smaller batches or a smaller model"
-        )
+        return f"this computer is out of memory ({reason}); use shorter texts, smaller batches or a smaller model"
     if isinstance(error, RecursionError):
         return f"a file or a setting is nested too deeply ({reason})"
     if isinstance(error, OverflowError):

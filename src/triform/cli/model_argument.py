@@ -1,4 +1,4 @@
-"""The model that a command is about: a run folder, a preset or a settings file, as settings and sizes."""
+"""The arguments that name a model (a run folder, a preset or a settings file), and the settings they stand for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from triform.cli.completion import complete_preset, complete_run, complete_task
+from triform.cli.help import SETTINGS, argument, option
 from triform.errors import ConfigError
 from triform.formatting import echo
 
@@ -16,20 +16,35 @@ if TYPE_CHECKING:
     from triform.config.settings import Settings
 
 OptionalRunArgument = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="A run folder. Alternatives: --preset and --config.")
+    Path | None,
+    argument(
+        "RUN",
+        "Run folder. Use --preset or --config instead for a model that is not trained.",
+        complete=complete_run,
+    ),
 ]
-PresetOption = Annotated[str, typer.Option(help="Use named settings, for example transformer-base or small.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")]
-TaskOption = Annotated[str, typer.Option(help="The task, if the settings do not name it.")]
-VocabSizeOption = Annotated[
-    int, typer.Option(metavar="N", show_default=False, help="Number of tokens in the vocabulary.")
+PresetOption = Annotated[
+    str,
+    option(
+        SETTINGS,
+        "NAME",
+        "Use the settings of a preset, for example small or transformer-base.",
+        complete=complete_preset,
+    ),
 ]
-MaxLenOption = Annotated[
-    int, typer.Option(metavar="N", show_default=False, help="Maximum length of a text in tokens.")
+ConfigOption = Annotated[Path | None, option(SETTINGS, "FILE", "Read settings from a TOML file.")]
+TaskOption = Annotated[
+    str,
+    option(
+        SETTINGS,
+        "TASK",
+        "Task: classify, generate or translate. Needed if the settings do not name it.",
+        complete=complete_task,
+    ),
 ]
-LabelsOption = Annotated[
-    int, typer.Option(metavar="N", show_default=False, help="For classify: the number of labels.")
-]
+VocabSizeOption = Annotated[int, option(SETTINGS, "N", "Number of tokens in the vocabulary.", show_default=False)]
+MaxLenOption = Annotated[int, option(SETTINGS, "N", "Maximum length of a text in tokens.", show_default=False)]
+LabelsOption = Annotated[int, option(SETTINGS, "N", "For classify: number of labels.", show_default=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +61,7 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.run, self.preset, self.config))) != 1:
-            raise ConfigError("say which model with exactly one of RUN, --preset NAME and --config FILE")
+            raise ConfigError("name a model with exactly one of RUN, --preset NAME and --config FILE")
 
     @property
     def name(self) -> str:
@@ -54,7 +69,7 @@ class ModelArguments:
 
 
 def resolve_model(arguments: ModelArguments) -> tuple[Config, DataSizes]:
-    """Return the complete settings and sizes. Sizes that depend on data must be given as options."""
+    """Return the complete settings and sizes. Without a run, sizes that depend on the data come from options."""
     from triform.analysis.parameters import validate_sizes
     from triform.config import DataSizes
     from triform.config.settings import build_config
@@ -90,14 +105,16 @@ def _resolve_config(arguments: ModelArguments) -> Config:
     if arguments.preset:
         if arguments.preset in SIZE_PRESETS and not task:
             raise ConfigError(
-                f"preset {arguments.preset!r} fits any task: say which with --task classify, generate or translate"
+                f"preset {arguments.preset!r} fits any task; add --task classify, generate or translate"
             )
         kind: Any = arguments.settings.get("model.kind", "transformer")
         base = flatten_config(named(arguments.preset, task, kind))
     elif arguments.config:
         base = read_settings(arguments.config)
         if "task" not in base and not task:
-            raise ConfigError(f"{arguments.config}: names no task: say --task classify, generate or translate")
+            raise ConfigError(
+                f"{arguments.config}: the task is missing; add --task classify, generate or translate"
+            )
         base.setdefault("task", task)
     else:
         from triform.training.run_folder import RunFolder
@@ -107,7 +124,7 @@ def _resolve_config(arguments: ModelArguments) -> Config:
         folder.verify_files()
         base = flatten_config(folder.read_config())
     if task and base["task"] != task:
-        raise ConfigError(f"{arguments.name} is for {base['task']}, not {task}: leave --task out")
+        raise ConfigError(f"{arguments.name} is for {base['task']}, not {task}; leave out --task")
     return build_config(merge_settings(base, arguments.settings))
 
 
@@ -122,7 +139,7 @@ def _resolve_known_sizes(arguments: ModelArguments, config: Config) -> DataSizes
     if arguments.run and "tokenizer.vocab_size" not in arguments.settings:
         from triform.text import read_tokenizer
 
-        # where one vocabulary numbers the pieces of both languages, either side's file says how large it is
+        # With a joint vocabulary, the tokenizers of both sides have the same size.
         source = read_tokenizer(arguments.run, side="source").vocab_size
         target = read_tokenizer(arguments.run, side="target").vocab_size if has_two_vocabularies else 0
         return DataSizes(vocab_size=source, max_len=0, target_vocab_size=target)

@@ -8,34 +8,59 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import (
+    complete_device,
+    complete_precision,
+    complete_run,
+    complete_setting,
+)
+from triform.cli.help import DEVICE, GENERATION, OUTPUT, RUN_FOLDER, SETTINGS, argument, flag, option
 from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
     from triform.run import Run
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a trained run.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-DeviceOption = Annotated[str, typer.Option(help="The device to compute on: auto, cpu, cuda or mps.")]
+RunArgument = Annotated[Path, argument("RUN", "Folder of a trained run.", complete=complete_run)]
+JsonOption = Annotated[bool, flag(OUTPUT, "--json", "Print the result as JSON.")]
+QuietOption = Annotated[bool, flag(OUTPUT, "--quiet", "Show no progress.")]
+DeviceOption = Annotated[
+    str, option(DEVICE, "DEVICE", "Device to compute on: auto, cpu, cuda or mps.", complete=complete_device)
+]
 PrecisionOption = Annotated[
     str,
-    typer.Option(
-        help="fp32 (auto means the same), bf16 or int8. bf16 and int8 are faster on some hardware and "
-        "change the answers a little."
+    option(
+        DEVICE,
+        "NAME",
+        "Precision of the weights: auto (the same as fp32), fp32, bf16 or int8. On some hardware, bf16 and int8 "
+        "are faster; they change the results a little.",
+        complete=complete_precision,
     ),
 ]
 AdapterOption = Annotated[
-    str, typer.Option(metavar="F", help="Add the adapter.safetensors of a LoRA run that was trained from RUN.")
+    str, option(RUN_FOLDER, "FILE", "Apply the adapter.safetensors of a LoRA run that was trained from RUN.")
 ]
 NoVerifyOption = Annotated[
-    bool, typer.Option("--no-verify", help="Use files of a run even where they do not match their digests.")
+    bool, flag(RUN_FOLDER, "--no-verify", "Use the files of a run even if they do not match their digests.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Change a setting, for example decode.beam_size=8. Repeatable."
+    option(
+        SETTINGS,
+        "NAME=VALUE",
+        "Change a setting, for example model.dropout=0.2. Repeatable.",
+        name="--set",
+        complete=complete_setting,
+    ),
+]
+DecodeSetOption = Annotated[
+    list[str] | None,
+    option(
+        GENERATION,
+        "NAME=VALUE",
+        "Change a decoding setting, for example decode.length_penalty=0.8. Repeatable.",
+        name="--set",
+        complete=complete_setting,
     ),
 ]
 
@@ -58,7 +83,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def _to_jsonable(value: object) -> object:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {name: _to_jsonable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,27 +92,27 @@ def _to_jsonable(value: object) -> object:
 
 
 def parse_decode_settings(assignments: list[str] | None) -> dict[str, object]:
-    """`--set decode.X=v` as keyword arguments; other settings belong to training."""
+    """Return the assignments of `--set` as keyword arguments for `predict`. Only `decode.*` is accepted."""
     from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
 
     settings = parse_assignments(assignments or [])
     for name in settings:
         if not name.startswith("decode."):
-            raise ConfigError(f"--set {name}: only decode.* can be changed in a trained run")
+            raise ConfigError(f"--set {name}: only decode.* settings can be changed after training")
     return {name.removeprefix("decode."): value for name, value in settings.items()}
 
 
 def print_precision_note(run: Run) -> None:
-    """Say on standard error that lower precision than fp32 was used; answers may differ a little."""
+    """Print a note to standard error if a lower precision than fp32 was used."""
     if run.precision != "fp32":
-        echo(f"note: computed in {run.precision}; answers may differ a little from fp32", err=True)
+        echo(f"note: computed in {run.precision}; results may differ a little from fp32", err=True)
 
 
 def print_metrics_table(
     metrics_by_set: Mapping[str, Mapping[str, float]], baselines_by_set: Mapping[str, BaselineMetrics] | None = None
 ) -> None:
-    """Print one row per set and one column per metric; the baselines of a set come below it."""
+    """Print a row for each set and a column for each metric. Baselines are printed below their set."""
     entries: list[tuple[str, Mapping[str, float], str]] = []
     for set_name, metrics in metrics_by_set.items():
         baselines = (baselines_by_set or {}).get(set_name)
@@ -101,5 +126,5 @@ def print_metrics_table(
     rows = [["set", *names, ""]]
     for set_name, metrics, reason in entries:
         cells = [format_metric(name, metrics[name]) if name in metrics else "-" for name in names]
-        rows.append([set_name, *cells, f"none: {reason}" if reason else ""])
+        rows.append([set_name, *cells, f"not available: {reason}" if reason else ""])
     print_table(rows, align="l" + "r" * len(names) + "l")

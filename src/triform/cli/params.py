@@ -1,12 +1,12 @@
-"""`triform params`: count the parameters of a model and estimate what it costs, without building it."""
+"""`triform params`: count the parameters of a model and estimate its memory and FLOPs, without building it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import complete_from
+from triform.cli.help import option
 from triform.cli.model_argument import (
     ConfigOption,
     LabelsOption,
@@ -26,6 +26,50 @@ if TYPE_CHECKING:
     from triform.config import Config, DataSizes
     from triform.config.settings import Settings
 
+WORKLOAD = "Workload"
+
+
+BatchSizeOption = Annotated[
+    int,
+    option(
+        WORKLOAD,
+        "N",
+        "Number of texts in a batch. The default is that of the settings, or 16.",
+        show_default=False,
+    ),
+]
+LengthOption = Annotated[
+    int,
+    option(WORKLOAD, "N", "Number of tokens in a text. The default is the maximum length.", show_default=False),
+]
+OptimizerOption = Annotated[
+    str,
+    option(
+        WORKLOAD,
+        "NAME",
+        "Optimizer: adam, adamw or sgd. The default is that of the settings.",
+        complete=complete_from(("adam", "adamw", "sgd")),
+    ),
+]
+PrecisionOption = Annotated[
+    str,
+    option(
+        WORKLOAD,
+        "NAME",
+        "Precision of training: fp32 or bf16. The default is that of the settings, or fp32.",
+        complete=complete_from(("fp32", "bf16")),
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    option(
+        WORKLOAD,
+        "DEVICE",
+        "Device to estimate the memory for: cuda or cpu.",
+        complete=complete_from(("cuda", "cpu")),
+    ),
+]
+
 
 def params(
     run: OptionalRunArgument = None,
@@ -36,20 +80,22 @@ def params(
     vocab_size: VocabSizeOption = 0,
     max_len: MaxLenOption = 0,
     labels: LabelsOption = 0,
-    batch_size: Annotated[
-        int,
-        typer.Option(metavar="N", show_default=False, help="Texts per batch; the default is the settings' or 16."),
-    ] = 0,
-    length: Annotated[
-        int, typer.Option(metavar="N", show_default=False, help="Tokens per text; the default is max_len.")
-    ] = 0,
-    optimizer: Annotated[str, typer.Option(help="adam, adamw or sgd; the default is the settings'.")] = "",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16; the default is the settings' or fp32.")] = "",
-    device: Annotated[str, typer.Option(help="The device to estimate memory for: cuda or cpu.")] = "cuda",
-    json_: JsonOption = False,
+    batch_size: BatchSizeOption = 0,
+    length: LengthOption = 0,
+    optimizer: OptimizerOption = "",
+    precision: PrecisionOption = "",
+    device: DeviceOption = "cuda",
     no_verify: NoVerifyOption = False,
+    json_: JsonOption = False,
 ) -> None:
-    """Count a model's parameters by component, with formulas, and estimate its memory and FLOPs."""
+    """Count the parameters of a model and estimate memory and FLOPs.
+
+    The table lists each component with the formula for its parameters. The model is not built.
+
+    Examples:
+        triform params --preset gpt2-small
+        triform params runs/reviews --batch-size 64 --device cpu
+    """
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
     from triform.analysis.reported_counts import is_published_model, reconcile_counts
@@ -83,16 +129,18 @@ def params(
 def _validate_non_negative(**values: int) -> None:
     for name, value in values.items():
         if value < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} must not be below 0")
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must not be negative")
 
 
 def _build_workload(config: Config, sizes: DataSizes, length: int, device: str) -> Workload:
     from triform.analysis.capacity import build_workload
 
     if device not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {device}: memory is counted for cuda or cpu")
+        raise ConfigError(f"--device {device}: memory is estimated only for cuda or cpu")
     if length > sizes.max_len:
-        raise ConfigError(f"--length {length} is more than the model reads at once, {sizes.max_len}: see --max-len")
+        raise ConfigError(
+            f"--length {length}: the model reads at most {sizes.max_len} tokens; change that with --max-len"
+        )
     return build_workload(
         config,
         length or sizes.max_len,
@@ -103,7 +151,7 @@ def _build_workload(config: Config, sizes: DataSizes, length: int, device: str) 
 
 
 def _count_trainable(config: Config, sizes: DataSizes) -> dict[str, int]:
-    """How many parameters are trained, if not all of them are; counted in a model without weights."""
+    """Return how many parameters are trained, if some are frozen. The model for this has no weights in memory."""
     if config.train.freeze_layers < 0 and not config.train.lora_rank:
         return {}
     import torch

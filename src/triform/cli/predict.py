@@ -9,23 +9,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.help import DATA, GENERATION, argument, option
 from triform.cli.options import (
     AdapterOption,
+    DecodeSetOption,
     DeviceOption,
     JsonOption,
     NoVerifyOption,
     PrecisionOption,
     RunArgument,
-    SetOption,
     load_run,
     parse_decode_settings,
     print_json,
     print_precision_note,
 )
 from triform.cli.prediction_file import validate_cells, validate_output_path, write_predictions
-from triform.cli.shorthands import with_shorthands
+from triform.cli.shorthands import TABLE_SETTINGS, with_shorthands
 from triform.errors import DataError
 from triform.formatting import echo
 
@@ -36,37 +35,52 @@ if TYPE_CHECKING:
     from triform.tasks import Prediction
 
 MAX_SHOWN_LABELS = 5
-TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header")  # how a table is read, beside decode.*
+
+
+InputOption = Annotated[
+    str,
+    option(
+        DATA,
+        "FILE",
+        "Read texts from a table (.csv, .tsv, .jsonl) or from a file with one text per line. - is standard input.",
+        name="--input",
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    option(DATA, "FILE", "Write the input rows with their predictions to a .csv, .tsv or .jsonl file."),
+]
+SeedOption = Annotated[
+    int | None, option(GENERATION, "N", "Random seed for sampling. The default is that of the run.")
+]
 
 
 @with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
 def predict(
     run: RunArgument,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="The texts to predict.")] = None,
-    input_: Annotated[
-        str,
-        typer.Option(
-            "--input",
-            metavar="F",
-            help="Read texts from this file: a table (.csv, .tsv, .jsonl), or one text per line. "
-            "Write - for standard input.",
-        ),
-    ] = "",
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="F", help="Write the rows with their predictions to this file: .csv, .tsv or .jsonl."),
-    ] = None,
-    set_: SetOption = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed for sampling; the default is the run's.")] = None,
-    json_: JsonOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
+    input_: InputOption = "",
+    output: OutputOption = None,
+    set_: DecodeSetOption = None,
+    seed: SeedOption = None,
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    json_: JsonOption = False,
 ) -> None:
-    """Predict with a trained run: text in, answer out."""
+    """Classify, continue or translate text with a trained model.
+
+    Give the texts as arguments, as a file with --input, or both. The predictions go to standard output, or with
+    --output to a file.
+
+    Examples:
+        triform predict runs/reviews "A wonderful film." "Too long and too loud."
+        triform predict runs/reviews --input new.csv --output predictions.csv
+        triform predict runs/story "Once upon a time" --temperature 0.7
+    """
     if not texts and not input_:
-        raise DataError("nothing to predict: give TEXT, --input FILE, or --input - for standard input")
+        raise DataError("there is nothing to predict; give TEXT, --input FILE, or --input - for standard input")
     if output is not None:
         validate_output_path(output, input_)
     decode, table_settings = _split_settings(set_)
@@ -96,7 +110,7 @@ def predict(
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], Settings]:
-    """`--set` as decode settings by keyword, and as settings that say how a table is read."""
+    """Return the decoding settings of `--set` as keyword arguments, and its settings for reading a table."""
     from triform.config.settings import parse_assignments
 
     table_settings = {
@@ -109,7 +123,7 @@ def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], S
 
 
 def collect_inputs(texts: Sequence[str], input_: str, config: Config, settings: Settings) -> PredictionInputs:
-    """The texts of the arguments, then those of the file, with their rows."""
+    """Return the texts of the arguments, followed by those of the file, with their rows."""
     from triform.data.inputs import inputs_from_texts, read_inputs
 
     argument_inputs = inputs_from_texts(texts, config.task)
@@ -120,13 +134,16 @@ def collect_inputs(texts: Sequence[str], input_: str, config: Config, settings: 
     else:
         file_inputs = read_inputs(input_, config.task, _table_config(config, settings))
     if not file_inputs.texts and not texts:
-        raise DataError("standard input is empty: give TEXT, --input FILE, or --input - with a text per line")
+        raise DataError("standard input is empty; write one text per line to it, or give TEXT or --input FILE")
     rows: list[dict[str, object]] = [{file_inputs.column: text} for text in texts]
     return replace(file_inputs, texts=[*argument_inputs.texts, *file_inputs.texts], rows=[*rows, *file_inputs.rows])
 
 
 def _table_config(config: Config, settings: Settings) -> DataConfig:
-    """How the run reads tables, with the settings of this call; --text-column is the source for translate."""
+    """Return how to read a table: as in training, changed by the settings of this call.
+
+    For translate, `--text-column` is the source column.
+    """
     from triform.config.settings import build_config
 
     if config.task == "translate" and "data.text_column" in settings:
@@ -139,7 +156,7 @@ def prediction_to_dict(prediction: Prediction) -> dict[str, object]:
 
 
 def format_prediction(prediction: Prediction) -> str:
-    """The answer; a label with the probabilities of the likeliest labels."""
+    """Return the predicted text, or the predicted label with the probabilities of the most likely labels."""
     if prediction.probabilities is None:
         return prediction.output
     probabilities = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
@@ -151,7 +168,10 @@ def format_prediction(prediction: Prediction) -> str:
 
 
 def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
-    """One line per kind of note with the number of texts it is about; notes alike but for numbers are one kind."""
+    """Return one line for each kind of note, with the number of texts that have it.
+
+    Notes that differ only in their numbers are of one kind.
+    """
     notes_by_kind: dict[str, list[str]] = {}
     for prediction in predictions:
         for note in prediction.notes:
@@ -175,7 +195,7 @@ def _read_standard_input() -> Iterator[str]:
 
 
 def read_text_lines(name: str) -> list[str]:
-    """The lines of a file, or of standard input where it is called -."""
+    """Return the lines of a file, or of standard input if the name is `-`."""
     if not name:
         return []
     if name == "-":

@@ -1,4 +1,4 @@
-"""`predict --output`: write the input rows with predictions as a table."""
+"""`predict --output`: write the input rows and their predictions to a table."""
 
 from __future__ import annotations
 
@@ -21,29 +21,34 @@ PREDICTION_COLUMNS = {
     "generate": "predicted_continuation",
     "translate": "predicted_translation",
 }
-TSV_REMEDY = "write a .csv or .jsonl instead"
+TSV_REMEDY = "write a .csv or .jsonl file instead"
 
 
 def validate_output_path(output: Path, input_: str) -> None:
-    """Refuse, before anything is loaded, a file that could not be written or that is being read."""
+    """Raise a ConfigError if the file cannot be written or is the input file. Called before anything is loaded."""
     if output.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"--output {output}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise ConfigError(
+            f"--output {output}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     if output.is_dir():
-        raise ConfigError(f"--output {output}: is a folder; give a file")
+        raise ConfigError(f"--output {output}: this is a folder; give a file name")
     parent = next(folder for folder in output.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"--output {output}: cannot be written: {parent} is not a folder that you may write to")
+        raise ConfigError(f"--output {output}: cannot write the file: {parent} is not a writable folder")
     if output.exists() and input_ not in ("", "-") and Path(input_).exists() and output.samefile(input_):
-        raise ConfigError(f"--output {output}: is the input file, which is not overwritten; choose another name")
+        raise ConfigError(f"--output {output}: this is the input file; choose another name")
 
 
 def validate_cells(output: Path, inputs: PredictionInputs, task: TaskName, labels: Sequence[str]) -> None:
-    """Refuse a .tsv, before anything is predicted, where a cell would not be one cell when read again."""
+    """Raise an error if a cell contains a tab or a line break, which a .tsv file cannot hold.
+
+    Called before anything is predicted.
+    """
     if output.suffix.lower() != ".tsv":
         return
     if task == "generate":
         raise ConfigError(
-            f"--output {output}: a continuation may have several lines, which a .tsv cannot hold; {TSV_REMEDY}"
+            f"--output {output}: generated text can have line breaks, which a .tsv cannot hold; {TSV_REMEDY}"
         )
     for values in ([*inputs.column_names, *labels], *(row.values() for row in inputs.rows)):
         for value in values:
@@ -53,12 +58,12 @@ def validate_cells(output: Path, inputs: PredictionInputs, task: TaskName, label
 def write_predictions(
     output: Path, inputs: PredictionInputs, predictions: Sequence[Prediction], task: TaskName
 ) -> None:
-    """Write the rows with a column for the prediction and, where there are any, for probabilities and notes."""
+    """Write the rows with a column for the predictions, and columns for probabilities and notes if needed."""
     from triform.io.files import atomic_file
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        # A lone surrogate, which only JSON can spell, becomes the escape that JSON has for it.
+        # JSON can spell a lone surrogate, which UTF-8 cannot encode. It is written as JSON's escape.
         with (
             atomic_file(output) as temporary_path,
             temporary_path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
@@ -68,7 +73,7 @@ def write_predictions(
             else:
                 _write_delimited(file, output, inputs, predictions, PREDICTION_COLUMNS[task])
     except OSError as error:
-        raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"--output {output}: cannot write the file: {error.strerror or error}") from None
 
 
 def _write_jsonl(
@@ -110,18 +115,18 @@ def _write_delimited(
 
 
 def _format_cell(value: object) -> str:
-    """A value of a row as text: JSON where it is not text already."""
+    """Return a value of a row as text; values that are not text become JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _format_csv_cell(cell: str) -> str:
-    """In quotes where it needs them; the csv module, asked for "\\n" as the line end, leaves "\\r" bare."""
+    """Quote a cell if necessary. The csv module does not quote "\\r" if lines end in "\\n"."""
     return '"' + cell.replace('"', '""') + '"' if any(character in cell for character in ',"\r\n') else cell
 
 
 def _format_tsv_cell(output: Path, cell: str) -> str:
     if any(separator in cell for separator in "\t\n\r"):
         raise DataError(
-            f"--output {output}: {cell[:40]!r} has a tab or several lines, which a .tsv cannot hold; {TSV_REMEDY}"
+            f"--output {output}: {cell[:40]!r} has a tab or a line break, which a .tsv cannot hold; {TSV_REMEDY}"
         )
     return cell

@@ -7,34 +7,61 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from triform.cli.completion import complete_from, complete_system
+from triform.cli.help import DATA, OUTPUT, TRAINING, argument, flag, option
 from triform.cli.options import DeviceOption, JsonOption, print_json
-from triform.formatting import echo
+from triform.formatting import echo, print_table
 
-Job = tuple[str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]]  # its name, the work, what to say
+Job = tuple[
+    str, Callable[[], dict[str, Any]], Callable[[dict[str, Any]], str]
+]  # name, function that runs it, function that formats its result
+
+
+NameArgument = Annotated[
+    str,
+    argument(
+        "NAME",
+        "System to run, or the start of several names. "
+        "Write list to see the systems, or tables to write a page with all results.",
+        complete=complete_system,
+    ),
+]
+VariantOption = Annotated[
+    str,
+    option(
+        TRAINING,
+        "NAME",
+        "Variants to run: as-reported, best or both.",
+        complete=complete_from(("as-reported", "best", "both")),
+    ),
+]
+SeedsOption = Annotated[
+    int | None, option(TRAINING, "N", "Number of seeds for each variant. The default is that of the system.")
+]
+SmokeOption = Annotated[
+    bool, flag(TRAINING, "--smoke", "Train tiny models for a few steps, to check that everything runs.")
+]
 
 
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A system or a prefix of several; or list, or tables.")
-    ],
-    data: Annotated[str, typer.Option(metavar="DIR", help="The folder of datasets; see `triform data`.")] = "",
-    variant: Annotated[str, typer.Option(help="The variant to run: as-reported, best or both.")] = "both",
-    seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Seeds per variant; the default is that of the system.")
-    ] = None,
-    out: Annotated[str, typer.Option(metavar="DIR", help="The run folders; for tables, the page to write.")] = "",
-    results: Annotated[Path, typer.Option(metavar="DIR", help="The folder for NAME.json.")] = Path("results"),
+    name: NameArgument,
+    data: Annotated[str, option(DATA, "FOLDER", "Folder that holds the datasets; see triform data.")] = "",
+    variant: VariantOption = "both",
+    seeds: SeedsOption = None,
+    smoke: SmokeOption = False,
     device: DeviceOption = "auto",
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Train tiny models for a few steps, to check that everything runs.")
-    ] = False,
+    out: Annotated[str, option(OUTPUT, "PATH", "Folder for the run folders; for tables, the page to write.")] = "",
+    results: Annotated[Path, option(OUTPUT, "FOLDER", "Folder for the results, as NAME.json.")] = Path("results"),
     json_: JsonOption = False,
 ) -> None:
-    """Run a reference system: train its variants, score them once, write results/NAME.json.
+    """Train and evaluate the documented reference systems.
 
-    An interrupted run continues where it stopped. `tables` writes a page from the files in --results.
+    Each variant is trained with several seeds and evaluated once on the test data. An interrupted command continues
+    where it stopped.
+
+    Examples:
+        triform reproduce list
+        triform reproduce speeches-lm --smoke
     """
     if name == "list":
         _print_systems(as_json=json_)
@@ -55,7 +82,7 @@ def reproduce(
 
     systems = () if name == WHY else match_systems(name)
     if seeds is not None and seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: give how many seeds to train, 1 or more")
+        raise ConfigError(f"--seeds {seeds}: each variant needs at least 1 seed")
     out_folder = Path(out or "runs/reproduce")
     options = ReproduceOptions(
         data=data, variant=variant, seeds=seeds or 0, out=out_folder, results=results, device=device, smoke=smoke
@@ -96,10 +123,11 @@ def _print_systems(*, as_json: bool) -> None:
             | {WHY_TRANSFORMERS: {"title": STUDY_TITLE, "parts": part_entries}}
         )
         return
-    width = max(len(system.name) for system in systems)
+    rows = [["system", "title", "data", "variants"]]
     for system in systems:
-        variants = ", ".join(variant.name for variant in system.variants)
-        echo(f"{system.name:<{width}} {system.title} ({system.dataset}): {variants}")
+        rows.append(
+            [system.name, system.title, system.dataset, ", ".join(variant.name for variant in system.variants)]
+        )
     datasets = ", ".join(part.system.dataset for part in parts)
     models = ", ".join(variant.name for variant in parts[0].variants)
-    echo(f"{WHY_TRANSFORMERS:<{width}} {STUDY_TITLE} ({datasets}): {models}")
+    print_table([*rows, [WHY_TRANSFORMERS, STUDY_TITLE, datasets, models]], align="llll")

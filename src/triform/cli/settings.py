@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import complete_setting_name
+from triform.cli.help import OUTPUT, argument, flag
 from triform.cli.options import JsonOption, print_json
 from triform.formatting import echo, print_table
 
@@ -18,14 +18,23 @@ WIDTH = 80  # of texts, in characters
 
 def settings(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME|GROUP]", help="A setting, such as train.lr, or a group, such as model.")
+        str,
+        argument(
+            "NAME|GROUP",
+            "Setting, such as train.lr, or group of settings, such as model.",
+            complete=complete_setting_name,
+        ),
     ] = "",
     json_: JsonOption = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole reference as Markdown.")] = False,
+    markdown: Annotated[bool, flag(OUTPUT, "--markdown", "Print the whole reference as Markdown.")] = False,
 ) -> None:
     """Explain the settings of a model and of its training.
 
     Without an argument, every setting is listed with its default and its meaning.
+
+    Examples:
+        triform settings train.lr
+        triform settings model
     """
     from triform.config.reference import find_settings, setting_groups, settings_page
 

@@ -1,4 +1,4 @@
-"""Options that are short for `--set`, such as `--lr`, and a decorator that adds them to a command."""
+"""The option `--set`: which settings a command accepts, and options that stand for one, such as `--lr`."""
 
 from __future__ import annotations
 
@@ -7,63 +7,71 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any, NamedTuple
 
-import typer
-
+from triform.cli.help import DATA, GENERATION, TRAINING, option
 from triform.errors import ConfigError
 
 
 class Shorthand(NamedTuple):
-    """The setting that an option stands for, and how the option is shown in the help."""
+    """The setting that an option stands for, and how the help shows the option."""
 
     setting: str
+    group: str
     metavar: str
     help: str
 
 
 SHORTHANDS = {
-    "--epochs": Shorthand("train.epochs", "N", "Train for N passes over the training data."),
-    "--max-steps": Shorthand("train.max_steps", "N", "Train for N optimization steps."),
-    "--lr": Shorthand("train.lr", "RATE", "Use this peak learning rate."),
-    "--batch-size": Shorthand("train.batch_size", "N", "Put N examples into each batch."),
+    "--epochs": Shorthand("train.epochs", TRAINING, "N", "Number of passes over the training data."),
+    "--max-steps": Shorthand("train.max_steps", TRAINING, "N", "Number of optimizer steps."),
+    "--lr": Shorthand("train.lr", TRAINING, "RATE", "Peak learning rate."),
+    "--batch-size": Shorthand("train.batch_size", TRAINING, "N", "Number of examples in a batch."),
     "--text-column": Shorthand(
-        "data.text_column", "NAME", "Read texts from this column of a table: a name, or a number counted from 1."
+        "data.text_column", DATA, "NAME", "Column with the texts: its name, or its number starting at 1."
     ),
     "--label-column": Shorthand(
-        "data.label_column", "NAME", "Read labels from this column of a table: a name, or a number counted from 1."
+        "data.label_column", DATA, "NAME", "Column with the labels: its name, or its number starting at 1."
     ),
     "--temperature": Shorthand(
-        "decode.temperature", "T", "Sample at this temperature; lower values give likelier text."
+        "decode.temperature", GENERATION, "T", "Sampling temperature. Lower values give more predictable text."
     ),
-    "--top-k": Shorthand("decode.top_k", "K", "Sample from the K most likely tokens only."),
+    "--top-k": Shorthand("decode.top_k", GENERATION, "K", "Sample only from the K most likely tokens."),
     "--top-p": Shorthand(
-        "decode.top_p", "P", "Sample from the most likely tokens only, up to a total probability of P."
+        "decode.top_p", GENERATION, "P", "Sample only from the smallest set of tokens with total probability P."
     ),
-    "--beam-size": Shorthand("decode.beam_size", "N", "Search with N beams."),
-    "--max-new-tokens": Shorthand("decode.max_new_tokens", "N", "Write at most N tokens."),
+    "--beam-size": Shorthand("decode.beam_size", GENERATION, "N", "Number of beams in beam search."),
+    "--max-new-tokens": Shorthand(
+        "decode.max_new_tokens", GENERATION, "N", "Maximum number of tokens to generate for each text."
+    ),
 }
+# The settings of `predict --set` that say how a table is read; the others are decode.*.
+TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header")
+# Settings that --set changes in a command; those that are not listed take all settings or have no --set.
+SETTABLE = {
+    "predict": ("decode.", *TABLE_SETTINGS),
+    "evaluate": ("decode.",),
+    "audit": ("data.", "decode."),
+}
+TextColumnOption = Annotated[str, option(DATA, "NAME", SHORTHANDS["--text-column"].help)]
 
 
 def with_shorthands(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add options of `SHORTHANDS` to a command, before its `--set`, and hand their values to it through `set_`."""
+    """Add options of `SHORTHANDS` to a command. The command receives their values through its parameter `set_`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**arguments: Any) -> None:
-            values = {option: arguments.pop(_parameter_name(option)) for option in names}
+            values = {option_name: arguments.pop(_parameter_name(option_name)) for option_name in names}
             arguments["set_"] = merge_shorthands(arguments["set_"], values)
             command(**arguments)
 
         new_parameters = [
             inspect.Parameter(
-                _parameter_name(option),
+                _parameter_name(option_name),
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[
-                    str | None,
-                    typer.Option(option, metavar=SHORTHANDS[option].metavar, help=SHORTHANDS[option].help),
-                ],
+                annotation=Annotated[str | None, _declare_option(option_name)],
             )
-            for option in names
+            for option_name in names
         ]
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -77,36 +85,41 @@ def with_shorthands(*names: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 def merge_shorthands(assignments: list[str] | None, values: Mapping[str, str | None]) -> list[str]:
-    """The assignments of `--set`, and those that the options stand for.
+    """Return the assignments of `--set` together with those that the options stand for.
 
     Raises:
-        ConfigError: If an option and a `--set` give one setting different values.
+        ConfigError: An option and a `--set` give one setting different values, or a value has the wrong type.
     """
     from triform.config.settings import coerce_setting, parse_assignments
 
     merged_assignments = list(assignments or [])
     settings = parse_assignments(merged_assignments) if any(value is not None for value in values.values()) else {}
-    for option, value in values.items():
+    for option_name, value in values.items():
         if value is None:
             continue
-        name = SHORTHANDS[option].setting
+        name = SHORTHANDS[option_name].setting
         try:
             typed_value = coerce_setting(name, value.strip())
         except ConfigError as error:
-            raise ConfigError(f"{option} {value}: {error}") from None
-        validate_agreement(option, typed_value, name, settings)
+            raise ConfigError(f"{option_name} {value}: {error}") from None
+        validate_agreement(option_name, typed_value, name, settings)
         merged_assignments.append(f"{name}={value}")
     return merged_assignments
 
 
-def validate_agreement(option: str, value: object, name: str, settings: Mapping[str, object]) -> None:
-    """A ConfigError where an option and `--set` give a setting different values."""
+def validate_agreement(option_name: str, value: object, name: str, settings: Mapping[str, object]) -> None:
+    """Raise a ConfigError if an option and `--set` give a setting different values."""
     if name in settings and settings[name] != value:
         raise ConfigError(
-            f"{option} {value} and --set {name}={settings[name]} are different values of one setting: "
-            "give one of them"
+            f"{option_name} {value} and --set {name}={settings[name]} give the same setting different values; "
+            "use only one of them"
         )
 
 
-def _parameter_name(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
+def _declare_option(option_name: str) -> Any:
+    _, group, metavar, help_text = SHORTHANDS[option_name]
+    return option(group, metavar, help_text, name=option_name)
+
+
+def _parameter_name(option_name: str) -> str:
+    return option_name.removeprefix("--").replace("-", "_")

@@ -5,47 +5,92 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import complete_from, complete_run
+from triform.cli.help import DATA, OUTPUT, HelpCommand, argument, flag, new_group, option
 from triform.cli.options import JsonOption, print_json
 from triform.cli.predict import read_text_lines
-from triform.cli.shorthands import SHORTHANDS
+from triform.cli.shorthands import TextColumnOption
 from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.text import Tokenizer
     from triform.text.exporting import Side
 
-tokenizer = typer.Typer(help="Train, use, import and export tokenizers.", rich_markup_mode=None)
+tokenizer = new_group(
+    "tokenizer",
+    """
+    Train, use, import and export tokenizers.
+
+    Examples:
+        triform tokenizer train story.txt --vocab-size 500 --out tokenizer.json
+        triform tokenizer encode runs/reviews "A wonderful film."
+    """,
+)
 EXPORT_FORMATS = {"hf": "huggingface", "tiktoken": "tiktoken"}
+TOKENIZER = "Tokenizer"
 
 TokenizerArgument = Annotated[
-    Path, typer.Argument(metavar="TOKENIZER", help="A run, a tokenizer.json, or another library's file or folder.")
+    Path,
+    argument(
+        "TOKENIZER", "Run folder, tokenizer.json, or file or folder of another library.", complete=complete_run
+    ),
 ]
-OutOption = Annotated[Path, typer.Option("--out", metavar="F", help="The tokenizer.json to write.")]
-SideOption = Annotated[str, typer.Option(help="Which tokenizer of a folder that has two: source or target.")]
+OutOption = Annotated[Path, option(OUTPUT, "FILE", "The tokenizer.json to write.", name="--out")]
+SideOption = Annotated[
+    str,
+    option(
+        TOKENIZER,
+        "SIDE",
+        "Tokenizer to use if a folder has two: source or target.",
+        complete=complete_from(("source", "target")),
+    ),
+]
 InputOption = Annotated[
-    str, typer.Option("--input", metavar="F", help="Read lines from this file. Write - for standard input.")
+    str, option(DATA, "FILE", "Read lines from this file; - is standard input.", name="--input")
 ]
-EncodingOption = Annotated[
-    str, typer.Option(metavar="NAME", help="The encoding of a tiktoken file, for example o200k_base.")
-]
+EncodingOption = Annotated[str, option(TOKENIZER, "NAME", "Encoding of a tiktoken file, for example o200k_base.")]
 
 
-@tokenizer.command()
+@tokenizer.command(cls=HelpCommand)
 def train(
     out: OutOption,
-    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The files to train on.")] = None,
+    files: Annotated[list[str] | None, argument("FILE", "Text files or tables to train on.")] = None,
     data: Annotated[
-        list[str] | None, typer.Option("--data", metavar="F", help="The same as FILE. Repeatable.")
+        list[str] | None, option(DATA, "FILE", "Another way to give FILE. Repeatable.", name="--data")
     ] = None,
-    kind: Annotated[str, typer.Option(help="The kind of tokenizer: bpe, word or char.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(min=0, help="Number of tokens; 0 chooses it from the data.")] = 0,
-    min_count: Annotated[int, typer.Option(min=1, help="For word: rarer words become <unk>.")] = 1,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
-    text_column: Annotated[str, typer.Option(metavar="NAME", help=SHORTHANDS["--text-column"].help)] = "",
+    text_column: TextColumnOption = "",
+    kind: Annotated[
+        str,
+        option(
+            TOKENIZER,
+            "KIND",
+            "Kind of tokenizer: bpe, word or char.",
+            complete=complete_from(("bpe", "word", "char")),
+        ),
+    ] = "bpe",
+    vocab_size: Annotated[
+        int,
+        option(
+            TOKENIZER,
+            "N",
+            "Number of tokens in the vocabulary. The default depends on the data.",
+            minimum=0,
+            show_default=False,
+        ),
+    ] = 0,
+    min_count: Annotated[
+        int, option(TOKENIZER, "N", "For word: words that occur less often become <unk>.", minimum=1)
+    ] = 1,
+    lowercase: Annotated[bool, flag(TOKENIZER, "--lowercase", "Convert text to lower case.")] = False,
 ) -> None:
-    """Train a tokenizer on text; use it with --set tokenizer.file=F."""
+    """Train a tokenizer on text and write it to a file.
+
+    To train a model with it, use triform train with --set tokenizer.file=FILE.
+
+    Examples:
+        triform tokenizer train story.txt --vocab-size 500 --out tokenizer.json
+        triform tokenizer train reviews.csv --kind word --out words.json
+    """
     from triform.config import DataConfig, TokenizerConfig
     from triform.config.settings import suggest_name
     from triform.data.readers import read_chunks
@@ -56,7 +101,7 @@ def train(
         raise ConfigError(f"--kind {kind}: {suggest_name(kind, TOKENIZERS)}")
     paths = [*(files or []), *(data or [])]
     if not paths:
-        raise ConfigError("there is nothing to learn from: give one or more files")
+        raise ConfigError("there is no text to train on; give one or more files")
     require_absent(out)
     data_config = DataConfig(text_column=text_column)
     tokenizer_config = TokenizerConfig(kind=kind, vocab_size=vocab_size, min_count=min_count, lowercase=lowercase)  # type: ignore[arg-type]
@@ -65,16 +110,23 @@ def train(
     save_tokenizer(train_tokenizer(tokenizer_config, texts, name=", ".join(paths), n_characters=n_characters), out)
 
 
-@tokenizer.command()
+@tokenizer.command(cls=HelpCommand)
 def encode(
     path: TokenizerArgument,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts.")] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "Texts to encode.")] = None,
     input_: InputOption = "",
     side: SideOption = "source",
     encoding: EncodingOption = "",
     json_: JsonOption = False,
 ) -> None:
-    """Encode texts as token ids, one line per text; --json also prints the tokens."""
+    """Encode texts as token ids.
+
+    Prints one line for each text. With --json, the text of each token is printed too.
+
+    Examples:
+        triform tokenizer encode runs/reviews "A wonderful film."
+        triform tokenizer encode tokenizer.json --input story.txt --json
+    """
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     rows = loaded_tokenizer.encode_batch(collect_texts(texts, input_, "TEXT"))
     if json_:
@@ -84,48 +136,78 @@ def encode(
         echo(" ".join(map(str, row)))
 
 
-@tokenizer.command()
+@tokenizer.command(cls=HelpCommand)
 def decode(
     path: TokenizerArgument,
-    tokens: Annotated[list[str] | None, typer.Argument(metavar="N", help="Numbers of one text.")] = None,
+    tokens: Annotated[list[str] | None, argument("ID", "Token ids of one text.")] = None,
     input_: InputOption = "",
     side: SideOption = "source",
     encoding: EncodingOption = "",
 ) -> None:
-    """Decode token ids, separated by spaces or commas, to text."""
+    """Decode token ids to text.
+
+    Token ids are separated by spaces or commas. In a file, each line is one text.
+
+    Examples:
+        triform tokenizer decode runs/reviews 5 6 7
+        triform tokenizer decode tokenizer.json --input ids.txt
+    """
     loaded_tokenizer = open_tokenizer(path, side, encoding)
-    for line in collect_texts([" ".join(tokens)] if tokens else None, input_, "N"):
+    for line in collect_texts([" ".join(tokens)] if tokens else None, input_, "ID"):
         echo(loaded_tokenizer.decode(parse_token_ids(line, loaded_tokenizer.vocab_size)))
 
 
-@tokenizer.command("import")
+@tokenizer.command("import", cls=HelpCommand)
 def import_(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Another library's file or folder.")],
+    path: Annotated[Path, argument("PATH", "File or folder of another library.")],
     out: OutOption,
     side: SideOption = "source",
     encoding: EncodingOption = "",
-    pattern: Annotated[str, typer.Option(help="The split pattern of a tiktoken file without --encoding.")] = "",
+    pattern: Annotated[
+        str, option(TOKENIZER, "REGEX", "Split pattern of a tiktoken file, if --encoding does not name it.")
+    ] = "",
     special: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=N", help="A special token and its id, with --pattern. Repeatable."),
+        option(TOKENIZER, "TOKEN=ID", "Special token of a tiktoken file and its id; needs --pattern. Repeatable."),
     ] = None,
 ) -> None:
-    """Convert another library's tokenizer to a tokenizer.json of Triform with the same ids."""
+    """Convert a tokenizer of another library to a tokenizer.json.
+
+    The token ids stay the same. Files of Hugging Face tokenizers, tiktoken and SentencePiece can be imported.
+
+    Examples:
+        triform tokenizer import gpt2/tokenizer.json --out tokenizer.json
+        triform tokenizer import o200k.tiktoken --encoding o200k_base --out o200k.json
+    """
     require_absent(out)
     save_tokenizer(open_tokenizer(path, side, encoding, pattern, parse_special_tokens(special or [])), out)
 
 
-@tokenizer.command()
+@tokenizer.command(cls=HelpCommand)
 def export(
     path: TokenizerArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to put the files.")],
+    out: Annotated[Path, option(OUTPUT, "FOLDER", "Folder to write.", name="--out")],
     format_: Annotated[
-        str, typer.Option("--format", help="The format: hf (includes vocab.json or vocab.txt) or tiktoken.")
+        str,
+        option(
+            OUTPUT,
+            "FORMAT",
+            "Format: hf (with vocab.json or vocab.txt) or tiktoken.",
+            name="--format",
+            complete=complete_from(EXPORT_FORMATS),
+        ),
     ] = "hf",
     side: SideOption = "source",
     encoding: EncodingOption = "",
 ) -> None:
-    """Write the tokenizer in the format of another library, with the same ids."""
+    """Write a tokenizer in the format of another library.
+
+    The token ids stay the same. The paths of the written files are printed.
+
+    Examples:
+        triform tokenizer export runs/reviews --out exported
+        triform tokenizer export tokenizer.json --format tiktoken --out exported
+    """
     from triform.config.settings import suggest_name
     from triform.errors import ConfigError
     from triform.text import write_tokenizer
@@ -159,7 +241,7 @@ def parse_special_tokens(assignments: list[str]) -> dict[str, int]:
     for assignment in assignments:
         name, _, token_id = assignment.rpartition("=")
         if not name or not (token_id.isascii() and token_id.isdigit()):
-            raise ConfigError(f"--special {assignment}: a name, = and its number are expected")
+            raise ConfigError(f"--special {assignment}: write the token and its id as TOKEN=ID")
         token_ids[name] = int(token_id)
     return token_ids
 
@@ -168,7 +250,7 @@ def _validate_side(name: str) -> Side:
     from triform.errors import ConfigError
 
     if name not in ("source", "target"):
-        raise ConfigError(f"--side {name}: known are source, target")
+        raise ConfigError(f"--side {name}: must be source or target")
     return name  # type: ignore[return-value]
 
 
@@ -182,7 +264,7 @@ def require_absent(out: Path) -> None:
 def save_tokenizer(trained_tokenizer: Tokenizer, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     trained_tokenizer.save(out)
-    echo(f"{trained_tokenizer.kind}: {trained_tokenizer.vocab_size:,} tokens: {out}")
+    echo(f"{trained_tokenizer.kind} tokenizer with {trained_tokenizer.vocab_size:,} tokens: {out}")
 
 
 def collect_texts(texts: list[str] | None, input_path: str, argument_name: str) -> list[str]:
@@ -190,7 +272,9 @@ def collect_texts(texts: list[str] | None, input_path: str, argument_name: str) 
 
     collected = [*(texts or []), *read_text_lines(input_path)]
     if not collected:
-        raise DataError(f"nothing to read: give {argument_name}, --input FILE, or --input - for standard input")
+        raise DataError(
+            f"there is nothing to read; give {argument_name}, --input FILE, or --input - for standard input"
+        )
     return collected
 
 
@@ -200,7 +284,7 @@ def parse_token_ids(line: str, vocab_size: int) -> list[int]:
     words = line.replace(",", " ").split()
     for word in words:
         if not (word.isascii() and word.isdigit()):
-            raise DataError(f"{word!r} is not a token id: ids are whole numbers")
+            raise DataError(f"{word!r} is not a token id; ids are whole numbers")
         if int(word) >= vocab_size:
-            raise DataError(f"{word} is not a token id: the ids of this vocabulary are 0 to {vocab_size - 1}")
+            raise DataError(f"{word} is not a token id; the ids of this vocabulary are 0 to {vocab_size - 1}")
     return [int(word) for word in words]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, SetOption, print_json
+from triform.cli.completion import complete_run, complete_task
+from triform.cli.help import DATA, RUN_FOLDER, TRAINING, argument, flag, option
+from triform.cli.model_argument import ConfigOption, PresetOption
+from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, QuietOption, SetOption, print_json
 from triform.cli.shorthands import validate_agreement, with_shorthands
-from triform.formatting import echo, format_mean, format_metric, format_range
+from triform.formatting import echo, format_mean, format_metric, format_range, print_table
 
 if TYPE_CHECKING:
     from triform.config.settings import Settings
@@ -28,42 +28,80 @@ OPTION_SETTINGS = {
 }
 
 
+DataOption = Annotated[
+    str,
+    option(DATA, "FILE", "Training data: a table, a text file or builtin:NAME. The default is a built-in dataset."),
+]
+ValidOption = Annotated[
+    str,
+    option(
+        DATA,
+        "FILE",
+        "Validation data; for translate also SOURCE,TARGET. The default is a part of the training data.",
+    ),
+]
+FromOption = Annotated[
+    str,
+    option(
+        TRAINING,
+        "RUN",
+        "Fine-tune this run or published model: a run folder, a Hugging Face folder or hub:OWNER/NAME.",
+        name="--from",
+        complete=complete_run,
+    ),
+]
+EmbeddingsOption = Annotated[
+    str,
+    option(TRAINING, "FILE", "Initialise the token embeddings with these word vectors; see triform vectors."),
+]
+SeedOption = Annotated[
+    int | None,
+    option(TRAINING, "N", "Random seed for initialisation, shuffling and dropout. The default is 0."),
+]
+SeedsOption = Annotated[
+    int | None,
+    option(
+        TRAINING, "N", "Train N models, with seeds counted up from --seed, in RUN/seed-0, RUN/seed-1 and so on."
+    ),
+]
+OutOption = Annotated[
+    str,
+    option(RUN_FOLDER, "RUN", "Run folder to write. The default is runs/TASK-DATA, with a number if that exists."),
+]
+OverwriteOption = Annotated[bool, flag(RUN_FOLDER, "--overwrite", "Replace the run in --out if there is one.")]
+
+
 @with_shorthands("--epochs", "--max-steps", "--lr", "--batch-size", "--text-column", "--label-column")
 def train(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The task: classify, generate or translate.")],
-    data: Annotated[str, typer.Option(help="The training file. Without one, a built-in data set is used.")] = "",
-    source: Annotated[str, typer.Option(help="For translate: a file with one sentence per line.")] = "",
-    target: Annotated[str, typer.Option(help="For translate: a file with their translations, line by line.")] = "",
-    valid: Annotated[str, typer.Option(help="The validation file; for translate also SOURCE,TARGET.")] = "",
-    preset: Annotated[str, typer.Option(help="Start from named settings, for example small or speeches-lm.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Read settings from this TOML file.")] = None,
+    task: Annotated[str, argument("TASK", "Task: classify, generate or translate.", complete=complete_task)],
+    data: DataOption = "",
+    source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
+    target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
+    valid: ValidOption = "",
+    preset: PresetOption = "",
+    config: ConfigOption = None,
     set_: SetOption = None,
-    from_: Annotated[
-        str, typer.Option("--from", metavar="RUN", help="Start from this run or this published model's folder.")
-    ] = "",
-    embeddings: Annotated[
-        str, typer.Option(metavar="FILE", help="Start from these word vectors; see `triform vectors`.")
-    ] = "",
-    out: Annotated[
-        str, typer.Option(metavar="RUN", help="The run folder to write; the default is runs/TASK-DATA.")
-    ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in --out if there is one.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(help="Random seed for initialisation, shuffling and dropout.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Train N models in RUN/seed-*, with seeds counted from --seed.")
-    ] = None,
-    device: DeviceOption = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    json_: JsonOption = False,
+    from_: FromOption = "",
+    embeddings: EmbeddingsOption = "",
+    seed: SeedOption = None,
+    seeds: SeedsOption = None,
+    out: OutOption = "",
+    resume: Annotated[bool, flag(RUN_FOLDER, "--resume", "Continue the run in --out.")] = False,
+    overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    json_: JsonOption = False,
 ) -> None:
     """Train a model on your text and write a run folder.
 
     Settings that you do not give are chosen from the size of the data. Ctrl-C saves the run and prints the command
     that continues it.
+
+    Examples:
+        triform train classify --data reviews.csv --out runs/reviews
+        triform train generate --data story.txt --preset small --epochs 3
+        triform train translate --source train.en --target train.fr
     """
     from triform.experiments.seeds import train_seeds
     from triform.launch import RunOptions
@@ -89,7 +127,7 @@ def train(
 
 
 def _settings(task: str, assignments: list[str] | None, options: Mapping[str, str | int | None]) -> Settings:
-    """The settings of `--set` and of the options that stand for one; "" and None are options left out."""
+    """Return the settings that `--set` and the options give. Options that are "" or None were not given."""
     from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
 
@@ -97,27 +135,33 @@ def _settings(task: str, assignments: list[str] | None, options: Mapping[str, st
     for name in ("data.text_column", "data.label_column"):
         if task == "translate" and name in settings:
             raise ConfigError(
-                f"{name}={settings[name]} is not for translate: set data.source_column and data.target_column"
+                f"{name}={settings[name]} has no effect on translate; "
+                "use --set data.source_column=NAME and --set data.target_column=NAME"
             )
-    for option, value in options.items():
+    for option_name, value in options.items():
         if value is not None and value != "":
-            validate_agreement(option, value, OPTION_SETTINGS[option], settings)
-            settings[OPTION_SETTINGS[option]] = value
+            validate_agreement(option_name, value, OPTION_SETTINGS[option_name], settings)
+            settings[OPTION_SETTINGS[option_name]] = value
     return settings
 
 
 def print_seeds(seed_runs: SeedResults, *, as_json: bool) -> None:
-    """How far apart the seeds ended."""
+    """Print the metric of each seed, and their mean with its confidence interval."""
     spread = seed_runs.summary
     if as_json:
-        rows = [
+        seed_entries = [
             {"run": str(folder), "value": value}
             for folder, value in zip(seed_runs.folders, seed_runs.values, strict=True)
         ]
-        print_json({"run": str(seed_runs.path), "metric": seed_runs.metric, **spread._asdict(), "seeds": rows})
+        print_json(
+            {"run": str(seed_runs.path), "metric": seed_runs.metric, **spread._asdict(), "seeds": seed_entries}
+        )
         return
-    for folder, value in zip(seed_runs.folders, seed_runs.values, strict=True):
-        echo(f"{folder.name:<12}{seed_runs.metric} {format_metric(seed_runs.metric, value)}")
+    rows = [
+        [folder.name, format_metric(seed_runs.metric, value)]
+        for folder, value in zip(seed_runs.folders, seed_runs.values, strict=True)
+    ]
+    print_table([["run", seed_runs.metric], *rows])
     if len(seed_runs.values) > 1:
         mean = format_mean(seed_runs.metric, spread.mean, spread.half_width)
         interval = format_range(seed_runs.metric, spread.low, spread.high)

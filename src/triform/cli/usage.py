@@ -1,4 +1,4 @@
-"""Usage errors of the command line, and URLs given instead of files, as one line that says what to write."""
+"""One-line messages for mistakes on the command line. They say what to write instead."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from triform.cli.predict import TABLE_SETTINGS
-from triform.cli.shorthands import SHORTHANDS
+from triform.cli.shorthands import SETTABLE, SHORTHANDS
 
 EXTRA_ARGUMENT = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)")
-URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # by itself, or as NAME=URL
+URL = re.compile(r"(?:[\w.]+=)?((?:https?|ftp|s3|gs)://\S+)")  # URL or NAME=URL
 PUBLISHED_MODEL = re.compile(r"https?://(?:www\.)?huggingface\.co/(?!datasets/|spaces/)([\w.-]+/[\w.-]+)/?")
-TEXT_COMMANDS = ("predict", "explain", "encode")  # a text that begins with a dash looks like an option to them
-SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # where a name is looked for first
+# Problems with a value, in the words of different versions of typer, and in plain words.
+PLAIN_PROBLEMS = (
+    (r"Invalid value for '(\S+?)(?: / \S+)?': ", r"\1: "),
+    (r"Input should be a valid integer.*|'.*' is not a valid int.*", "must be a whole number"),
+    (r"Input should be a valid number.*|'.*' is not a valid float.*", "must be a number"),
+    (r"Input should be greater than or equal to |\S+ is not in the range x>=", "must be at least "),
+    (r"Input should be less than or equal to |\S+ is not in the range x<=", "must be at most "),
+    (r"Option '(\S+)' requires an argument", r"\1 needs a value"),
+    (r"Option '(\S+)' does not take a value", r"\1 takes no value"),
+)
+TEXT_COMMANDS = ("predict", "explain", "encode")  # they take a text, which looks like an option if it starts with -
+SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # in the order in which a name is looked up
 # Options that were renamed.
 RENAMED_OPTIONS = {
     "--new": "--max-new-tokens",
@@ -26,27 +35,45 @@ RENAMED_OPTIONS = {
     "--quick": "--smoke",
     "--most": "--max-words",
 }
-# Settings that --set changes in a command; those that are not listed take all settings or have no --set.
-SETTABLE = {
-    "predict": ("decode.", *TABLE_SETTINGS),
-    "evaluate": ("decode.",),
-    "audit": ("data.", "decode."),
-}
 
 
-def describe_usage_error(error: Any) -> str:
-    """What is wrong with a command line, from click's exception, without a full stop."""
-    command = error.ctx.info_name if getattr(error, "ctx", None) else ""
+def describe_usage_error(error: Any, arguments: Sequence[str], command: Any) -> str:
+    """Return one line that says what is wrong with a command line and which help to read.
+
+    Args:
+        error: An exception of click.
+        arguments: The command line without `triform`.
+        command: The command `triform`.
+    """
+    words = ["triform"]
+    for argument in arguments:
+        command = getattr(command, "commands", {}).get(argument)
+        if command is None:
+            break
+        words.append(argument)
+    problem = _describe_problem(error)
+    return f"{problem}{'' if problem.endswith('?') else '.'} See {' '.join(words)} --help"
+
+
+def _describe_problem(error: Any) -> str:
+    ctx: Any = getattr(error, "ctx", None)
+    command = ctx.info_name if ctx else ""
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _describe_unknown_option(error, command)
-    problem = str(error.format_message()).rstrip(".")
+    param = getattr(error, "param", None)
+    if param is not None and type(error).__name__ == "MissingParameter":
+        kind, name = ("option", param.opts[0]) if param.param_type_name == "option" else ("argument", param.metavar)
+        return f"Missing {kind} {name}: {(param.help or '').rstrip('.')}"
+    problem = " ".join(str(error.format_message()).split()).rstrip(".")
     if extra := EXTRA_ARGUMENT.fullmatch(problem):
-        return f"Got unexpected extra argument {extra[1]}{_suggest_for_extra(command, extra[1], error.ctx.params)}"
+        return f"Unexpected argument {extra[1]}{_suggest_for_extra(command, extra[1], ctx.params)}"
+    for pattern, plain_text in PLAIN_PROBLEMS:
+        problem = re.sub(pattern, plain_text, problem)
     return problem
 
 
 def describe_url(problem: str, arguments: Sequence[str]) -> str:
-    """The problem, or how to fetch the file where the problem is that an argument is a URL."""
+    """Return the problem; if it is about an argument that is a URL, return how to fetch the file instead."""
     for argument in arguments:
         match = URL.fullmatch(argument.partition(",")[0])  # translate takes SOURCE,TARGET
         if not match or (match[1] not in problem and str(Path(match[1])) not in problem):
@@ -74,7 +101,7 @@ def _suggest_for_extra(command: str, extra: str, parameters: Mapping[str, Any]) 
 
 
 def _describe_unknown_option(error: Any, command: str) -> str:
-    """An option of the command that is spelt much like it, the setting that it means, or neither."""
+    """Suggest an option of the command with a similar name, or the setting that the option means."""
     known_options = (
         {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
     )
@@ -84,7 +111,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
     option = option or next(
         (name for name in known_options & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), ""
     )
-    advice = ["put -- before a text that begins with a dash"] if command in TEXT_COMMANDS else []
+    advice = ["write -- before a text that starts with a dash"] if command in TEXT_COMMANDS else []
     if option and not setting:
         advice.append(f"did you mean {option}?")
     elif option:
@@ -97,7 +124,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
 
 
 def find_nearest(option: str, known_options: Collection[str]) -> tuple[str, str]:
-    """The option, or else the setting, that an unknown option most likely means; "" for what it is not."""
+    """Return the option or the setting that an unknown option most likely means; the other one is empty."""
     from triform.config.settings import SETTING_ALIASES, SETTING_TYPES
 
     option_name = _normalize_option(option)

@@ -5,55 +5,73 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from triform.cli.completion import complete_from
+from triform.cli.help import DATA, OUTPUT, TRAINING, HelpCommand, argument, flag, new_group, option
 from triform.cli.options import JsonOption, print_json
-from triform.cli.shorthands import SHORTHANDS
+from triform.cli.shorthands import TextColumnOption
 from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.vectors import VectorEvaluation
 
-vectors = typer.Typer(help="Train, query, evaluate and plot word vectors (word2vec).", rich_markup_mode=None)
-VectorsArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A file of word vectors: .txt, .vec, .bin or .safetensors.")
-]
-TopOption = Annotated[int, typer.Option(help="How many words to show.")]
+vectors = new_group(
+    "vectors",
+    """
+    Train, query, evaluate and plot word vectors (word2vec).
+
+    Examples:
+        triform vectors train story.txt --out vectors.txt
+        triform vectors nearest vectors.txt king
+    """,
+)
+VectorsArgument = Annotated[Path, argument("FILE", "File of word vectors: .txt, .vec, .bin or .safetensors.")]
+TopOption = Annotated[int, option(OUTPUT, "N", "Number of words to show.")]
 
 
-@vectors.command()
+@vectors.command(cls=HelpCommand)
 def train(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Text files, tables or builtin:NAME.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .txt, .bin or .safetensors.")],
-    kind: Annotated[
-        str, typer.Option(help="skipgram, or cbow, which is faster but weaker on rare words.")
-    ] = "skipgram",
-    size: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 100,
-    window: Annotated[int, typer.Option(help="Number of context words on either side.")] = 5,
-    min_count: Annotated[int, typer.Option(help="Leave out words that occur less often.")] = 5,
-    negative: Annotated[int, typer.Option(help="Negative samples per context word.")] = 5,
+    texts: Annotated[list[str], argument("TEXT", "Text files, tables or builtin:NAME.")],
+    out: Annotated[Path, option(OUTPUT, "FILE", "File to write: .txt, .bin or .safetensors.")],
+    text_column: TextColumnOption = "",
+    lowercase: Annotated[bool, flag(DATA, "--lowercase", "Convert text to lower case.")] = False,
+    min_count: Annotated[int, option(DATA, "N", "Leave out words that occur less often.")] = 5,
     sample: Annotated[
-        float, typer.Option(help="Downsampling threshold for frequent words; 0 turns it off.")
+        float, option(DATA, "RATE", "Downsampling threshold for frequent words; 0 keeps all of them.")
     ] = 1e-3,
-    epochs: Annotated[int, typer.Option(help="Number of passes over the text.")] = 5,
-    lr: Annotated[float, typer.Option(help="Initial learning rate.")] = 0.025,
     phrases: Annotated[
-        int, typer.Option(help="Passes that join frequent phrases, such as new_york; 0 turns it off.")
+        int, option(DATA, "N", "Number of passes that join frequent phrases, such as new_york.")
     ] = 0,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert text to lower case.")] = False,
-    text_column: Annotated[str, typer.Option(metavar="NAME", help=SHORTHANDS["--text-column"].help)] = "",
-    seed: Annotated[int, typer.Option(help="Random seed for initialisation and sampling.")] = 0,
-    workers: Annotated[int, typer.Option(help="Number of threads. Results are reproducible only with 1.")] = 1,
+    kind: Annotated[
+        str,
+        option(
+            TRAINING,
+            "KIND",
+            "Algorithm: skipgram, or cbow, which is faster but worse for rare words.",
+            complete=complete_from(("skipgram", "cbow")),
+        ),
+    ] = "skipgram",
+    size: Annotated[int, option(TRAINING, "N", "Dimension of the vectors.")] = 100,
+    window: Annotated[int, option(TRAINING, "N", "Number of context words on either side.")] = 5,
+    negative: Annotated[int, option(TRAINING, "N", "Number of negative samples for each context word.")] = 5,
+    epochs: Annotated[int, option(TRAINING, "N", "Number of passes over the text.")] = 5,
+    lr: Annotated[float, option(TRAINING, "RATE", "Initial learning rate.")] = 0.025,
+    seed: Annotated[int, option(TRAINING, "N", "Random seed for initialisation and sampling.")] = 0,
+    workers: Annotated[int, option(TRAINING, "N", "Number of threads. Results are reproducible only with 1.")] = 1,
     json_: JsonOption = False,
 ) -> None:
-    """Learn a vector for each word from the words around it (needs gensim, the extra `vectors`).
+    """Learn a vector for each word from the words around it.
 
-    Texts are split into words as by tokenizer.kind=word, so that `triform train --embeddings` finds them.
+    Needs gensim, which the extra vectors installs. Texts are split into words as by tokenizer.kind=word, so that
+    triform train --embeddings can use the vectors.
+
+    Examples:
+        triform vectors train story.txt --out vectors.txt
+        triform vectors train reviews.csv story.txt --kind cbow --out vectors.bin
     """
     from triform.vectors import Word2VecConfig, WordVectors, train_word2vec
     from triform.vectors.files import check_writable
 
-    check_writable(out)  # fail now rather than after training
+    check_writable(out)  # before training
     config = Word2VecConfig(
         kind=kind,  # type: ignore[arg-type]
         size=size, window=window, min_count=min_count, negative=negative, sample=sample, epochs=epochs,
@@ -69,14 +87,19 @@ def train(
     echo(f"vectors: {out}")
 
 
-@vectors.command()
+@vectors.command(cls=HelpCommand)
 def nearest(
     file: VectorsArgument,
-    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Words to look up.")],
+    words: Annotated[list[str], argument("WORD", "Words to look up.")],
     top: TopOption = 10,
     json_: JsonOption = False,
 ) -> None:
-    """List the words with the highest cosine similarity to each WORD."""
+    """List the words with the highest cosine similarity to a word.
+
+    Examples:
+        triform vectors nearest vectors.txt king
+        triform vectors nearest vectors.txt king queen --top 5 --json
+    """
     from triform.vectors import WordVectors
 
     word_vectors = WordVectors.load(file)
@@ -84,56 +107,64 @@ def nearest(
     if json_:
         print_json({word: _neighbors_to_dicts(neighbors) for word, neighbors in neighbors_by_word.items()})
         return
-    for word, neighbors in neighbors_by_word.items():
-        echo(f"{word}:")
-        _print_neighbors(neighbors)
+    rows = [
+        [word, neighbor, f"{cosine:.4f}"]
+        for word, neighbors in neighbors_by_word.items()
+        for neighbor, cosine in neighbors
+    ]
+    print_table([["word", "neighbour", "cosine"], *rows], align="llr")
 
 
-@vectors.command()
+@vectors.command(cls=HelpCommand)
 def analogy(
     file: VectorsArgument,
-    a: Annotated[str, typer.Argument(metavar="A")],
-    b: Annotated[str, typer.Argument(metavar="B")],
-    c: Annotated[str, typer.Argument(metavar="C")],
+    a: Annotated[str, argument("A", "Word, for example man.")],
+    b: Annotated[str, argument("B", "Word that is related to A, for example king.")],
+    c: Annotated[str, argument("C", "Word to complete, for example woman.")],
     top: TopOption = 10,
     json_: JsonOption = False,
 ) -> None:
-    """Find what is to C as B is to A, for example `analogy FILE man king woman`."""
+    """Complete an analogy: A is to B as C is to which word?
+
+    Examples:
+        triform vectors analogy vectors.txt man king woman
+        triform vectors analogy vectors.txt man king woman --top 3 --json
+    """
     from triform.vectors import WordVectors
 
     neighbors = WordVectors.load(file).analogy(a, b, c, top)
     if json_:
         print_json(_neighbors_to_dicts(neighbors))
         return
-    echo(f"{a} : {b} :: {c} :")
-    _print_neighbors(neighbors)
+    echo(f"{a} is to {b} as {c} is to:")
+    print_table([["word", "cosine"], *([word, f"{cosine:.4f}"] for word, cosine in neighbors)])
 
 
 def _neighbors_to_dicts(neighbors: list[tuple[str, float]]) -> list[dict[str, object]]:
     return [{"word": word, "cosine": cosine} for word, cosine in neighbors]
 
 
-def _print_neighbors(neighbors: list[tuple[str, float]]) -> None:
-    width = max((len(word) for word, _ in neighbors), default=0)
-    for word, cosine in neighbors:
-        echo(f"  {word:<{width}}  {cosine:.4f}")
-
-
-@vectors.command()
+@vectors.command(cls=HelpCommand)
 def evaluate(
     file: VectorsArgument,
     analogies: Annotated[
-        list[str] | None,
-        typer.Option(metavar="F", help="A file of analogies in the format of questions-words.txt. Repeatable."),
+        list[str] | None, option(DATA, "FILE", "Analogies in the format of questions-words.txt. Repeatable.")
     ] = None,
     pairs: Annotated[
-        list[str] | None,
-        typer.Option(metavar="F", help="A file of word pairs with their similarity, tab-separated. Repeatable."),
+        list[str] | None, option(DATA, "FILE", "Word pairs with their similarity, separated by tabs. Repeatable.")
     ] = None,
-    data: Annotated[str, typer.Option(metavar="DIR", help="The folder of datasets that holds word_eval.")] = "",
+    data: Annotated[str, option(DATA, "FOLDER", "Folder that holds the dataset word_eval; see triform data.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Evaluate on analogies, SimLex-999 and WordSim-353, or on your own files. The metrics equal gensim's."""
+    """Evaluate word vectors on analogies and word similarity.
+
+    Without files, the vectors are evaluated on the Google analogies, SimLex-999 and WordSim-353 of the dataset
+    word_eval. The metrics equal those of gensim.
+
+    Examples:
+        triform vectors evaluate vectors.txt
+        triform vectors evaluate vectors.txt --pairs similarity.tsv
+    """
     from triform.data.catalogue import get_dataset, verify_dataset
     from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
 
@@ -156,35 +187,40 @@ def evaluate(
             ]
         )
         return
-    print_table([["questions", "covered", "of", "score"], *(_format_result_row(result) for result in results)])
+    print_table(
+        [["questions", "with vectors", "total", "result"], *(_format_result_row(result) for result in results)]
+    )
 
 
 def _format_result_row(result: VectorEvaluation) -> list[str]:
     metrics = result.metrics
     if not result.n_covered:
-        metrics_text = "no vectors for any of them"
+        metrics_text = "no vectors for any question"
     elif "accuracy" in metrics:
-        metrics_text = f"{format_metric('accuracy', metrics['accuracy'])} right"
+        metrics_text = f"accuracy {format_metric('accuracy', metrics['accuracy'])}"
     else:
         metrics_text = f"Spearman {metrics['spearman']:.4f}, Pearson {metrics['pearson']:.4f}"
     return [result.name, f"{result.n_covered:,}", f"{result.n_questions:,}", metrics_text]
 
 
-@vectors.command("map")
+@vectors.command("map", cls=HelpCommand)
 def map_(
     file: VectorsArgument,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="WORD", help="Words to plot with their neighbours; the default is the most frequent."
-        ),
+        argument("WORD", "Words to plot with their neighbours. The default is the most frequent words."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The image to write: .png or .svg.")] = Path("map.png"),
-    max_words: Annotated[int, typer.Option(metavar="N", help="Show at most N words.")] = 100,
+    max_words: Annotated[int, option(OUTPUT, "N", "Maximum number of words to plot.")] = 100,
+    out: Annotated[Path, option(OUTPUT, "FILE", "Picture to write: .png or .svg.")] = Path("map.png"),
 ) -> None:
-    """Plot words by the first two principal components of their vectors."""
+    """Plot words by the first two principal components of their vectors.
+
+    Examples:
+        triform vectors map vectors.txt --out map.png
+        triform vectors map vectors.txt king queen --max-words 40
+    """
     from triform.vectors import WordVectors
     from triform.vectors.figure import draw_map
 
     n_labelled = draw_map(WordVectors.load(file), out, words or (), max_words)
-    echo(f"map: {out}, {n_labelled} words labelled")
+    echo(f"map of {n_labelled} words: {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -25,7 +26,7 @@ from triform.experiments.seeds import train_seeds
 from triform.experiments.study import runner
 from triform.experiments.study.plan import TASK_METRICS, read_study
 from triform.experiments.study.results import StudyResult, _seed_caveat
-from triform.experiments.study.tables import to_markdown, to_text
+from triform.experiments.study.tables import print_study, to_markdown
 from triform.run import load
 from triform.tasks import TASKS
 from triform.training import ensemble
@@ -33,6 +34,13 @@ from triform.training.ensemble import StackLimit
 
 StudySpec = dict[str, Any]
 RunStudy = Callable[..., StudyResult]
+
+
+def to_text(result: StudyResult) -> str:
+    """What `triform compare` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_study(result)
+    return out.getvalue()
 
 
 def model_mtimes(out: Path) -> dict[str, int]:

@@ -13,7 +13,7 @@ from triform.errors import format_notice
 from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
 from triform.experiments.study.plan import VALIDATION_SET
 from triform.experiments.study.results import Comparison, StudyResult, VariantSummary, direction_label
-from triform.formatting import format_duration, has_percent_scale, metric_info
+from triform.formatting import echo, format_duration, has_percent_scale, metric_info, print_table
 from triform.io.errors import write_run_text
 from triform.reporting.markdown import render_markdown_table
 
@@ -154,30 +154,18 @@ def method_notes(result: StudyResult) -> list[str]:
 # -- formats
 
 
-def to_text(result: StudyResult) -> str:
-    parts = [
-        f"{result.study.name}: {study_title(result)}",
-        "",
-        *_align_columns([VARIANT_HEADER, *variant_rows(result)]),
-    ]
+def print_study(result: StudyResult) -> None:
+    """Print the tables, the verdicts and the notes of a study to standard output."""
+    text_columns = "l" * N_TEXT_COLUMNS
+    echo(f"{result.study.name}: {study_title(result)}\n")
+    print_table([VARIANT_HEADER, *variant_rows(result)], align=text_columns)
     if result.comparisons:
-        parts += ["", *_align_columns([PAIR_HEADER, *pair_rows(result)]), "", *verdict_lines(result)]
-        parts.append("± is half of a 95 % interval.")
-    parts += [format_notice(note, info_prefix="note: ") for note in result.notes]
-    return "\n".join(parts) + "\n"
-
-
-def _align_columns(rows: Sequence[TableRow]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def format_row(row: TableRow) -> str:
-        cells = zip(row, widths, strict=True)
-        return "  ".join(
-            cell.ljust(width) if column < N_TEXT_COLUMNS else cell.rjust(width)
-            for column, (cell, width) in enumerate(cells)
-        )
-
-    return [format_row(row) for row in rows]
+        echo()
+        print_table([PAIR_HEADER, *pair_rows(result)], align=text_columns)
+        echo("\n" + "\n".join(verdict_lines(result)))
+        echo("± is half of a 95 % interval.")
+    for note in result.notes:
+        echo(format_notice(note, info_prefix="note: "))
 
 
 def to_markdown(result: StudyResult) -> str:

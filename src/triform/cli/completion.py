@@ -1,0 +1,86 @@
+"""Values that the shell offers when the user presses Tab: tasks, presets, settings, run folders and more.
+
+Each function gets what the user has typed so far. Without an offer, the shell completes file names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+Complete = Callable[[str], list[str]]
+
+
+def complete_from(values: Iterable[str]) -> Complete:
+    """Return a function that offers those of `values` that start with what was typed."""
+    names = tuple(values)
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_task = complete_from(("classify", "generate", "translate"))
+complete_device = complete_from(("auto", "cpu", "cuda", "mps"))
+complete_precision = complete_from(("auto", "fp32", "bf16", "int8"))
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Offer the run folders under `runs/`."""
+    config_files = (*Path("runs").glob("*/config.toml"), *Path("runs").glob("*/*/config.toml"))
+    return complete_from(sorted(str(file.parent) for file in config_files))(incomplete)
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Offer the presets."""
+    from triform.config.presets import SIZE_PRESETS, SYSTEM_PRESETS
+
+    return complete_from((*SIZE_PRESETS, *SYSTEM_PRESETS))(incomplete)
+
+
+def complete_run_or_preset(incomplete: str) -> list[str]:
+    """Offer the run folders and the presets."""
+    return [*complete_run(incomplete), *complete_preset(incomplete)]
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Offer the datasets that can be downloaded."""
+    from triform.data.catalogue import DATASETS
+
+    return complete_from(DATASETS)(incomplete)
+
+
+def complete_system(incomplete: str) -> list[str]:
+    """Offer the reference systems, and the words that `triform reproduce` takes instead of one."""
+    declarations = files("triform.experiments") / "systems"  # the package that reads them needs torch
+    names = sorted(entry.name.removesuffix(".toml") for entry in declarations.iterdir())
+    return complete_from(("list", "tables", *names))(incomplete)
+
+
+def complete_setting(ctx: Any, incomplete: str) -> list[str]:
+    """Offer `NAME=` for each setting that the command can change, and after the `=` the values of a choice."""
+    from triform.cli.shorthands import SETTABLE
+    from triform.config.settings import SETTING_TYPES
+
+    name, separator, _ = incomplete.partition("=")
+    if separator:
+        return complete_from(f"{name}={value}" for value in _choices(SETTING_TYPES.get(name)))(incomplete)
+    prefixes = SETTABLE.get(ctx.info_name, ("",))
+    return complete_from(f"{setting}=" for setting in SETTING_TYPES if setting.startswith(prefixes))(incomplete)
+
+
+def complete_setting_name(incomplete: str) -> list[str]:
+    """Offer the groups of settings, and the settings of the group that was typed."""
+    from triform.config.settings import SETTING_TYPES
+
+    groups = dict.fromkeys(name.partition(".")[0] for name in SETTING_TYPES)
+    return complete_from(SETTING_TYPES if "." in incomplete else groups)(incomplete)
+
+
+def _choices(setting_type: Any) -> tuple[str, ...]:
+    if setting_type is bool:
+        return ("true", "false")
+    return get_args(setting_type) if get_origin(setting_type) is Literal else ()

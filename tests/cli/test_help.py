@@ -1,0 +1,186 @@
+"""Every command explains itself: a summary, examples that run, and options in groups with complete sentences."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from triform.cli.help import format_argument, help_sections, iter_commands, split_help, summary_line
+from triform.cli.main import app
+from triform.config import TokenizerConfig
+from triform.data.builtin_sets import load_text
+from triform.text import train_tokenizer
+
+ROOT = typer.main.get_command(app)
+COMMANDS = dict(iter_commands(ROOT, "triform"))
+EVERY_COMMAND = pytest.mark.parametrize("path", COMMANDS)
+EXAMPLES = [(path, example) for path, command in COMMANDS.items() for example in split_help(command)[1]]
+# Examples that need a network, an optional package, a published model, or minutes; they are parsed and not run.
+PARSED_ONLY = (
+    *("triform demo", "triform compare", "triform reproduce", "triform convert", "triform data get"),
+    *("triform data check", "triform tokenizer import", "triform vectors evaluate", "triform vectors map"),
+)
+SMALL = " --set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --max-steps 2 --device cpu"
+
+
+def make_context(path: str) -> Any:
+    """The context in which click formats the help of a command."""
+    context: Any = None
+    command: Any = ROOT
+    for name in path.split():
+        command = command if context is None else command.commands[name]
+        context = command.context_class(command, info_name=name, parent=context, help_option_names=["-h", "--help"])
+    return context
+
+
+def all_options(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "option"]
+
+
+@EVERY_COMMAND
+def test_the_summary_is_one_sentence_that_fits_in_the_list_of_commands(triform: Any, path: str) -> None:
+    summary = summary_line(COMMANDS[path])
+    assert re.fullmatch(r"[A-Z].*[.?]", summary)
+    parent = path.rpartition(" ")[0]
+    if parent:
+        help_text = triform(*parent.split()[1:], "--help").out
+        assert re.search(rf"^  {path.split()[-1]} +{re.escape(summary)}$", help_text, re.MULTILINE), help_text
+
+
+@EVERY_COMMAND
+def test_the_help_fits_into_eighty_columns_and_has_examples(triform: Any, path: str) -> None:
+    help_text = triform(*path.split()[1:], "--help").out
+    assert help_text.startswith(f"Usage: {path} [OPTIONS]")
+    assert max(map(len, help_text.splitlines())) <= 80
+    examples = split_help(COMMANDS[path])[1]
+    assert len(examples) >= 2
+    assert all(example.startswith(path) and f"\n  {example}\n" in help_text for example in examples)
+
+
+@EVERY_COMMAND
+def test_every_option_and_argument_is_described_by_sentences(path: str) -> None:
+    for param in COMMANDS[path].params:
+        name = f"{path} {param.name}"
+        assert re.fullmatch(r"[A-Z-].*\.", param.help or ""), name
+        assert "`" not in param.help, name
+        if param.param_type_name == "argument" or not param.is_flag:
+            assert re.fullmatch(r"[A-Z\[\]=|,._a-z]+", param.metavar or ""), name
+
+
+@EVERY_COMMAND
+def test_options_are_grouped_and_output_comes_last(path: str) -> None:
+    command = COMMANDS[path]
+    headings = [heading for heading, _ in help_sections(command, make_context(path))]
+    assert len(headings) == len(set(headings))
+    if path != "triform":
+        assert all(option.rich_help_panel for option in all_options(command))
+    if "Output" in headings:
+        assert headings[-1] == "Output"
+
+
+@EVERY_COMMAND
+def test_the_usual_notation_is_used(triform: Any, path: str) -> None:
+    help_text = triform(*path.split()[1:], "--help").out
+    assert not re.search(r"<(str|int|float|path|bool)|\{[A-Z]+\}|\[default|\[required", help_text)
+
+
+def test_arguments_are_shown_as_required_optional_or_repeated() -> None:
+    assert [format_argument(param) for param in COMMANDS["triform predict"].params[:2]] == ["RUN", "[TEXT]..."]
+
+
+def test_the_commands_of_every_day_come_first(triform: Any) -> None:
+    help_text = triform("--help").out
+    positions = [help_text.index(f"\n  {name} ") for name in ("train", "predict", "evaluate", "compare", "doctor")]
+    assert positions == sorted(positions)
+
+
+@pytest.fixture(scope="module")
+def workspace(
+    tmp_path_factory: pytest.TempPathFactory, files: Any, classifier: Path, writer: Path, translator: Path
+) -> Path:
+    """The files and runs that the examples name."""
+    folder = tmp_path_factory.mktemp("workspace")
+    for name, run in {"reviews": classifier, "story": writer, "translator": translator}.items():
+        shutil.copytree(run, folder / "runs" / name)
+    for name in ("reviews.csv", "test.csv", "new.csv"):
+        shutil.copy(files.csv, folder / name)
+    (folder / "story.txt").write_text(load_text("builtin:stories")[:20_000])
+    shutil.copy(files.source, folder / "train.en")
+    shutil.copy(files.target, folder / "train.fr")
+    byte_bpe = TokenizerConfig(kind="bpe", vocab_size=300)
+    train_tokenizer(byte_bpe, [load_text("builtin:stories")[:20_000]]).save(folder / "tokenizer.json")
+    (folder / "ids.txt").write_text("5 6 7\n8 9\n")
+    words = ("king", "queen", "man", "woman", "house", "tree")
+    rows = [
+        " ".join([word, *(f"{(row * column) % 5 - 2}.5" for column in (1, 3))]) for row, word in enumerate(words)
+    ]
+    (folder / "vectors.txt").write_text(f"{len(words)} 2\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(("path", "example"), EXAMPLES, ids=[example for _, example in EXAMPLES])
+def test_every_example_runs(
+    triform: Any, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, example: str
+) -> None:
+    words = shlex.split(example)[1:]
+    if example.startswith(PARSED_ONLY) and example != "triform reproduce list":
+        command = ROOT
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        assert command.make_context(path, words).params
+        return
+    shutil.copytree(workspace, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    if words[0] == "train":
+        words = [*shlex.split(example.replace("--epochs 3", ""))[1:], *shlex.split(SMALL), "--overwrite"]
+    if "runs/story" in words:  # its vocabulary are the characters of another text
+        words = ["birds sat in the tree" if word == "Once upon a time" else word for word in words]
+    if words[:2] == ["tokenizer", "train"]:
+        Path("tokenizer.json").unlink()
+    result = triform(*words)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict --lr 3", "No such option --lr; train.lr is a setting of `triform train`"),
+        ("tokenizer train --x", "No such option --x"),
+        ("tokenizer trian", "No such command trian; did you mean triform tokenizer train?"),
+        ("help", "To read the help, write triform --help."),
+        ("help train", "To read the help, write triform train --help."),
+        ("version", "No such command version; did you mean triform --version?"),
+        ("classify", "No such command classify; did you mean triform train classify?"),
+        ("export", "No such command export; did you mean triform convert export?"),
+        ("zzz", "No such command zzz."),
+        ("--verison", "No such option --verison; did you mean --version?"),
+        ("predict", "Missing argument RUN: Folder of a trained run."),
+        ("tokenizer train story.txt", "Missing option --out: The tokenizer.json to write."),
+        ("explain run text --max-new-tokens -1", "--max-new-tokens: must be at least 0."),
+        ("vectors nearest vectors.txt king --top many", "--top: must be a whole number."),
+        ("predict run text --json=yes", "--json takes no value."),
+        ("predict run --input", "--input needs a value."),
+    ],
+)
+def test_a_typing_error_is_one_line_that_names_the_help_of_the_command(
+    triform: Any, words: str, message: str
+) -> None:
+    refusal = triform(*words.split()).refusal
+    assert refusal.startswith(message)
+    path = next(
+        path for path in sorted(COMMANDS, key=len, reverse=True) if f"triform {words} ".startswith(f"{path} ")
+    )
+    assert refusal.endswith(f"See {path} --help")
+
+
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if hasattr(command, "commands")])
+def test_a_command_without_its_subcommand_shows_its_help(triform: Any, path: str) -> None:
+    result = triform(*path.split()[1:])
+    assert (result.code, result.err) == (0, "")
+    assert result.out == triform(*path.split()[1:], "-h").out
