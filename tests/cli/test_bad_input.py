@@ -140,7 +140,7 @@ def test_sources_and_targets_of_unequal_number(
     aligned_files = ("--source", files.source, "--target", files.target, *out)
     assert message in train("translate", *aligned_files, "--valid", f"{files.source},{short}").refusal
     assert message in triform("evaluate", translator, "--data", f"{files.source},{short}").refusal
-    assert "go together" in train("translate", "--source", files.source, *out).refusal
+    assert "must be given together" in train("translate", "--source", files.source, *out).refusal
     assert "must be given together" in triform("evaluate", translator, "--source", files.source).refusal
     assert not is_run_folder(tmp_path / "run")
 
@@ -238,12 +238,12 @@ def test_standard_input_that_is_not_utf8_is_refused(triform: Command, classifier
         (("--set", "model.d_modle=8"), "unknown setting 'model.d_modle'; did you mean 'model.d_model'?"),
         (("--set", "model.d_model=wide"), "model.d_model='wide' must be a whole number"),
         (("--set", "model.d_model"), "write --set name=value"),
-        (("--set", "train.lr=-1"), "train.lr=-1.0 must lie between 0 and 1e+38"),
+        (("--set", "train.lr=-1"), "train.lr=-1.0 must be between 0 and 1e+38"),
         (("--set", "train.epochs=inf", "--set", "train.max_steps=0"), "train.epochs=inf must be a number"),
-        (("--set", "train.epochs=2"), "train.max_steps and train.epochs exclude each other"),
-        (("--set", "data.header=perhaps"), "data.header=perhaps is not known; choose from auto, yes, no"),
-        (("--seed", "-1"), "seed=-1 must lie between 0 and 4294967295"),
-        (("--seed", str(2**64)), "must lie between 0 and 4294967295"),
+        (("--set", "train.epochs=2"), "train.max_steps and train.epochs cannot be combined"),
+        (("--set", "data.header=perhaps"), "data.header=perhaps is not valid; choose from auto, yes, no"),
+        (("--seed", "-1"), "seed=-1 must be between 0 and 4294967295"),
+        (("--seed", str(2**64)), "must be between 0 and 4294967295"),
         (("--preset", "speeches-clasifier"), "did you mean 'speeches-classifier'?"),
         (("--preset", "speeches-lm"), "preset 'speeches-lm' is for generate, not classify"),
         (("--config", "none.toml"), "none.toml: no such file"),
@@ -292,11 +292,11 @@ def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: 
         "only decode.* settings can be changed" in triform("evaluate", classifier, "--set", "model.d_ff=3").refusal
     )
     assert (
-        "decode.beam_size=0 must lie between 1 and 1000"
+        "decode.beam_size=0 must be between 1 and 1000"
         in triform("predict", writer, "1", "--set", "decode.beam_size=0").refusal
     )
     assert "did you mean 'decode.top_k'?" in triform("predict", writer, "1", "--set", "decode.topk=1").refusal
-    assert "must lie between" in triform("predict", writer, "1", "--seed", 2**64).refusal
+    assert "must be between" in triform("predict", writer, "1", "--seed", 2**64).refusal
 
 
 def test_sets_of_one_name_are_to_be_named_apart(triform: Command, classifier: Path, files: Files) -> None:

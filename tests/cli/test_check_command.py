@@ -82,7 +82,7 @@ def test_a_window_wider_than_the_context_is_noted_and_reads_all_of_the_past(trif
     plain = triform("check", *TINY, "--task", "generate")
     wide = triform("check", *TINY, "--task", "generate", "--set", "model.window=64")
     assert wide.code == 0
-    assert wide.err == "note: a window of 64 is no limit: the model reads 16 tokens at once\n"
+    assert wide.err == "note: a window of 64 has no effect: the model reads only 16 tokens at once\n"
     notes = [
         {line for line in result.out.splitlines() if "outside the window" not in line} for result in (plain, wide)
     ]
@@ -142,8 +142,8 @@ def test_json_says_what_failed_and_the_exit_code_too(
         (("--preset", "tiny", "--task", "classify", "--max-len", 8, "--vocab-size", 9), "--labels"),
         (("--preset", "tinny"), "unknown preset 'tinny'"),
         (("--preset", "speeches-window", "--task", "classify"), "is for generate, not classify"),
-        (("--preset", "speeches-window", "--set", "model.window=0"), "leaves a position nothing to read"),
-        (("--preset", "speeches-window", "--set", "model.window=-2"), "must lie between -1 and"),
+        (("--preset", "speeches-window", "--set", "model.window=0"), "is too small; a window must be at least 1"),
+        (("--preset", "speeches-window", "--set", "model.window=-2"), "must be between -1 and"),
         (("--preset", "speeches-window", "--set", "model.n_heads=3"), "not divisible by model.n_heads=3"),
         (("--preset", "speeches-window", "--set", "model.n_kv_heads=3"), "not divisible by model.n_kv_heads=3"),
         (("--preset", "speeches-window", "--set", "model.windw=4"), "windw"),

@@ -349,7 +349,7 @@ def test_targets_must_be_whole_numbers_and_smoothing_a_share(architecture: str) 
     with pytest.raises(DataError, match="targets must be whole numbers; these are float64"):
         twins.ours.loss(**twins.inputs, **{name: targets * 1.0})
     for share in (2.0, -0.1, float("nan")):
-        with pytest.raises(ConfigError, match=rf"smoothing={share} must lie between 0 and 1"):
+        with pytest.raises(ConfigError, match=rf"smoothing={share} must be between 0 and 1"):
             twins.ours.loss(**twins.inputs, **twins.targets, smoothing=share)
 
 

@@ -219,7 +219,7 @@ def test_saving_over_a_run_asks_for_the_parameter(run_with_unsorted_labels: Path
         (lambda: TextClassifier(**TINY, validation_fraction=0.01).fit(X[:4], Y[:4]), "raise validation_fraction, "),
         (lambda: Translator(**TINY, validation_fraction=0.01).fit(X[:2], X[:2]), "raise validation_fraction, or"),
         (lambda: LanguageModel(**TINY, validation_fraction=0.1).fit(X[:1]), "set validation_fraction to 0$"),
-        (lambda: TextClassifier(**TINY | {"random_state": -1}).fit(X, Y), "^random_state=-1 must lie between"),
+        (lambda: TextClassifier(**TINY | {"random_state": -1}).fit(X, Y), "^random_state=-1 must be between"),
         (lambda: TextClassifier(**TINY).fit(X, [np.inf] + [1.0] * 19), r"contains infinity: row 0 is inf \(float"),
         (lambda: TextClassifier(**TINY).fit([np.inf, *X[1:]], Y), r"X: row 0 is inf \(float\)"),
         (lambda: TextClassifier(**TINY).fit(X, ["\ud800", "a"] * 10), "y has a label with half of a surrogate"),
@@ -230,7 +230,7 @@ def test_saving_over_a_run_asks_for_the_parameter(run_with_unsorted_labels: Path
         (lambda: TextClassifier(**TINY, settings={3: 3}).fit(X, Y), "settings={3: 3} must be a dict of names"),
         (
             lambda: TextClassifier(**TINY, settings={"train.lora_rank": 4}).fit(X, Y),
-            r"say which with settings={'train.init_from': RUN}$",
+            r"name it with settings={'train.init_from': RUN}$",
         ),
     ],
 )
@@ -265,7 +265,7 @@ def test_generating_takes_numpys_numbers_and_states() -> None:
         max_new_tokens=3, temperature=0.5
     )
     for random_state in (-1, 2**32):
-        with pytest.raises(ConfigError, match=rf"^random_state={random_state} must lie between 0 and"):
+        with pytest.raises(ConfigError, match=rf"^random_state={random_state} must be between 0 and"):
             generate(random_state=random_state)
     with pytest.raises(ValueError, match="'x' cannot be used to seed"):
         generate(random_state="x")

@@ -179,11 +179,14 @@ def test_nothing_of_it_is_compiled() -> None:
         ({"model.norm": "rms"}, r"model\.norm=rms has no effect"),
         ({"model.d_ff": 64}, r"model\.d_ff=64 has no effect"),
         ({"model.layer_windows": (8,), "model.n_layers": 1}, r"model\.layer_windows=\[8\] has no effect"),
-        ({"model.pooling": "first"}, r"model\.pooling=first is for Transformers"),
+        ({"model.pooling": "first"}, r"model\.pooling=first does not work with model\.kind=lstm"),
         ({"model.d_model": 15}, r"model\.d_model=15 must be even"),
-        ({"model.attention_score": "additive"}, r"model\.attention_score=additive is of attention"),
-        ({"train.precision": "bf16"}, r"train\.precision=bf16 is for Transformers"),
-        ({"train.init_from": "x", "train.lora_rank": 2}, r"train\.lora_rank is for Transformers; model\.kind=lstm"),
+        ({"model.attention_score": "additive"}, r"model\.attention_score=additive applies to attention"),
+        ({"train.precision": "bf16"}, r"train\.precision=bf16 applies to Transformers only"),
+        (
+            {"train.init_from": "x", "train.lora_rank": 2},
+            r"train\.lora_rank applies to Transformers only, not to model\.kind=lstm",
+        ),
     ],
 )
 def test_what_has_no_effect_on_a_recurrent_model_is_refused_by_name(settings: Any, message: str) -> None:

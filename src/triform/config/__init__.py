@@ -1,8 +1,8 @@
-"""Every setting, as frozen dataclasses that check themselves.
+"""All settings, as frozen dataclasses that validate their values.
 
-A zero (or "auto", or -1 where zero means something) is a setting left open. Most are chosen from the size of
-the data when training starts, and the chosen value is what the run folder's config.toml holds; how to decode
-and at what precision stay open until they are needed, since they depend on the call and the device.
+Some settings have a default that stands for an automatic choice: 0, "auto", or -1 where 0 has a meaning. Most of
+them are chosen from the size of the data when training starts, and the config.toml of the run has the chosen value.
+The decoding strategy and the precision are chosen when they are used: they depend on the task and the device.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         validate_bounds(self, "data")
-        require(self.max_len != 1, "data.max_len=1 leaves nothing to read: it must be at least 2")
+        require(self.max_len != 1, "data.max_len=1 is too small; it must be at least 2")
         for first, second in (("source", "target"), ("valid_source", "valid_target")):
             require(
                 bool(getattr(self, first)) == bool(getattr(self, second)),
-                f"data.{first} and data.{second} go together: give both or neither",
+                f"data.{first} and data.{second} must be given together",
             )
         names = [TRAIN_SET, self.valid_name, *(name for name, _ in self.monitored_files)]
         require(
@@ -266,7 +266,8 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         require(
             self.temperature > 0,
-            f"decode.temperature={self.temperature} must be above 0; decode.strategy=greedy takes the best token",
+            f"decode.temperature={self.temperature} must be above 0; "
+            "to choose the most likely token, set decode.strategy=greedy",
         )
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
         validate_bounds(self, "decode")
@@ -299,46 +300,52 @@ class Config:
     def __post_init__(self) -> None:
         validate_bounds(self)
         if self.task != "translate" and self.data.source:
-            raise ConfigError(f"data.source and data.target are for translate; {self.task} reads data.train")
+            raise ConfigError(
+                f"data.source and data.target apply to translate only; for {self.task}, set data.train"
+            )
         if self.model.bigram_buckets and self.task != "classify":
-            raise ConfigError(f"model.bigram_buckets is for classify; {self.task} reads one new token at a time")
+            raise ConfigError(f"model.bigram_buckets applies to classify only, not to {self.task}")
         if self.tokenizer.bpe_dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
-            raise ConfigError("tokenizer.bpe_dropout leaves out merges of bpe, and is for classify and translate")
+            raise ConfigError(
+                "tokenizer.bpe_dropout applies only to classify and translate with tokenizer.kind=bpe"
+            )
         if self.train.r_drop and not (self.model.dropout or self.model.attention_dropout):
-            raise ConfigError("train.r_drop compares readings that dropout makes differ: set model.dropout")
+            raise ConfigError("train.r_drop needs dropout; set model.dropout above 0")
         if self.model.attention_direction == "full" and self.task != "classify":
             raise ConfigError(
-                "model.attention_direction=full lets a decoder read the very token it should predict: "
-                f"{self.task} needs auto or causal"
+                "model.attention_direction=full would let the decoder see the tokens that it predicts; "
+                f"for {self.task}, use auto or causal"
             )
         if self.model.is_recurrent:
             self._validate_recurrent()
 
     def _validate_recurrent(self) -> None:
         model, train, kind = self.model, self.train, f"model.kind={self.model.kind}"
+        require(not train.lora_rank, f"train.lora_rank applies to Transformers only, not to {kind}")
         require(
-            not train.lora_rank, f"train.lora_rank is for Transformers; {kind} has no layers that adapters know"
+            train.precision != "bf16",
+            f"train.precision=bf16 applies to Transformers only; {kind} is trained in fp32",
         )
-        require(train.precision != "bf16", f"train.precision=bf16 is for Transformers; {kind} learns in fp32")
         if self.task != "translate":
             for name in ATTENTION_SETTINGS:
                 value = getattr(model, name)
                 is_default = value == getattr(ModelConfig, name)
                 require(
                     is_default,
-                    f"model.{name}={value} is of attention, which {kind} has in translate alone: leave it out",
+                    f"model.{name}={value} applies to attention, which {kind} has in translate only; leave it out",
                 )
         require(
             self.task == "generate" or model.attention_direction == "causal" or model.d_model % 2 == 0,
-            f"model.d_model={model.d_model} must be even: with {kind} half of it reads forwards and half backwards",
+            f"model.d_model={model.d_model} must be even, because {kind} reads forwards with one half of it and "
+            "backwards with the other",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSizes:
-    """What a model must know of its data: how many tokens there are, and how many labels."""
+    """The sizes of the data that a model is built for."""
 
     vocab_size: int
     max_len: int
     n_labels: int = 0
-    target_vocab_size: int = 0  # 0: the same vocabulary on both sides
+    target_vocab_size: int = 0  # 0: source and target share one vocabulary

@@ -1,6 +1,6 @@
-"""The smallest and the largest value of every setting that is a number.
+"""The smallest and the largest value of every numeric setting.
 
-The largest ones are generous: beyond them lies a slip of the pen, or a file that is not what it seems.
+The upper bounds are generous. A larger number is a typing error or comes from a damaged file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 
 def validate_bounds(section: Any, name: str = "") -> None:
-    """Every number of a section lies where it may."""
+    """Check the numbers of a section of settings."""
     for field in fields(section):
         setting = f"{name}.{field.name}" if name else field.name
         if setting in BOUNDS:
@@ -88,18 +88,19 @@ def validate_bounds(section: Any, name: str = "") -> None:
 
 
 def validate_bound(setting: str, number: float) -> None:
-    """One number lies within the bounds of its setting."""
+    """Raise a ConfigError if a number is outside the bounds of its setting."""
     low, high = BOUNDS[setting]
     if not low <= number <= high:
-        raise ConfigError(f"{setting}={format_value(number)} must lie between {low} and {high}")
+        raise ConfigError(f"{setting}={format_value(number)} must be between {low} and {high}")
 
 
 def format_value(value: object) -> str:
-    """A value for a message: of a very long one only the beginning."""
+    """Return a value for a message, shortened if it is very long."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length():,} bits"
     return shorten(repr(value))
 
 
 def shorten(text: str, max_chars: int = 60) -> str:
+    """Return a text for a message; a long one is cut, and its length added."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 20]}... ({len(text):,} characters)"

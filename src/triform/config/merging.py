@@ -1,7 +1,7 @@
-"""Merging what a user asks for: keyword arguments, a config file, a preset.
+"""Merging the settings that a user gives: keyword arguments or options, a config file and a preset.
 
-The result is a dictionary of dotted settings, such as `{"task": "classify", "model.d_model": 64}`, which holds only
-what was asked for. Everything else is chosen later, from the data.
+The result is a dictionary of dotted settings, such as `{"task": "classify", "model.d_model": 64}`. It has only the
+settings that were given. All others keep their default or are chosen from the data later.
 """
 
 from __future__ import annotations

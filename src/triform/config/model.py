@@ -250,8 +250,8 @@ class ModelConfig:
                 )
         require(
             self.pooling != "first",
-            f"model.pooling=first is for Transformers: the first state of model.kind={self.kind} has read little; "
-            "use mean or last",
+            f"model.pooling=first does not work with model.kind={self.kind}, whose first state has read only one "
+            "token; use mean or last",
         )
 
     def _validate_heads(self) -> None:
@@ -260,8 +260,8 @@ class ModelConfig:
             return
         divisors = ", ".join(str(count) for count in range(1, n_heads + 1) if n_heads % count == 0)
         raise ConfigError(
-            f"model.n_heads={n_heads} is not divisible by model.n_kv_heads={n_kv_heads}: every key/value head "
-            f"serves as many query heads; choose from {divisors}"
+            f"model.n_heads={n_heads} is not divisible by model.n_kv_heads={n_kv_heads}; for n_kv_heads, "
+            f"choose from {divisors}"
         )
 
     def _validate_positions(self) -> None:
@@ -271,22 +271,24 @@ class ModelConfig:
         )
         if self.positions == "rotary" and self.n_heads and self.head_dim % 2:
             raise ConfigError(
-                f"model.positions=rotary turns pairs of coordinates: the head size, model.d_model / model.n_heads "
-                f"= {self.head_dim}, must be even"
+                f"model.positions=rotary needs an even head size; model.d_model / model.n_heads is {self.head_dim}"
             )
         require(self.rotary_base > 1, f"model.rotary_base={self.rotary_base} must be above 1")
         self._validate_rotary_scaling()
-        require(self.n_buckets % 2 == 0, f"model.n_buckets={self.n_buckets} must be even: half for each side")
+        require(
+            self.n_buckets % 2 == 0,
+            f"model.n_buckets={self.n_buckets} must be even: one half is for each direction",
+        )
         max_distance = self.resolved_max_distance
         require(
             self.positions != "t5" or max_distance > self.n_buckets // 2,
             f"model.max_distance={max_distance} is too small: with model.n_buckets={self.n_buckets} it must be "
-            f"above {self.n_buckets // 2}, or the buckets for far distances hold nothing",
+            f"above {self.n_buckets // 2}",
         )
         if self.attention_score == "additive" and self.positions in ("rotary", "relative"):
             raise ConfigError(
-                f"model.positions={self.positions} changes the dot product of query and key, and "
-                "model.attention_score=additive takes none; use positions=t5, alibi, learned or sinusoidal with it"
+                f"model.positions={self.positions} does not work with model.attention_score=additive, which has no "
+                "dot product; use the positions t5, alibi, learned or sinusoidal"
             )
 
     def _validate_rotary_scaling(self) -> None:
@@ -294,15 +296,15 @@ class ModelConfig:
         require(
             len(scaling) in (0, 1, 4) and all(number > 0 for number in scaling),
             f"model.rotary_scaling={list(scaling)} must be empty, [factor], or [factor, low, high, original "
-            "length], all above 0",
+            "length], with numbers above 0",
         )
         require(
             len(scaling) < 4 or scaling[1] < scaling[2],
-            f"model.rotary_scaling={list(scaling)}: its second number, low, must be below its third, high",
+            f"model.rotary_scaling={list(scaling)}: the second number (low) must be below the third (high)",
         )
         require(
             not scaling or self.positions == "rotary",
-            f"model.rotary_scaling={list(scaling)} is for model.positions=rotary, not {self.positions}",
+            f"model.rotary_scaling={list(scaling)} applies to model.positions=rotary only, not to {self.positions}",
         )
 
     def _validate_windows(self) -> None:
@@ -312,21 +314,20 @@ class ModelConfig:
         ):
             require(
                 all(width == -1 or width > 0 for width in widths),
-                f"model.{name}={displayed} leaves a position nothing to read, not even itself: "
-                "a window must be at least 1, or -1 for no window",
+                f"model.{name}={displayed} is too small; a window must be at least 1, or -1 for no limit",
             )
         if not self.layer_windows:
             return
         pattern = list(self.layer_windows)
         require(
             self.window == -1,
-            f"model.window={self.window} and model.layer_windows={pattern} exclude each other: "
+            f"model.window={self.window} and model.layer_windows={pattern} cannot be combined; "
             "set only one of them",
         )
         require(
             self.n_layers % len(pattern) == 0,
-            f"model.layer_windows={pattern} is a pattern of {len(pattern)} layers and does not fit "
-            f"model.n_layers={self.n_layers}: the number of layers must be a multiple of it",
+            f"model.layer_windows={pattern} does not fit model.n_layers={self.n_layers}: "
+            f"the number of layers must be a multiple of {len(pattern)}",
         )
 
     @property
@@ -335,9 +336,9 @@ class ModelConfig:
 
     @property
     def as_single_head(self) -> ModelConfig:
-        """A recurrent model as parts that it shares with the Transformer see it: attention with one head.
+        """Return the settings of a recurrent model for components that it shares with the Transformer: one head.
 
-        Tokens come in at full size: no norm raises small ones, and states of small inputs leave attention flat.
+        Embeddings are scaled up, because no norm does it, and small inputs make attention uniform.
         """
         return replace(self, n_heads=1, positions="none", scale_embeddings=True)
 
@@ -347,7 +348,7 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values: as many as of queries, unless said."""
+        """The number of key/value heads; by default the number of query heads."""
         return self.n_kv_heads or self.n_heads
 
     @property
@@ -359,14 +360,15 @@ class ModelConfig:
         return self.max_distance or (16 if self.positions == "relative" else 128)
 
     def window_notices(self, max_len: int) -> list[str]:
-        """What is allowed but does less than it says."""
+        """Return notices about windows that have no effect."""
         ineffective = sorted({width for width in self.windows if width >= max_len})
         return [
-            f"a window of {width} is no limit: the model reads {max_len} tokens at once" for width in ineffective
+            f"a window of {width} has no effect: the model reads only {max_len} tokens at once"
+            for width in ineffective
         ]
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The window of each layer; -1 where there is none."""
+        """The window of each layer; -1 means no limit."""
         pattern = self.layer_windows or (self.window,)
         return pattern * (self.n_layers // len(pattern))

@@ -1,6 +1,6 @@
-"""Presets: the reference systems with their reported settings, and models by size.
+"""Presets: named settings of reference systems, of well-known models, and of models by size.
 
-A preset of a reference system has a task of its own; a size (`tiny`, `small`, `base`) fits any task.
+The sizes `tiny`, `small` and `base` fit every task. All other presets are made for one task.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from triform.config import (
+    TASK_NAMES,
     Config,
     DataConfig,
     DataSizes,
@@ -21,11 +22,11 @@ from triform.config import (
 from triform.config.settings import suggest_name
 from triform.errors import ConfigError
 
-ADAM_BETAS = (0.9, 0.999)  # torch's defaults, which the reports used
+ADAM_BETAS = (0.9, 0.999)  # the defaults of PyTorch, which the reported systems used
 
 
 def imdb_encoder() -> Config:
-    """IMDb sentiment from scratch. Reported: 62.38 % test accuracy after one epoch."""
+    """Sentiment of IMDb reviews, trained from scratch. Reported test accuracy: 62.38 % after one epoch."""
     return Config(
         task="classify",
         data=DataConfig(max_len=256),
@@ -42,7 +43,7 @@ def imdb_encoder() -> Config:
 
 def shakespeare_char() -> Config:
     """A character language model on tiny Shakespeare."""
-    # The report estimates losses on 200 random batches; here the whole validation part is scored.
+    # The report estimates losses on 200 random batches; here the whole validation part is evaluated.
     return Config(
         task="generate",
         data=DataConfig(max_len=32),
@@ -60,7 +61,7 @@ def shakespeare_char() -> Config:
 
 
 def _ted_preset(n_layers: int, n_heads: int, d_model: int, dropout: float) -> Config:
-    """The report gives sizes, dropout, batch size and epochs; the rest is chosen so that all four sets train."""
+    """Return reported sizes, dropout, batch size and epochs; the other settings let all four sets train well."""
     return Config(
         task="translate",
         data=DataConfig(max_len=128),
@@ -77,27 +78,27 @@ def _ted_preset(n_layers: int, n_heads: int, d_model: int, dropout: float) -> Co
 
 
 def ted_set1() -> Config:
-    """TED talks, English to French, set 1: 2 layers, 8 heads, 512 wide. Reported: BLEU 0.3745."""
+    """TED talks, English to French, set 1: 2 layers, 8 heads, d_model 512. Reported BLEU: 0.3745."""
     return _ted_preset(2, 8, 512, 0.1)
 
 
 def ted_set2() -> Config:
-    """TED talks, English to French, set 2: 4 layers, 8 heads, 512 wide. Reported: BLEU 0.3796."""
+    """TED talks, English to French, set 2: 4 layers, 8 heads, d_model 512. Reported BLEU: 0.3796."""
     return _ted_preset(4, 8, 512, 0.2)
 
 
 def ted_set3() -> Config:
-    """TED talks, English to French, set 3: 4 layers, 12 heads, 768 wide. Reported: BLEU 0.3854."""
+    """TED talks, English to French, set 3: 4 layers, 12 heads, d_model 768. Reported BLEU: 0.3854."""
     return _ted_preset(4, 12, 768, 0.2)
 
 
 def ted_set4() -> Config:
-    """TED talks, English to French, set 4: 6 layers, 12 heads, 768 wide. Reported: failed to train, BLEU 0.3154."""
+    """TED talks, English to French, set 4: 6 layers, 12 heads, d_model 768. Reported BLEU: 0.3154."""
     return _ted_preset(6, 12, 768, 0.1)
 
 
 def multi30k_tiny() -> Config:
-    """A small model for Multi30k English to German, known as Transformer-tiny. Reported: 41.02 tokenised BLEU."""
+    """Multi30k, English to German, with the model known as Transformer-tiny. Reported tokenised BLEU: 41.02."""
     return Config(
         task="translate",
         data=DataConfig(max_len=128),
@@ -117,9 +118,9 @@ def multi30k_tiny() -> Config:
 def _speeches_preset(
     task: TaskName, d_ff: int, window: int = -1, epochs: float = 0.0, max_steps: int = 0
 ) -> Config:
-    """Settings that the three speeches systems share: words, 32 tokens, 64 wide, 2 heads, 4 layers, Adam 1e-3.
+    """Return the settings that the three systems on speeches share.
 
-    As in the report nothing is held out: the last weights are kept, unless a validation file is given.
+    As in the report, nothing is held out for validation, so the last weights are kept.
     """
     return Config(
         task=task,
@@ -138,46 +139,46 @@ def _speeches_preset(
 
 
 def speeches_classifier() -> Config:
-    """Which of three presidents said it. Reported: 87.60 % (on a test set that leaks)."""
+    """Which of three presidents gave a speech. Reported accuracy: 87.60 %, on a test set with training examples."""
     return _speeches_preset("classify", d_ff=256, epochs=15)
 
 
 def speeches_lm() -> Config:
-    """A word language model of speeches. Reported perplexities: 375.02, 476.34, 414.64."""
+    """A word-level language model of speeches. Reported perplexities: 375.02, 476.34 and 414.64."""
     return _speeches_preset("generate", d_ff=100, max_steps=500)
 
 
 def speeches_window() -> Config:
-    """The language model of speeches with a local window of 8. Reported perplexities: 368.99, 460.88, 402.49."""
+    """The language model of speeches with a window of 8. Reported perplexities: 368.99, 460.88 and 402.49."""
     return _speeches_preset("generate", d_ff=100, window=8, max_steps=500)
 
 
 def _size_preset(
     task: TaskName, kind: ModelKind, d_model: int, n_layers: int, n_heads: int, dropout: float
 ) -> Config:
-    if kind != "transformer":  # as wide, and at most three layers: recurrent ones gain little from more
+    if kind != "transformer":  # more than three recurrent layers gain little
         return Config(task=task, model=ModelConfig(kind=kind, d_model=d_model, n_layers=min(3, n_layers)))
     model = ModelConfig(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model, dropout=dropout)
     return Config(task=task, model=model)
 
 
 def tiny(task: TaskName, kind: ModelKind = "transformer") -> Config:
-    """64 wide, 2 layers: seconds on a laptop."""
+    """d_model 64 and 2 layers; trains in seconds on a laptop."""
     return _size_preset(task, kind, 64, 2, 4, 0.1)
 
 
 def small(task: TaskName, kind: ModelKind = "transformer") -> Config:
-    """256 wide, 4 layers: minutes on a laptop."""
+    """d_model 256 and 4 layers; trains in minutes on a laptop."""
     return _size_preset(task, kind, 256, 4, 4, 0.1)
 
 
 def base(task: TaskName, kind: ModelKind = "transformer") -> Config:
-    """512 wide, 6 layers: wants a GPU."""
+    """d_model 512 and 6 layers; needs a GPU."""
     return _size_preset(task, kind, 512, 6, 8, 0.1)
 
 
 def gpt2_small() -> Config:
-    """The shape of GPT-2 with 124 million parameters."""
+    """The model of GPT-2 small, with 124 million parameters."""
     model = ModelConfig(d_model=768, d_ff=3072, n_layers=12, n_heads=12, head_bias=False)
     return Config(
         task="generate", data=DataConfig(max_len=1024), tokenizer=TokenizerConfig(kind="bpe"), model=model
@@ -185,13 +186,13 @@ def gpt2_small() -> Config:
 
 
 def bert_base() -> Config:
-    """The shape of BERT base: 12 post-norm layers, 768 wide."""
+    """The model of BERT base: 12 post-norm layers, d_model 768."""
     model = ModelConfig(d_model=768, d_ff=3072, n_layers=12, n_heads=12, norm_position="post", final_norm=False)
     return Config(task="classify", data=DataConfig(max_len=512), tokenizer=TokenizerConfig(kind="bpe"), model=model)
 
 
 def transformer_base() -> Config:
-    """The base model of the original paper, with its schedule."""
+    """The base model of "Attention Is All You Need", with its learning-rate schedule."""
     return Config(
         task="translate",
         data=DataConfig(max_len=256),
@@ -224,8 +225,8 @@ SYSTEM_PRESETS: dict[str, Callable[[], Config]] = {
 }
 SIZE_PRESETS: dict[str, Callable[[TaskName, ModelKind], Config]] = {"tiny": tiny, "small": small, "base": base}
 
-# The sizes of the data in the reports, enough to build the model of a preset without any data. The reports on IMDb
-# and TED give no vocabulary size: these presets have the default of a byte BPE vocabulary, for TED a joint one.
+# The sizes of the reported data: the model of a preset can be built from them without the data. The reports on IMDb
+# and TED give no vocabulary size; the sizes here are the default of byte-level BPE.
 DEFAULT_BPE_VOCAB_SIZE = 16_384
 REPORTED_SIZES: dict[str, DataSizes] = {
     "imdb-encoder": DataSizes(vocab_size=DEFAULT_BPE_VOCAB_SIZE, max_len=256, n_labels=2),
@@ -245,9 +246,9 @@ def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transform
     """Return the settings of a preset.
 
     Args:
-        name: The preset.
-        task: Required for a size; a reference system has its own task, and another one is an error.
-        kind: The model kind of a size; a reference system is a Transformer.
+        name: The name of the preset.
+        task: Required for the sizes `tiny`, `small` and `base`. The other presets accept only their task.
+        kind: The kind of model of a size. The other presets are Transformers.
 
     Raises:
         ConfigError: The preset is unknown, or does not fit the task or the kind.
@@ -259,7 +260,7 @@ def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transform
     """
     if name in SIZE_PRESETS:
         if task is None:
-            raise ConfigError(f"preset {name!r} fits any task: say which")
+            raise ConfigError(f"preset {name!r} fits every task; name one of {', '.join(TASK_NAMES)}")
         return SIZE_PRESETS[name](task, kind)
     if name not in SYSTEM_PRESETS:
         raise ConfigError(f"unknown preset {name!r}; {suggest_name(name, [*SYSTEM_PRESETS, *SIZE_PRESETS])}")
@@ -268,6 +269,6 @@ def preset(name: str, task: TaskName | None = None, kind: ModelKind = "transform
         raise ConfigError(f"preset {name!r} is for {config.task}, not {task}")
     if kind != config.model.kind:
         raise ConfigError(
-            f"preset {name!r} is a {config.model.kind}, not {kind}; tiny, small and base fit any kind"
+            f"preset {name!r} is a {config.model.kind}, not {kind}; tiny, small and base support every kind"
         )
     return config

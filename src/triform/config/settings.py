@@ -1,4 +1,4 @@
-"""Settings in and out: dotted names, TOML, and the nearest name when one is unknown."""
+"""Settings as dotted names: parsing, merging, reading and writing TOML, and hints for unknown names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Settings = dict[str, SettingValue]  # dotted name -> value, e.g. {"model.d_model
 
 
 def _setting_types(config_class: type, prefix: str = "") -> dict[str, Any]:
-    """The type of every setting under its dotted name."""
+    """Return the type of every setting by its dotted name."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(config_class).items():
         if is_dataclass(hint) and isinstance(hint, type):
@@ -108,7 +108,15 @@ def split_number_or_word(hint: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def coerce_setting(name: str, value: object) -> SettingValue:
-    """`value` as the type that the setting `name` has; text is parsed, everything else is checked."""
+    """Convert a value to the type of a setting.
+
+    Args:
+        name: The dotted name of the setting.
+        value: Text, as in `--set`, is parsed. Any other value must have the right type already.
+
+    Raises:
+        ConfigError: The setting is unknown, or the value does not fit it.
+    """
     if name not in SETTING_TYPES:
         raise unknown_setting_error(name)
     hint, words = split_number_or_word(SETTING_TYPES[name])
@@ -117,7 +125,7 @@ def coerce_setting(name: str, value: object) -> SettingValue:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             options = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{name}={shorten(str(value))} is not known; choose from {options}")
+            raise ConfigError(f"{name}={shorten(str(value))} is not valid; choose from {options}")
         return str(value)
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
@@ -144,7 +152,7 @@ def _coerce_scalar(name: str, value: object, scalar_type: type, words: Sequence[
     if scalar_type in (int, float) and isinstance(value, str):
         try:
             value = scalar_type(value.replace("_", ""))
-        except ValueError:  # also of more digits than Python reads
+        except ValueError:  # also if it has more digits than Python converts
             raise ConfigError(f"{name}={format_value(value)} must be {description}") from None
     if scalar_type is float and type(value) is int:
         value = float(value) if abs(value) < 2**1023 else math.inf
@@ -155,12 +163,12 @@ def _coerce_scalar(name: str, value: object, scalar_type: type, words: Sequence[
         and not value.isascii()
         and any("\ud800" <= character <= "\udfff" for character in value)
     ):
-        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or mend the text")
+        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or correct the text")
     return value
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
-    """`--set a.b=value` arguments as settings."""
+    """Parse `--set name=value` arguments."""
     settings: Settings = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -184,7 +192,7 @@ def format_setting(value: SettingValue) -> str:
 
 
 def flatten_config(config: Any, prefix: str = "") -> Settings:
-    """A config as dotted settings, in the order of its fields."""
+    """Return a config as dotted settings, in the order of its fields."""
     flat: Settings = {}
     for item in fields(config):
         value = getattr(config, item.name)
@@ -196,7 +204,15 @@ def flatten_config(config: Any, prefix: str = "") -> Settings:
 
 
 def build_config(settings: Mapping[str, SettingValue], base: Config | None = None) -> Config:
-    """A config from dotted settings laid over `base` (the defaults when none is given)."""
+    """Build a config from dotted settings.
+
+    Args:
+        settings: The settings that differ from `base`.
+        base: The config for all other settings; by default, the default settings.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid, or settings contradict each other.
+    """
     flat = flatten_config(base or Config()) | {
         name: coerce_setting(name, value) for name, value in settings.items()
     }
@@ -216,11 +232,11 @@ DEFAULTS = flatten_config(Config())
 
 
 def non_default_settings(settings: Settings) -> Settings:
-    """The settings that say something: those whose value is not just the default."""
+    """Return the settings whose values differ from the defaults."""
     return {name: value for name, value in settings.items() if value != DEFAULTS[name]}
 
 
-# Settings whose default leaves them open, to be chosen from the data.
+# Settings whose default means that training chooses the value.
 _AUTO_SETTINGS_BY_SECTION = {
     "data": ("train", "valid", "labels", "max_len"),
     "tokenizer": ("kind", "vocab_size"),
@@ -241,7 +257,7 @@ _AUTO_SETTINGS_BY_SECTION = {
 AUTO_SETTINGS = frozenset(
     f"{section}.{name}" for section, names in _AUTO_SETTINGS_BY_SECTION.items() for name in names
 )
-# Two ways to say one thing: saying it one way takes back the other.
+# Pairs of which only one can be set. Setting one of them discards an earlier value of the other.
 EXCLUSIVE_SETTINGS = (
     ("train.batch_size", "train.batch_tokens"),
     ("train.max_steps", "train.epochs"),
@@ -250,7 +266,7 @@ EXCLUSIVE_SETTINGS = (
 
 
 def merge_settings(*layers: Settings) -> Settings:
-    """Settings laid over one another, the last one on top."""
+    """Merge layers of settings; later layers take precedence."""
     merged: Settings = {}
     for layer in layers:
         for pair in EXCLUSIVE_SETTINGS:
@@ -277,11 +293,16 @@ METADATA_KEYS = ("format", "triform")  # keys of a file that describe the file i
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings of a TOML file."""
+    """Return the settings of a TOML file."""
     return parse_settings(load_toml(path), path)
 
 
 def load_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises:
+        ConfigError: The file does not exist, cannot be read, or is not valid TOML.
+    """
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: cannot be read: it is a folder, a pipe or a device, not a file")
     try:
@@ -294,7 +315,7 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """A TOML text as a tree; `path` is for messages."""
+    """Parse TOML text; `path` is for error messages."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -306,7 +327,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def parse_settings(tree: Mapping[str, Any], path: Path) -> Settings:
-    """The settings in a file's tree, each under its dotted name and of its own type."""
+    """Return the settings in the content of a TOML file; `path` is for error messages."""
     settings: Settings = {}
     for name, value in tree.items():
         if name in METADATA_KEYS:

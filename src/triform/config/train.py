@@ -199,24 +199,23 @@ class TrainConfig:
         validate_bounds(self, "train")
         require(
             bool(self.init_from) or not self.lora_rank,
-            f"train.lora_rank={self.lora_rank}: adapters need a trained model; "
-            "say which with --from RUN (train.init_from)",
+            f"train.lora_rank={self.lora_rank} needs a trained model; name it with --from RUN (train.init_from)",
         )
         require(
             not (self.init_from and self.embeddings),
-            "train.embeddings: a run that starts from another has its embeddings; leave out --embeddings or --from",
+            "train.embeddings cannot be combined with train.init_from; leave out --embeddings or --from",
         )
         require(
             not self.lora_rank or self.freeze_layers < 0,
-            f"train.lora_rank={self.lora_rank} freezes the whole base: "
+            f"train.lora_rank={self.lora_rank} freezes the whole base model; "
             f"leave out train.freeze_layers={self.freeze_layers}",
         )
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-            f"train.betas={list(self.betas)} must be two numbers from 0 up to, not including, 1",
+            f"train.betas={list(self.betas)} must be two numbers, each at least 0 and below 1",
         )
         for first, second in (("batch_size", "batch_tokens"), ("max_steps", "epochs")):
             require(
                 not (getattr(self, first) and getattr(self, second)),
-                f"train.{first} and train.{second} exclude each other: set only one of them",
+                f"train.{first} and train.{second} cannot be combined; set only one of them",
             )

@@ -1,4 +1,4 @@
-"""What settings say about themselves when they cannot be meant."""
+"""Helpers of the config dataclasses."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ AutoBool = Literal["auto", "yes", "no"]
 
 
 def require(condition: bool, message: str) -> None:
+    """Raise a ConfigError with this message unless the condition holds."""
     if not condition:
         raise ConfigError(message)

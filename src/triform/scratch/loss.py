@@ -28,7 +28,7 @@ def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[floa
     """
     rows, n_classes = np.arange(len(targets)), logits.shape[-1]
     if not 0 <= smoothing <= 1:
-        raise ConfigError(f"smoothing={smoothing} must lie between 0 and 1")
+        raise ConfigError(f"smoothing={smoothing} must be between 0 and 1")
     if targets.size and (targets.min() < 0 or targets.max() >= n_classes):
         raise DataError(
             f"targets must be from 0 to {n_classes - 1}; they are from {targets.min()} to {targets.max()}"

@@ -60,7 +60,7 @@ def resolve_seed(random_state: int | np.random.RandomState | None) -> int:
     if not isinstance(random_state, int | np.integer):
         return int(check_random_state(random_state).randint(2**31 - 1))
     if not 0 <= random_state < 2**32:
-        raise ConfigError(f"random_state={random_state} must lie between 0 and {2**32 - 1}")
+        raise ConfigError(f"random_state={random_state} must be between 0 and {2**32 - 1}")
     return int(random_state)
 
 
