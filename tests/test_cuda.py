@@ -23,7 +23,7 @@ from triform.experiments.seeds import train_seeds
 from triform.experiments.study.runner import compare
 from triform.generation import graph as graph_backend
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.scheduler import Scheduler, build_decoder_adapter, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
@@ -603,7 +603,7 @@ def build_adapter(
 
 
 REQUESTS = [Request(prompt, MAX_NEW_TOKENS[row], seed=row) for row, prompt in enumerate(PROMPTS)]
-STOPPING = StoppingCriteria(eos=3, banned=(0, 1, 2))
+CONSTRAINTS = TokenConstraints(eos=3, banned=(0, 1, 2))
 
 
 def decode(
@@ -611,7 +611,7 @@ def decode(
 ) -> list[list[int]]:
     outputs: dict[int, list[int]] = {}
     with Scheduler(
-        adapter, DECODE_SETTINGS, STOPPING, strategy=strategy, use_cuda_graphs=use_cuda_graphs
+        adapter, DECODE_SETTINGS, CONSTRAINTS, strategy=strategy, use_cuda_graphs=use_cuda_graphs
     ) as scheduler:
         for request in requests:
             scheduler.submit(request)
@@ -622,7 +622,7 @@ def decode(
 
 def run_graph_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
     settings = replace(DECODE_SETTINGS, strategy=strategy)
-    return generate(adapter, REQUESTS, settings, STOPPING, default_strategy="")
+    return generate(adapter, REQUESTS, settings, CONSTRAINTS, default_strategy="")
 
 
 def run_eager_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
@@ -680,7 +680,7 @@ def test_eight_threads_with_different_settings_decode_as_one_thread_does(caplog:
 
     def decode_settings(adapter: Any, index: int) -> list[list[int]]:
         adapter = eager_adapter if index == 7 else adapter
-        return generate(adapter, REQUESTS, settings[index], STOPPING, default_strategy="")
+        return generate(adapter, REQUESTS, settings[index], CONSTRAINTS, default_strategy="")
 
     expected = [decode_settings(build_adapter("decoder"), index) for index in range(8)]
     for _ in range(3):

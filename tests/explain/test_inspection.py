@@ -17,7 +17,7 @@ from triform.errors import ConfigError, DataError
 from triform.explain.attention_maps import Explanation
 from triform.explain.recorder import record_attention
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.scheduler import generate
 from triform.run import Run
 from triform.tasks import TASKS
@@ -34,8 +34,8 @@ BuildRun = Callable[..., Run]
 
 
 def decode_greedily(adapter: GenerationAdapter, row: list[int], limit: int) -> list[int]:
-    stopping = StoppingCriteria(eos=EOS, banned=(PAD, UNK, BOS))
-    return generate(adapter, [Request(row, limit)], DecodeConfig(), stopping, default_strategy="greedy")[0]
+    constraints = TokenConstraints(eos=EOS, banned=(PAD, UNK, BOS))
+    return generate(adapter, [Request(row, limit)], DecodeConfig(), constraints, default_strategy="greedy")[0]
 
 
 def make_data(task: TaskName) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triform.config import DecodeConfig
-from triform.generation.backend import StoppingCriteria
+from triform.generation.backend import TokenConstraints
 from triform.generation.sampling import sample_from_uniform
 from triform.nn.layouts import pad
 
@@ -60,19 +60,19 @@ class ModelStepper:
         self.rows, self.texts = [self.rows[row] for row in rows], [self.texts[row] for row in rows]
 
 
-def mask_banned(logits: Tensor, stopping: StoppingCriteria) -> Tensor:
-    return logits.index_fill(-1, torch.tensor(stopping.banned, dtype=torch.long), NEG_INF)
+def mask_banned(logits: Tensor, constraints: TokenConstraints) -> Tensor:
+    return logits.index_fill(-1, torch.tensor(constraints.banned, dtype=torch.long), NEG_INF)
 
 
 @torch.inference_mode()
 def reference_decode(
-    stepper: UncachedStepper, stopping: StoppingCriteria, limit: int, choose: Callable[[Tensor], int]
+    stepper: UncachedStepper, constraints: TokenConstraints, limit: int, choose: Callable[[Tensor], int]
 ) -> list[int]:
     """Continue a single row until its end token or its limit; `choose` takes logits (1, V)."""
     generated: list[int] = []
     while len(generated) < limit:
-        token = choose(mask_banned(stepper.logits(), stopping))
-        if token == stopping.eos:
+        token = choose(mask_banned(stepper.logits(), constraints))
+        if token == constraints.eos:
             break
         generated.append(token)
         stepper.append([token])
@@ -105,7 +105,7 @@ class Beam:
 @torch.inference_mode()
 def reference_beam_search(
     stepper: UncachedStepper,
-    stopping: StoppingCriteria,
+    constraints: TokenConstraints,
     limits: Sequence[int],
     *,
     beam_size: int,
@@ -124,7 +124,7 @@ def reference_beam_search(
     totals[:, 0] = 0.0  # the beams of a row start alike: only the first may branch
     while alive:
         length += 1
-        log_probs = mask_banned(stepper.logits().log_softmax(dim=-1), stopping)  # (B · K, V)
+        log_probs = mask_banned(stepper.logits().log_softmax(dim=-1), constraints)  # (B · K, V)
         log_probs = log_probs.view(len(alive), beam_size, -1)
         candidates = (totals[:, :, None] + log_probs).flatten(1)  # (B, size * V)
         top = candidates.topk(min(2 * beam_size, candidates.shape[1]))
@@ -132,7 +132,7 @@ def reference_beam_search(
         parent_rows, tokens, next_totals, next_alive = [], [], [], []
         for index, beam in enumerate(alive):
             continuations = _advance(
-                beam, top.values[index], top.indices[index], log_probs.shape[-1], stopping.eos, penalty
+                beam, top.values[index], top.indices[index], log_probs.shape[-1], constraints.eos, penalty
             )
             unfinished_leads = bool(continuations) and all(
                 continuations[0][0] / penalty > value for value, _ in beam.finished

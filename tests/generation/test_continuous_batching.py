@@ -30,14 +30,14 @@ from torch import Tensor
 from triform.config import DecodeConfig
 from triform.generation import graph, scheduler, slots
 from triform.generation.adapters import TransformerAdapter
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.graph import GraphBackend, SlotsPool
 from triform.generation.sampling import SampledRow, fast_topk, sample_from_uniform
 from triform.generation.scheduler import Scheduler, generate, row_seeds
 
 ROWS = [*PROMPTS, [7], [8, 9, 10, 4, 5, 6], [4, 4], list(range(4, 11)) * 3, [10, 9, 8], [5, 6], [7, 7, 7, 7]]
 LIMITS = (9, 25, 3, 31, 14, 30, 6, 1, 20, 12, 28, 17)
-STOPPING = StoppingCriteria(eos=EOS, banned=BANNED)
+CONSTRAINTS = TokenConstraints(eos=EOS, banned=BANNED)
 CONFIG = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
 SEEDS = row_seeds(3, range(len(ROWS)))
 REQUESTS = [Request(*fields) for fields in zip(ROWS, LIMITS, SEEDS, strict=True)]
@@ -54,7 +54,7 @@ def decode_with_refills(
 ) -> list[list[int]]:
     patch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
     config = DecodeConfig(**(vars(CONFIG) | {"strategy": strategy}))
-    return generate(adapter, REQUESTS, config, STOPPING, default_strategy="")
+    return generate(adapter, REQUESTS, config, CONSTRAINTS, default_strategy="")
 
 
 def decode_with_graph(
@@ -124,7 +124,7 @@ def test_the_batch_is_kept_full_while_rows_wait(
     """A row that is done leaves at once, and another takes its place."""
     monkeypatch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", 4)
     adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
-    outputs = adapter.decode(12, strategy, limits=9, config=config, stopping=StoppingCriteria(eos=0))
+    outputs = adapter.decode(12, strategy, limits=9, config=config, constraints=TokenConstraints(eos=0))
     assert outputs == [[1] * (1 if row % 4 else 8) for row in range(12)]
     assert sum(adapter.batch_sizes) == 33  # one for each token: no row stays after its end
     assert len(adapter.batch_sizes) < 16  # 24 if those that wait came only when all are done
@@ -142,7 +142,7 @@ def test_requests_that_arrive_between_steps_get_what_they_get_alone(
     adapter = build_adapter(architecture, 1)
     outputs: dict[int, list[int]] = {}
     arriving = list(REQUESTS)
-    with Scheduler(adapter, CONFIG, STOPPING, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as server:
+    with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as server:
         while arriving or server.n_unfinished:
             for request in arriving[:1]:
                 server.submit(request)
@@ -159,7 +159,7 @@ def test_requests_that_arrive_between_steps_get_what_they_get_alone(
 
 def test_a_request_joins_as_soon_as_there_is_room() -> None:
     adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
-    with Scheduler(adapter, CONFIG, StoppingCriteria(eos=0), strategy="greedy") as server:
+    with Scheduler(adapter, CONFIG, TokenConstraints(eos=0), strategy="greedy") as server:
         server.submit(Request([0], 9))
         for _ in range(3):
             assert server.step() == {}
@@ -172,7 +172,7 @@ def test_a_request_joins_as_soon_as_there_is_room() -> None:
 def test_slots_grow_for_a_request_that_does_not_fit_once_they_are_empty() -> None:
     adapter = build_adapter("seq2seq", 1)
     adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
-    with Scheduler(adapter, CONFIG, STOPPING, strategy="greedy", use_cuda_graphs=True) as server:
+    with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy="greedy", use_cuda_graphs=True) as server:
         backend = server.backend
         assert isinstance(backend, GraphBackend)
         first = server.submit(Request(ROWS[0], 30))
@@ -213,11 +213,13 @@ def test_beam_search_equals_the_reference(size: int) -> None:
     for seed in range(40):
         vocab_size, limit, alpha = 2 + seed % 6, 1 + seed % 7, (0.0, 0.6, 1.0, 2.0)[seed % 4]
         logits_fn, limits = random_logits(seed, vocab_size), (limit, 3, limit)
-        stopping = StoppingCriteria(eos=1, banned=(vocab_size - 1,) * (seed % 2 and vocab_size > 2))
+        constraints = TokenConstraints(eos=1, banned=(vocab_size - 1,) * (seed % 2 and vocab_size > 2))
         config = DecodeConfig(beam_size=size, length_penalty=alpha)
-        outputs = ScriptedAdapter(logits_fn).decode(3, "beam", limits=limits, config=config, stopping=stopping)
+        outputs = ScriptedAdapter(logits_fn).decode(
+            3, "beam", limits=limits, config=config, constraints=constraints
+        )
         assert outputs == reference_beam_search(
-            ScriptedRows(3, logits_fn), stopping, limits, beam_size=size, length_penalty=alpha
+            ScriptedRows(3, logits_fn), constraints, limits, beam_size=size, length_penalty=alpha
         )
 
 
@@ -295,7 +297,7 @@ def test_two_threads_with_equal_settings_never_share_slots(strategy: str, monkey
     barrier, outputs = threading.Barrier(2, timeout=60), [dict[int, list[int]](), dict[int, list[int]]()]
 
     def work(thread: int) -> None:
-        with Scheduler(adapter, CONFIG, STOPPING, strategy=strategy, use_cuda_graphs=True) as server:
+        with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy=strategy, use_cuda_graphs=True) as server:
             for request in REQUESTS:
                 server.submit(request)
             while server.n_unfinished:

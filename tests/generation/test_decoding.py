@@ -24,7 +24,7 @@ from torch import Tensor
 
 from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.sampling import SampledRow, SamplePicker, sample_from_uniform, top_k, top_p
 from triform.generation.scheduler import Scheduler, row_seeds
 from triform.models.decoder import Decoder
@@ -45,7 +45,7 @@ STYLES: list[dict[str, object]] = [
     {"n_kv_heads": 1, "positions": "alibi", "norm": "rms", "activation": "swiglu"},
 ]
 CONFIG = DecodeConfig(temperature=1.5, beam_size=3, length_penalty=0.6)
-STOPPING = StoppingCriteria(eos=EOS, banned=BANNED)
+CONSTRAINTS = TokenConstraints(eos=EOS, banned=BANNED)
 
 
 def tiny_model(
@@ -78,14 +78,14 @@ def decode(
     limits: Sequence[int] | int = 40,
     seeds: Sequence[int] | None = None,
     config: DecodeConfig = CONFIG,
-    stopping: StoppingCriteria = STOPPING,
+    constraints: TokenConstraints = CONSTRAINTS,
     use_cuda_graphs: bool = False,
 ) -> list[list[int]]:
     """Decode all rows together, submitted in their order."""
     limits = [limits] * len(rows) if isinstance(limits, int) else limits
     seeds = row_seeds(7, range(len(rows))) if seeds is None else seeds
     outputs: dict[int, list[int]] = {}
-    with Scheduler(adapter, config, stopping, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as scheduler:
+    with Scheduler(adapter, config, constraints, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as scheduler:
         for fields in zip(rows, limits, seeds, strict=True):
             scheduler.submit(Request(*fields))
         while scheduler.n_unfinished:
@@ -101,7 +101,7 @@ def decode_reference(
     limits: Sequence[int] | int = 40,
     seeds: Sequence[int] | None = None,
     config: DecodeConfig = CONFIG,
-    stopping: StoppingCriteria = STOPPING,
+    constraints: TokenConstraints = CONSTRAINTS,
 ) -> list[list[int]]:
     """Decode every row alone, running the model over the whole text at every step."""
     limits = [limits] * len(rows) if isinstance(limits, int) else limits
@@ -111,11 +111,11 @@ def decode_reference(
         stepper = ModelStepper(adapter, [row])
         if strategy == "beam":
             outputs += reference_beam_search(
-                stepper, stopping, [limit], beam_size=config.beam_size, length_penalty=config.length_penalty
+                stepper, constraints, [limit], beam_size=config.beam_size, length_penalty=config.length_penalty
             )
         else:
             choose = make_sampler(config, seed) if strategy == "sample" else choose_greedily
-            outputs.append(reference_decode(stepper, stopping, limit, choose))
+            outputs.append(reference_decode(stepper, constraints, limit, choose))
     return outputs
 
 
@@ -176,8 +176,10 @@ def beam_search(
     logits_fn: LogitsFn, limits: Sequence[int], eos: int, *, beam_size: int, length_penalty: float
 ) -> list[list[int]]:
     config = DecodeConfig(beam_size=beam_size, length_penalty=length_penalty)
-    stopping = StoppingCriteria(eos=eos)
-    return ScriptedAdapter(logits_fn).decode(len(limits), "beam", limits=limits, config=config, stopping=stopping)
+    constraints = TokenConstraints(eos=eos)
+    return ScriptedAdapter(logits_fn).decode(
+        len(limits), "beam", limits=limits, config=config, constraints=constraints
+    )
 
 
 def logits_from_probabilities(**by_history: Sequence[float]) -> LogitsFn:
@@ -294,7 +296,7 @@ def test_rows_that_are_done_leave_the_batch_and_disturb_no_one() -> None:
 
     for strategy, config in (("greedy", CONFIG), ("beam", DecodeConfig(beam_size=1))):
         adapter = ScriptedAdapter(logits)
-        outputs = adapter.decode(4, strategy, config=config, stopping=StoppingCriteria(eos=0))
+        outputs = adapter.decode(4, strategy, config=config, constraints=TokenConstraints(eos=0))
         assert outputs == [[1], [1, 1], [1, 1, 1], [1, 1, 1, 1]]
         assert adapter.batch_sizes == [4, 3, 2, 1]
 
@@ -311,8 +313,8 @@ def test_each_row_has_a_limit_of_its_own_and_banned_tokens_never_appear(architec
 
 def test_a_ban_falls_on_the_best_token_too() -> None:
     adapter = ScriptedAdapter(lambda row, written: torch.tensor([9.0, 8.0, 1.0, 0.0]))
-    stopping = StoppingCriteria(eos=3, banned=(0, 1))
-    assert adapter.decode(1, limits=[3], stopping=stopping) == [[2, 2, 2]]
+    constraints = TokenConstraints(eos=3, banned=(0, 1))
+    assert adapter.decode(1, limits=[3], constraints=constraints) == [[2, 2, 2]]
 
 
 # -- beam search
@@ -481,7 +483,7 @@ def test_draws_follow_the_distribution_asked_for(options: dict[str, float]) -> N
 
 def sample(logits: Tensor, seeds: Sequence[int]) -> list[int]:
     """One token for each row of logits (B, V)."""
-    picker = SamplePicker(StoppingCriteria(eos=-1), torch.device("cpu"), DecodeConfig())
+    picker = SamplePicker(TokenConstraints(eos=-1), torch.device("cpu"), DecodeConfig())
     picker.draw([picker.make_row(row, Request([], 1, seed), []) for row, seed in enumerate(seeds)], 1)
     return picker.pick(logits[:, None], torch.zeros(1, dtype=torch.long))[0][:, 0].tolist()
 

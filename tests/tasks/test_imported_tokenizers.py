@@ -134,10 +134,10 @@ def test_batches_gathered_on_a_device_are_the_same(name: TaskName, kind: str, tm
 def test_generated_text_begins_and_ends_as_its_tokenizer_says(tmp_path: Path) -> None:
     task = prepare_with_vocabulary("generate", "gpt2", tmp_path).task
     assert isinstance(task, Generate)
-    assert task.predictor.stopping_criteria().eos == 256
-    assert task.predictor.stopping_criteria().banned == ()
+    assert task.token_constraints.eos == 256
+    assert task.token_constraints.banned == ()
     without_eos = prepare_with_vocabulary("generate", "bare", tmp_path).task
-    assert without_eos.predictor.stopping_criteria().eos == -1, "nothing ends a text but its limit"
+    assert without_eos.token_constraints.eos == -1, "nothing ends a text but its limit"
     assert len(without_eos.predictor.generate([[65]])[0]) == 9
     framed = prepare_with_vocabulary("generate", "bert", tmp_path).task
     assert framed.predictor.encode_prompt("amber") == framed.tokenizer.encode("amber"), (
@@ -146,7 +146,7 @@ def test_generated_text_begins_and_ends_as_its_tokenizer_says(tmp_path: Path) ->
     assert framed.predictor.encode_prompt("") == [framed.tokenizer.eos], (
         "what stands between texts begins a new one"
     )
-    assert framed.predictor.stopping_criteria().banned == (framed.tokenizer.pad,)
+    assert framed.token_constraints.banned == (framed.tokenizer.pad,)
 
 
 def test_documents_are_closed_by_the_tokenizers_end_or_by_nothing(tmp_path: Path) -> None:

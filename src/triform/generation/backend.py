@@ -2,9 +2,9 @@
 
 A `Request` asks for the continuation of a prompt or the translation of a source. While it is in the batch it is a
 `Row`, which collects the generated tokens. A `TokenPicker` chooses the next token of every row from the logits:
-here the most likely one (greedy); `sampling.py` and `beam.py` have the other strategies. A `Backend` holds the rows
-and runs the model: `EagerBackend`, in this file, runs one step at a time on any device; `graph.py` has the back end
-that replays CUDA graphs. The `Scheduler` in `scheduler.py` decides what a back end does next.
+`GreedyPicker` takes the most likely one; `sampling.py` and `beam.py` have the other strategies. A `Backend` holds
+the rows and runs the model: `EagerBackend`, in this file, runs one step at a time on any device; `graph.py` has the
+back end that replays CUDA graphs. The `Scheduler` in `scheduler.py` decides what a back end does next.
 
 Shapes: n steps, B rows, K hypotheses of a row (1 without beam search), V tokens in the vocabulary.
 """
@@ -28,7 +28,7 @@ MIN_EVICT_FRACTION = 1 / 8  # of the rows must be done before any is removed: re
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoppingCriteria:
+class TokenConstraints:
     """The token that ends a text, and tokens that are never generated."""
 
     eos: int  # -1: the vocabulary has no end token, and only `Request.max_new_tokens` ends a text
@@ -82,7 +82,7 @@ class Row:
 
 
 class TokenPicker:
-    """Chooses the next token of every row: the most likely one. Subclasses implement the other strategies.
+    """Chooses the next token of every row. The subclass of each strategy defines `pick`.
 
     `pick` works on tensors only, so that it can be captured in a CUDA graph. `indices` are places in the batch: the
     first dimension of the picker's tensors.
@@ -91,15 +91,16 @@ class TokenPicker:
     beam_size = 1
     has_row_state = False  # whether it remembers more of a row than `Row` does
 
-    def __init__(self, stopping: StoppingCriteria, device: torch.device) -> None:
-        self.eos = stopping.eos
-        self.banned = torch.tensor(stopping.banned, dtype=torch.long, device=device)
-        self.key: tuple[object, ...] = (type(self), stopping)  # pickers with the same key pick the same tokens
+    def __init__(self, constraints: TokenConstraints, device: torch.device) -> None:
+        self.eos = constraints.eos
+        self.banned = torch.tensor(constraints.banned, dtype=torch.long, device=device)
+        self.key: tuple[object, ...] = (type(self), constraints)  # pickers with the same key pick the same tokens
 
     def allocate(self, n_rows: int, n_steps: int) -> None:
         """Prepare tensors for so many rows and steps. From here on they are only changed in place."""
 
     def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
+        """Return a row with the state that the strategy needs."""
         return Row(row_id, request, initial_tokens)
 
     def add_rows(self, indices: Sequence[int], rows: Sequence[Row]) -> None:
@@ -117,7 +118,7 @@ class TokenPicker:
         Returns:
             The tokens, and which hypothesis of its row each of them continues (None: its own).
         """
-        return logits.index_fill(-1, self.banned, NEG_INF).argmax(dim=-1), None
+        raise NotImplementedError
 
     def record(self, rows: Sequence[Row | None], tokens: Tensor, parents: Tensor | None) -> None:
         """Add the tokens (n, B, K) of some steps to their rows, and mark the rows that are done."""
@@ -130,6 +131,13 @@ class TokenPicker:
                 if token != self.eos:
                     row.output.append(token)
                 row.done = token == self.eos or len(row.output) >= row.request.max_new_tokens
+
+
+class GreedyPicker(TokenPicker):
+    """Chooses the most likely token."""
+
+    def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
+        return logits.index_fill(-1, self.banned, NEG_INF).argmax(dim=-1), None
 
 
 def check_finite(logits: Tensor) -> None:  # (..., V)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from triform.generation.backend import NEG_INF, Request, Row, StoppingCriteria, TokenPicker
+from triform.generation.backend import NEG_INF, Request, Row, TokenConstraints, TokenPicker
 from triform.generation.sampling import fast_topk
 
 
@@ -57,7 +57,7 @@ class BeamPicker(TokenPicker):
     can continue. At the limit, an unfinished hypothesis wins only if none has ended.
 
     Args:
-        stopping: End token and banned tokens.
+        constraints: End token and banned tokens.
         device: Where the logits are.
         beam_size: Hypotheses of each row.
         length_penalty: The larger it is, the longer the texts that win; 0 compares log probabilities.
@@ -66,9 +66,9 @@ class BeamPicker(TokenPicker):
     has_row_state = True
 
     def __init__(
-        self, stopping: StoppingCriteria, device: torch.device, *, beam_size: int, length_penalty: float
+        self, constraints: TokenConstraints, device: torch.device, *, beam_size: int, length_penalty: float
     ) -> None:
-        super().__init__(stopping, device)
+        super().__init__(constraints, device)
         self.beam_size, self.length_penalty = beam_size, length_penalty
         self.tensors = self._initial_tensors(())  # one entry for each row, see `_initial_tensors`
         self.key = (*self.key, beam_size, length_penalty)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triform.config import DecodeConfig
-from triform.generation.backend import NEG_INF, Request, Row, StoppingCriteria, TokenPicker
+from triform.generation.backend import NEG_INF, Request, Row, TokenConstraints, TokenPicker
 
 TOPK_GROUP_SIZE = 64  # tokens in each group that `fast_topk` compares by its maximum first
 
@@ -81,8 +81,8 @@ class SampledRow(Row):
 class SamplePicker(TokenPicker):
     """Samples the next token. The random numbers for several steps are drawn ahead, on the host."""
 
-    def __init__(self, stopping: StoppingCriteria, device: torch.device, config: DecodeConfig) -> None:
-        super().__init__(stopping, device)
+    def __init__(self, constraints: TokenConstraints, device: torch.device, config: DecodeConfig) -> None:
+        super().__init__(constraints, device)
         self.config = config
         self.uniforms = torch.zeros(0, 0, dtype=torch.float64, device=device)  # (n, B)
         self.key = (*self.key, config.temperature, config.top_k, config.top_p)

@@ -22,7 +22,15 @@ import torch
 
 from triform.config import DecodeConfig
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
-from triform.generation.backend import Backend, EagerBackend, Request, Row, StoppingCriteria, TokenPicker
+from triform.generation.backend import (
+    Backend,
+    EagerBackend,
+    GreedyPicker,
+    Request,
+    Row,
+    TokenConstraints,
+    TokenPicker,
+)
 from triform.generation.beam import BeamPicker
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
@@ -40,7 +48,7 @@ class Scheduler:
 
     The loop of a server looks like this:
 
-        with Scheduler(adapter, config, stopping, strategy="sample") as scheduler:
+        with Scheduler(adapter, config, constraints, strategy="sample") as scheduler:
             while True:
                 for request, client in new_requests():
                     clients[scheduler.submit(request)] = client
@@ -50,7 +58,7 @@ class Scheduler:
     Args:
         adapter: The model.
         config: Settings of the strategy, the same for all requests.
-        stopping: End token and banned tokens, the same for all requests.
+        constraints: End token and banned tokens, the same for all requests.
         strategy: "greedy", "sample" or "beam".
         use_cuda_graphs: Whether to use the CUDA graph back end. None: wherever it is faster.
     """
@@ -59,13 +67,13 @@ class Scheduler:
         self,
         adapter: GenerationAdapter,
         config: DecodeConfig,
-        stopping: StoppingCriteria,
+        constraints: TokenConstraints,
         *,
         strategy: str,
         use_cuda_graphs: bool | None = None,
     ) -> None:
         self.adapter, on_cuda = adapter, adapter.device.type == "cuda"
-        make_picker = partial(build_picker, strategy, config, stopping, adapter.device)
+        make_picker = partial(build_picker, strategy, config, constraints, adapter.device)
         self.picker = make_picker()
         self.waiting: deque[Row] = deque()  # requests that are not in the batch yet, in the order of their arrival
         self.n_submitted = self.n_finished = 0
@@ -126,14 +134,14 @@ class Scheduler:
 
 
 def build_picker(
-    strategy: str, config: DecodeConfig, stopping: StoppingCriteria, device: torch.device
+    strategy: str, config: DecodeConfig, constraints: TokenConstraints, device: torch.device
 ) -> TokenPicker:
     """Return the token picker of a strategy."""
     if strategy == "sample":
-        return SamplePicker(stopping, device, config)
+        return SamplePicker(constraints, device, config)
     if strategy == "beam":
-        return BeamPicker(stopping, device, beam_size=config.beam_size, length_penalty=config.length_penalty)
-    return TokenPicker(stopping, device)
+        return BeamPicker(constraints, device, beam_size=config.beam_size, length_penalty=config.length_penalty)
+    return GreedyPicker(constraints, device)
 
 
 def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
@@ -157,7 +165,7 @@ def generate(
     adapter: GenerationAdapter,
     requests: Sequence[Request],
     config: DecodeConfig,
-    stopping: StoppingCriteria,
+    constraints: TokenConstraints,
     *,
     default_strategy: str,
 ) -> list[list[int]]:
@@ -167,17 +175,18 @@ def generate(
         adapter: The model.
         requests: Prompts or sources, each with its limit and its seed.
         config: Strategy and its settings.
-        stopping: End token and banned tokens.
+        constraints: End token and banned tokens.
         default_strategy: What the strategy "auto" stands for.
     """
     strategy = default_strategy if config.strategy == "auto" else config.strategy
     outputs: list[list[int]] = [[] for _ in requests]
     # The longest first: rows of similar length are prefilled together, with little padding.
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
-    with Scheduler(adapter, config, stopping, strategy=strategy) as scheduler:
+    with Scheduler(adapter, config, constraints, strategy=strategy) as scheduler:
         index_of = {scheduler.submit(requests[index]): index for index in order}
         while scheduler.n_unfinished:
             for request_id, tokens in scheduler.step().items():
                 outputs[index_of[request_id]] = tokens
-            report_progress("decoding", scheduler.n_finished, len(requests))
+            if len(requests) > 1:  # a single request has no progress to report
+                report_progress("decoding", scheduler.n_finished, len(requests))
     return outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from triform.config import DecodeConfig
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.scheduler import build_decoder_adapter, generate, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
@@ -54,13 +55,7 @@ class TextGenerator(Predictor):
         seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)))
         requests = [Request(prompt, max_new_tokens, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         adapter = build_decoder_adapter(model, config.data.max_len)
-        return generate(adapter, requests, decode, self.stopping_criteria(), default_strategy="sample")
-
-    def stopping_criteria(self) -> StoppingCriteria:
-        """Return when texts end. Without an end token in the vocabulary, they end only at their limits."""
-        tokenizer = self.task.tokenizer
-        end = tokenizer.special_tokens.eos_or_bos
-        return StoppingCriteria(eos=-1 if end is None else end, banned=tokenizer.banned_tokens)
+        return generate(adapter, requests, decode, self.task.token_constraints, default_strategy="sample")
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a prompt. An empty one becomes a newline or, without one in the vocabulary, an end token."""
@@ -174,6 +169,12 @@ class Generate(Task):
 
     def build_model(self) -> AnyDecoder:
         return use_fast_kernels(build_decoder(self.config.model, self.sizes))
+
+    @cached_property
+    def token_constraints(self) -> TokenConstraints:
+        """The end token and the banned tokens. Without an end token, texts end only at their length limit."""
+        eos = self.tokenizer.special_tokens.eos_or_bos
+        return TokenConstraints(eos=-1 if eos is None else eos, banned=self.tokenizer.banned_tokens)
 
     @property
     def evaluator(self) -> LanguageModelEvaluator:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triform.config import Config, DataSizes, DecodeConfig
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
-from triform.generation.backend import Request, StoppingCriteria
+from triform.generation.backend import Request, TokenConstraints
 from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
@@ -60,9 +60,9 @@ class TextTranslator(Predictor):
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
         requests = [Request(*fields) for fields in zip(sources, limits, seeds, strict=True)]
         special = tokenizer.special_tokens
-        stopping = StoppingCriteria(eos=special.end_token, banned=tokenizer.banned_tokens)
+        constraints = TokenConstraints(eos=special.end_token, banned=tokenizer.banned_tokens)
         adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
-        return generate(adapter, requests, decode, stopping, default_strategy="beam")
+        return generate(adapter, requests, decode, constraints, default_strategy="beam")
 
     def sample_predictions(self, data: TranslationDataset) -> list[dict[str, str]]:
         pairs = data.raw_pairs[:: max(1, len(data.raw_pairs) // 8)][:8]

@@ -17,6 +17,7 @@ from triform.text.base import (
     BackendTokenizer,
     TrainingText,
     build_lowercaser,
+    check_text,
     check_vocab_size,
     check_vocab_size_limit,
 )
@@ -59,7 +60,10 @@ class CharTokenizer(BackendTokenizer):
 
     def encode(self, text: str) -> list[int]:
         ids = self._ids
-        return [ids.get(character, UNK) for character in self._normalize(text)]
+        tokens = [ids.get(character, UNK) for character in self._lowercase(text)]
+        if UNK in tokens:  # only then can there be a lone surrogate, which no vocabulary has
+            check_text(text)
+        return tokens
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
@@ -68,5 +72,10 @@ class CharTokenizer(BackendTokenizer):
         return "".join([self._token_texts[token] for token in tokens])
 
     def find_unknown(self, text: str) -> list[str]:
-        distinct = dict.fromkeys(self._normalize(text))
-        return [character for character in distinct if character not in self._ids]
+        unknown = [character for character in dict.fromkeys(self._lowercase(text)) if character not in self._ids]
+        if unknown:
+            check_text(text)
+        return unknown
+
+    def _lowercase(self, text: str) -> str:
+        return text if self._backend.normalizer is None else self._normalize(text)

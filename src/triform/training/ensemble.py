@@ -26,7 +26,7 @@ from triform.tasks.device_data import BatchPlan, DeviceDataset
 from triform.tasks.task import Task
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
-from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.stopping import ValidationInterrupted, interruptible_validation
 from triform.training.throughput import peak_memory
 from triform.training.train_step import TrainStep, collect_step_stats
 from triform.training.trainer import Trainer, load_device_dataset
@@ -148,7 +148,7 @@ class Ensemble:
         self.members, self.device_dataset = members, device_dataset
         self.device = members[0].task.device
         self.stacked_models: StackedModels | None = None
-        self.stop_requested = self.interruptible = False
+        self.stop_requested = self.is_validating = False
         self.max_members = MAX_MEMBERS
         self._eval_cache: dict[int, list[Metrics]] = {}  # by the id of the dataset, which the members share
         self._peak_memory = 0
@@ -176,7 +176,7 @@ class Ensemble:
     def stop(self) -> None:
         """Ask for a stop after the current step, or at once during a validation. All states are saved first."""
         self.stop_requested = True
-        if self.interruptible:
+        if self.is_validating:
             raise ValidationInterrupted
 
     def _next_group(self) -> list[EnsembleMember]:
@@ -277,6 +277,6 @@ class Ensemble:
         """Return the metrics of a member. The first call computes those of all."""
         assert self.stacked_models is not None, "a validation follows a step"
         if id(data) not in self._eval_cache:
-            with interruptible(self), report_progress_to(member.on_progress):
+            with interruptible_validation(self), report_progress_to(member.on_progress):
                 self._eval_cache[id(data)] = self.stacked_models.evaluate(data)
         return self._eval_cache[id(data)][self.stacked_models.train_steps.index(member.train_step)]

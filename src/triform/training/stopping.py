@@ -20,19 +20,19 @@ class Interruptible(Protocol):
     """A trainer, or several that are trained together."""
 
     stop_requested: bool
-    interruptible: bool
+    is_validating: bool
 
 
 @contextmanager
-def interruptible(trainer: Interruptible) -> Iterator[None]:
+def interruptible_validation(trainer: Interruptible) -> Iterator[None]:
     """Let `stop` raise ValidationInterrupted at any point inside the `with` block."""
     if trainer.stop_requested:
         raise ValidationInterrupted
-    trainer.interruptible = True
+    trainer.is_validating = True
     try:
         yield
     finally:
-        trainer.interruptible = False
+        trainer.is_validating = False
 
 
 def format_resume_command(task: object, path: Path, device: str, extra_options: str = "") -> str:

@@ -30,7 +30,7 @@ from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
-from triform.training.stopping import ValidationInterrupted, interruptible
+from triform.training.stopping import ValidationInterrupted, interruptible_validation
 from triform.training.tensors import load_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
@@ -72,7 +72,7 @@ class Trainer:
         self.progress = Progress()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
-        self.stop_requested = self.interruptible = False
+        self.stop_requested = self.is_validating = False
         self.steps_since_log = 0
         self._stats_since_log: list[StepStats] = []  # fewer than steps_since_log after a resume
 
@@ -179,7 +179,7 @@ class Trainer:
     def stop(self) -> None:
         """Ask for a stop after the current step, or at once during a validation. The state is saved first."""
         self.stop_requested = True
-        if self.interruptible:
+        if self.is_validating:
             raise ValidationInterrupted
 
     def release_memory(self) -> None:
@@ -273,7 +273,7 @@ class Trainer:
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Return the validation metrics of the current weights."""
-        with interruptible(self), report_progress_to(self.on_progress), self.train_step.autocast():
+        with interruptible_validation(self), report_progress_to(self.on_progress), self.train_step.autocast():
             return self.task.evaluator.evaluate(data, quick=True)
 
     def _update_best(self, metrics: Metrics) -> None:
