@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 INPUTS ?= 20000
 SEED ?= 0
 
-.PHONY: demo test fuzz bench lint types clean
+.PHONY: demo test fuzz bench pictures lint types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -27,10 +27,14 @@ bench: $(VENV)/.installed-dev
 	@echo "== Triform beside its peers, one benchmark after the other (leave the machine alone meanwhile)"
 	@$(BIN)/python -m benchmarks all
 
+pictures: $(VENV)/.installed-dev
+	@echo "== Making the picture of the README (needs Chromium, takes some minutes)"
+	@$(BIN)/python docs/images/make.py
+
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style and spelling"
-	@$(BIN)/ruff check src tests benchmarks
-	@$(BIN)/ruff format --check --quiet src tests benchmarks
+	@$(BIN)/ruff check src tests benchmarks docs
+	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images
 	@$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src benchmarks
 
 types: $(VENV)/.installed-dev

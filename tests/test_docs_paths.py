@@ -63,3 +63,8 @@ def test_every_file_that_a_page_names_exists(page: str, max_lines: int) -> None:
     paths = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)`", text))
     missing = [path for path in paths if not any((ROOT / base / path).exists() for base in ("", "src/triform"))]
     assert not missing
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(index.md)"]

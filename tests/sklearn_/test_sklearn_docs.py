@@ -19,8 +19,8 @@ def test_the_example_runs(
     monkeypatch.setattr(builtin_sets, "load_pairs", lambda path: all_pairs(path)[:60])
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec("\n".join(blocks).replace("max_steps=600", "max_steps=2").replace("n_jobs=2", "n_jobs=1"), {})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["bag", "classifier", "best", "pipeline", "the"]
+    assert [line.split()[0] for line in lines] == ["['yes']", "bag", "classifier", "best", "pipeline", "the"]
     assert lines[-1] == "the same True"
