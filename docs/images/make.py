@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 import triform
 
 FOLDER = Path(__file__).parent
-TEXT = "friday at seven minutes to four in the afternoon"
+TEXT = "seven minutes to four in the morning"
 QUERY = "quatre"  # the token whose weights the picture shows
 
 
