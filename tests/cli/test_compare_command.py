@@ -36,7 +36,7 @@ def test_a_study_is_run_and_told(triform: Command, study: Path, tmp_path: Path) 
     out = tmp_path / "out"
     result = triform("compare", study, "--out", out, "--device", "cpu")
     assert result.code == 0, result.err
-    assert result.out.startswith("windows: classify, accuracy (more is better), 2 variants × 2 seeds\n")
+    assert result.out.startswith("windows: classify, accuracy (higher is better), 2 variants × 2 seeds\n")
     assert re.search(r"^validation +narrow +2 +\d+\.\d+ % ", result.out, re.MULTILINE)
     assert re.search(r"^plain and narrow: ", result.out, re.MULTILINE)
     assert f"report: {out / 'study.html'}" in result.out
@@ -52,7 +52,7 @@ def test_a_study_is_run_and_told(triform: Command, study: Path, tmp_path: Path) 
     ("change", "message"),
     [
         (("seeds", "sedes"), "unknown key 'sedes' in a study; did you mean 'seeds'?"),
-        (("[variants.plain]", ""), "has one variant, narrow"),
+        (("[variants.plain]", ""), "found one variant, narrow"),
         (("model.window", "model.windw"), "variants.narrow: unknown setting 'model.windw'"),
         (("= 2\n[common]", "=\n[common]"), "not valid TOML"),
     ],

@@ -53,15 +53,15 @@ def test_seeds_answer_in_json(train: Command, files: Files, tmp_path: Path) -> N
 @pytest.mark.parametrize("seeds", [0, -3])
 def test_fewer_than_one_seed_is_refused(seeds: int, train: Command, files: Files, tmp_path: Path) -> None:
     refusal = train("classify", "--data", files.csv, "--out", tmp_path / "many", f"--seeds={seeds}").refusal
-    assert refusal == f"--seeds {seeds}: give how many models to train, from 1 to 500"
+    assert refusal == f"--seeds {seeds} must be a number of models from 1 to 500"
     assert not (tmp_path / "many").exists()
 
 
 def test_folders_that_are_taken_are_refused(train: Command, files: Files, tmp_path: Path, classifier: Path) -> None:
     refusal = train("classify", "--data", files.csv, "--out", classifier, "--seeds", 2).refusal
-    assert refusal == f"{classifier}: holds a single run; choose another --out for several seeds"
+    assert refusal == f"{classifier}: contains a single run; choose another --out for several seeds"
     many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
-    assert "nothing to resume: no such folder" in train(*many, "--resume").refusal
+    assert "nothing to resume, because there is no such folder" in train(*many, "--resume").refusal
     assert train(*many, "--quiet").code == 0
     assert f"{tmp_path / 'many' / 'seed-0'}: already holds a finished run" in train(*many).refusal
     assert train(*many, "--quiet", "--resume").code == 0
@@ -109,7 +109,7 @@ def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_tol
     many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
     assert train(*many, "--quiet").code == 0
     refusal = train(*many, "--resume", "--seed", 7).refusal
-    assert refusal == f"{tmp_path / 'many'}: nothing to resume: it holds none of the seeds 7 to 8"
+    assert refusal == f"{tmp_path / 'many'}: nothing to resume, because there are no runs of the seeds 7 to 8"
     assert "cannot be used together" in train(*many, "--resume", "--overwrite").refusal
     refusal = triform("predict", tmp_path / "many", "lovely").refusal
     assert refusal.endswith(f"it holds several seeds, name one of them, such as {tmp_path / 'many' / 'seed-0'}")

@@ -1,8 +1,7 @@
 """Train and evaluate variants, each with several seeds: the engine of `compare` and `reproduce`.
 
-A variant is a name, settings and seeds; its runs lie in `FOLDER/seed-N`. Work that a folder already holds is not
-repeated: finished runs are kept, unfinished runs resume, and a run is evaluated again only when its model or the
-evaluated file has changed.
+A variant has a name, settings and seeds; its runs are in `FOLDER/seed-N`. Finished work is not repeated: finished
+runs are kept, unfinished runs resume, and a run is evaluated again only if its model or the file has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ JsonDict = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class VariantSpec:
-    """One variant to train: resolved settings, the seeds, and the folder that holds a run folder for each seed."""
+    """One variant to train: its resolved settings, its seeds, and the folder with a run folder for each seed."""
 
     name: str
     settings: Settings
@@ -45,10 +44,10 @@ class VariantSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What every trained run is evaluated on, and how.
+    """The evaluation sets of every trained run, and the function that evaluates it.
 
     Args:
-        eval_sets: For each set its file, `source,target`, or "" for data that the training file holds out.
+        eval_sets: The file of each set, `source,target`, or "" for data that is held out of the training file.
         evaluate: Called with the run, the name of the set and its file; None if the set has no rows.
         metric: A cached evaluation without this metric is repeated.
     """
@@ -68,14 +67,14 @@ class SeedResult:
     evaluations: Mapping[str, JsonDict] = field(default_factory=dict)
 
     def progress(self) -> JsonDict:
-        """The state of training in the latest checkpoint: step, best metrics, seconds."""
+        """Return the state of training in the latest checkpoint: step, best metrics, seconds."""
         latest = self.folder.latest_checkpoint()
         return dict(self.folder.read_state(latest)["progress"]) if latest else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:
-    """The runs of a variant, and the seconds spent on training them in all calls together."""
+    """The runs of a variant, and the total seconds of training in all calls."""
 
     spec: VariantSpec
     runs: tuple[SeedResult, ...]
@@ -83,7 +82,7 @@ class VariantResult:
 
     @property
     def failure(self) -> str:
-        """Which seeds diverged, and why; empty if none did."""
+        """The seeds that diverged and the reason; empty if none did."""
         return format_failures(
             {run.folder.path.name: run.failure for run in self.runs if run.failure}, len(self.runs)
         )
@@ -91,14 +90,14 @@ class VariantResult:
 
 @contextmanager
 def experiment_folder(path: Path, purpose: str, resume_command: str, options: RunOptions) -> Iterator[None]:
-    """Lock the folder of an experiment; an interruption names the command that resumes it."""
+    """Lock the folder of an experiment. The error of an interruption names the command that resumes it."""
     with folder_lock(path, purpose) as notice:
         if notice and not options.quiet:
             print_message(notice, options.progress)
         try:
             yield
         except (RunInterruptedError, KeyboardInterrupt):  # during training or during evaluation
-            raise RunInterruptedError(f"stopped; what was saved is kept; go on with: {resume_command}") from None
+            raise RunInterruptedError(f"stopped; finished work is kept; to resume, run: {resume_command}") from None
 
 
 def run_variants(
@@ -125,7 +124,7 @@ def _run_folder(spec: VariantSpec, seed: int) -> RunFolder:
 
 
 def _train_variant(spec: VariantSpec, timer: PersistentTimer, options: RunOptions, *, ensemble: bool) -> None:
-    """Train the seeds that are not finished. A run that has diverged would diverge again and is left alone."""
+    """Train the seeds that are not finished. A run that has diverged would diverge again and is skipped."""
     seeds = [seed for seed in spec.seeds if not failure_reason(_run_folder(spec, seed))]
     folders = [_run_folder(spec, seed) for seed in seeds]
     if all(folder.config_file.exists() and folder.is_complete() for folder in folders):
@@ -167,7 +166,7 @@ def _evaluate_variant(spec: VariantSpec, evaluation: Evaluation, options: RunOpt
 
 
 def failure_reason(folder: RunFolder) -> str:
-    """Why training diverged, from the log of the run; empty if it did not."""
+    """Return the reason why training diverged, from the log of the run, or "" if it did not."""
     if not folder.metrics_file.exists():
         return ""
     lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -176,19 +175,19 @@ def failure_reason(folder: RunFolder) -> str:
 
 
 def describe_file(path: str) -> str:
-    """A file's name and a digest of its content; built-in sets have no content that could change."""
+    """Return a file's name and a digest of its content. Built-in sets have no digest."""
     return path if path.startswith(BUILTIN_PREFIX) else f"{Path(path).name} ({fingerprint(path)})"
 
 
 class EvaluationCache:
-    """The evaluations of one run, in `tests.json` beside it; an entry is valid for one model and one file."""
+    """The evaluations of one run, in `tests.json` next to it. An entry is valid for one model and one file."""
 
     def __init__(self, folder: RunFolder, task: str) -> None:
         self.folder, self.task = folder, task
         self.path = folder.path / "tests.json"
 
     def get(self, eval_set: str, file: str, metric: str = "") -> JsonDict | None:
-        """The entry of a set, unless it is outdated or lacks the metric."""
+        """Return the entry of a set, or None if it is outdated or lacks the metric."""
         entry: JsonDict = self._read_entries().get(eval_set, {})
         is_current = entry.get("of") == self._key(file) and (not metric or metric in entry["scores"])
         return entry if is_current else None
@@ -216,7 +215,7 @@ class EvaluationCache:
 
 
 class PersistentTimer:
-    """Seconds spent inside `with timer:`, summed over calls; stored in a file because a call may be interrupted."""
+    """Sum the seconds spent inside `with timer:` over all calls, in a file because a call may be interrupted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -232,7 +231,7 @@ class PersistentTimer:
 
 
 def settings_hash(settings: Settings) -> str:
-    """A short digest that names the folder of a variant, so that other settings get another folder."""
+    """Return a short digest for the folder name of a variant, so that other settings get another folder."""
     serialised = json.dumps({name: to_json_value(value) for name, value in sorted(settings.items())})
     return hashlib.sha256(serialised.encode()).hexdigest()[:8]
 

@@ -1,4 +1,4 @@
-"""Train several seeds of one configuration, each in its own run folder; small models are trained together."""
+"""Train several seeds of one configuration, each in its own run folder. Small models are trained together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from triform.training.setup import build_display, initialise_trainer, prepare_da
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
-TRAINING_LOSS = "training loss"  # the metric where nothing was held out
+TRAINING_LOSS = "training loss"  # the metric if there is no validation data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,9 @@ class SeedResults:
     path: Path
     folders: tuple[Path, ...]
     metric: str
-    values: tuple[float, ...]  # of the best weights of each run; of the last weights where nothing was held out
+    values: tuple[
+        float, ...
+    ]  # of the best weights of each run, or of the last weights if there is no validation data
 
     @property
     def summary(self) -> SampleSummary:
@@ -64,7 +66,7 @@ class SeedResults:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """A seed, its folder, and the stored settings if its run is to be resumed."""
+    """A seed, its folder, and the stored settings if its run will be resumed."""
 
     seed: int
     folder: RunFolder
@@ -86,7 +88,7 @@ def train_seeds(
 
     Args:
         task: `classify`, `generate` or `translate`.
-        seeds: Number of models; their seeds count up from the setting `seed`.
+        seeds: Number of models. Their seeds are consecutive numbers from the setting `seed`.
         preset: Name of a preset.
         config: A TOML file or a `Config`.
         options: How to run; the fields of `RunOptions` may also be given as keyword arguments.
@@ -109,7 +111,7 @@ def train_seeds(
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)
     if not 1 <= seeds <= MAX_SEEDS:
-        raise ConfigError(f"--seeds {format_value(seeds)}: give how many models to train, from 1 to {MAX_SEEDS}")
+        raise ConfigError(f"--seeds {format_value(seeds)} must be a number of models from 1 to {MAX_SEEDS}")
     requested = resolve_settings(task, preset, config, flatten_settings(settings))
     out = resolve_out_folder(requested, options)
     first_seed = build_config(requested).seed
@@ -127,7 +129,7 @@ def train_seed_list(
     *,
     ensemble: bool = True,
 ) -> list[SeedRun]:
-    """Train those of these seeds that are not finished, each in OUT/seed-N. A seed that diverges stops no other.
+    """Train the seeds that are not finished, each in OUT/seed-N. A seed that diverges does not stop the others.
 
     Args:
         out: The folder for the run folders of all seeds.
@@ -138,7 +140,7 @@ def train_seed_list(
         ensemble: Train small models together in one batched computation.
     """
     if options.resume and not out.is_dir():
-        raise CheckpointError(f"{out}: nothing to resume: no such folder")
+        raise CheckpointError(f"{out}: nothing to resume, because there is no such folder")
     with ExitStack() as exit_stack:
         notice = exit_stack.enter_context(RunFolder(out).lock(f"training {requested['task']} with several seeds"))
         if notice and not options.quiet:
@@ -159,7 +161,7 @@ def _train_unfinished(
     *,
     ensemble: bool,
 ) -> None:
-    """Train those of the claimed folders that are not finished."""
+    """Train the runs in the claimed folders that are not finished."""
     unfinished = [
         seed_run
         for seed_run in seed_runs
@@ -194,9 +196,11 @@ def _claim_folders(
 ) -> list[SeedRun]:
     """Lock the folder of every seed until the exit stack is closed."""
     if (out / CONFIG_FILE).exists():
-        raise CheckpointError(f"{out}: holds a single run; choose another --out for several seeds")
+        raise CheckpointError(f"{out}: contains a single run; choose another --out for several seeds")
     if options.resume and not any((out / f"seed-{seed}" / CONFIG_FILE).exists() for seed in seeds):
-        raise CheckpointError(f"{out}: nothing to resume: it holds none of the seeds {seeds[0]} to {seeds[-1]}")
+        raise CheckpointError(
+            f"{out}: nothing to resume, because there are no runs of the seeds {seeds[0]} to {seeds[-1]}"
+        )
     seed_runs = []
     for seed in seeds:
         folder = RunFolder(out / f"seed-{seed}", verify=options.verify)
@@ -214,7 +218,7 @@ def _train_group(
     *,
     ensemble: bool,
 ) -> None:
-    """Train runs that share every setting but the seed; a seed that joins later takes the stored settings."""
+    """Train runs that share all settings except the seed. A seed that is added later uses the stored settings."""
     device = resolve_device(options.device)
     # The lead run prepares the data for all seeds.
     lead_run = next((seed_run for seed_run in seed_runs if seed_run.stored_config), seed_runs[0])
@@ -247,7 +251,7 @@ def _train_group(
 
 
 class SeedGroup:
-    """The unfinished seeds of one configuration: data is prepared once, models are trained together or in turn."""
+    """The unfinished seeds of one configuration. Data is prepared once; models are trained together or in turn."""
 
     def __init__(
         self,
@@ -322,7 +326,7 @@ class SeedGroup:
         self._check_failures({member.folder.path.name: member.failure for member in members if member.failure})
 
     def _prepare_seed(self, seed_run: SeedRun) -> PreparedTask:
-        """The common data, and a model with the initial weights that the seed would have in a run of its own."""
+        """Return the common data, and a model with the initial weights that the seed has in a separate run."""
         if seed_run is self.lead_run:
             return self.prepared
         torch.manual_seed(seed_run.seed)
@@ -345,7 +349,7 @@ class SeedGroup:
         for line in (*map(format_notice, notices), f"{task.name}: {summary}, {max_steps} steps"):
             print_message(line, out)
         if start_step := min(member.progress.step for member in members):
-            print_message(f"going on from step {start_step}", out)
+            print_message(f"continuing from step {start_step}", out)
 
     def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
         reasons = {name: str(failure) for name, failure in failures.items()}
@@ -361,15 +365,15 @@ class SeedGroup:
 
 
 def format_failures(reasons: Mapping[str, str], n_runs: int) -> str:
-    """One line about the runs that diverged; `reasons` holds the reason of each by its name."""
+    """Return one line about the runs that diverged. `reasons` maps the name of each to its reason."""
     if not reasons:
         return ""
-    others = ", the others went on" if len(reasons) < n_runs else ""
+    others = " (the others continued)" if len(reasons) < n_runs else ""
     return f"{', '.join(reasons)} of {n_runs} diverged{others}: {next(iter(reasons.values()))}"
 
 
 def collect_results(out: Path, folders: Sequence[RunFolder]) -> SeedResults:
-    """The validation metric of each run, or the last training loss where nothing was held out."""
+    """Return the validation metric of each run, or the last training loss if there is no validation data."""
     metric = TASKS[folders[0].read_config().task].metric
     values = [_read_best_metric(folder, metric) for folder in folders]
     if None in values:

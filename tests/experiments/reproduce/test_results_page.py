@@ -252,7 +252,7 @@ def test_the_page_and_its_pictures_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["no json", "[]", '{"format": 99, "system": "speeches-lm"}', '{"format": 1}'])
 def test_a_damaged_outcome_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "speeches-lm.json").write_text(content)
-    with pytest.raises(DataError, match=r"speeches-lm\.json: is not a result of speeches-lm"):
+    with pytest.raises(DataError, match=r"speeches-lm\.json: not a result of speeches-lm"):
         read_result(tmp_path, "speeches-lm")
 
 

@@ -46,9 +46,9 @@ def test_vectors_beside_the_sets_need_no_gensim_and_must_be_the_right_ones(
     vectors = WordVectors.load(learned)
     for change in ({"texts": {"test_CLS.tsv": "0123456789abcdef"}}, {"epochs": 39}, {"lowercase": True}):
         WordVectors(vectors.words, vectors.matrix, vectors.metadata | change).save(shared_path)
-        with pytest.raises(DataError, match="was trained with other settings") as caught:
+        with pytest.raises(DataError, match="trained with other settings") as caught:
             ensure_word_vectors(prepare_data(sets, tmp_path / "other"))
-    command = shlex.split(str(caught.value).partition("make it again: ")[2])
+    command = shlex.split(str(caught.value).partition("train the vectors again with: ")[2])
     assert command[:3] == ["triform", "vectors", "train"]
     assert " ".join(command[6:]) == "--size 128 --min-count 1 --epochs 40"
     assert ensure_word_vectors(prepare_data(sets, tmp_path / "smoke", smoke=True)) == shared_path, (

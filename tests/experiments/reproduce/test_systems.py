@@ -141,7 +141,7 @@ def test_what_begins_with_a_model_that_is_not_there_is_left_out(
     shutil.copytree(data / "imdb", tmp_path / "sets" / "imdb")
     result = run_smoke(get_system("imdb-encoder"), tmp_path / "sets", tmp_path, seeds=1, variant="best")
     assert [variant["name"] for variant in result["variants"]] == ["best"]
-    assert f"fine-tuned: left out: its base model is not at {tmp_path / 'sets' / 'minilm'}" in (
+    assert f"fine-tuned: skipped, because its base model is not at {tmp_path / 'sets' / 'minilm'}" in (
         capsys.readouterr().err
     )
 
@@ -194,10 +194,12 @@ def test_an_interrupted_system_says_how_to_go_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*arguments: object, **settings: object) -> None:
-        raise RunInterruptedError("stopped at step 2; go on with: triform train generate")
+        raise RunInterruptedError("stopped at step 2; to resume, run: triform train generate")
 
     monkeypatch.setattr(engine, "train_seed_list", interrupt)
-    expected = rf"go on with: triform reproduce speeches-lm --seeds 2 --smoke --data {data} --out {tmp_path}/runs"
+    expected = (
+        rf"to resume, run: triform reproduce speeches-lm --seeds 2 --smoke --data {data} --out {tmp_path}/runs"
+    )
     with pytest.raises(RunInterruptedError, match=expected):
         run_smoke(LM, data, tmp_path, seeds=2)
 
@@ -210,7 +212,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on_too(
 
     monkeypatch.setattr(evaluation, "_evaluate_set", interrupt)
     with pytest.raises(
-        RunInterruptedError, match="what was saved is kept; go on with: triform reproduce speeches-lm"
+        RunInterruptedError, match="finished work is kept; to resume, run: triform reproduce speeches-lm"
     ):
         run_smoke(LM, data, tmp_path)
 
@@ -254,7 +256,7 @@ def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path
 
 
 def test_bad_questions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--variant worst is not known; choose from as-reported, best, both"):
+    with pytest.raises(ConfigError, match="--variant worst does not exist; choose from as-reported, best, both"):
         ReproduceOptions(variant="worst")
     with pytest.raises(ConfigError, match=r"unknown system 'speeches-ml'; did you mean 'speeches-lm'\?"):
         get_system("speeches-ml")

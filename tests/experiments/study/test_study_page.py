@@ -61,12 +61,12 @@ def test_the_page_holds_everything_itself(page: Path) -> None:
     assert "&lt;b&gt;more&lt;/b&gt;" in text
     assert not re.findall(r"(?:src|href)=|url\(|@import|https?://", text)
     assert "nan" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-    for name in ("Verdicts", "Scores", "Curves", "What each costs", "Where they differ", "How to read it"):
+    for name in ("Verdicts", "Metrics", "Curves", "Costs", "Settings that differ", "How the figures were computed"):
         assert f"<h2>{name}</h2>" in text
     assert text.count('class="band ') == 3 * 9  # training loss, validation loss and score, of every variant
     assert len(set(re.findall(r'class="(line tone-\w[^"]*)"', text))) == 9  # no two curves look alike
     assert MAX_VISIBLE_PAIRS < 9 * 8 / 2
-    assert "<summary>All 36 pairs in figures</summary>" in text
+    assert "<summary>Figures of all 36 pairs</summary>" in text
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
 
     monkeypatch.setattr(ensemble.Ensemble, "_run_between_steps", stop_between)
     monkeypatch.setitem(ensemble.STACK_LIMITS, "cpu", StackLimit(math.inf, math.inf))
-    with pytest.raises(RunInterruptedError, match="go on with: triform compare STUDY --out out --device cpu"):
+    with pytest.raises(RunInterruptedError, match="to resume, run: triform compare STUDY --out out --device cpu"):
         run_study(spec, out="out")
     before = model_mtimes(workdir / "out")
     assert not (workdir / "out" / "study.md").exists()
@@ -197,7 +197,7 @@ def test_a_study_keeps_out_of_folders_that_are_not_its_own(
 ) -> None:
     (workdir / "mine").mkdir()
     (workdir / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is not the folder of a study"):
+    with pytest.raises(CheckpointError, match="does not contain a study"):
         run_study(spec, out="mine")
     (workdir / "out").mkdir()
     (workdir / "out" / "plan.json").write_text('{"task": "classify", "variants": {"plain": 3}}', encoding="utf-8")
@@ -227,7 +227,7 @@ def test_a_failed_variant_is_reported_and_the_rest_goes_on(
     assert [(item.first, item.second) for item in result.comparisons] == [("plain", "narrow")]
     text = to_text(result)
     assert "wild, seeds 0, 1: failed: the loss is not finite" in text
-    assert "where there is none, not at all" in text
+    assert "compared only over the seeds that both have" in text
     assert "validation  wild     0" in text
     page = (workdir / "out" / "study.html").read_text(encoding="utf-8")
     assert "2 failed" in page
@@ -266,7 +266,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(runner, "_metrics_entry", interrupt)
         with pytest.raises(
-            RunInterruptedError, match="what was saved is kept; go on with: triform compare STUDY --out out"
+            RunInterruptedError, match="finished work is kept; to resume, run: triform compare STUDY --out out"
         ):
             run_study(spec, out="out", seeds=1)
     before = model_mtimes(workdir / "out")
@@ -296,8 +296,8 @@ def test_one_seed_runs_and_says_that_there_is_no_interval(
 ) -> None:
     spec["variants"]["third"] = {"train.lr": 0.01}  # three pairs, so that more seeds are needed than for one
     text = to_text(run_study(spec, out="out", seeds=1))
-    assert "warning: one seed each: there is no interval" in text
-    assert "give seeds = 7 or more" in text
+    assert "warning: with one seed there is no interval" in text
+    assert "set seeds = 7 or more" in text
     assert "one seed gives no interval and no test" in text or "no difference" in text
     assert "nan" not in text
     assert "inf" not in text
@@ -310,7 +310,7 @@ def test_where_nothing_is_held_out_the_training_loss_is_compared_and_that_is_sai
     spec["common"]["data.valid_fraction"] = 0.0
     result = run_study(spec, out="out", seeds=2)
     assert (result.metric, result.eval_sets) == ("training loss", ("training",))
-    assert "nothing was held out" in to_text(result)
+    assert "there is no validation data" in to_text(result)
     tested = run_study(spec | {"tests": {"more": "more.tsv"}}, out="out", seeds=2)
     assert (tested.metric, tested.eval_sets) == ("accuracy", ("more",))
 
@@ -340,7 +340,7 @@ def test_a_difference_over_sentences_is_not_said_of_other_seeds() -> None:
     """Two seeds whose spread is as large as the difference, which so many sentences make clear."""
     sentences = PairedDifference(2, -1.2, -2.3, -0.1, 0.01, 1e-4, "paired bootstrap over 500 sentences")
     seeds = paired_test([12.9, 11.9], [10.2, 12.2])
-    assert _seed_caveat(sentences, seeds, 0.01) == "; over seeds p = 1: other seeds may turn it round"
+    assert _seed_caveat(sentences, seeds, 0.01) == "; over seeds p = 1: other seeds may reverse it"
     assert _seed_caveat(sentences, paired_test([1.0] * 6, [2.0] * 6), 0.01) == "; over seeds p = 0.031"
     assert _seed_caveat(sentences, seeds, 0.3) == "; over seeds p = 1"
     assert _seed_caveat(sentences, None, 0.01) == ", of these two trained models"

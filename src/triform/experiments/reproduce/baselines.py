@@ -1,4 +1,4 @@
-"""Baselines that need no neural network, on the data of a reference system."""
+"""Evaluate baselines on the data of a reference system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triform.text import load_tokenizer
 
 
 def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str, Metrics]], dict[str, str]]:
-    """The metrics of each baseline by evaluation set, and why a baseline could not be fitted."""
+    """Return the metrics of each baseline by evaluation set, and the reasons of those that could not be fitted."""
     train_rows, read_set = _rows_and_reader(data)
     tokenizer_options: dict[str, Any] = {}
     if vocabulary_files := next(
@@ -42,7 +42,7 @@ def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str,
 
 
 def _rows_and_reader(data: ExperimentData) -> tuple[Iterable[Any], Callable[[str], Iterable[Any]]]:
-    """The training rows, and a reader of evaluation sets; an empty path stands for the held-out part."""
+    """Return the training rows, and a reader of evaluation sets. An empty path means the held-out part."""
     system, data_config = data.system, DataConfig()
     if system.task == "translate":
         files = [str(data.files[system.files[side]]) for side in ("data.source", "data.target")]

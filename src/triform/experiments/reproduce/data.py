@@ -1,4 +1,4 @@
-"""The data of a reference system: located, verified, and cut short for a smoke run."""
+"""Locate and verify the data of a reference system, and shorten it for a smoke run."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentData:
-    """The files of a system by their names in the catalogue, and a folder for what is derived from them."""
+    """The files of a system by their names in the catalogue, and a folder for derived files."""
 
     system: ReferenceSystem
     files: Mapping[str, Path]
     folder: Path
-    data_root: str = ""  # folder of datasets, also searched for word vectors; empty: the user's cache
+    data_root: str = ""  # folder of data sets, also searched for word vectors; "" for the user's cache
     smoke: bool = False
 
     @classmethod
     def prepare(cls, system: ReferenceSystem, data_root: str, folder: Path, *, smoke: bool) -> ExperimentData:
-        """Find and verify every file; a smoke run gets only the first rows of each."""
+        """Find and verify every file. A smoke run gets only the first rows of each."""
         files = verify_dataset(get_dataset(system.dataset), data_root)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"{folder}: cannot be made: {error.strerror or error}; choose another --out"
+                f"{folder}: the folder cannot be created ({error.strerror or error}); choose another --out"
             ) from None
         if smoke:
             files = {name: write_first_rows(path, folder / name) for name, path in files.items()}
         return cls(system=system, files=files, folder=folder, data_root=data_root, smoke=smoke)
 
     def resolve_path(self, names: str) -> str:
-        """The path of a file, or of two aligned files `source,target`, as `Run.evaluate` takes them."""
+        """Return the path of a file, or of two aligned files `source,target`, in the form of `Run.evaluate`."""
         return ",".join(str(self.files[name].absolute()) for name in names.split(",")) if names else ""
 
     def checksums(self) -> dict[str, str]:
         return {name: content_sha256(str(path)) for name, path in self.files.items()}
 
     def settings(self, variant: SystemVariant) -> Settings:
-        """The settings that name files: data, and where the variant has them vocabulary, vectors and base model."""
+        """Return the settings that name files: data, and the vocabulary, vectors and base model of the variant."""
         settings: Settings = {setting: self.resolve_path(name) for setting, name in self.system.files.items()}
         if variant.vocabulary_files:
             settings["tokenizer.file"] = str(build_vocabulary(self, variant.vocabulary_files))
@@ -59,10 +59,10 @@ class ExperimentData:
         return settings
 
     def init_from_path(self, variant: SystemVariant) -> Path:
-        """The folder of the published model that a variant starts from; Triform does not download it."""
+        """Return the folder of the published model that a variant starts from. Triform does not download it."""
         return dataset_folder(get_dataset(self.system.dataset), self.data_root).parent / variant.init_from
 
     def eval_files(self) -> dict[str, str]:
-        """The files that every run is evaluated on, by the name of the set."""
+        """Return the files that every run is evaluated on, by the name of the set."""
         paths = {name: self.resolve_path(files) for name, files in self.system.eval_files.items()}
         return paths | split_leaked_rows(self) if self.system.split_leaked_rows else paths

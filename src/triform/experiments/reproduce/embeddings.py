@@ -1,4 +1,4 @@
-"""The vocabulary and the word vectors of a system, learned from its training files."""
+"""Build the vocabulary and the word vectors of a system from its training files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_vocabulary(data: ExperimentData, names: Sequence[str]) -> Path:
-    """A tokenizer that knows every distinct word of these files."""
+    """Build a tokenizer with every distinct word of these files."""
     path = (data.folder / "vocabulary.json").absolute()
     texts = (text for name in names for text in iterate_texts(str(data.files[name])))
     train_tokenizer(TokenizerConfig(kind="word"), texts, name=", ".join(names)).save(path)
@@ -30,10 +30,10 @@ def build_vocabulary(data: ExperimentData, names: Sequence[str]) -> Path:
 
 
 def ensure_word_vectors(data: ExperimentData) -> Path:
-    """Word vectors of the training file: from the folder of datasets if they are there, else learned once.
+    """Return the word vectors of the training file, from the folder of data sets or trained once.
 
     Raises:
-        DataError: The vectors in the folder of datasets were trained with other settings or on other text.
+        DataError: The vectors in the folder of data sets were trained with other settings or on other text.
     """
     system = data.system
     shared_path = (
@@ -49,7 +49,8 @@ def ensure_word_vectors(data: ExperimentData) -> Path:
         if not data.smoke and _training_record(shared_path) != expected:
             command = _train_vectors_command(config, train, shared_path)
             raise DataError(
-                f"was trained with other settings or on other text; make it again: {command}", path=shared_path
+                f"trained with other settings or on other text; train the vectors again with: {command}",
+                path=shared_path,
             )
         return shared_path
     if not own_path.exists() or _training_record(own_path) != expected:
@@ -59,13 +60,13 @@ def ensure_word_vectors(data: ExperimentData) -> Path:
 
 
 def _training_record(path: Path) -> dict[str, Any]:
-    """The settings that vectors were trained with, and the fingerprints of the texts without their locations."""
+    """Return the settings that vectors were trained with, and the fingerprints of the texts without locations."""
     record = WordVectors.load(path).metadata
     return record | {"texts": list(record.get("texts", {}).values())}
 
 
 def _train_vectors_command(config: Word2VecConfig, train: str, out: Path) -> str:
-    """The command that trains these vectors."""
+    """Return the command that trains these vectors."""
     defaults, options = Word2VecConfig(), ""
     for field in fields(config):
         value = getattr(config, field.name)

@@ -1,4 +1,4 @@
-"""How the runs of a reference system are evaluated."""
+"""Evaluate the runs of a reference system."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DECODE_SETTINGS: dict[str, dict[str, object]] = {
     "test greedy": {"strategy": "greedy"},
     "test beam 5": {"beam_size": 5},
 }
-WARM_UP_SENTENCES = 64  # translated before the clock starts
+WARM_UP_SENTENCES = 64  # translated for warm-up before decoding is timed
 
 
 def system_evaluation(data: ExperimentData) -> Evaluation:
-    """All sets of a system. Translations are evaluated with the true prefix, and decoded in two ways."""
+    """Return the evaluation of a system on all sets. Translations are teacher-forced, and decoded in two ways."""
     eval_sets = data.eval_files()
     if data.system.task == "translate":
         eval_sets |= dict.fromkeys(DECODE_SETTINGS, eval_sets["test"])
@@ -39,14 +39,14 @@ def _evaluate_set(run: Run, eval_set: str, path: str, *, task: str) -> JsonDict:
 
 
 def teacher_forced_metrics(run: Run, path: str) -> Metrics:
-    """Loss and token accuracy when each token is predicted from the true tokens before it."""
+    """Compute loss and token accuracy when each token is predicted from the true tokens before it."""
     evaluator = run.task.evaluator
     assert isinstance(evaluator, TokenEvaluator)
     return evaluator.teacher_forced_metrics(run.task.data.load_dataset(path, []))
 
 
 def timed_translation_metrics(run: Run, path: str, decode_settings: Mapping[str, object]) -> Metrics:
-    """Translation metrics and the seconds that decoding took."""
+    """Compute translation metrics and the seconds of decoding."""
     pairs = list(read_aligned(*path.split(",")))
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     run.predict(sources[:WARM_UP_SENTENCES], **decode_settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Examples of a trained model for the results page: generated text and an attention map."""
+"""Collect examples of a trained model for the results page: generated text and an attention map."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from triform.experiments.reproduce.smoke import SMOKE_NEW_TOKENS
 from triform.run import Run
 
-MAX_ATTENTION_HEADS = 4  # where a layer has more heads, their mean is recorded
+MAX_ATTENTION_HEADS = 4  # if a layer has more heads, their mean is recorded
 STACK_BY_TASK = {"classify": "encoder", "generate": "decoder", "translate": "cross"}
 
 
 def generate_samples(run: Run, prompts: Sequence[tuple[str, int]], *, smoke: bool) -> list[dict[str, str]]:
-    """Text that the model writes after each prompt, with the number of new tokens that stands beside it."""
+    """Return the text that the model generates for each pair of a prompt and a number of new tokens."""
     samples = []
     for prompt, length in prompts:
         max_new_tokens = min(SMOKE_NEW_TOKENS, length) if smoke else length
@@ -25,7 +25,7 @@ def generate_samples(run: Run, prompts: Sequence[tuple[str, int]], *, smoke: boo
 
 
 def capture_attention(run: Run, text: str) -> dict[str, Any]:
-    """The most telling attention map of a text for the task, with rounded weights of shape (L, H, T, S)."""
+    """Return the main attention map of a text for the task, with rounded weights of shape (L, H, T, S)."""
     attention_map = next(
         candidate for candidate in run.explain(text).maps if candidate.name == STACK_BY_TASK[run.config.task]
     )

@@ -1,4 +1,4 @@
-"""Test rows that are also in the training file: how many there are, and the test set split by them."""
+"""Count the test rows that are also in the training file, and split the test set into seen and unseen rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def leaked_mask(data: ExperimentData, eval_set: str) -> list[bool]:
-    """For each text of an evaluation set, whether it is also a training text."""
+    """Return for each text of an evaluation set whether it is also a training text."""
     train_file = data.system.files.get("data.train") or data.system.files["data.source"]
     eval_file = data.system.eval_files[eval_set].split(",")[0]
     train_texts, eval_texts = (list(iterate_texts(str(data.files[name]))) for name in (train_file, eval_file))
@@ -23,7 +23,7 @@ def leaked_mask(data: ExperimentData, eval_set: str) -> list[bool]:
 
 
 def count_leaks(data: ExperimentData) -> dict[str, dict[str, int]]:
-    """The number of texts of each evaluation set, and how many of them are also in the training file."""
+    """Return the number of texts in each evaluation set, and how many of them are also in the training file."""
     train_files = {data.system.files.get(name) for name in ("data.train", "data.source")}
     counts = {}
     for eval_set, files in data.system.eval_files.items():
@@ -34,7 +34,7 @@ def count_leaks(data: ExperimentData) -> dict[str, dict[str, int]]:
 
 
 def split_leaked_rows(data: ExperimentData) -> dict[str, str]:
-    """Write the test rows that are in the training file, and those that are not, to two files."""
+    """Write the test rows that are in the training file and those that are not to two files."""
     mask = leaked_mask(data, "test")
     rows = list(read_rows(data.resolve_path(data.system.eval_files["test"]), DataConfig()))
     paths = {}
@@ -48,7 +48,7 @@ def split_leaked_rows(data: ExperimentData) -> dict[str, str]:
 
 
 def iterate_texts(path: str) -> Iterator[str]:
-    """The texts of a table, or the lines of any other file."""
+    """Yield the texts of a table, or the lines of any other file."""
     suffix = Path(path.removesuffix(".gz")).suffix
     if suffix in (".tsv", ".csv", ".jsonl"):
         return (row.text for row in read_rows(path, DataConfig(), labelled=False))

@@ -1,4 +1,4 @@
-"""How to run a reference system, as the command line gives it."""
+"""Options of `triform reproduce`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ GROUPS = ("as-reported", "best", "both")
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """How to run a reference system.
+    """Options for running a reference system.
 
     Args:
-        data: Folder of datasets; empty for the folder where `triform data get` puts them.
+        data: Folder of data sets; "" for the folder of `triform data get`.
         variant: The group of variants to run: `as-reported`, `best` or `both`.
-        seeds: Number of seeds for each variant; 0 for the number that the variant declares.
+        seeds: Number of seeds for each variant; 0 for the number in the declaration of the variant.
         out: Folder for the runs.
         results: Folder for the result files.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        smoke: Train tiny models for a few steps, only to show that everything runs.
+        smoke: Train tiny models for a few steps, to check that everything works.
     """
 
     data: str = ""
@@ -36,11 +36,11 @@ class ReproduceOptions:
 
     def __post_init__(self) -> None:
         if self.variant not in GROUPS:
-            raise ConfigError(f"--variant {self.variant} is not known; choose from {', '.join(GROUPS)}")
+            raise ConfigError(f"--variant {self.variant} does not exist; choose from {', '.join(GROUPS)}")
 
     @property
     def results_folder(self) -> Path:
-        """Where result files go; those of smoke runs go to a folder of their own and replace no result."""
+        """The folder of the result files. Smoke runs use a separate folder and do not replace results."""
         return self.results / "smoke" if self.smoke else self.results
 
     @property
@@ -51,7 +51,7 @@ class ReproduceOptions:
         return self.out / (f"{name}-smoke" if self.smoke else name)
 
     def command(self, name: str, *, with_paths: bool = False) -> str:
-        """The command that repeats this experiment, optionally with the locations of data, runs and results."""
+        """Return the command that repeats this experiment, optionally with its data, run and result folders."""
         variant_option = "" if self.variant == "both" else f" --variant {self.variant}"
         seeds_option = f" --seeds {self.seeds}" if self.seeds else ""
         command = f"triform reproduce {name}{variant_option}{seeds_option}{' --smoke' if self.smoke else ''}"

@@ -1,4 +1,4 @@
-"""Result files, `results/NAME.json`: written after every variant and read for the tables."""
+"""Read and write result files, `results/NAME.json`. They are written after every variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ExperimentResult = dict[str, Any]
 
 
 def read_result(folder: Path, name: str) -> ExperimentResult | None:
-    """The stored result of a system; None if it was not run."""
+    """Return the stored result of a system, or None if it was not run."""
     path = folder / f"{name}.json"
     if not path.exists():
         return None
@@ -30,25 +30,29 @@ def read_result(folder: Path, name: str) -> ExperimentResult | None:
         if result["format"] != FORMAT or result["system"] != name:
             raise KeyError
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"is not a result of {name} that this version reads; run it again", path=path) from None
+        raise DataError(
+            f"not a result of {name} that this version can read; run the system again", path=path
+        ) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
     return result
 
 
 def write_result(folder: Path, result: ExperimentResult) -> Path:
+    """Write a result to `FOLDER/NAME.json`, and return the path."""
     path = folder / f"{result['system']}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written: {error.strerror or error}; choose another --results"
+            f"{path}: cannot be written ({error.strerror or error}); choose another --results"
         ) from None
     return path
 
 
 def empty_result(name: str, *, smoke: bool) -> ExperimentResult:
+    """Return a result without variants."""
     return {
         "format": FORMAT,
         "system": name,
@@ -63,14 +67,14 @@ def empty_result(name: str, *, smoke: bool) -> ExperimentResult:
 
 
 def upsert_variant(result: ExperimentResult, variant_result: Mapping[str, Any], order: Sequence[str]) -> None:
-    """Insert the entry of a variant in the declared order, in place of an earlier one."""
+    """Insert the entry of a variant in the declared order, and replace an earlier one."""
     result["failures"].pop(variant_result["name"], None)
     others = [entry for entry in result["variants"] if entry["name"] != variant_result["name"]]
     result["variants"] = sorted([*others, dict(variant_result)], key=lambda entry: order.index(entry["name"]))
 
 
 def environment_info(device: Any, command: str) -> dict[str, str]:
-    """Hardware, software versions, date and command of a run."""
+    """Return the hardware, software versions, date and command of a run."""
     import torch
 
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {_cpu_name()}"
@@ -96,11 +100,12 @@ def _cpu_name() -> str:
 
 
 def read_events(metrics_file: Path) -> list[dict[str, Any]]:
+    """Read the events of a run from its metrics.jsonl."""
     return [json.loads(line) for line in metrics_file.read_text(encoding="utf-8").splitlines()]
 
 
 def loss_curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """Training and validation losses by step, downsampled."""
+    """Return the training and validation losses by step, downsampled."""
     points_by_kind: dict[str, list[Point]] = {"train": [], "valid": []}
     for event in events:
         if event["event"] in points_by_kind and event.get("loss") is not None:

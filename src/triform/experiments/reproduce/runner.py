@@ -1,4 +1,4 @@
-"""Run a reference system: train and evaluate its variants, and write `results/NAME.json`."""
+"""Run a reference system: train and evaluate its variants, and write the result to `results/NAME.json`."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ NO_EARLY_STOPPING: Settings = {"train.patience": 0}  # unless a variant sets a p
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedVariant:
-    """A variant with what is needed to train it and to describe it in the result file."""
+    """A variant with the values to train it and to describe it in the result file."""
 
     variant: SystemVariant
     spec: VariantSpec
-    shown_settings: Settings  # without files, whose location is different for everybody
+    shown_settings: Settings  # without files, because their location differs between machines
     vectors: Settings  # the digest of the word vectors
 
 
@@ -89,12 +89,12 @@ def _has_base_model(variant: SystemVariant, data: ExperimentData) -> bool:
     if not variant.init_from or data.init_from_path(variant).exists():
         return True
     missing_path = data.init_from_path(variant)
-    print_message(f"{data.system.name}, {variant.name}: left out: its base model is not at {missing_path}")
+    print_message(f"{data.system.name}, {variant.name}: skipped, because its base model is not at {missing_path}")
     return False
 
 
 def _load_or_create_result(data: ExperimentData, options: ReproduceOptions) -> ExperimentResult:
-    """The result of earlier calls if it is of the same data; leaks and baselines are computed once."""
+    """Return the result of earlier calls if the data is the same. Leaks and baselines are computed once."""
     system, checksums = data.system, data.checksums()
     result = read_result(options.results_folder, system.name)
     if result is None or result["data"] != checksums:
@@ -115,7 +115,7 @@ def _load_or_create_result(data: ExperimentData, options: ReproduceOptions) -> E
 def _prepare_variant(
     variant: SystemVariant, data: ExperimentData, options: ReproduceOptions, folder: Path
 ) -> PreparedVariant:
-    """Resolve the settings of a variant; the folder of its runs is named by them."""
+    """Resolve the settings of a variant, which determine the folder of its runs."""
     file_settings = data.settings(variant)
     settings = merge_settings(variant.settings, file_settings)
     n_seeds = options.seeds or variant.seeds
@@ -141,7 +141,7 @@ def _prepare_variant(
 def _describe_variant(
     prepared: PreparedVariant, variant_result: VariantResult, system: ReferenceSystem, options: ReproduceOptions
 ) -> dict[str, Any]:
-    """The entry of a variant in the result file. Samples, the attention map and curves are of the first seed."""
+    """Return the entry of a variant in the result file. Samples, map and curves are from the first seed."""
     runs, first_folder = variant_result.runs, variant_result.runs[0].folder
     run = load(first_folder.path, device=options.device)
     events = read_events(first_folder.metrics_file)
@@ -174,11 +174,11 @@ def _describe_variant(
 
 
 def _vectors_digest(path: str) -> Settings:
-    """Identify word vectors by their content and not by their location."""
+    """Return a digest that identifies word vectors by content instead of location."""
     return {"train.embeddings": content_sha256(path)} if path else {}
 
 
 def _matched_vectors_notice(events: Sequence[Mapping[str, Any]]) -> str:
-    """The notice about how many words have a vector, without the path of the vectors."""
+    """Return the notice about the number of words with a vector, without the path of the vectors."""
     notices = (event["text"] for event in events if event["event"] == "notice")
     return next((text.rpartition(": ")[2] for text in notices if "have a vector" in text), "")

@@ -1,4 +1,4 @@
-"""Smoke runs: the first rows of every file and models so small that nothing is learned but every step is taken."""
+"""Smoke runs: the first rows of every file and tiny models, which run every step but learn nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMOKE_MAX_LEN = 24
 
 
 def write_first_rows(path: Path, target: Path) -> Path:
-    """Copy the first rows of a file: more of a training file than of others."""
+    """Copy the first rows of a file, more of them for a training file."""
     n_rows = SMOKE_TRAIN_ROWS if path.name.startswith(("train", "input")) else SMOKE_EVAL_ROWS
     with target.open("w", encoding="utf-8", newline="") as file:
         file.writelines(islice(iter_text_lines(str(path)), n_rows))
@@ -23,7 +23,7 @@ def write_first_rows(path: Path, target: Path) -> Path:
 
 
 def smoke_model_settings(settings: Settings) -> Settings:
-    """The settings that make a model tiny, whatever its kind."""
+    """Return the settings that make a model of any kind tiny."""
     overrides: Settings = {"data.max_len": SMOKE_MAX_LEN, "model.n_layers": 1}
     if settings["model.kind"] == "transformer":
         overrides |= {"model.d_model": 16, "model.d_ff": 32, "model.n_heads": 2}
@@ -33,7 +33,7 @@ def smoke_model_settings(settings: Settings) -> Settings:
 
 
 def smoke_settings(settings: Settings) -> Settings:
-    """The settings that make a variant tiny and short."""
+    """Return the settings that make a variant tiny and its training short."""
     n_heads = settings.get("model.n_heads", 2)
     assert isinstance(n_heads, int)
     model_settings: Settings = {"model.d_model": 8 * n_heads, "model.d_ff": 32, "model.n_layers": 1}

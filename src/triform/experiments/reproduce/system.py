@@ -1,4 +1,4 @@
-"""What a reference system consists of: data, variants, reported metrics, and targets."""
+"""Data structures of a reference system: data, variants, reported metrics and targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VariantGroup = Literal["as-reported", "best"]
 
 @dataclass(frozen=True, kw_only=True)
 class MetricColumn:
-    """One column of a table: a metric on an evaluation set, and how its values are written."""
+    """One column of a table: a metric on an evaluation set, and the format of its values."""
 
     eval_set: str
     metric: str
@@ -30,22 +30,22 @@ class MetricColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemVariant:
-    """One variant of a system. `reported_metrics` holds published values by column key."""
+    """One variant of a system. `reported_metrics` contains published values by column key."""
 
     name: str
     group: VariantGroup
     settings: Settings
     seeds: int
     reported_metrics: Mapping[str, float] = field(default_factory=dict)
-    vocabulary_files: tuple[str, ...] = ()  # files of the word vocabulary, where not the training file
+    vocabulary_files: tuple[str, ...] = ()  # files of the word vocabulary, if not the training file
     use_word_vectors: bool = False  # start from the word vectors of the system
-    init_from: str = ""  # folder of a published model beside the datasets, to start from
+    init_from: str = ""  # folder of a published model to start from, next to the data sets
     description: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The range that the mean of a column should lie in, or a margin above every variant of a group."""
+    """The range that the mean of a column should be in, or a margin above every variant of a group."""
 
     variant: str
     column: str
@@ -71,14 +71,14 @@ class ReferenceSystem:
     """A reference system. Files have the names that the catalogue gives them in the dataset.
 
     Args:
-        files: For each setting (`data.train`, `data.source`, ...) its file.
-        eval_files: For each evaluation set its file, `source,target`, or "" for what the training file holds out.
-        n_headline_columns: How many columns stand for the system in the summary.
-        reported_column: The column of the reported metrics, where it is not among those.
-        split_leaked_rows: Also evaluate test rows that are in the training file, and those that are not, apart.
+        files: The file of each setting (`data.train`, `data.source`, ...).
+        eval_files: The file of each evaluation set, `source,target`, or "" for data held out of the training file.
+        n_headline_columns: The number of columns in the summary.
+        reported_column: The column of the reported metrics, if it is not one of the headline columns.
+        split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
         prompts: Texts to continue, each with a number of new tokens.
         attention_example: A text whose attention map is drawn.
-        word_vector_settings: How word vectors are learned from the training file.
+        word_vector_settings: Settings of the word vectors, which are learned from the training file.
     """
 
     name: str

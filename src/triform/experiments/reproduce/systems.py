@@ -1,4 +1,4 @@
-"""The reference systems, read from the TOML files in `triform/experiments/systems`."""
+"""Read the reference systems from the TOML files in `triform/experiments/systems`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEM_NAMES = (
     *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
     *("word-vectors-speeches", "word-vectors-imdb"),
 )
-WHY_TRANSFORMERS = "why-transformers"  # a study of its own, in `reproduce/why`
+WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
@@ -42,7 +42,7 @@ VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_v
 
 @cache
 def load_systems() -> dict[str, ReferenceSystem]:
-    """Every reference system by name, in the order of the results page."""
+    """Return all reference systems by name, in the order of the results page."""
     return {name: parse_system(read_declaration(name), name) for name in SYSTEM_NAMES}
 
 
@@ -53,7 +53,7 @@ def get_system(name: str) -> ReferenceSystem:
 
 
 def match_systems(name: str) -> list[ReferenceSystem]:
-    """The system of this name, or the systems whose names start with it: `word-vectors` names two."""
+    """Return the system with this name, or the systems whose names start with it, such as `word-vectors`."""
     matches = [system_name for system_name in SYSTEM_NAMES if system_name.startswith(f"{name}-")]
     return [get_system(match) for match in matches if name not in SYSTEM_NAMES] or [get_system(name)]
 
@@ -121,6 +121,6 @@ def _parse_variants(tables: object, common: object, name: str) -> tuple[SystemVa
 
 
 def _preset_settings(name: str) -> Settings:
-    """The settings in which a preset differs from the defaults, without the task."""
+    """Return the settings in which a preset differs from the defaults, without the task."""
     settings = non_default_settings(flatten_config(preset(name))) if name else {}
     return {key: value for key, value in settings.items() if key != "task"}

@@ -1,4 +1,4 @@
-"""The page of a study, study.html: verdicts, metrics with intervals, curves of all variants, costs and settings."""
+"""Write the page of a study, study.html: verdicts, metrics with intervals, curves, costs and settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from triform.reporting.mean_curves import colour_class, render_mean_chart
 from triform.reporting.pages import render_section, render_stat_card, render_table
 from triform.reporting.run_history import read_history
 
-MAX_VISIBLE_PAIRS = 10  # more of them are folded away
+MAX_VISIBLE_PAIRS = 10  # a longer table is collapsed
 
 
 def write_study_page(result: StudyResult) -> Path:
@@ -47,7 +47,7 @@ def write_study_page(result: StudyResult) -> Path:
         ]
     )
     body += _render_settings(result) + render_section(
-        "How to read it", f"<p>{escape(' '.join(method_notes(result)))}</p>"
+        "How the figures were computed", f"<p>{escape(' '.join(method_notes(result)))}</p>"
     )
     html = pages.render_html_page(f"{result.study.name} · study", body, f"Triform {__version__}")
     return pages.write_page(result.path / "study.html", html)
@@ -60,8 +60,8 @@ def _render_header(result: StudyResult) -> str:
     tiles = [
         render_stat_card("Variants", str(len(result.study.variants))),
         render_stat_card("Seeds", str(len(result.study.seeds)), "each"),
-        render_stat_card("Runs", str(len(result.runs)), f"{n_failed} failed" if n_failed else "all came to an end"),
-        render_stat_card("Time", format_duration(seconds), "training, all together"),
+        render_stat_card("Runs", str(len(result.runs)), f"{n_failed} failed" if n_failed else "all finished"),
+        render_stat_card("Training time", format_duration(seconds), "for all runs"),
     ]
     warnings = [note for note in result.notes if notice_level(note) == "warning"]
     facts = [note for note in result.notes if note not in warnings]
@@ -85,7 +85,7 @@ def _render_verdicts(result: StudyResult) -> str:
         items.append(f"<li>{badge}<b>{escape(pair)}</b>: {escape(verdict_text)}</li>")
     pair_table = _render_table(PAIR_HEADER, pair_rows(result))
     if len(items) > MAX_VISIBLE_PAIRS:
-        pair_table = f"<details><summary>All {len(items)} pairs in figures</summary>{pair_table}</details>"
+        pair_table = f"<details><summary>Figures of all {len(items)} pairs</summary>{pair_table}</details>"
     return render_section("Verdicts", f'<ul class="card said">{"".join(items)}</ul>{pair_table}')
 
 
@@ -98,7 +98,7 @@ def _render_table(head: TableRow, rows: Sequence[TableRow]) -> str:
     return render_table(head, lines, numeric=range(N_TEXT_COLUMNS, len(head)))
 
 
-# -- scores and costs
+# -- metrics and costs
 
 
 def _render_metrics(result: StudyResult) -> str:
@@ -108,11 +108,11 @@ def _render_metrics(result: StudyResult) -> str:
         strips = [_build_strip(result, summary) for summary in summaries]
         figures.append(
             render_interval_plot(
-                f"{eval_set}: {metric_label(result.metric)}", "mean, 95 % interval, every seed", strips
+                f"{eval_set}: {metric_label(result.metric)}", "mean, 95 % interval and each seed", strips
             )
         )
     variant_table = _render_table(VARIANT_HEADER, variant_rows(result))
-    return render_section("Scores", f'<div class="charts">{"".join(figures)}</div>{variant_table}')
+    return render_section("Metrics", f'<div class="charts">{"".join(figures)}</div>{variant_table}')
 
 
 def _build_strip(result: StudyResult, summary: VariantSummary) -> Strip:
@@ -157,7 +157,7 @@ def _render_costs(result: StudyResult) -> str:
             )
         ]
         figures.append(render_interval_plot(name, "", strips))
-    return render_section("What each costs", f'<div class="charts">{"".join(figures)}</div>')
+    return render_section("Costs", f'<div class="charts">{"".join(figures)}</div>')
 
 
 def _render_curves(result: StudyResult) -> str:
@@ -176,13 +176,13 @@ def _render_curves(result: StudyResult) -> str:
     charts += [
         render_mean_chart(f"{name}: {metric}", histories, "monitor", result.metric, name) for name in monitored
     ]
-    lead = '<p class="lead">Lines are means over seeds, bands one standard deviation to both sides.</p>'
+    lead = '<p class="lead">Lines are means over seeds. Bands show one standard deviation on both sides.</p>'
     layout = "charts crowded" if len(histories) > len(COLOURS) // 2 else "charts"
     return render_section("Curves", f'{lead}<div class="{layout}">{"".join(charts)}</div>')
 
 
 def _render_settings(result: StudyResult) -> str:
-    """Where the variants differ; what they share is in every run's own report."""
+    """Return a table of the settings in which the variants differ. The report of each run has all settings."""
     variants = result.study.variants
     names = sorted({name for variant in variants for name in variant.settings})
     rows = []
@@ -194,4 +194,4 @@ def _render_settings(result: StudyResult) -> str:
     if not rows:
         return render_section("Settings", '<p class="empty">The variants do not differ in any setting.</p>')
     head = ["Setting", *(variant.name for variant in variants)]
-    return render_section("Where they differ", render_table(head, rows, numeric=range(1, len(head))))
+    return render_section("Settings that differ", render_table(head, rows, numeric=range(1, len(head))))

@@ -26,7 +26,7 @@ TASK_METRICS: dict[TaskName, tuple[str, ...]] = {
     "generate": ("perplexity", "loss", "bits_per_byte", "token_accuracy"),
     "translate": ("bleu", "chrf", "sentence_bleu", "exact_match", "token_accuracy", "loss"),
 }
-# Means over tokens, which cannot be compared between vocabularies.
+# Means over tokens, which are not comparable between vocabularies.
 PER_TOKEN_METRICS = ("perplexity", "loss", "token_accuracy")
 DEFAULT_N_SEEDS = 8  # enough for a verdict on up to six comparisons
 VALIDATION_SET, TRAINING_SET = "validation", "training"  # sets that every study has
@@ -43,7 +43,7 @@ class StudyVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Variants of one task, the seeds that each is trained with, the test files, and the metric."""
+    """Variants of one task, the seeds of each variant, the test files and the metric."""
 
     name: str
     task: TaskName
@@ -88,7 +88,7 @@ def _parse_study(spec: Mapping[str, Any], origin: str, base_folder: Path, n_seed
 
 
 def require_known_keys(table: Mapping[str, Any], keys: Collection[str], origin: str, kind: str) -> None:
-    """Raise an error for a key that `kind` of table does not have; it suggests the nearest one."""
+    """Raise `ConfigError` for a key that this kind of table does not have, with the closest known key."""
     for key in table:
         if key not in keys:
             raise ConfigError(f"{origin}: unknown key {key!r} in {kind}; {suggest_name(key, keys)}")
@@ -102,29 +102,28 @@ def require_table(value: object, location: str) -> Mapping[str, Any]:
 
 def validate_task(task: object, origin: str) -> TaskName:
     if task not in TASK_NAMES:
-        problem = "no task is named" if task is None else f"task={task!r} is not known"
+        problem = "task is missing" if task is None else f"task={task!r} is not known"
         raise ConfigError(f"{origin}: {problem}; choose from {', '.join(TASK_NAMES)}")
     return task
 
 
 def _validate_name(value: object, location: str) -> str:
     if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
-        raise ConfigError(f"{location}={value!r}: it becomes a folder; use letters, digits and . _ + - only")
+        raise ConfigError(f"{location}={value!r} is used as a folder name; use only letters, digits and . _ + -")
     return value
 
 
 def _validate_metric(metric: object, task: TaskName, origin: str) -> str:
     if metric not in TASK_METRICS[task]:
         suggestion = suggest_name(str(metric), TASK_METRICS[task])
-        raise ConfigError(f"{origin}: metric={metric!r}: {task} has no such score; {suggestion}")
+        raise ConfigError(f"{origin}: {task} has no metric {metric!r}; {suggestion}")
     return str(metric)
 
 
 def _resolve_seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
     if type(count) is not int or not 1 <= count <= MAX_SEEDS:
         raise ConfigError(
-            f"{origin}: seeds={format_value(count)}: give how many models to train of each variant, "
-            f"from 1 to {MAX_SEEDS}"
+            f"{origin}: seeds={format_value(count)} must be the number of runs per variant, from 1 to {MAX_SEEDS}"
         )
     max_first = BOUNDS["seed"][1] - count + 1
     if type(first) is not int or not 0 <= first <= max_first:
@@ -140,7 +139,7 @@ def _parse_variants(
     variant_tables = require_table(spec.get("variants", {}), f"{origin}: variants")
     if len(variant_tables) < 2:
         found_text = f"one variant, {next(iter(variant_tables))}" if variant_tables else "no variants"
-        raise ConfigError(f"{origin}: has {found_text}; a comparison needs two [variants.NAME] tables or more")
+        raise ConfigError(f"{origin}: found {found_text}; a study needs at least two [variants.NAME] tables")
     preset, common_settings = _parse_settings(spec.get("common", {}), f"{origin}: common", task, base_folder)
     variants = []
     for name, table in variant_tables.items():
@@ -159,7 +158,7 @@ def _parse_variants(
 
 
 def _parse_settings(table: object, location: str, task: TaskName, base_folder: Path) -> tuple[str, Settings]:
-    """The preset that a table names, and its settings, with files located relative to the study."""
+    """Return the preset that a table names, and its settings, with files relative to the study."""
     for key in STUDY_ONLY_KEYS:
         if key in require_table(table, location):
             raise ConfigError(f"{location}: {key} is the same for all variants; set it at the top of the study")
@@ -172,7 +171,7 @@ def _parse_settings(table: object, location: str, task: TaskName, base_folder: P
 
 
 def parse_settings_table(table: object, location: str) -> tuple[str, Settings]:
-    """The preset that a table names, or "", and its settings as dotted names."""
+    """Return the preset that a table names, or "", and its settings as dotted names."""
     entries = dict(require_table(table, location))
     preset = entries.pop("preset", "")
     if not isinstance(preset, str):
@@ -181,7 +180,7 @@ def parse_settings_table(table: object, location: str) -> tuple[str, Settings]:
 
 
 def _resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
-    """A file name relative to the study's folder; for translate two may be joined by a comma."""
+    """Resolve a file name relative to the folder of the study; for translate, two names joined by a comma."""
     if files.startswith(BUILTIN_PREFIX):
         return files
     paths = files.split(",") if task == "translate" and not (base_folder / files).exists() else [files]
@@ -195,7 +194,7 @@ def _parse_test_files(table: object, task: TaskName, origin: str, base_folder: P
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{location}={value!r} must name a file")
         if name in (VALIDATION_SET, TRAINING_SET):
-            raise ConfigError(f"{location}: a study has a set of this name already; choose another")
+            raise ConfigError(f"{location}: this name is reserved for a set that every study has; choose another")
         test_files[name] = _resolve_files(value, task, base_folder)
         for path in test_files[name].split(",") if task == "translate" else [test_files[name]]:
             _validate_exists(path, location)
@@ -208,13 +207,13 @@ def _validate_exists(path: str, location: str) -> None:
 
 
 def _has_validation(settings: Settings) -> bool:
-    """Whether runs with these settings have validation data."""
+    """Return whether runs with these settings have validation data."""
     data_config = build_config(settings).data
     return bool(data_config.valid or data_config.valid_source or data_config.valid_fraction)
 
 
 def _validation_source(settings: Settings) -> tuple[object, ...]:
-    """The settings that determine the validation rows."""
+    """Return the settings that determine the validation rows."""
     resolved = flatten_config(build_config(settings))
     validation_files = tuple(resolved[f"data.{key}"] for key in ("valid", "valid_source", "valid_target"))
     split_settings = tuple(resolved[f"data.{key}"] for key in ("train", "source", "target", "valid_fraction"))
@@ -222,7 +221,7 @@ def _validation_source(settings: Settings) -> tuple[object, ...]:
 
 
 def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
-    """The settings that determine the tokens of a text; BPE dropout affects training text only."""
+    """Return the settings that determine the tokens of a text. BPE dropout affects only training text."""
     resolved = flatten_config(build_config(settings))
     tokenizer_settings = [
         value for key, value in resolved.items() if key.startswith("tokenizer.") and key != "tokenizer.bpe_dropout"
@@ -231,7 +230,7 @@ def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
 
 
 def _validate_comparable(study: Study, origin: str) -> None:
-    """Refuse variants whose metrics are computed on different tokens or different rows."""
+    """Raise `ConfigError` if metrics of the variants are computed on different tokens or different rows."""
     for variant in study.variants:
         if study.metric == "bits_per_byte" and variant.settings.get("tokenizer.kind") == "word":
             raise ConfigError(

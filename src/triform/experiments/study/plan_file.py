@@ -1,4 +1,4 @@
-"""The plan of a study, kept in `OUT/plan.json` so that two different studies are never mixed in one folder."""
+"""Store the plan of a study in `OUT/plan.json`, so that different studies are never mixed in one folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from triform.io.run_layout import CONFIG_FILE
 
 
 def register_plan(folder: Path, study: Study) -> None:
-    """Check that the runs in the folder belong to this study, and write down the settings of its variants.
+    """Check that the runs in the folder are those of this study, and store the settings of its variants.
 
     Raises:
-        CheckpointError: The folder holds something else, or its plan is damaged.
+        CheckpointError: The folder contains something else, or its plan is damaged.
         ConfigError: Settings of a variant differ from those its runs were trained with.
     """
     plan_file = folder / "plan.json"
     if folder.is_dir() and not plan_file.exists() and any(folder.glob("[!.]*")):
-        raise CheckpointError(f"{folder}: exists and is not the folder of a study; choose another --out")
+        raise CheckpointError(f"{folder}: this folder does not contain a study; choose another --out")
     stored_plan = _read_plan(plan_file) if plan_file.exists() else {"task": study.task, "variants": {}}
     changes = (
         []
@@ -55,11 +55,13 @@ def _read_plan(plan_file: Path) -> JsonDict:
             raise ValueError("a variant without settings")
         return plan | {"task": str(plan["task"])}
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{plan_file}: is damaged ({error}); restore it, or remove the folder") from None
+        raise CheckpointError(
+            f"{plan_file}: the file is damaged ({error}); restore it, or remove the folder"
+        ) from None
 
 
 def _comparable_settings(settings: Settings) -> JsonDict:
-    """Every setting but the seed, with data files described by their content and not by their location."""
+    """Return all settings except the seed, with data files described by content instead of location."""
     resolved: JsonDict = {
         name: value for name, value in flatten_config(build_config(settings)).items() if name != "seed"
     }
@@ -67,7 +69,7 @@ def _comparable_settings(settings: Settings) -> JsonDict:
 
 
 def _describe_changes(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return the settings that differ. A setting that only one of two Triform versions knows is not a change."""
+    """Return the settings that differ. A setting that only one version of Triform knows is not a change."""
     stored = {RENAMED_SETTINGS.get(name, name): value for name, value in stored.items()}
     return [
         f"{name}: {value} (the stored runs have {stored[name]})"

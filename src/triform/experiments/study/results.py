@@ -1,4 +1,4 @@
-"""The result of a study: metrics of every run, means with intervals, and a verdict for each pair of variants."""
+"""Collect the result of a study: metrics of all runs, means with intervals, and a verdict for each pair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from triform.tasks.leaks import LEAK_PHRASE
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run: its metric on each evaluation set, or why it failed."""
+    """One run: its metric on each evaluation set, or the reason why it failed."""
 
     variant: str
     seed: int
@@ -61,7 +61,7 @@ class VariantSummary(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two variants on an evaluation set: the second minus the first, over the seeds that both have."""
+    """The difference of two variants on an evaluation set, second minus first, over the seeds that both have."""
 
     eval_set: str
     first: str
@@ -69,7 +69,7 @@ class Comparison:
     difference: PairedDifference
     corrected_p: float
     verdict: str
-    over_seeds: PairedDifference | None = None  # for BLEU, beside the bootstrap over sentences
+    over_seeds: PairedDifference | None = None  # for BLEU, in addition to the bootstrap over sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def collect_results(study: Study, path: Path, variants: Sequence[VariantResult])
     """Summarise the runs of every variant and compare the variants in pairs."""
     runs = [_read_run(study, variant.spec.name, run) for variant in variants for run in variant.runs]
     if all(run.failure for run in runs):
-        raise DivergedError(f"every run of the study failed; the first: {runs[0].failure}")
+        raise DivergedError(f"every run of the study failed; the first reason: {runs[0].failure}")
     scored_sets = {eval_set for run in runs for eval_set in run.metric_values}
     order = [VALIDATION_SET, *study.test_files]
     eval_sets = tuple(eval_set for eval_set in order if eval_set in scored_sets) or (TRAINING_SET,)
@@ -159,7 +159,7 @@ def _read_run(study: Study, variant: str, seed_result: SeedResult) -> RunResult:
 def _read_metrics(
     study: Study, seed_result: SeedResult, history: RunHistory, best: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """The metric of the best weights on the validation rows and on each test file, else the last training loss."""
+    """Return the metric on the validation rows and on each test file, or else the last training loss."""
     metric_values = {VALIDATION_SET: float(best[study.metric])} if best else {}
     for eval_set, entry in seed_result.evaluations.items():
         metric_values[eval_set] = float(entry["scores"][study.metric])
@@ -188,7 +188,7 @@ def _summarise_variant(eval_set: str, variant: str, runs: Sequence[RunResult], s
 def _compare_pairs(
     study: Study, eval_sets: Sequence[str], runs: Sequence[RunResult], metric: str
 ) -> list[Comparison]:
-    """Compare every pair of variants on every set; the p-values of all comparisons are corrected together."""
+    """Compare every pair of variants on every set. The p-values of all comparisons are corrected together."""
     tested: list[tuple[str, VariantPair, PairedDifference | None]] = []
     for eval_set in eval_sets:
         for first, second in combinations((variant.name for variant in study.variants), 2):
@@ -214,7 +214,7 @@ def _compare_pairs(
 def _paired_differences(
     eval_set: str, first: Mapping[int, RunResult], second: Mapping[int, RunResult]
 ) -> tuple[PairedDifference, PairedDifference | None] | None:
-    """The difference over seeds. For BLEU the difference over sentences, and the one over seeds beside it."""
+    """Return the difference over seeds, and for BLEU also the difference over sentences, which comes first."""
     over_seeds = pair_over_seeds(
         *({seed: run.metric_values[eval_set] for seed, run in side.items()} for side in (first, second))
     )
@@ -229,12 +229,12 @@ def _paired_differences(
 
 
 def _seed_caveat(difference: PairedDifference, over_seeds: PairedDifference | None, corrected_p: float) -> str:
-    """A remark for a difference over sentences: whether other seeds would show it too."""
+    """Return a remark about whether a difference over sentences would hold for other seeds."""
     is_significant = corrected_p <= ALPHA
     if over_seeds is None:
         return ", of these two trained models" if is_significant and "bootstrap" in difference.test else ""
     seed_text = f"; over seeds {describe_p_value(over_seeds.p)}"
-    return f"{seed_text}: other seeds may turn it round" if is_significant and over_seeds.p > ALPHA else seed_text
+    return f"{seed_text}: other seeds may reverse it" if is_significant and over_seeds.p > ALPHA else seed_text
 
 
 def _collect_notes(study: Study, runs: Sequence[RunResult], metric: str, n_comparisons: int) -> list[str]:
@@ -247,17 +247,19 @@ def _collect_notes(study: Study, runs: Sequence[RunResult], metric: str, n_compa
         for (variant, failure), seeds in failures.items()
     ]
     if notes:
-        notes.append("a pair is compared over the seeds that both have; where there is none, not at all")
+        notes.append("two variants are compared only over the seeds that both have")
     if len(study.seeds) == 1:
         notes.append(
-            "one seed each: there is no interval over seeds, and a difference may be chance; "
-            f"give seeds = {min_pairs_needed(max(n_comparisons, 1))} or more"
+            "with one seed there is no interval over seeds, and a difference may be chance; "
+            f"set seeds = {min_pairs_needed(max(n_comparisons, 1))} or more"
         )
     if metric == TRAINING_LOSS:
-        notes.append("nothing was held out: compared is the last training loss, which says nothing of new text")
+        notes.append(
+            "there is no validation data, so the last training loss is compared, which says nothing about new text"
+        )
     notices = dict.fromkeys(notice for run in runs for notice in run.notices)
     return [*map(WarningText, notes), *(WarningText(text) if LEAK_PHRASE in text else text for text in notices)]
 
 
 def direction_label(metric: str) -> str:
-    return "more is better" if metric_info(metric).higher_is_better else "less is better"
+    return "higher is better" if metric_info(metric).higher_is_better else "lower is better"

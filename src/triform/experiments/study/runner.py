@@ -35,8 +35,8 @@ def compare(
 ) -> StudyResult:
     """Train every variant of a study with every seed, and test which differences are real.
 
-    Work that the output folder already holds is not repeated, so that an interrupted study resumes. The folder also
-    receives `study.md`, `study.csv`, `study.json` and `study.html`.
+    Finished runs in the output folder are not repeated, so an interrupted study resumes. The results are written to
+    `study.md`, `study.csv`, `study.json` and `study.html` in this folder.
 
     Args:
         study: A TOML file, or a mapping of the same form.
@@ -79,7 +79,7 @@ def compare(
 
 
 def _training_file_warnings(plan: Study) -> list[str]:
-    """Warnings about test files that are training files, known before anything is trained."""
+    """Return warnings about test files that are also training files, before anything is trained."""
     warnings: dict[str, None] = {}
     for variant in plan.variants:
         files = (str(variant.settings.get(f"data.{name}", "")) for name in ("train", "source", "target"))
@@ -114,7 +114,7 @@ def _variant_specs(plan: Study, folder: Path) -> list[VariantSpec]:
 
 
 def _study_evaluation(plan: Study) -> Evaluation:
-    """All metrics on the test files; for BLEU also the statistics of each sentence, on the validation rows too."""
+    """Return the evaluation of a study: all metrics on the test files, and for BLEU statistics of each sentence."""
     if plan.metric != "bleu":
         return Evaluation(eval_sets=plan.test_files, evaluate=_metrics_entry, metric=plan.metric)
     eval_sets = {**plan.test_files, VALIDATION_SET: ""}
@@ -127,7 +127,7 @@ def _metrics_entry(run: Run, eval_set: str, test_file: str) -> JsonDict:
 
 
 def _bleu_entry(run: Run, eval_set: str, test_file: str) -> JsonDict | None:
-    """BLEU and its statistics for each sentence. Validation rows are translated as in training: few and greedy."""
+    """Compute BLEU and its statistics for each sentence. As in training, few validation rows are translated."""
     notices = run.training_file_notices(test_file) if test_file else []
     data: Any = (
         run.task.data.load_dataset(test_file, notices) if test_file else run.task.data.load_validation_dataset([])

@@ -1,4 +1,4 @@
-"""The result of a study as text: tables for the terminal and in Markdown, CSV with one row per run, and JSON."""
+"""Format the result of a study: tables for the terminal and in Markdown, CSV with one row per run, and JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TableRow = Sequence[str]
 
 VARIANT_HEADER = ("set", "variant", "n", "mean", "sd", "95 % interval", "parameters", "time")
 PAIR_HEADER = ("set", "pair", "n", "difference", "95 % interval", "p", "corrected p")
-ZERO_TOLERANCE = 1e-9  # rounding makes equal values deviate from their mean by less
-N_TEXT_COLUMNS = 2  # the other columns of both tables hold numbers
+ZERO_TOLERANCE = 1e-9  # smaller deviations from a mean are rounding errors
+N_TEXT_COLUMNS = 2  # the other columns of both tables contain numbers
 
 
 def write_tables(result: StudyResult) -> None:
@@ -59,7 +59,7 @@ def _format_signed(value: float, n_decimals: int, plus: str = "") -> str:
 
 
 def _column_decimals(uncertainties: Sequence[float], metric: str) -> int:
-    """The number of decimals of a column: two for percentages, else as many as the largest uncertainty warrants."""
+    """Return the number of decimals of a column: two for percentages, otherwise by the largest uncertainty."""
     positive = [
         uncertainty for uncertainty in uncertainties if math.isfinite(uncertainty) and uncertainty > ZERO_TOLERANCE
     ]
@@ -116,7 +116,7 @@ def format_p_value(p: float) -> str:
 
 
 def verdict_lines(result: StudyResult) -> list[str]:
-    """One line for each pair; it names the evaluation set where there are several."""
+    """Return one line for each pair. It names the evaluation set if there are several."""
     lines = []
     for comparison in result.comparisons:
         set_text = f" on {comparison.eval_set}" if len(result.eval_sets) > 1 else ""
@@ -125,28 +125,28 @@ def verdict_lines(result: StudyResult) -> list[str]:
 
 
 def method_notes(result: StudyResult) -> list[str]:
-    """How the figures were computed, to be quoted with them."""
-    lines = ["± is half of a 95 % interval; intervals are 95 %, Student's t over seeds, each by itself."]
+    """Return sentences about how the figures were computed, to be quoted with them."""
+    lines = ["± is half of a 95 % interval (Student's t over seeds), which is not corrected for other comparisons."]
     if metric_info(result.metric).percent_sign:
         lines.append("Differences are in percentage points.")
     if result.study.test_files and VALIDATION_SET in result.eval_sets:
-        lines.append("Validation chose the weights that are kept, so pairs are compared on the test files alone.")
+        lines.append("Pairs are compared only on the test files, because validation data selected the weights.")
     tests = list(dict.fromkeys(comparison.difference.test for comparison in result.comparisons))
     if tests:
         correction_text = (
-            f", corrected after Holm for {len(result.comparisons)} comparisons"
+            f", corrected for {len(result.comparisons)} comparisons by Holm's method"
             if len(result.comparisons) > 1
             else ""
         )
-        lines.append(f"p: {'; '.join(tests)}; two-sided{correction_text}.")
+        lines.append(f"The p-values are two-sided ({'; '.join(tests)}){correction_text}.")
     if any(comparison.over_seeds for comparison in result.comparisons) or any(
         "bootstrap" in test for test in tests
     ):
         lines.append(
-            "A bootstrap draws other sentences for these trained models, averages BLEU over their seeds, and gives "
-            "the interval of the difference; it says nothing of other seeds."
+            "The bootstrap resamples the test sentences for these trained models and averages BLEU over their "
+            "seeds. Its interval says nothing about other seeds."
         )
-    lines.append("A pair shares its seed: the same batches in the same order and, where all shapes are equal, "
+    lines.append("Paired runs have the same seed: the same batches in the same order and, if all shapes are equal, "
                  "the same initial weights.")  # fmt: skip
     return lines
 
@@ -189,7 +189,7 @@ def to_markdown(result: StudyResult) -> str:
 
 
 def to_csv(result: StudyResult) -> str:
-    """One row for each run; metrics are not scaled, so that an accuracy lies between 0 and 1."""
+    """Return one row for each run. Metrics are not scaled, so an accuracy is between 0 and 1."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     facts = ["variant", "seed", "status", "parameters", "steps", "best_step", "seconds"]
@@ -208,7 +208,7 @@ def to_json(result: StudyResult) -> str:
 
 
 def to_dict(result: StudyResult) -> dict[str, object]:
-    """The whole result for programs; an infinite end of an interval is null, as JSON has no infinity."""
+    """Return the whole result for programs. An infinite end of an interval is null, as JSON has no infinity."""
     study = result.study
     return {
         "name": study.name,

@@ -1,4 +1,4 @@
-"""Evaluate a run as a whole and by length: each metric under the name of the rows it is computed on."""
+"""Evaluate a run as a whole and by length. Each metric is stored under the name of its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MetricsBySet = dict[str, Metrics]
 
 
 def evaluate_by_length(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    """The metrics of each set and of each length bin that has any rows."""
+    """Return the metrics of each set, and of each length bin that has rows."""
     metrics_by_set = EVALUATORS[comparison.system.task](run, comparison, data)
     return {
         name: {metric: float(value) for metric, value in metrics.items()}
@@ -26,7 +26,7 @@ def evaluate_by_length(run: Run, comparison: ComparisonTask, data: ExperimentDat
 
 
 def _classification_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    """Accuracy on all test rows, on those that are not in the training file, and on the latter by length."""
+    """Return the accuracy on all test rows, on unseen rows (not in the training file), and on these by length."""
     rows = list(read_rows(data.resolve_path(comparison.system.eval_files["test"]), DataConfig()))
     predictions = run.predict([row.text for row in rows])
     is_correct = [prediction.output == row.label for prediction, row in zip(predictions, rows, strict=True)]
@@ -64,7 +64,7 @@ def _translation_metrics(run: Run, comparison: ComparisonTask, data: ExperimentD
 
 
 def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[str, list[int]]:
-    """The indices in each bin that is not empty."""
+    """Return the indices in each bin that is not empty."""
     indices_by_bin: dict[str, list[int]] = {name: [] for name in comparison.bin_names}
     for index, length in enumerate(lengths):
         indices_by_bin[comparison.bin_name(length)].append(index)
@@ -72,7 +72,7 @@ def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[st
 
 
 def _language_model_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
-    """The validation loss, and the loss by the number of tokens read since the start of a window."""
+    """Return the validation loss, and the loss by the number of tokens since the start of a window."""
     evaluator = run.task.evaluator
     assert isinstance(evaluator, LanguageModelEvaluator)
     mean_losses = evaluator.position_losses(run.task.data.load_validation_dataset([]))

@@ -1,4 +1,4 @@
-"""Equal numbers of parameters and equal time: find the width of a model and measure its speed."""
+"""Match the number of parameters by choosing the width of a model, and measure its speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LSTM_WIDTHS = range(8, 4_096, 2)
 
 
 def sizes_from_config(config: Config) -> DataSizes:
-    """The sizes of the data of a run; both languages of a translation share a vocabulary here."""
+    """Return the data sizes of a run. Both languages of a translation share a vocabulary here."""
     n_labels = len(config.data.labels)
     return DataSizes(vocab_size=config.tokenizer.vocab_size, max_len=config.data.max_len, n_labels=n_labels)
 
@@ -25,7 +25,7 @@ def total_parameters(settings: Settings, sizes: DataSizes) -> int:
 
 
 def match_width(settings: Settings, sizes: DataSizes, target: int) -> int:
-    """The `model.d_model` with which these settings come nearest to a number of parameters."""
+    """Return the `model.d_model` with which these settings are closest to a number of parameters."""
 
     def count_at(width: int) -> int:
         return total_parameters({**settings, "model.d_model": width}, sizes)
@@ -35,13 +35,13 @@ def match_width(settings: Settings, sizes: DataSizes, target: int) -> int:
 
 
 def steps_per_second(events: Sequence[Mapping[str, Any]]) -> float:
-    """The median speed in the second half of a run, when every batch shape has occurred before."""
+    """Return the median speed in the second half of a run, when every batch shape has occurred before."""
     step_times = [float(event["step_ms"]) for event in events if event["event"] == "train"]
     return 1_000 / median(step_times[len(step_times) // 2 :])
 
 
 def training_seconds(events: Sequence[Mapping[str, Any]]) -> float:
-    """The time spent on training steps, without validation and checkpoints."""
+    """Return the seconds spent on training steps, without validation and checkpoints."""
     total, previous_step = 0.0, 0
     for event in events:
         if event["event"] == "train":

@@ -1,7 +1,7 @@
 """Run `why-transformers`: both models get the same training time, and each its best learning rate.
 
-A pilot run measures how many steps a model takes in a second, a short search finds its learning rate, and then
-every seed is trained for the number of steps that fit the time budget.
+A pilot run measures how many steps a model takes per second, a short search finds its learning rate, and then every
+seed is trained for the number of steps that fits the time budget.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from triform.io.run_layout import METRICS_FILE
 from triform.launch import resolve_settings
 from triform.run import Run, load
 
-PARAMETER_TOLERANCE = 0.02  # how far the numbers of parameters may lie apart
+PARAMETER_TOLERANCE = 0.02  # largest relative difference of the numbers of parameters
 PILOT_STEPS = 120
 LOG_EVERY = 5
 EVAL_SET = "by length"  # all sets and length bins are evaluated at once
@@ -57,7 +57,7 @@ def why_transformers(options: ReproduceOptions) -> ExperimentResult:
     """Run the study. Runs that were trained before with the same settings are not trained again."""
     if options.variant != "both":
         raise ConfigError(
-            f"--variant {options.variant}: {WHY_TRANSFORMERS} has no groups of variants; leave it out"
+            f"--variant {options.variant}: {WHY_TRANSFORMERS} has no groups of variants; remove the option"
         )
     device = resolve_device(options.device)
     folder = options.experiment_folder(WHY_TRANSFORMERS)
@@ -66,7 +66,7 @@ def why_transformers(options: ReproduceOptions) -> ExperimentResult:
         new_result: ExperimentResult = {"format": FORMAT, "system": WHY_TRANSFORMERS, "parts": {}}
         result = read_result(options.results_folder, WHY_TRANSFORMERS) or new_result
         result["quick"] = options.smoke
-        result.pop("notes", None)  # they are about the figures that are replaced now
+        result.pop("notes", None)  # notes are about the figures that are replaced now
         for comparison in load_comparison_tasks():
             data_folder = folder / comparison.name / "data"
             data = ExperimentData.prepare(comparison.system, options.data, data_folder, smoke=options.smoke)
@@ -78,7 +78,7 @@ def why_transformers(options: ReproduceOptions) -> ExperimentResult:
 
 
 class ComparisonRun:
-    """One part of the study: both models on one task."""
+    """Run one part of the study: both models on one task."""
 
     def __init__(
         self, comparison: ComparisonTask, data: ExperimentData, options: ReproduceOptions, folder: Path
@@ -110,18 +110,20 @@ class ComparisonRun:
         return merge_settings(settings, self.file_settings)
 
     def _find_width(self, settings: Settings, reference: Run) -> int:
-        """The width with which a model has as many parameters as the model of another pilot."""
+        """Return the width with which a model has as many parameters as the model of another pilot run."""
         sizes, task_setting = sizes_from_config(reference.config), {"task": self.task}
         target = total_parameters(_resolved_model_settings(reference) | task_setting, sizes)
         width = match_width(settings | task_setting, sizes, target)
         count = total_parameters(settings | task_setting | {"model.d_model": width}, sizes)
         if abs(count - target) > PARAMETER_TOLERANCE * target and not self.options.smoke:
-            raise ConfigError(f"{self.title}: {count:,} parameters are not within 2 % of {target:,}")
+            raise ConfigError(
+                f"{self.title}: no width gives {target:,} parameters within 2 %; the closest has {count:,}"
+            )
         return width
 
     def _run_pilot(self, kind: str, settings: Settings) -> Run:
         """Train a short run that shows the speed of a model and the sizes of the data."""
-        title = f"{self.title}: how fast does the {kind} learn?"
+        title = f"{self.title}: measuring the speed of the {kind}"
         steps = SMOKE_STEPS if self.options.smoke else PILOT_STEPS
         [result] = self._run_variants([self._spec(f"pilot-{kind}", settings, steps, title)])
         _require_finished(result)
@@ -134,7 +136,7 @@ class ComparisonRun:
         trials = self._search_learning_rate(kind, settings, steps, pilot)
         settings = {**settings, "train.lr": best_learning_rate(trials)}
         seeds = self.options.seeds or (SMOKE_SEEDS if self.options.smoke else self.comparison.seeds)
-        title = f"{self.title}: {kind}, {rate:.1f} steps/s, so {steps} steps; {seeds} seeds"
+        title = f"{self.title}: {kind}, {steps} steps at {rate:.1f} steps/s, {seeds} seeds"
         spec = self._spec(kind, settings, steps, title, seeds=seeds)
         evaluation = Evaluation(
             eval_sets={EVAL_SET: self.data.resolve_path(self.comparison.system.eval_files.get("test", ""))},
@@ -155,9 +157,11 @@ class ComparisonRun:
         }  # fmt: skip
 
     def _search_learning_rate(self, kind: str, settings: Settings, steps: int, pilot: Run) -> list[dict[str, Any]]:
-        """The final loss of each learning rate on a tenth of the training data; no other data is looked at."""
+        """Return the final loss of each learning rate on a held-out tenth of the training data."""
         validation_settings: Settings = {"data.valid_fraction": 0.1}
-        if self.task == "generate":  # the end of the file is the evaluation set and must not choose the rate
+        if (
+            self.task == "generate"
+        ):  # the end of the file is the evaluation set and must not influence the learning rate
             train_file = self.data.folder / "learned.txt"
             text = "".join(piece.text for piece in pilot.task.data.training_examples())
             train_file.write_text(text, encoding="utf-8", newline="")
@@ -196,15 +200,15 @@ class ComparisonRun:
     def _run_variants(
         self, specs: Sequence[VariantSpec], evaluation: Evaluation | None = None
     ) -> list[VariantResult]:
-        """Train each seed by itself and not in an ensemble, because its training time is compared."""
+        """Train each seed separately instead of in an ensemble, because its training time is compared."""
         return list(run_variants(specs, evaluation or Evaluation(), self.options.run_options, ensemble=False))
 
 
 def best_learning_rate(trials: Sequence[Mapping[str, Any]]) -> float:
-    """The rate with the lowest loss, the first one of equals. A trial that diverged has no loss."""
+    """Return the learning rate with the lowest loss, or the first of several. A trial that diverged has no loss."""
     finished = [trial for trial in trials if trial["loss"] is not None]
     if not finished:
-        raise DivergedError(f"{WHY_TRANSFORMERS}: a model diverged at every rate that was tried")
+        raise DivergedError(f"{WHY_TRANSFORMERS}: a model diverged at every learning rate")
     return float(min(finished, key=lambda trial: trial["loss"])["rate"])
 
 
@@ -214,7 +218,7 @@ def _require_finished(result: VariantResult) -> None:
 
 
 def _trial_metrics(result: VariantResult) -> dict[str, Any]:
-    """The validation metrics at the end of a trial."""
+    """Return the validation metrics at the end of a trial."""
     if result.failure:
         return {"loss": None}
     events = read_events(result.runs[0].folder.metrics_file)
@@ -236,7 +240,7 @@ def _describe_run(
 
 
 def _resolved_model_settings(run: Run) -> Settings:
-    """The model settings of a run, with every default resolved."""
+    """Return the model settings of a run with all defaults resolved."""
     return {name: value for name, value in flatten_config(run.config).items() if name.startswith("model.")}
 
 
