@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 import triform as package
 from triform.cli import doctor
+from triform.cli.main import skip_last_collection
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -254,6 +255,16 @@ def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pyt
     assert result.code == 1
     assert json.loads(result.out)["problems"] == ["attention: RuntimeError: no such kernel"]
     assert "attention: RuntimeError: no such kernel" in triform("doctor").err
+
+
+def test_a_command_skips_the_last_collection_unless_triton_would_report_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("gc.freeze", lambda: calls.append("freeze"))
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    skip_last_collection()
+    monkeypatch.setitem(sys.modules, "triton", sys)
+    skip_last_collection()
+    assert calls == ["freeze"]
 
 
 def test_the_version_is_the_packages(triform: Command) -> None:
