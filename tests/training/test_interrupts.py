@@ -174,15 +174,18 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_the_first_signal_saves_and_the_second_stops_at_once(name: str) -> None:
     out, trainer, signum = io.StringIO(), FakeTrainer(), getattr(signal, name)
-    before = signal.getsignal(signum)
-    with handle_signals(trainer, out):
-        signal.raise_signal(signum)
-        assert trainer.stop_requested
-        wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n")
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signum, signal.default_int_handler)  # under `nohup`, SIGHUP would be ignored
+    try:
+        with handle_signals(trainer, out):
             signal.raise_signal(signum)
-        wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n{STOPPING_NOW_MESSAGE}\n")
-    assert signal.getsignal(signum) is before
+            assert trainer.stop_requested
+            wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n")
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signum)
+            wait_for(lambda: out.getvalue() == f"{SAVING_MESSAGE}\n{STOPPING_NOW_MESSAGE}\n")
+        assert signal.getsignal(signum) is signal.default_int_handler
+    finally:
+        signal.signal(signum, before)
 
 
 @in_main_thread
