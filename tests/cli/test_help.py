@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from triform.cli.help import format_argument, help_sections, iter_commands, split_help, summary_line
-from triform.cli.main import app
+from triform.cli.help import format_argument, help_sections, split_help, summary_line
+from triform.cli.reference import iter_contexts, reference_page, root_context
 from triform.config import TokenizerConfig
 from triform.data.builtin_sets import load_text
 from triform.text import train_tokenizer
 
-ROOT = typer.main.get_command(app)
-COMMANDS = dict(iter_commands(ROOT, "triform"))
+CONTEXTS = {context.command_path: context for context in iter_contexts(root_context())}
+COMMANDS = {path: context.command for path, context in CONTEXTS.items()}
 EVERY_COMMAND = pytest.mark.parametrize("path", COMMANDS)
 EXAMPLES = [(path, example) for path, command in COMMANDS.items() for example in split_help(command)[1]]
 # Examples that need a network, an optional package, a published model, or minutes; they are parsed and not run.
@@ -27,16 +26,6 @@ PARSED_ONLY = (
     *("triform data check", "triform tokenizer import", "triform vectors evaluate", "triform vectors map"),
 )
 SMALL = " --set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --max-steps 2 --device cpu"
-
-
-def make_context(path: str) -> Any:
-    """The context in which click formats the help of a command."""
-    context: Any = None
-    command: Any = ROOT
-    for name in path.split():
-        command = command if context is None else command.commands[name]
-        context = command.context_class(command, info_name=name, parent=context, help_option_names=["-h", "--help"])
-    return context
 
 
 def all_options(command: Any) -> list[Any]:
@@ -76,7 +65,7 @@ def test_every_option_and_argument_is_described_by_sentences(path: str) -> None:
 @EVERY_COMMAND
 def test_options_are_grouped_and_output_comes_last(path: str) -> None:
     command = COMMANDS[path]
-    headings = [heading for heading, _ in help_sections(command, make_context(path))]
+    headings = [heading for heading, _ in help_sections(command, CONTEXTS[path])]
     assert len(headings) == len(set(headings))
     if path != "triform":
         assert all(option.rich_help_panel for option in all_options(command))
@@ -130,7 +119,7 @@ def test_every_example_runs(
 ) -> None:
     words = shlex.split(example)[1:]
     if example.startswith(PARSED_ONLY) and example != "triform reproduce list":
-        command = ROOT
+        command = COMMANDS["triform"]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         assert command.make_context(path, words).params
@@ -184,3 +173,9 @@ def test_a_command_without_its_subcommand_shows_its_help(triform: Any, path: str
     result = triform(*path.split()[1:])
     assert (result.code, result.err) == (0, "")
     assert result.out == triform(*path.split()[1:], "-h").out
+
+
+def test_the_reference_page_is_the_help_of_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == reference_page(), "run: python -m triform.cli.reference > docs/cli.md"
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(COMMANDS)

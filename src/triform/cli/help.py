@@ -8,7 +8,7 @@ version of typer.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from inspect import cleandoc
 from typing import Any
 
@@ -236,13 +236,6 @@ def describe_option(option: Any) -> str:
         return f"{text} Required."
     is_shown = option.show_default and not option.is_flag and option.default not in (None, "", (), [])
     return f"{text} The default is {option.default}." if is_shown else text
-
-
-def iter_commands(group: Any, path: str) -> Iterable[tuple[str, Any]]:
-    """Yield a group and all commands below it, each with the words that call it."""
-    yield path, group
-    for name, command in getattr(group, "commands", {}).items():
-        yield from iter_commands(command, f"{path} {name}")
 
 
 def _describe_help_option(option: Any) -> Any:

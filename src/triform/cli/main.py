@@ -57,8 +57,10 @@ class RootGroup(HelpGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, heading by heading."""
-        headings = list(COMMANDS)
-        return sorted(self.commands, key=lambda name: headings.index(self.commands[name].rich_help_panel))  # type: ignore[attr-defined]
+        commands = [command for commands in COMMANDS.values() for command in commands]
+        return [
+            str(command.info.name) if isinstance(command, typer.Typer) else command.__name__ for command in commands
+        ]
 
 
 app = typer.Typer(
