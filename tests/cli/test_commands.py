@@ -257,7 +257,9 @@ def test_doctor_fails_when_something_is_wrong(triform: Command, monkeypatch: pyt
     assert "attention: RuntimeError: no such kernel" in triform("doctor").err
 
 
-def test_a_command_skips_the_last_collection_unless_triton_would_report_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_skips_the_last_collection_unless_triton_would_report_leaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[str] = []
     monkeypatch.setattr("gc.freeze", lambda: calls.append("freeze"))
     monkeypatch.delitem(sys.modules, "triton", raising=False)
