@@ -20,6 +20,7 @@ from triform.config.settings import (
     format_setting,
 )
 from triform.errors import ConfigError
+from triform.tasks.defaults import resolve_defaults
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 INFOS = [info for group in setting_groups() for info in group.settings]
@@ -123,3 +124,37 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -
     with pytest.raises(ConfigError) as refusal:
         find_settings(name)
     assert str(refusal.value) == f"unknown setting {name!r}; {hint}"
+
+
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "n_tokens", "value"),
+    [
+        *(("model.d_model", "classify", n, width) for n, width in ((5, 128), (6, 256), (50, 256), (51, 512))),
+        *(("model.n_layers", "classify", n, count) for n, count in ((5, 2), (50, 4), (51, 6))),
+        *(("model.n_heads", "classify", n, count) for n, count in ((50, 4), (51, 8))),
+        *(
+            ("train.epochs", task, 1, count)
+            for task, count in (("classify", 8), ("generate", 15), ("translate", 10))
+        ),
+        *(("train.epochs", task, 2, count) for task, count in (("classify", 2), ("generate", 5), ("translate", 3))),
+        *(("train.batch_tokens", "translate", n, count) for n, count in ((0.9, 1024), (1, 4096), (20, 16384))),
+    ],
+)
+def test_automatic_defaults_are_those_that_the_text_names(
+    name: str, task: str, n_tokens: float, value: int
+) -> None:
+    config = resolve_defaults(build_config({"task": task}), int(n_tokens * MILLION), {"data.max_len": 64})
+    assert flatten_config(config)[name] == value
+    (info,) = find_settings(name)
+    assert re.search(rf"\b{value:,}\b", info.doc.auto)
+
+
+@pytest.mark.parametrize(("d_model", "lr"), [(128, 2e-3), (129, 1e-3), (256, 1e-3), (257, 5e-4)])
+def test_the_text_names_the_automatic_learning_rates(d_model: int, lr: float) -> None:
+    config = build_config({"model.d_model": d_model, "model.n_heads": 1})
+    assert resolve_defaults(config, MILLION, {"data.max_len": 64}).train.lr == lr
+    (info,) = find_settings("train.lr")
+    assert f"{lr:.0e}".replace("e-0", "e-") in info.doc.auto

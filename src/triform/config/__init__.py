@@ -146,7 +146,7 @@ class DataConfig:
         0.1,
         "The fraction of the training file that is held out for validation.",
         applies_to="training without a validation file",
-        details="0 holds nothing out; the last weights are kept then.",
+        details="With 0, nothing is held out and the last weights are kept.",
     )
     max_len: int = setting(
         0,

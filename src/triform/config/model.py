@@ -55,14 +55,15 @@ class ModelConfig:
     d_model: int = setting(
         0,
         "The width of the model: the length of the vector that represents each token.",
-        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above. Word vectors "
-        "(train.embeddings) decide it by their length.",
+        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above. With train.embeddings, the "
+        "length of the word vectors.",
         details="It must be divisible by model.n_heads.",
     )
     d_ff: int = setting(
         0,
         "The width of the feed-forward layers.",
-        auto="Four times model.d_model; with model.activation=swiglu 8/3 of it, which has as many parameters.",
+        auto="Four times model.d_model. With model.activation=swiglu, 8/3 of model.d_model, which gives the same "
+        "number of parameters.",
         applies_to="model.kind=transformer",
     )
     n_layers: int = setting(
@@ -159,7 +160,7 @@ class ModelConfig:
     )
     norm_eps: float = setting(
         0.0,
-        "The small number that is added to the variance before dividing by its root.",
+        "The small number that is added to the variance to avoid a division by zero.",
         auto="1e-5 with model.norm=layer, 1e-6 with model.norm=rms.",
         applies_to="model.kind=transformer",
     )

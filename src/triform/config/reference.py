@@ -203,4 +203,4 @@ def _anchor(heading: str) -> str:
 
 
 def _format_bound(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{number:,.0f}" if number == int(number) and number < 10**12 else f"{number:g}"

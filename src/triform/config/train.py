@@ -67,8 +67,8 @@ class TrainConfig:
     batch_size: int = setting(
         0,
         "The number of examples in a batch; for generate, the number of windows of data.max_len tokens.",
-        auto="For generate, 1,024 tokens in all below 1 million training tokens, 4,096 below 20 million, else "
-        "16,384. The other tasks use train.batch_tokens instead.",
+        auto="For generate, a number of tokens divided by data.max_len: 1,024 below 1 million training tokens, "
+        "4,096 below 20 million, else 16,384. The other tasks use train.batch_tokens instead.",
         details="Set either this or train.batch_tokens.",
     )
     batch_tokens: int = setting(
@@ -81,7 +81,7 @@ class TrainConfig:
     grad_accumulation: int = setting(
         1,
         "The number of batches whose gradients are summed for one optimizer step.",
-        details="It trades time for memory; the result is that of one large batch.",
+        details="Use it if a large batch does not fit into memory; the result is that of one large batch.",
     )
     auto_batch: bool = setting(
         False,
@@ -96,7 +96,7 @@ class TrainConfig:
     epochs: float = setting(
         0.0,
         "The number of passes over the training data; fractions are allowed.",
-        auto="8 for classify, 15 for generate and 10 for translate; with 2 million training tokens or more 2, 5 "
+        auto="8 for classify, 15 for generate and 10 for translate; with 2 million training tokens or more, 2, 5 "
         "and 3. Not used if train.max_steps is set.",
         details="Set either this or train.max_steps.",
     )
@@ -109,13 +109,13 @@ class TrainConfig:
         1.0, "The largest norm of the gradient; larger gradients are scaled down.", details="0 turns clipping off."
     )
     label_smoothing: float = setting(
-        0.0, "The probability mass of the target that is spread evenly over all labels or tokens."
+        0.0, "The fraction of the probability of the target that is spread over all labels or tokens."
     )
     r_drop: float = setting(
         0.0,
         "The weight of the R-Drop loss, which makes two passes with different dropout agree.",
         applies_to="model.dropout or model.attention_dropout above 0",
-        details="0 turns it off. Each step then takes two forward passes.",
+        details="0 turns it off; above 0, each step takes two forward passes.",
     )
     ema_decay: float = setting(
         0.0,
@@ -145,7 +145,7 @@ class TrainConfig:
     lora_rank: int = setting(
         0,
         "The rank of the LoRA adapters, which are trained instead of the weights of the base model.",
-        applies_to="train.init_from",
+        applies_to="training with --from (train.init_from)",
         details="0 means no LoRA.",
     )
     lora_alpha: float = setting(
@@ -165,8 +165,8 @@ class TrainConfig:
     precision: TrainPrecision = setting(
         "auto",
         "The number format of training.",
-        auto="`bf16` on a GPU that supports it, or tf32 there if the model is recurrent or at most 128 wide; "
-        "elsewhere `fp32`.",
+        auto="`bf16` on a GPU that supports it, or tf32 there for recurrent models and up to model.d_model=128. "
+        "Elsewhere `fp32`.",
         details="Recurrent models accept `auto` and `fp32` only.",
     )
     eval_every: int | Literal["epoch"] = setting(
@@ -190,8 +190,8 @@ class TrainConfig:
     patience: int = setting(
         -1,
         "The number of validations in a row without improvement after which training stops.",
-        auto="For classify, 5 with fewer than 200 validation texts, 4 with fewer than 1,000, else 3, and never "
-        "less than the validations of one epoch. For the other tasks 0.",
+        auto="For classify, 5 with fewer than 200 validation texts, 4 with fewer than 1,000, else 3, but at least "
+        "the number of validations in one epoch. For the other tasks 0.",
         details="0 means that training never stops early.",
     )
 
