@@ -164,7 +164,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
 
     monkeypatch.setattr(TrainStep, "optimize", sync_during_capture)
     failed = train_run("failed")
-    assert "cannot be recorded" in (failed / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "cannot be captured" in (failed / "metrics.jsonl").read_text(encoding="utf-8")
     repeated = train_run("again")
     weights = [load_file(path / "model.safetensors") for path in (failed, repeated)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]), "it repeats to the same bits"
@@ -764,7 +764,7 @@ def test_a_recurrent_model_learns_on_cuda_what_it_learns_on_the_cpu(task: Any, k
     for name, weights in actual.items():
         torch.testing.assert_close(weights, expected[name], rtol=1e-2, atol=1e-3)
     events = (result["cuda"].path / "metrics.jsonl").read_text(encoding="utf-8")
-    assert "cannot be recorded" not in events
+    assert "cannot be captured" not in events
 
 
 @pytest.mark.parametrize("task", ["generate", "translate"])

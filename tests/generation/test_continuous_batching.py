@@ -329,7 +329,7 @@ def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_a_warning_says_
     monkeypatch.setattr(slots, "_supports_cuda_graphs", lambda device: True)
     with caplog.at_level(logging.WARNING, logger="triform"):
         assert decode_with_graph(adapter, "greedy", monkeypatch, 4) == expected
-    message = "decoding without a CUDA graph, because it could not be recorded: operation not permitted"
+    message = "decoding without a CUDA graph, because it could not be captured: operation not permitted"
     assert [record.message for record in caplog.records] == [message]
 
 

@@ -168,7 +168,7 @@ def test_missing_and_wrong_operators_are_found_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(int8, "Int8Linear", Missing)
     assert int8.int8_unavailable_reason() == "Didn't find engine for operation quantized::linear_prepack"
     monkeypatch.setattr(int8, "Int8Linear", Wrong)
-    assert int8.int8_unavailable_reason() == "its int8 products are off by 20%"
+    assert int8.int8_unavailable_reason() == "int8 products differ by 20% from fp32"
 
 
 def test_a_torch_without_the_operators_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

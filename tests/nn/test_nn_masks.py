@@ -232,9 +232,9 @@ def test_a_packed_target_reads_its_own_source_and_no_other(sizes: list[tuple[int
 
 
 def test_every_packed_row_needs_its_source() -> None:
-    with pytest.raises(AssertionError, match="every packed sequence needs its source"):
+    with pytest.raises(AssertionError, match="the numbers of packed sequences and of their sources differ"):
         PackedMask((1, 2), (3,))
-    with pytest.raises(AssertionError, match="packed sequences are read as a whole"):
+    with pytest.raises(AssertionError, match="packed sequences must be read as a whole"):
         mask_regions(PackedLayout([2, 3]).mask, 4, 5)
 
 

@@ -1,7 +1,7 @@
 """How decoding runs a Transformer: read the prompt once (prefill), then one token at a time (decode step).
 
 An adapter hides which form of model is decoded. `DecoderAdapter` continues prompts, `Seq2SeqAdapter` generates a
-target for each source. An adapter has no state of its own: `prefill` returns a `KVCache` and `decode_step` extends
+target for each source. An adapter has no state: `prefill` returns a `KVCache` and `decode_step` extends
 it. `CachedStepper` holds that cache for a batch of rows that join, leave and split into the hypotheses of a beam
 search. Recurrent models have the same two parts in `recurrent.py`.
 
@@ -46,7 +46,7 @@ class Stepper(Protocol):
         """Keep only these rows, in this order, each with all its hypotheses. A row may be repeated."""
 
     def restart(self, contexts: Sequence[Sequence[TokenIds]]) -> Tensor:
-        """Forget what was read and prefill these contexts (B, K) instead. Return their logits (B, K, V)."""
+        """Drop the batch and prefill these contexts (B, K) instead. Return their logits (B, K, V)."""
 
 
 class GenerationAdapter(ABC):
@@ -212,7 +212,7 @@ class CachedStepper:
         self.source_keep = keep
 
     def _start(self, prefilled: Prefill) -> None:
-        """Take over the cache of the first rows as it is."""
+        """Start with the cache of the first rows."""
         self.cache, self.source_keep, self.lengths = prefilled.cache, prefilled.source_keep, prefilled.lengths
         self.key_times = torch.arange(self.cache.length, device=prefilled.logits.device)
         self.keep = None if prefilled.keep is None else prefilled.keep[:, None]
@@ -220,7 +220,7 @@ class CachedStepper:
             self.keep = self._ensure_keep()[:, :1].expand(-1, self.beam_size, -1)
 
     def _ensure_keep(self) -> Tensor:
-        """Return `keep`, written out where it was None."""
+        """Return `keep`, after replacing None by a tensor."""
         if self.keep is None:
             self.key_times = torch.arange(self.cache.length, device=self.key_times.device)
             self.keep = self.key_times.new_ones((len(self.lengths), 1, len(self.key_times)), dtype=torch.bool)
@@ -256,7 +256,7 @@ class CachedStepper:
         self.source_keep = None if self.source_keep is None else self.source_keep[rows]
 
     def restart(self, contexts: Sequence[Sequence[TokenIds]]) -> Tensor:
-        """Prefill every hypothesis on its own, then lay those of a row side by side in the cache."""
+        """Prefill every hypothesis separately, then lay those of a row side by side in the cache."""
         prefilled = self.adapter.prefill([context for hypotheses in contexts for context in hypotheses])
         self.lengths, beam_size = prefilled.lengths[:: self.beam_size], self.beam_size
         self.cache, self.source_keep = prefilled.cache, prefilled.source_keep

@@ -57,7 +57,7 @@ class Row:
         self.id, self.request = row_id, request
         self.output: list[int] = []  # the result, without the end token, once `done`
         self.done = False
-        self.prompt: TokenIds = request.tokens  # what the next prefill reads
+        self.prompt: TokenIds = request.tokens  # read by the next prefill
         self.prefill_contexts = [initial_tokens]  # (K): tokens of each hypothesis in the last prefill, or the next
         self.n_steps_before_prefill = 0
 
@@ -167,7 +167,7 @@ class Backend(Protocol):
         """Prefill these rows again, because their contexts have changed."""
 
     def close(self) -> None:
-        """Release what the back end holds."""
+        """Release the slots or the memory that the back end uses."""
 
 
 class EagerBackend:

@@ -111,7 +111,7 @@ class BeamPicker(TokenPicker):
         self.tensors = {name: tensor[indices] for name, tensor in self.tensors.items()}
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose the tokens and parents (B, K) of the hypotheses that go on, from logits (B, K, V)."""
+        """Choose the tokens and parents (B, K) of the hypotheses that continue, from logits (B, K, V)."""
         state, beam_size = self.tensors, self.beam_size
         log_probs = logits.flatten(0, 1).log_softmax(dim=-1).index_fill(-1, self.banned, NEG_INF)  # (B · K, V)
         top_log_probs, top_tokens = (
@@ -127,7 +127,9 @@ class BeamPicker(TokenPicker):
 
         continues = valid & ~ended
         ranks = torch.arange(totals.shape[1], device=logits.device)
-        order = (ranks + ~continues * len(ranks)).sort(dim=1).indices[:, :beam_size]  # those that go on, best first
+        order = (
+            (ranks + ~continues * len(ranks)).sort(dim=1).indices[:, :beam_size]
+        )  # those that continue, best first
         state["totals"].copy_(totals.where(continues, NEG_INF).gather(1, order))
         self._mark_done(continues.any(dim=1))
         return tokens.gather(1, order), parents.gather(1, order)

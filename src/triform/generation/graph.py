@@ -95,7 +95,7 @@ class GraphBackend:
     lock: AbstractContextManager[Any] = GRAPH_LOCK
 
     def __init__(self, adapter: TransformerAdapter, make_picker: Callable[[], TokenPicker]) -> None:
-        self.adapter, self.make_picker = adapter, make_picker  # every set of slots has a picker of its own
+        self.adapter, self.make_picker = adapter, make_picker  # every set of slots has its own picker
         self.picker = make_picker()
         self.n_unfinished = self.max_unfinished = 0
         self.max_text_len = self.max_source_len = 1  # of the rows that were submitted so far

@@ -1,7 +1,7 @@
 """Sampling: the next token is drawn from the softmax of the logits, restricted by temperature, top_k and top_p.
 
-Each row draws from a random generator of its own, so that what a request gets does not depend on the other requests
-in the batch.
+Each row has its own random generator, so that the result of a request does not depend on the other requests in the
+batch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def sample_from_uniform(logits: Tensor, uniforms: Tensor, config: DecodeConfig) 
 
 
 class SampledRow(Row):
-    """A row with a random generator of its own."""
+    """A row with its own random generator."""
 
     def __init__(self, row_id: int, request: Request, initial_tokens: list[int]) -> None:
         super().__init__(row_id, request, initial_tokens)

@@ -9,7 +9,8 @@ one at any moment, and `step` decodes a little and returns those that are done. 
 4. restart: rows whose context is full drop its older half and are prefilled again.
 
 The scheduler owns the queue and the order of these steps. Its back end runs the model: `EagerBackend` on any
-device, `GraphBackend` for Transformers on CUDA. Both give the same tokens, whatever else is in the batch.
+device, `GraphBackend` for Transformers on CUDA. Both give the same tokens, and the other requests
+in the batch do not change them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAX_EAGER_HYPOTHESES_CUDA = 2_048  # the same on CUDA, where a step costs little
 
 
 class Scheduler:
-    """Decodes requests that arrive over time. A scheduler belongs to one thread; each thread may have its own.
+    """Decodes requests that arrive over time. Each thread needs its own scheduler.
 
     The loop of a server looks like this:
 
@@ -157,7 +158,7 @@ def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> Generati
 
 
 def row_seeds(seed: int, rows: Sequence[int]) -> list[int]:
-    """Return a seed for each of these rows of a data set, whatever batch it falls into."""
+    """Return a seed for each of these rows of a data set. It does not depend on the batch."""
     return [seed * 1_000_003 + row for row in rows]
 
 
@@ -176,7 +177,7 @@ def generate(
         requests: Prompts or sources, each with its limit and its seed.
         config: Strategy and its settings.
         constraints: End token and banned tokens.
-        default_strategy: What the strategy "auto" stands for.
+        default_strategy: The strategy that "auto" means.
     """
     strategy = default_strategy if config.strategy == "auto" else config.strategy
     outputs: list[list[int]] = [[] for _ in requests]

@@ -1,9 +1,9 @@
 """A decode step that is the same every time, so that a GPU can replay it as one CUDA graph.
 
 `DecodeSlots` has a fixed number of slots, each with a fixed number of hypotheses and room for a fixed number of
-keys. A step picks tokens from the logits of the last step, notes them, and runs the model to get the next logits.
-Whatever changes from step to step, such as the clock and the positions, is a tensor on the device that the step
-updates itself.
+keys. A step picks tokens from the logits of the previous step, stores them, and runs the model to get the next
+logits. Everything that changes from step to step, such as the clock and the positions, is a tensor on the device,
+which the step updates.
 
 Shapes: n steps, B slots, K hypotheses of a slot, C columns of the cache, G heads of keys and values, V tokens.
 """
@@ -66,7 +66,7 @@ class DecodeSlots:
 
     Args:
         adapter: The model. It is passed to every call, because slots must not keep a model alive.
-        picker: Chooses the tokens. It belongs to these slots alone.
+        picker: Chooses the tokens. No other slots use it.
         shape: The fixed sizes.
         example: Any prefill of the model, for the shape and type of its keys, values and logits.
     """
@@ -99,7 +99,7 @@ class DecodeSlots:
         self.graph = self._capture_graph(adapter) if _supports_cuda_graphs(device) else None
 
     def _step(self, adapter: TransformerAdapter) -> None:
-        """Take one step. Nothing in it waits for the device or depends on a number that only the host knows."""
+        """Take one step. It never waits for the device and does not depend on numbers on the host."""
         n_rows, beam_size, cache_len, _ = self.shape
         tokens, parents = self.picker.pick(self.logits, self.step_index)
         self.tokens.index_copy_(0, self.step_index, tokens[None])
@@ -122,7 +122,7 @@ class DecodeSlots:
         self.positions.add_(1)
 
     def _capture_graph(self, adapter: TransformerAdapter) -> torch.cuda.CUDAGraph | None:
-        """Capture the step while all slots are empty; return None where that fails."""
+        """Capture the step while all slots are empty; return None if that fails."""
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
@@ -134,7 +134,7 @@ class DecodeSlots:
         except RuntimeError as error:
             torch.cuda.synchronize()
             reason = str(error).split("\n")[0]
-            log.warning("decoding without a CUDA graph, because it could not be recorded: %s", reason)
+            log.warning("decoding without a CUDA graph, because it could not be captured: %s", reason)
             return None
 
     def run(self, adapter: TransformerAdapter, n_steps: int) -> tuple[Tensor, Tensor]:
@@ -155,13 +155,13 @@ class DecodeSlots:
         *,
         separate_hypotheses: bool = False,
     ) -> None:
-        """Put rows that were prefilled into slots, in place of what was there.
+        """Put prefilled rows into slots, replacing their earlier content.
 
         Args:
             slots: The slots to fill.
             prefilled: The rows, among others.
             rows: Which of them to take, one for each slot.
-            separate_hypotheses: Whether every hypothesis of a slot was prefilled on its own. `rows` then has one
+            separate_hypotheses: Whether every hypothesis of a slot was prefilled separately. `rows` then has one
                 entry for each hypothesis, those of a slot next to each other.
         """
         beam_size, cache_len = self.shape.beam_size, self.shape.cache_len

@@ -81,7 +81,7 @@ def position_angles(max_len: int, frequencies: Tensor) -> Tensor:  # -> (max_len
 
 
 class SegmentEmbedding(nn.Module):
-    """Adds a learned vector for each segment (BERT's token types); tokens without one belong to the first."""
+    """Adds a learned vector for each segment (BERT's token types); tokens without one are in the first."""
 
     def __init__(self, n_segments: int, d_model: int) -> None:
         super().__init__()

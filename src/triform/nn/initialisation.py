@@ -18,7 +18,7 @@ TIED_EMBEDDING_STD = 0.02
 
 
 class FusedLinear(nn.Linear):
-    """Several projections of one input in one matrix; each is initialised as if it stood alone."""
+    """Several projections of one input in one matrix; each is initialised separately."""
 
     def __init__(self, in_features: int, out_features: int, *, n_projections: int, bias: bool) -> None:
         super().__init__(in_features, n_projections * out_features, bias=bias)

@@ -41,7 +41,7 @@ class PaddedLayout:
         self.mask: AttentionMask = full_mask if keep is None else PaddingMask(keep)
 
     def self_attention_masks(self, layer_masks: Sequence[AttentionMask]) -> list[AttentionMask]:
-        """Return the mask of each layer: the layer's own mask combined with the padding mask."""
+        """Return the mask of each layer: its `layer_masks` entry combined with the padding mask."""
         return list(layer_masks) if self.keep is None else combine_masks(layer_masks, self.mask)
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:  # -> (T), or (B, T) in other layouts
@@ -71,7 +71,7 @@ class PaddedLayout:
         return x.gather(1, last_positions[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
 
     def to_padded(self, x: Tensor) -> Tensor:
-        """Return the states with one sequence in each row: as they are."""
+        """Return the states with one sequence in each row; a padded batch has them already."""
         return x
 
     def from_padded(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ POOLINGS: dict[str, Callable[[BatchLayout, Tensor], Tensor]] = {  # (B, T, D) ->
 
 
 def as_layout(keep: LayoutLike) -> BatchLayout:
-    """Return the layout that `keep` describes; a layout is returned as it is."""
+    """Return the layout that `keep` describes; a layout is returned unchanged."""
     return PaddedLayout(keep) if keep is None or isinstance(keep, Tensor) else keep
 
 

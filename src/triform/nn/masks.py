@@ -85,12 +85,12 @@ class CausalMask(AttentionMask):
     """Hides the keys after the query."""
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return True for the query's own position and those before it."""
+        """Return True for the position of the query and those before it."""
         return (k <= q) & (b >= 0)
 
 
 class WindowMask(AttentionMask):
-    """Allows the query's own position and the `width - 1` nearest ones on each side."""
+    """Allows the position of the query and the `width - 1` nearest ones on each side."""
 
     def __init__(self, width: int) -> None:
         self.width = width

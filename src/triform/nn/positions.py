@@ -86,7 +86,7 @@ def alibi_slopes(n_heads: int) -> list[float]:
 class T5Bias(DistanceBias):
     """T5's learned biases (arXiv:1910.10683): one bucket for each near distance, wider buckets for far ones.
 
-    Each layer has its own table; in T5 all layers share the first one's.
+    Each layer has a table; in T5 all layers share the table of the first one.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, *, causal: bool) -> None:

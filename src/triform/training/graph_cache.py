@@ -23,7 +23,7 @@ class GraphCache:
     Args:
         model: The model that the function calls.
         device: On devices other than CUDA every call is eager.
-        notices: Where to append what the user should know, such as that capturing failed.
+        notices: Messages to the user are appended here, for example that capturing failed.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, notices: list[str]) -> None:
@@ -35,7 +35,7 @@ class GraphCache:
         self.retained_masks: list[object] = []
 
     def __call__(self, fn: GraphFn, inputs: Tensor, shapes: Shapes) -> None:
-        """Run `fn(inputs, shapes)`, by replaying its graph where there is one."""
+        """Run `fn(inputs, shapes)`, by replaying its graph if there is one."""
         seen_before = shapes in self.static_inputs
         if seen_before:
             self.static_inputs[shapes].copy_(inputs, non_blocking=True)
@@ -51,7 +51,7 @@ class GraphCache:
     def _capture(self, fn: GraphFn, shapes: Shapes) -> None:
         if len(self.graphs) == MAX_GRAPHS:
             self.capture_enabled = False
-            self.notices.append(f"batches have more than {MAX_GRAPHS} shapes: the rest is not recorded")
+            self.notices.append(f"batches have more than {MAX_GRAPHS} shapes; the others run without CUDA graphs")
             return
         try:
             self.graphs[shapes] = capture_cuda_graph(
@@ -61,7 +61,7 @@ class GraphCache:
         except RuntimeError as error:
             self._disable_capture()
             reason = str(error).strip().split("\n")[0]
-            self.notices.append(f"the step cannot be recorded as a CUDA graph and runs as it is ({reason})")
+            self.notices.append(f"the step cannot be captured as a CUDA graph and runs eagerly ({reason})")
 
     def _disable_capture(self) -> None:
         """Run eagerly from here on. Tensors made during a failed capture were never computed, so drop them."""

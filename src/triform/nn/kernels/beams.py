@@ -1,4 +1,4 @@
-"""Beam search over a shared past: all hypotheses of a row read one cache, and a mask says whose keys are whose."""
+"""Beam search over a shared cache: a mask says which keys belong to the past of which hypothesis."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from triform.nn.masks import AttentionMask
 
 
 class BeamMask(AttentionMask):
-    """What the newest token of each hypothesis may read. All of them stand at the same position.
+    """Which keys the newest token of each hypothesis may read. All hypotheses are at the same position.
 
     Args:
-        base_mask: The layer's own mask, applied to the age of the keys.
+        base_mask: The mask of the layer, applied to the age of the keys.
         keep: Which keys belong to the past of each hypothesis (B, T, S); a token always reads itself.
         age: How many steps ago each key was written (S); keys may lie in any order.
     """
@@ -24,7 +24,7 @@ class BeamMask(AttentionMask):
         self.base_mask, self.keep, self.age, self.batch_size = base_mask, keep, age, keep.shape[0]
 
     def allows(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return True for keys of the hypothesis that the layer's own mask allows."""
+        """Return True for keys of the hypothesis that the mask of the layer allows."""
         hypothesis = q - (self.keep.shape[2] - self.keep.shape[1])  # queries count as the last of the keys
         return self.keep[b, hypothesis, k] & self._allows_age(self.age[k])
 

@@ -1,8 +1,8 @@
-"""Products in half precision of weights that stay whole.
+"""Matrix products with bf16 copies of the weights, while the weights themselves stay in float32.
 
-Autocast casts each weight by itself at every use, and each gradient back: four kernels a layer, more than the
-products themselves where a step has few tokens. Here all weights are cast together, once a step, and gradients of
-weights leave their product in float32.
+Autocast casts every weight at every use and every gradient back. That is four kernels for each layer, which take
+longer than the products themselves when a step has few tokens. Here all weights are cast together, once in each
+step, and the gradients of the weights are computed in float32.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor, nn
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """The number format of matrix products here: what autocast says, where it is on; else that of x itself."""
+    """Return the dtype of matrix products with x: the dtype of autocast if it is on, else that of x."""
     device = x.device.type
-    has_autocast = torch.amp.is_autocast_available(device)  # shapes without numbers know no autocast
+    has_autocast = torch.amp.is_autocast_available(device)  # not on the meta device
     return torch.get_autocast_dtype(device) if has_autocast and torch.is_autocast_enabled(device) else x.dtype
 
 
 def matmul_fp32_accum(left: Tensor, right: Tensor, accum_dtype: torch.dtype = torch.float32) -> Tensor:
-    """A matrix product whose sums are given out as they were added up: wide."""
+    """Return the matrix product in the dtype of its sums, not rounded to the dtype of the inputs."""
     if left.is_cuda and left.dtype != accum_dtype:
         return torch.mm(left, right, out_dtype=accum_dtype)
     return left.to(accum_dtype) @ right.to(accum_dtype)
 
 
 class Bf16Weights:
-    """Copies in bf16 of the weights of a model's linear layers."""
+    """The bf16 copies of the weights of a model's linear layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -43,14 +43,14 @@ class Bf16Weights:
         self._ones: dict[int, Tensor] = {}
 
     def ones(self, n: int) -> Tensor:  # -> (1, n)
-        """A product with ones is a sum, and several times faster than the kernel for sums over few rows."""
+        """Return ones: a product with them sums over rows, several times faster than the kernel for sums."""
         if n not in self._ones:
             self._ones[n] = self.bf16_tensors[0].new_ones(1, n)
         return self._ones[n]
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Let the layers use them in here, as the weights are now."""
+        """Update the copies, and let the layers use them inside the `with` block."""
         torch._foreach_copy_(self.bf16_tensors, self.fp32_tensors)
         copies = iter(self.bf16_tensors)
         for layer in self.layers:
@@ -73,7 +73,7 @@ def _linear(
 
 
 class _Bf16Linear(torch.autograd.Function):
-    """x W + b with W and b in half; what is learned goes to the whole ones."""
+    """Computes x W + b with the bf16 copies; the gradients go to the float32 weights."""
 
     @staticmethod
     def forward(

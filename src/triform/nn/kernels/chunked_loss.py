@@ -1,8 +1,8 @@
 """The loss over a large vocabulary, a few rows at a time.
 
-Logits are B · T · V numbers, more than everything else that training holds. On CUDA, where there are many of them,
-some rows get their logits, loss and gradients before the next rows do: the backward pass has nothing left to
-compute, and no more than one chunk of the logits exists at a time, in the dtype of the matrix products.
+The logits are B · T · V numbers, more than everything else that training keeps in memory. On CUDA, if there are
+many of them, the rows are split into chunks, and logits, loss and gradients are computed for one chunk at a time.
+Only one chunk of the logits exists at any moment, and the backward pass has nothing left to compute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCAB_PAD_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, which
 
 
 def fast_lm_head_loss(states: Tensor, head: nn.Linear, targets: Tensor, smoothing: float) -> Tensor:
-    """Return what `triform.nn.loss.lm_head_loss` returns; in chunks where there are many logits on CUDA."""
+    """Compute `triform.nn.loss.lm_head_loss`, in chunks if there are many logits on CUDA."""
     is_large = targets.numel() * head.out_features > MIN_CHUNKED_LOGITS
     if is_large and states.is_cuda and torch.is_grad_enabled():
         return chunked_cross_entropy(states, head, targets, smoothing)

@@ -1,4 +1,4 @@
-"""Selects the attention kernel by what is computed and where it runs, never by a setting."""
+"""Selects the attention kernel from the inputs and the device. There is no setting for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 def use_fast_kernels(model: ModelT) -> ModelT:
-    """Let a model compute attention and its loss by the fastest kernels; the results stay the same.
+    """Let a model compute attention and its loss with the fastest kernels. The results stay the same.
 
     Returns:
         The model itself.
@@ -47,14 +47,13 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
-SINGLE_QUERY = KernelChoice("fused", single_query_sdpa, "torch's fused attention; the newest token reads all keys")
-CHUNKED = KernelChoice("formula", tiling.chunked_attention, "the score is no dot product; a few queries at a time")
+FUSED = "PyTorch's fused attention"
+SINGLE_QUERY = KernelChoice("fused", single_query_sdpa, f"{FUSED}; the newest token reads all keys")
+CHUNKED = KernelChoice("formula", tiling.chunked_attention, "the score is not a dot product; in chunks of queries")
 VARLEN = KernelChoice("flash", varlen.varlen_attention, "packed sequences in half precision on CUDA")
-FLEX = KernelChoice("flex", flex.flex_attention_kernel, "a window on CUDA; compiled, computes reachable blocks")
-SDPA = KernelChoice("fused", sdpa_attention, "torch's fused attention")
-SDPA_TILED = KernelChoice(
-    "fused in tiles", tiling.tiled_sdpa_attention, "torch's fused attention on the tiles that can be read"
-)
+FLEX = KernelChoice("flex", flex.flex_attention_kernel, "a window on CUDA; compiled, skips blocks outside it")
+SDPA = KernelChoice("fused", sdpa_attention, FUSED)
+SDPA_TILED = KernelChoice("fused in tiles", tiling.tiled_sdpa_attention, f"{FUSED}, on tiles that can be read")
 
 
 def select_kernel(

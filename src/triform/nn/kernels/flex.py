@@ -1,7 +1,7 @@
-"""Windows on CUDA: FlexAttention, with lists of the blocks of keys that each block of queries can reach.
+"""Windows on CUDA: FlexAttention, with lists of the blocks of keys that each block of queries can read.
 
-The lists come from the span and the regions of a mask, never from a (T, S) table; they have (T / 128)² entries. So
-a window of W over T tokens costs T · W here too. FlexAttention is compiled once for each shape.
+The lists are computed from the span and the regions of a mask, never from a (T, S) table; they have (T / 128)²
+entries. A window of W over T tokens therefore costs T · W. FlexAttention is compiled once for each shape.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from triform.nn.kernels.tiling import mask_regions
 from triform.nn.masks import AttentionMask
 
 BLOCK_SIZE = 128
-MIN_HEAD_DIM = 16  # what its generated code can multiply
-MAX_COMPILED_SHAPES = 64  # compiled before torch would give up and compute the whole table
+MIN_HEAD_DIM = 16  # the smallest that its generated code supports
+MAX_COMPILED_SHAPES = 64  # with more, torch would stop compiling and compute the whole table
 
-_compiled_shapes: set[tuple[object, ...]] = set()  # what was compiled, or is about to be
+_compiled_shapes: set[tuple[object, ...]] = set()  # compiled already, or in the next call
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class BlockTable(NamedTuple):
-    """For each block of queries, which blocks of keys hold something to read, and which nothing but that."""
+    """Which blocks of keys a block of queries may read in part, and which as a whole."""
 
-    any_visible: Tensor  # (T / BLOCK, S / BLOCK), True: part of it may be read
-    all_visible: Tensor  # (T / BLOCK, S / BLOCK), True: all of it may be read
+    any_visible: Tensor  # (T / BLOCK, S / BLOCK), True: some pairs of the block are visible
+    all_visible: Tensor  # (T / BLOCK, S / BLOCK), True: all pairs of the block are visible
 
 
 def is_supported(q: Tensor, k: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float) -> bool:
-    """Whether FlexAttention can take this: its own limits, lengths in whole blocks, and not a shape too many."""
+    """Return whether FlexAttention supports this: no dropout, lengths in whole blocks, and not too many shapes."""
     is_block_aligned = q.shape[-2] % BLOCK_SIZE == 0 and k.shape[-2] % BLOCK_SIZE == 0
     is_able = not dropout and is_block_aligned and q.shape[-1] >= MIN_HEAD_DIM and find_spec("triton") is not None
     return is_able and _admit_shape(
@@ -55,14 +55,14 @@ def _admit_shape(shape: tuple[object, ...]) -> bool:
 def flex_attention_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Attention as generated for this rule and this matching; no dropout."""
+    """Compute attention by code that is compiled for this mask and this score. It has no dropout."""
     return _compiled_flex_attention()(*flex_attention_args(q, k, v, mask, score_fn))
 
 
 def flex_attention_args(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction
 ) -> tuple[Any, ...]:
-    """The arguments of `flex_attention`, in its order."""
+    """Return the arguments of `flex_attention`, in its order."""
     t, s = q.shape[-2], k.shape[-2]
     q, k = score_fn.score.prepare_queries(q), score_fn.score.prepare_keys(k)
     bias = _build_score_mod(mask, score_fn, t, s, q.device)
@@ -73,7 +73,7 @@ def flex_attention_args(
 def _compiled_flex_attention() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # a shape is compiled for training and for evaluation, and may be for more
+    # A shape may be compiled several times, for example for training and for evaluation.
     torch._dynamo.config.recompile_limit = max(4 * MAX_COMPILED_SHAPES, torch._dynamo.config.recompile_limit)
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
@@ -82,7 +82,7 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 def build_block_table(
     span: AttentionSpan, regions: tuple[Tile, ...], t: int, s: int, *, span_is_exact: bool
 ) -> BlockTable:
-    """From the first and the last key that each query can reach."""
+    """Build the table from the first and the last key that each query can read."""
     low, high = torch.empty(t, dtype=torch.long), torch.empty(t, dtype=torch.long)
     for tile in regions:
         positions = torch.arange(tile.q_position, tile.q_position + tile.q_len)
@@ -99,7 +99,7 @@ def build_block_table(
 
 
 def _block_mask(mask: AttentionMask, t: int, s: int, device: torch.device) -> Any:
-    """Return the lists of blocks, which masks of one span share, with this mask's own function for single pairs."""
+    """Return the lists of blocks, shared by masks of one span, with the function of this mask for single pairs."""
     key = (t, s, device)
     cache = mask_cache(mask)
     cached = cache.block_mask  # read once: another thread may replace it at any time
@@ -135,7 +135,7 @@ def _block_lists_mask(
 
 
 def _block_lists(table: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and their numbers first in its row."""
+    """Return for each block of queries how many blocks of keys it reads, and their indices, padded."""
     indices = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(1)[None, None].int(), indices[None, None].int()
 
@@ -143,7 +143,7 @@ def _block_lists(table: Tensor) -> tuple[Tensor, Tensor]:
 def _build_score_mod(
     mask: AttentionMask, score_fn: ScoreFunction, t: int, s: int, device: torch.device
 ) -> ScoreMod | None:
-    """What distance adds, as a table of the distances within reach."""
+    """Return a function that adds the distance bias, from a table of all distances within the span."""
     if not score_fn.relative_position.has_distance_bias:
         return None
     before, after = (min(limit, max(t, s)) for limit in _bounded_span(mask, t, s))
@@ -151,7 +151,7 @@ def _build_score_mod(
     offset = before - (s - t)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        # pairs out of reach are asked too, and hidden afterwards
+        # It is also called for pairs outside the span, which are masked afterwards.
         return score + table[h, (k - q + offset).clamp(0, before + after)]
 
     return add_bias

@@ -1,9 +1,9 @@
-"""Linear layers with int8 weights, for the CPU: a quarter of the memory to read, and products of small integers.
+"""Linear layers with int8 weights, for the CPU. They read a quarter of the memory and multiply small integers.
 
-Each output has a scale of its own, 127 steps to either side of zero; what comes in is rounded to 8 bits as it
-comes, by the range of the whole batch, so that in int8 the neighbours of a text can move its last digits.
-Embeddings and norms stay as they are. torch's quantised tensors are deprecated: `int8_unavailable_reason` runs the
-operators and compares them with the plain product before they are used.
+Weights have one scale for each output, with 127 steps on either side of zero. Inputs are quantised when the layer
+is called, with one scale for the whole batch, so the other texts of a batch can change the last digits of a result.
+Embeddings and norms stay in fp32. PyTorch's quantised tensors are deprecated, so `int8_unavailable_reason` compares
+the operators with the plain product before they are used.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-MIN_OUT_FEATURES = 16  # a layer with fewer outputs costs nothing, and it is the one that decides: a label's
-MAX_PROBE_ERROR = 0.05  # of the largest answer; sound kernels are within 0.01
+MIN_OUT_FEATURES = 16  # smaller layers, such as the head of a classifier, cost little and stay exact
+MAX_PROBE_ERROR = 0.05  # relative to the largest output; working kernels are within 0.01
 
 
 class Int8Linear(nn.Module):
-    """Stands for a linear layer whose weights do not change any more."""
+    """A linear layer with int8 weights. It cannot be trained."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         bias = None if layer.bias is None else layer.bias.detach().float()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the deprecation is known; `trouble` finds out when it comes true
+            warnings.simplefilter("ignore")  # the deprecation; `int8_unavailable_reason` checks the operators
             self.packed = torch.ops.quantized.linear_prepack(_quantize_weight(layer.weight.detach().float()), bias)
-        # without VNNI the kernels add up in 16 bits, which one bit less keeps from overflowing
+        # Without VNNI the kernels accumulate in 16 bits; inputs of 7 bits keep them from overflowing.
         self.reduce_range = not torch.cpu._is_vnni_supported()
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as they are now: within half a step of those that were given."""
+        """The dequantised weights, within half a step of the original ones."""
         return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
 
     def extra_repr(self) -> str:
@@ -49,7 +49,7 @@ def _quantize_weight(weight: Tensor) -> Tensor:  # (out, in)
 
 
 def int8_unavailable_reason() -> str:
-    """Why int8 cannot be had on this machine; nothing when it can."""
+    """Return why int8 is not available on this machine, or an empty string if it is."""
     with torch.random.fork_rng(devices=[]):
         layer = nn.Linear(64, 48, dtype=torch.float32)
     x = torch.linspace(-1, 1, 5 * 64, dtype=torch.float32).sin().view(5, 64)
@@ -59,11 +59,11 @@ def int8_unavailable_reason() -> str:
             relative_error = (Int8Linear(layer)(x) - expected).abs().max() / expected.abs().max()
         except (AttributeError, NotImplementedError, RuntimeError) as error:
             return str(error).partition("\n")[0] or type(error).__name__
-    return "" if relative_error < MAX_PROBE_ERROR else f"its int8 products are off by {relative_error:.0%}"
+    return "" if relative_error < MAX_PROBE_ERROR else f"int8 products differ by {relative_error:.0%} from fp32"
 
 
 def quantize_linears(model: nn.Module) -> None:
-    """Exchange the linear layers for int8 ones. A head that shares its weights with an embedding parts from it."""
+    """Replace the linear layers by int8 ones, in place. A head no longer shares its weights with the embedding."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and layer.out_features >= MIN_OUT_FEATURES:

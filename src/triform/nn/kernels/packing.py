@@ -16,7 +16,7 @@ from triform.nn.masks import AttentionMask, combine_masks, full_mask
 
 
 class PackedMask(AttentionMask):
-    """Separates sequences that lie end to end: a token reads only its own sequence, or the source of its own.
+    """Separates sequences that lie end to end: a token reads only its sequence, or the source of its sequence.
 
     Args:
         lengths: Lengths of the sequences that the queries come from.
@@ -24,7 +24,7 @@ class PackedMask(AttentionMask):
     """
 
     def __init__(self, lengths: Sequence[int], source_lengths: Sequence[int]) -> None:
-        assert len(lengths) == len(source_lengths), "every packed sequence needs its source"
+        assert len(lengths) == len(source_lengths), "the numbers of packed sequences and of their sources differ"
         self.lengths, self.source_lengths = tuple(lengths), tuple(source_lengths)
         self.query_offset = sum(source_lengths) - sum(lengths)  # queries count as the last of the key positions
 
@@ -61,12 +61,12 @@ class PackedLayout:
 
     def positions(self, start: int, t: int, device: torch.device) -> Tensor:
         """Return positions that start again with each sequence."""
-        assert (start, t) == (0, sum(self.lengths)), "packed sequences are read as a whole"
+        assert (start, t) == (0, sum(self.lengths)), "packed sequences must be read as a whole"
         return torch.cat([torch.arange(length, device=device) for length in self.lengths])
 
     def cross_attention_mask(self, query_layout: BatchLayout) -> AttentionMask:
         """Return which of these tokens a decoder with `query_layout`, packed too, may read."""
-        assert isinstance(query_layout, PackedLayout), "source and target are both packed, or none of them"
+        assert isinstance(query_layout, PackedLayout), "source and target must both be packed, or neither"
         return full_mask if len(self.lengths) == 1 else PackedMask(query_layout.lengths, self.lengths)
 
     def mean(self, x: Tensor) -> Tensor:  # (1, N, D) -> (B, D)

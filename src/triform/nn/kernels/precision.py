@@ -1,7 +1,7 @@
-"""Which numbers a trained model computes with: fp32, bf16, or int8 products on the CPU.
+"""The precision of a trained model: fp32, bf16, or int8 products on the CPU.
 
 `auto` is fp32 on every machine, so that a run gives the same answers wherever it is opened. bf16 and int8 are
-faster on some hardware and change the logits, so they must be asked for.
+faster on some hardware and change the logits, so they must be requested.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def resolve_precision(requested: str, device: torch.device, model: ModelConfig) 
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether bf16 is multiplied by hardware; elsewhere it is slower than fp32."""
+    """Return whether the hardware multiplies bf16; where it does not, bf16 is slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and any(getattr(torch.cpu, flag, bool)() for flag in BF16_CPU_FLAGS)
 
 
 def cast_model(model: nn.Module, precision: Precision) -> None:
-    """Once, after the weights are loaded: a model so cast answers, and is not trained any further."""
+    """Convert a model in place, after its weights are loaded. It cannot be trained afterwards."""
     if precision == "bf16":
         model.to(torch.bfloat16)
     elif precision == "int8":

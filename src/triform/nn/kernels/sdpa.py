@@ -258,7 +258,7 @@ def attend_tile(
     )  # fmt: skip
     if keep is None or info.span_is_exact or not info.may_mask_all_keys or not q.is_cuda:
         return y
-    # cuDNN's kernel gives a query without any key the mean of all values
+    # For a query without any key, cuDNN's kernel returns the mean of all values instead of zeros.
     return y.masked_fill(~keep.any(dim=-1, keepdim=True) if masked_queries is None else masked_queries, 0.0)
 
 

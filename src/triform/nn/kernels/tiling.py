@@ -35,14 +35,15 @@ from triform.nn.masks import AndMask, AttentionMask
 MAX_CACHED_TILINGS = 64  # of one mask
 MAX_TILED_COST = 0.6  # tiles must save at least 40 % of the work, because they are many calls
 MAX_CHUNK_ELEMENTS_CPU, MAX_CHUNK_ELEMENTS_GPU = 1 << 22, 1 << 26  # numbers that one tile of the formula may hold
-MAX_KEY_REUSE = 4  # tiles that may share a key before each is sliced by itself
+MAX_KEY_REUSE = 4  # tiles that may share a key before the tiles are sliced one by one
 
 
 def mask_regions(mask: AttentionMask, t: int, s: int) -> tuple[Tile, ...]:
     """Return the tiles that do not read each other: one for each packed sequence, else one for everything."""
     for part in mask.masks if isinstance(mask, AndMask) else (mask,):
         if isinstance(part, PackedMask):
-            assert (t, s) == (sum(part.lengths), sum(part.source_lengths)), "packed sequences are read as a whole"
+            lengths = sum(part.lengths), sum(part.source_lengths)
+            assert (t, s) == lengths, "packed sequences must be read as a whole"
             starts = accumulate(part.lengths, initial=0)
             source_starts = accumulate(part.source_lengths, initial=0)
             bounds = zip(starts, part.lengths, source_starts, part.source_lengths, strict=False)
@@ -159,7 +160,7 @@ def _attend_tiles(attend: TileAttentionFn, q: Tensor, k: Tensor, v: Tensor, tile
     """Attend within each tile and concatenate the results."""
     if tiles == [full_tile(q.shape[-2], k.shape[-2])]:
         return attend(q, k, v, tiles[0])
-    # Where each key is in many tiles, their gradients must be added one by one: together they would be T³ numbers.
+    # If each key is in many tiles, the gradients are added one by one; all together would be T³ numbers.
     if sum(tile.k_len for tile in tiles) > MAX_KEY_REUSE * k.shape[-2]:
         return torch.cat([_attend_slice(attend, q, k, v, tile) for tile in tiles], dim=-2)
     key_ranges = [(tile.k_start, tile.k_len) for tile in tiles]
@@ -169,7 +170,7 @@ def _attend_tiles(attend: TileAttentionFn, q: Tensor, k: Tensor, v: Tensor, tile
 
 
 def multi_slice(x: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
-    """x[..., start : start + length, :] for each place; where they overlap, gradients add up."""
+    """Return `x[..., start : start + length, :]` for each range; gradients of overlapping ranges add up."""
     if len(ranges) == 1:
         return (x.narrow(-2, *ranges[0]),)
     parts: tuple[Tensor, ...] = _MultiSlice.apply(x, ranges)  # type: ignore[no-untyped-call]
@@ -177,7 +178,7 @@ def multi_slice(x: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, .
 
 
 class _MultiSlice(torch.autograd.Function):
-    """Many slices at once. Slice by slice, the gradient of each would be as large as the whole."""
+    """Many slices at once. Taken one by one, each slice would have a gradient as large as `x`."""
 
     @staticmethod
     def forward(x: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
@@ -189,7 +190,7 @@ class _MultiSlice(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, ranges: Any) -> tuple[tuple[Tensor, ...], int]:
-        """Models in a stack stand in a dimension of their own before all others, where slicing leaves them."""
+        """Put the dimension of the stacked models first, where slicing does not affect it."""
         return multi_slice(x.movedim(in_dims[0], 0), ranges), 0
 
     @staticmethod

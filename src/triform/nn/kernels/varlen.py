@@ -1,7 +1,7 @@
-"""Packed rows on CUDA in half precision: flash attention for rows of unequal length.
+"""Packed sequences on CUDA in half precision: flash attention for sequences of different lengths.
 
-It takes a span and the ends of the rows instead of a mask, so nothing out of reach is computed, and nothing is
-compiled, however the rows of the next batch may lie.
+The kernel takes a window and the ends of the sequences instead of a mask. It skips everything outside them, and
+nothing is compiled, so the lengths may differ in every batch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def is_supported(q: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float) -> bool:
-    """Whether it can take this: half precision, nothing added to the scores, no dropout, all said by the span."""
+    """Return whether this is supported: half precision, at most a window, no distance bias, no dropout."""
     is_plain = mask_info(mask).span_is_exact and not score_fn.relative_position.has_distance_bias and not dropout
     return is_plain and q.dtype in HALF_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and _is_available()
 
 
 @cache
 def _is_available() -> bool:
-    """Whether this torch has it, with windows."""
+    """Return whether this version of PyTorch has the kernel, with windows."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -40,7 +40,7 @@ def _is_available() -> bool:
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """Attention within each row, no farther than the rule's span."""
+    """Compute attention within each packed sequence and within the span of the mask."""
     from torch.nn.attention.varlen import varlen_attn
 
     score = score_fn.score
@@ -62,7 +62,7 @@ def varlen_attention(
 
 
 def compute_cu_seqlens(mask: AttentionMask, b: int, t: int, s: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where rows end when the whole batch lies end to end, of queries and of keys."""
+    """Return the cumulative lengths of all sequences of the batch end to end, for queries and for keys."""
     tiles = mask_regions(mask, t, s) * b
     query_lengths, key_lengths = (tile.q_len for tile in tiles), (tile.k_len for tile in tiles)
     return tuple(accumulate(query_lengths, initial=0)), tuple(accumulate(key_lengths, initial=0))

@@ -1,7 +1,7 @@
-"""Attention of many models at once, for models that are stacked and called through `torch.vmap`.
+"""Attention of several models at once, for models that are stacked and called through `torch.vmap`.
 
-The models of a stack join the rows of the batch, and torch's fused attention takes them all in one call. Left to
-itself, `vmap` would call it model by model, and could not tell that a learned bias needs gradients.
+The models of a stack become rows of the batch, and one call of PyTorch's fused attention computes all of them.
+Without this, `vmap` would call the kernel for each model, and would not see that a learned bias needs gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triform.nn.masks import AttentionMask
 def vmap_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, score_fn: ScoreFunction, dropout: float
 ) -> Tensor:
-    """The kernel of a model in a stack: fused where that computes it, else the formula."""
+    """Compute the attention of a model in a stack, by the fused kernel if it supports the score."""
     if not score_fn.score.is_dot_product or score_fn.relative_position.needs_naive_formula:
         return naive_attention(q, k, v, mask, score_fn, dropout)
     return tiled_sdpa_attention(q, k, v, mask, score_fn, dropout, sdpa=_vmap_sdpa)
@@ -43,15 +43,15 @@ def _vmap_sdpa(
 
 
 class _VmapSdpa(torch.autograd.Function):
-    """Fused attention with a rule for stacks. It is called only there, so `forward` computes nothing."""
+    """Fused attention with a `vmap` rule. It is called only inside `vmap`, so `forward` computes nothing."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-        raise AssertionError("only models in a stack use this kernel")
+        raise AssertionError("this kernel is only for models in a stack")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: what `vmap` calls has gradients of its own."""
+        """Save nothing: the function that `vmap` calls has its own gradients."""
 
     @staticmethod
     def vmap(
