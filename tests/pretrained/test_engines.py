@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "as llama": FULL_LLAMA_SETTINGS,
     "slower turns": {**LLAMA_SETTINGS, "rotary_base": 50.0, "rotary_scaling": (4.0,), "n_kv_heads": 1},
+    "scaled by the width": {"attention_scale": "d_model"},
     "shaw": {"positions": "relative", "max_distance": 5, "tie_embeddings": False, "norm_eps": 0.1},
     "no last norm": {"final_norm": False, "norm": "rms", "out_bias": "no", "activation": "silu"},
 }
@@ -230,6 +231,7 @@ WRITTEN_SETTINGS = {
         "max_distance",
         "norm",
         "norm_position",
+        "attention_scale",
     ),
     *("norm_eps", "final_norm", "embedding_norm", "activation", "bias", "qkv_bias", "out_bias", "tie_embeddings"),
     *("scale_embeddings", "head_bias"),

@@ -74,7 +74,9 @@ def single_change_cases() -> list[Case]:
 
 def case_id(case: Case) -> str:
     architecture, settings = case
-    changed = [f"{name}={value}" for name, value in settings.items() if value != SETTING_VALUES[name][0]]
+    changed = [
+        f"{name}={value}" for name, value in settings.items() if value != SETTING_VALUES.get(name, (None,))[0]
+    ]
     return "-".join([architecture, *changed])
 
 

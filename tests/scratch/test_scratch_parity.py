@@ -12,7 +12,10 @@ from triform.config import DataSizes, ModelConfig
 from triform.scratch import models, weights
 from triform.scratch.module import FlatParameters
 
-CASES = single_change_cases() + random.Random(7).sample(all_cases(), 60)  # of 20,736
+SCALE_CASES: list[Case] = [
+    (architecture, {"attention_scale": scale}) for architecture in MODEL_CLASSES for scale in ("d_model", "none")
+]
+CASES = single_change_cases() + SCALE_CASES + random.Random(7).sample(all_cases(), 60)  # of 20,736
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -79,11 +82,10 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_every_registry_knows_just_what_is_supported() -> None:
-    from triform.scratch import activations, attention, blocks, generation, layers, optim, supported
+    from triform.scratch import activations, blocks, generation, layers, optim, supported
 
     assert tuple(activations.ACTIVATIONS) == supported.MODEL_ALLOWED["activation"]
     assert set(layers.POSITIONS) == set(supported.MODEL_ALLOWED["positions"])
-    assert tuple(attention.SCORE_SCALES) == supported.MODEL_ALLOWED["attention_score"]
     assert tuple(blocks.RESIDUALS) == ("pre", "post")
     assert tuple(optim.OPTIMIZERS) == supported.TRAIN_ALLOWED["optimizer"]
     assert tuple(optim.SCHEDULES) == supported.TRAIN_ALLOWED["schedule"]

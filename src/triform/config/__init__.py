@@ -24,6 +24,7 @@ from triform.config.model import (
     PoolingKind,
     PositionKind,
     RecurrentKind,
+    ScaleKind,
     ScoreKind,
 )
 from triform.config.train import LoraLayers, OptimizerKind, ScheduleKind, TrainConfig, TrainPrecision
@@ -51,6 +52,7 @@ __all__ = [
     "PoolingKind",
     "PositionKind",
     "RecurrentKind",
+    "ScaleKind",
     "ScheduleKind",
     "ScoreKind",
     "TaskName",

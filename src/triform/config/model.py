@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ RecurrentKind = Literal["rnn", "gru", "lstm"]
 ModelKind = Literal["transformer", "rnn", "gru", "lstm"]
 PositionKind = Literal["learned", "sinusoidal", "sinusoidal_halves", "rotary", "alibi", "relative", "t5", "none"]
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive"]
+ScaleKind = Literal["head_dim", "d_model", "none"]
 AttentionDirection = Literal["auto", "full", "causal"]
 NormKind = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
@@ -30,6 +32,7 @@ RECURRENT_SETTINGS = (
         "dropout",
         "attention_dropout",
         "attention_score",
+        "attention_scale",
         "attention_direction",
         "bias",
         "qkv_bias",
@@ -38,7 +41,7 @@ RECURRENT_SETTINGS = (
     "head_bias",
 )
 # Settings that a recurrent model uses only in translate, where it attends to the source.
-ATTENTION_SETTINGS = ("attention_score", "attention_dropout", "qkv_bias", "out_bias")
+ATTENTION_SETTINGS = ("attention_score", "attention_scale", "attention_dropout", "qkv_bias", "out_bias")
 RECURRENT_NO_OPS = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
 
@@ -126,9 +129,16 @@ class ModelConfig:
     attention_score: ScoreKind = setting(
         "scaled_dot",
         "How a query is compared with a key.",
-        details="`scaled_dot` divides the dot product by the square root of the head size, `dot` does not, "
+        details="`scaled_dot` divides the dot product by a number (model.attention_scale), `dot` does not, "
         "`cosine` multiplies the cosine by a learned temperature, and `additive` is the score of Bahdanau et al. "
         "Recurrent models use it in translate only.",
+    )
+    attention_scale: ScaleKind = setting(
+        "head_dim",
+        "The size whose square root divides the dot product of a query and a key.",
+        applies_to="model.attention_score=scaled_dot",
+        details="`head_dim` is the size of a head, as in the paper; `d_model` is the width of the model, as some "
+        "implementations have it; `none` divides by nothing.",
     )
     attention_direction: AttentionDirection = setting(
         "auto",
@@ -286,6 +296,11 @@ class ModelConfig:
             f"model.max_distance={max_distance} is too small: with model.n_buckets={self.n_buckets} it must be "
             f"above {self.n_buckets // 2}",
         )
+        require(
+            self.attention_score == "scaled_dot" or self.attention_scale == "head_dim",
+            f"model.attention_scale={self.attention_scale} is for model.attention_score=scaled_dot; "
+            f"{self.attention_score} is not divided",
+        )
         if self.attention_score == "additive" and self.positions in ("rotary", "relative"):
             raise ConfigError(
                 f"model.positions={self.positions} does not work with model.attention_score=additive, which has no "
@@ -346,6 +361,13 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.d_model // self.n_heads
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the dot product of a query and a key."""
+        if self.attention_score != "scaled_dot" or self.attention_scale == "none":
+            return 1.0
+        return 1 / math.sqrt(self.head_dim if self.attention_scale == "head_dim" else self.d_model)
 
     @property
     def kv_heads(self) -> int:

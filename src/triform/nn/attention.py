@@ -8,7 +8,6 @@ compared (`scores.py` has the other ways), and how their distance counts (`posit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
@@ -30,13 +29,13 @@ class KVStore(Protocol):
 
 
 class ContentScore(nn.Module):
-    """How well the contents of a query and a key match: the scaled dot product `q · k / sqrt(head_dim)`."""
+    """How well the contents of a query and a key match: their dot product, scaled: `q · k / sqrt(head_dim)`."""
 
     is_dot_product: ClassVar[bool] = True  # whether prepare_queries(q) · prepare_keys(k) * scale is the score
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.scale = 1 / math.sqrt(config.head_dim)
+        self.scale = config.score_scale
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:  # (B, H, T, Dh), (B, H, S, Dh) -> (B, H, T, S)
         return self.prepare_queries(q) @ self.prepare_keys(k).transpose(-2, -1) * self.scale

@@ -1,4 +1,4 @@
-"""Other ways to compare a query with a key than the scaled dot product, chosen by `model.attention_score`."""
+"""Other ways to compare a query with a key than the dot product, chosen by `model.attention_score`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from triform.config import ModelConfig
 from triform.nn.attention import ContentScore
 
 
-class DotScore(ContentScore):
-    """Compute q · k. Wide heads give large scores, so the softmax saturates early."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.scale = 1.0
-
-
-class CosineScore(DotScore):
+class CosineScore(ContentScore):
     """Compute t · cos(q, k) with a learned temperature t for each head, which starts at 10."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -38,7 +30,7 @@ class CosineScore(DotScore):
         return F.normalize(k, dim=-1).to(k.dtype)
 
 
-class AdditiveScore(DotScore):
+class AdditiveScore(ContentScore):
     """Compute w · tanh(q + k), the additive attention of Bahdanau et al. (arXiv:1409.0473)."""
 
     is_dot_product: ClassVar[bool] = False
@@ -55,7 +47,7 @@ class AdditiveScore(DotScore):
 
 SCORES: dict[str, type[ContentScore]] = {
     "scaled_dot": ContentScore,
-    "dot": DotScore,
+    "dot": ContentScore,
     "cosine": CosineScore,
     "additive": AdditiveScore,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,9 @@ def _fill_layer(layer: Any, block: Block | CrossBlock, config: ModelConfig) -> N
         _fill_linear(layer.attention.linear[2], block.cross_attn.out_proj)
         _fill_norm(layer.attention.layer_norm, block.cross_attn_norm)
         attentions.append(layer.attention)
-    if config.attention_score == "dot":
+    if config.score_scale != 1 / math.sqrt(config.head_dim):  # the engine's default
         for attention in attentions:
-            attention.queries_scale = _to_float32(1.0)
+            attention.queries_scale = _to_float32(config.score_scale)
     _fill_feedforward(layer.ffn, block)
 
 

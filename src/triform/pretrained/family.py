@@ -31,6 +31,7 @@ ACTIVATIONS = {
 COMMON_SETTINGS: Settings = {
     "kind": "transformer",
     "attention_score": "scaled_dot",
+    "attention_scale": "head_dim",
     "window": -1,
     "layer_windows": (),
     "bigram_buckets": 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +15,6 @@ MASK_VALUE = -1e30  # added to the score of a key that may not be read: its weig
 MASK_THRESHOLD = MASK_VALUE / 2  # no score of a key that may be read is lower
 MIN_WEIGHT_SUM = 1e-20  # a sum of weights below this has lost digits
 Masks = Sequence[Array]  # each is added to the scores (B, H, T, S)
-SCORE_SCALES: dict[str, Callable[[int], float]] = {
-    "scaled_dot": lambda width: 1 / math.sqrt(width),
-    "dot": lambda _: 1.0,
-}
 
 
 def causal_mask(length: int, dtype: Any) -> Array:  # -> (T, T)
@@ -88,7 +83,7 @@ class MultiHeadAttention(Module):
 
     def __init__(self, config: ModelConfig) -> None:
         self.n_heads, self.rate = config.n_heads, config.attention_dropout
-        self.scale = SCORE_SCALES[config.attention_score](config.head_dim)
+        self.scale = config.score_scale
         self.q_proj = build_linear(config.d_model, config.d_model, bias=config.qkv_bias)
         self.kv_proj = build_linear(config.d_model, 2 * config.d_model, bias=config.qkv_bias)
         self.out_proj = build_linear(config.d_model, config.d_model, bias=config.bias)

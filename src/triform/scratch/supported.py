@@ -31,6 +31,7 @@ MODEL_UNRESTRICTED = (
         "n_kv_heads",
         "dropout",
         "attention_dropout",
+        "attention_scale",
         "attention_direction",
     ),
     *("norm_position", "final_norm", "bias", "qkv_bias", "tie_embeddings", "scale_embeddings"),
