@@ -72,7 +72,8 @@ METRIC_NAMES = {
     "classify": {"loss", "accuracy", "f1", "rows"},
     "generate": {"loss", "perplexity", "bits_per_byte", "token_accuracy", "tokens"},
     "translate": {
-        *("loss", "token_accuracy", "bleu", "chrf", "sentence_bleu", "exact_match", "pairs"),
+        *("loss", "token_accuracy", "token_accuracy_with_padding", "bleu", "chrf", "sentence_bleu", "exact_match"),
+        "pairs",
     },
 }
 
