@@ -50,6 +50,12 @@ def test_options_come_before_the_file_and_the_file_before_the_preset(triform: Co
     assert table["train.batch_tokens"] == ("0", "default"), "the file sets train.batch_size instead"
 
 
+def test_the_task_can_be_set_like_any_other_setting(triform: Command) -> None:
+    table = read_table(triform("config", "show", "tiny", "--set", "task=translate").out)
+    assert table["task"] == ("translate", "option")
+    assert table["data.labels"] == ("none", "default"), "only classify has labels"
+
+
 def test_a_file_can_be_the_argument_and_lies_over_a_preset(triform: Command, settings_file: Path) -> None:
     result = triform("config", "show", settings_file, "--preset", "tiny", "--json").json
     assert result["train.batch_size"] == {"value": 4, "source": f"file {settings_file}"}

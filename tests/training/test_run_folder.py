@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from triform.config import Config
+from triform.config.merging import describe_sources
 from triform.config.settings import DEFAULTS, build_config
 from triform.errors import CheckpointError
+from triform.io.run_config import read_setting_sources
 from triform.io.run_layout import DIGESTS_FILE, LAST_CONFIG_KEY
 from triform.training.run_folder import RunFolder
 
@@ -46,3 +48,14 @@ def test_settings_of_an_older_version_that_knew_fewer_of_them_are_whole(folder: 
 def test_the_setting_that_ends_a_file_is_the_last_there_is() -> None:
     """Who adds a setting puts it before this one, which every folder has had from the first."""
     assert list(DEFAULTS)[-1] == LAST_CONFIG_KEY
+
+
+def test_the_source_of_a_value_that_was_adapted_is_not_recorded(tmp_path: Path) -> None:
+    request = {"train.batch_size": (8, "option"), "train.lr": (0.1, "preset small")}
+    folder = RunFolder(tmp_path, request=request)
+    folder.write_config(build_config({"train.batch_size": 4, "train.grad_accumulation": 2, "train.lr": 0.1}))
+    assert read_setting_sources(tmp_path) == {"train.lr": "preset small"}
+    sources = describe_sources(folder.read_config(), read_setting_sources(tmp_path), resolved=True)
+    assert sources["train.lr"] == "preset small"
+    assert sources["train.grad_accumulation"] == "chosen automatically"
+    assert sources["model.norm"] == "default"

@@ -122,7 +122,7 @@ def _resolve_request(
     settings = parse_assignments(assignments or [])
     if base:
         settings["train.init_from"] = base
-    found_task, task_source = _find_task(task, preset, config)
+    found_task, task_source = _find_task(task or str(settings.get("task", "")), preset, config)
     requested = merge_request(found_task, preset, config, settings)
     sources = request_sources(found_task, preset, config, settings) | {"task": task_source or OPTION_SOURCE}
     if requested.get("train.init_from") or requested.get("train.embeddings"):
