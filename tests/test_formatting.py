@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import math
+import re
 
 import pytest
 
@@ -15,6 +16,7 @@ from triform.formatting import (
     format_range,
     metric_label,
     print_message,
+    print_table,
 )
 
 
@@ -79,3 +81,19 @@ def test_a_message_that_nobody_can_read_stops_nothing() -> None:
     print_message("the terminal was closed", ClosedTerminal())
     print_message("a \x1b[2J label", out := io.StringIO())
     assert out.getvalue() == "a \\x1b[2J label\n"
+
+
+def test_names_in_the_first_column_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "50")
+    words = "a sentence that is longer than the terminal is wide, and is wrapped in its column"
+    print_table([["name", "title", "about"], ["word-vectors-speeches", words, words]], align="lll")
+    assert "word-vectors-speeches" in screen.getvalue()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 50
+    assert sorted(" ".join(lines[1:]).split()) == sorted(["word-vectors-speeches", *words.split(), *words.split()])

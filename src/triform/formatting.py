@@ -64,6 +64,7 @@ METRICS = {
     "sentence_bleu": MetricInfo("sentence BLEU", is_out_of_100=True),
 }
 
+MAX_NAME_WIDTH = 40  # longer cells in the first column of a table are wrapped
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tab and line feed
 
 
@@ -140,8 +141,10 @@ def _build_table(rows: Sequence[Sequence[str]], align: str) -> Table:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2), pad_edge=False)
-    for letter in align.ljust(len(rows[0]), "r"):
-        table.add_column(justify="left" if letter == "l" else "right")
+    for index, letter in enumerate(align.ljust(len(rows[0]), "r")):
+        # Names in the first column are not wrapped, because users copy them.
+        is_name = index == 0 and all(" " not in row[0] and len(row[0]) <= MAX_NAME_WIDTH for row in rows)
+        table.add_column(justify="left" if letter == "l" else "right", overflow="fold", no_wrap=is_name)
     for index, row in enumerate(rows):
         table.add_row(*(Text(escape_control_characters(cell)) for cell in row), style="" if index else "bold")
     return table
