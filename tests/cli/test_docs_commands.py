@@ -231,6 +231,14 @@ def test_the_python_of_a_page_runs(page: str, triform: Command, monkeypatch: pyt
         exec(compile(snippet, page, "exec"), module.__dict__)
 
 
+def test_the_examples_of_the_reference_of_commands_parse() -> None:
+    examples = [line for block in find_blocks(PAGES["cli.md"], "text") for line in block.splitlines()]
+    commands = [line for line in examples if line.startswith("triform ")]
+    assert len(commands) > 30
+    for command in commands:
+        parse(command)
+
+
 def test_every_reason_not_to_run_a_command_is_in_use() -> None:
     commands = [command for page in COMMANDS.values() for command in page]
     unused = [prefix for prefix in NOT_RUN if not any(command.startswith(prefix) for command in commands)]
@@ -248,5 +256,5 @@ def test_the_page_about_training_names_every_preset() -> None:
 
 
 def test_every_page_has_a_command_or_an_example() -> None:
-    without = "CHANGELOG.md architecture.md glossary.md index.md performance.md results.md versions.md"
+    without = "CHANGELOG.md cli.md architecture.md glossary.md index.md performance.md results.md versions.md"
     assert set(PAGES) - set(without.split()) <= COMMANDS.keys() | SNIPPETS.keys() | set(RUN_FROM_ELSEWHERE)
