@@ -2,6 +2,7 @@
 
 Read the modules in this order:
 
+- `kv_cache`: the keys and values that are kept between decode steps.
 - `adapters`: prefill and decode step of a Transformer over its KV cache, for one batch of rows.
 - `backend`: a batch of requests that are decoded together; greedy choice of tokens; the eager back end.
 - `scheduler`: the queue, admission and eviction. `generate` is the function that tasks call.
