@@ -130,7 +130,7 @@ def settings_cases(seed_files: SeedFiles) -> st.SearchStrategy[Case]:
 
     @st.composite
     def build_case(draw: Draw) -> Case:
-        kind = draw(st.integers(0, 7))
+        kind = draw(st.integers(0, 9))
         if kind <= 1:
             params_command = (
                 "params",
@@ -157,7 +157,12 @@ def settings_cases(seed_files: SeedFiles) -> st.SearchStrategy[Case]:
             return Case("settings", study, {"study.toml": content})
         content = draw(mutated_toml((seed_files.toml / "config.toml").read_bytes()))
         limits = ("--set", "train.max_steps=1")
-        if kind == 6:
+        command: tuple[str, ...]
+        if kind == 8:
+            return Case("settings", ("config", "show", "tiny", *draw(assignments())))
+        if kind == 9:
+            command = ("config", "show", "{}/config.toml")
+        elif kind == 6:
             command = (
                 "params",
                 "--config",
@@ -217,6 +222,7 @@ def run_folder_cases(seed_files: SeedFiles) -> st.SearchStrategy[Case]:
             ("predict", "{}/run", texts[run], *CPU),
             ("evaluate", "{}/run", *CPU),
             ("params", "{}/run"),
+            ("config", "show", "{}/run"),
             ("explain", "{}/run", texts[run], "--out", "{}/maps.html", *CPU),
             ("train", tasks[run], "--out", "{}/run", "--resume", "--quiet", *CPU),
         ]
