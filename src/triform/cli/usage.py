@@ -63,7 +63,7 @@ def _describe_problem(error: Any) -> str:
     param = getattr(error, "param", None)
     if param is not None and type(error).__name__ == "MissingParameter":
         kind, name = ("option", param.opts[0]) if param.param_type_name == "option" else ("argument", param.metavar)
-        return f"Missing {kind} {name}: {(param.help or '').rstrip('.')}"
+        return f"Missing {kind} {name}" + (f": {param.help.rstrip('.')}" if param.help else "")
     problem = " ".join(str(error.format_message()).split()).rstrip(".")
     if extra := EXTRA_ARGUMENT.fullmatch(problem):
         return f"Unexpected argument {extra[1]}{_suggest_for_extra(command, extra[1], ctx.params)}"
