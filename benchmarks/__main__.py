@@ -1,25 +1,26 @@
-"""Lists the benchmarks and runs them.
+"""List the benchmarks, or run them.
 
-python -m benchmarks                                       what there is
-python -m benchmarks NAME [--quick] [--json F] [--device D]
-python -m benchmarks all  [--quick] [--json FOLDER] [--device D]
+python -m benchmarks                                       list the benchmarks
+python -m benchmarks NAME [--smoke] [--json F] [--device D]
+python -m benchmarks all  [--smoke] [--json FOLDER] [--device D]
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.options import build_parser
+
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 
 
 def find_benchmarks() -> dict[str, str]:
-    """Each module here that has a `main`, with the first line of what it says about itself."""
+    """Return the name and the summary line of each module in this folder that has a `main`."""
     summaries = {}
     for path in sorted(FOLDER.glob("[a-z]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -29,13 +30,12 @@ def find_benchmarks() -> dict[str, str]:
 
 
 def run_all(arguments: list[str]) -> int:
-    """Each in a process of its own, so that one cannot spoil another; how many failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks all")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that they run")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FOLDER", help="where the figures go")
-    parser.add_argument("--device", default="", help="cpu or cuda; default what is there")
+    """Run each benchmark in a separate process, and return how many failed."""
+    parser = build_parser("Run all benchmarks, each in a separate process.")
+    parser.set_defaults(json=RESULTS)
+    parser.add_argument("--device", default="", help="cpu or cuda; by default cuda if there is a GPU")
     options = parser.parse_args(arguments)
-    forwarded = ["--quick"] * options.quick + (["--device", options.device] if options.device else [])
+    forwarded = ["--smoke"] * options.smoke + (["--device", options.device] if options.device else [])
     failed = []
     for name, summary in find_benchmarks().items():
         print(f"\n== {name}: {summary}", flush=True)
@@ -56,12 +56,12 @@ def main(arguments: list[str]) -> int:
     if name in ("", "-h", "--help"):
         for known_name, summary in known_benchmarks.items():
             print(f"{known_name:<16} {summary}")
-        print(f"{'all':<16} Every one of these, each in a process of its own.")
+        print(f"{'all':<16} Run all benchmarks, each in a separate process.")
         return 0
     if name == "all":
         return run_all(rest)
     if name not in known_benchmarks:
-        print(f"there is no benchmark {name!r}; known are {', '.join(known_benchmarks)}, all", file=sys.stderr)
+        print(f"there is no benchmark {name!r}; choose from {', '.join(known_benchmarks)}, all", file=sys.stderr)
         return 2
     importlib.import_module(f"benchmarks.{name}").main(rest)
     return 0

@@ -1,10 +1,10 @@
-"""Attention beside torch's own: windows, packed rows, and the additive score.
+"""Compare attention with torch's: windows, packed rows, and the additive score.
 
-    python -m benchmarks attention               on this machine's CPU, or its GPU if there is one
-    python -m benchmarks attention --quick       small sizes, to see that it runs
-    python -m benchmarks attention --json F      also as JSON
+    python -m benchmarks attention               on the GPU if there is one, otherwise on the CPU
+    python -m benchmarks attention --smoke       small sizes, to see that it works
+    python -m benchmarks attention --json F      also write JSON
 
-Forward and backward together; a ratio above 1 says that Triform is faster.
+Times are of the forward and backward pass. A ratio above 1 means that Triform is faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.options import parse_options
+from benchmarks.report import BenchmarkReport
 from benchmarks.timing import TimedFn, capture_graph
 from triform.config import DataSizes, ModelConfig
 from triform.models.encoder import Classifier
@@ -31,10 +32,10 @@ from triform.nn.scores import SCORES
 
 class AttentionBenchmark:
     def __init__(self, report: BenchmarkReport) -> None:
-        self.report, self.device, self.quick, self.cuda = report, report.device, report.quick, report.cuda
+        self.report, self.device, self.smoke, self.cuda = report, report.device, report.smoke, report.cuda
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.heads, self.head_dim = (12 if self.cuda else 8), 64
-        self.repeats = 2 if self.quick else 20 if self.cuda else 9
+        self.repeats = 2 if self.smoke else 20 if self.cuda else 9
 
     def make_inputs(self, length: int, n_rows: int = 1) -> tuple[Tensor, ...]:
         shape = (n_rows, self.heads, length, self.head_dim)
@@ -65,7 +66,7 @@ class AttentionBenchmark:
         return run
 
     def compare(self, title: str, contestants: dict[str, TimedFn]) -> None:
-        """Call by call, and on CUDA also replayed as graphs, as a compiled training step would run them."""
+        """Time the calls, and on CUDA also their replay as CUDA graphs, as in a compiled training step."""
         self.report.measure(title, contestants, self.repeats)
         if self.cuda:
             replayed = {name: capture_graph(run) for name, run in contestants.items()}
@@ -74,9 +75,9 @@ class AttentionBenchmark:
     # -- what is compared
 
     def causal_windows(self) -> None:
-        """A causal window of 256 against full causal attention and against the same window as a mask."""
-        width = 32 if self.quick else 256
-        for length in (256,) if self.quick else (16_384,) if self.cuda else (4096,):
+        """Compare a causal window of 256 with full causal attention and with the same window as a mask."""
+        width = 32 if self.smoke else 256
+        for length in (256,) if self.smoke else (16_384,) if self.cuda else (4096,):
             inputs, mask, score_fn = (
                 self.make_inputs(length),
                 causal_mask & window_mask(width),
@@ -94,16 +95,16 @@ class AttentionBenchmark:
             self.compare(f"window {width} of {length:,} ({kernel})", contestants)
 
     def length_scaling(self) -> None:
-        """The same window over longer and longer texts: time and memory should grow with T."""
-        width, mask = (32, causal_mask & window_mask(32)) if self.quick else (256, causal_mask & window_mask(256))
-        lengths = (256, 512) if self.quick else (8192, 16_384, 32_768, 65_536, 131_072)
-        for length in lengths if self.cuda or self.quick else lengths[:3]:
+        """Time the same window over texts of growing length; time and memory should grow with T."""
+        width, mask = (32, causal_mask & window_mask(32)) if self.smoke else (256, causal_mask & window_mask(256))
+        lengths = (256, 512) if self.smoke else (8192, 16_384, 32_768, 65_536, 131_072)
+        for length in lengths if self.cuda or self.smoke else lengths[:3]:
             run = self.build_run(dispatch_attention, mask, self.build_score_fn(), self.make_inputs(length))
-            self.report.measure(f"window {width} of {length:,}", {"triform": run}, 2 if self.quick else 5)
+            self.report.measure(f"window {width} of {length:,}", {"triform": run}, 2 if self.smoke else 5)
 
     def bidirectional_windows(self) -> None:
-        """An encoder's window, looking both ways, and the same with ALiBi."""
-        length, width = (256, 16) if self.quick else (4096, 128)
+        """Compare a bidirectional window, with and without ALiBi."""
+        length, width = (256, 16) if self.smoke else (4096, 128)
         inputs = self.make_inputs(length)
         for name, settings in (("", {}), (", alibi", {"positions": "alibi"})):
             contestants = {
@@ -112,7 +113,7 @@ class AttentionBenchmark:
                 ),
                 "torch, full": self.build_torch_run(inputs),
             }
-            if self.cuda:  # the same window, the way torch alone would do it
+            if self.cuda:  # the same window as a mask, which torch needs
                 positions = torch.arange(length, device=self.device)
                 contestants["torch, window as a mask"] = self.build_torch_run(
                     inputs, attn_mask=(positions[None] - positions[:, None]).abs() < width
@@ -120,10 +121,10 @@ class AttentionBenchmark:
             self.compare(f"window {width} both ways of {length:,}{name}", contestants)
 
     def packing(self) -> None:
-        """A classifier on texts of very unequal length: padded to the longest, and packed end to end."""
+        """Compare a classifier on texts of very different lengths, padded to the longest and packed end to end."""
         rng = random.Random(0)
-        max_len = 64 if self.quick else 512
-        rows = [[5] * int(rng.triangular(8, max_len, max_len // 8)) for _ in range(8 if self.quick else 32)]
+        max_len = 64 if self.smoke else 512
+        rows = [[5] * int(rng.triangular(8, max_len, max_len // 8)) for _ in range(8 if self.smoke else 32)]
         config = ModelConfig(d_model=256, d_ff=1024, n_layers=2, n_heads=4, dropout=0.0)
         model = Classifier(config, DataSizes(vocab_size=1000, max_len=max_len, n_labels=2)).to(
             self.device, self.dtype
@@ -141,8 +142,8 @@ class AttentionBenchmark:
         return lambda: model(tokens, layout).float().sum().backward()
 
     def additive_score(self) -> None:
-        """The additive score, a few queries at a time against all at once; and what each keeps in memory."""
-        length, score_fn = (128 if self.quick else 512), self.build_score_fn(attention_score="additive")
+        """Compare the additive score in chunks of queries with all at once, in time and saved memory."""
+        length, score_fn = (128 if self.smoke else 512), self.build_score_fn(attention_score="additive")
         inputs = self.make_inputs(length)
         contestants = {
             "triform": self.build_run(dispatch_attention, full_mask, score_fn, inputs),

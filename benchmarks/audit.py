@@ -1,17 +1,16 @@
-"""What an audit costs: rows with planted near duplicates, read, folded, compared; how many were found.
+"""Measure the time and the recall of an audit on rows with planted near duplicates.
 
     python -m benchmarks.audit                  100,000 rows of 200 words, and one row 100,000 times
-    python -m benchmarks.audit --rows 1000000   as many as there is time and memory for
-    python -m benchmarks.audit --quick          few rows, to see that it runs
-    python -m benchmarks.audit --json F         also as JSON
+    python -m benchmarks.audit --rows 1000000   more rows, if there is time and memory
+    python -m benchmarks.audit --smoke          few rows, to see that it works
+    python -m benchmarks.audit --json F         also write JSON
 
-Words come as often as words do (Zipf's law). A twentieth of the rows are copies with 1 to 4 words changed,
-so that all of them are near. Time is of reading both files and of everything that `triform audit` finds in them.
+Words follow Zipf's law. A twentieth of the rows are copies with 1 to 4 words changed, so that all of them are near
+duplicates. Times include reading both files and all checks of `triform audit`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import build_parser
 from triform.config import DataConfig
 from triform.data.audit import audit_sets, read_audit_set
 from triform.text.parallel import available_cpus
@@ -31,7 +31,7 @@ LEXICON_SIZE = 40_000
 
 
 def write_rows(train: Path, test: Path, n_rows: int) -> int:
-    """Nine tenths of the rows to train on, a tenth to test on, half of these planted; how many were."""
+    """Write nine tenths of the rows for training and a tenth, half of it planted, for testing."""
     rng = np.random.default_rng(0)
     frequencies = 1 / np.arange(1, LEXICON_SIZE + 1)
     cumulative = np.cumsum(frequencies / frequencies.sum())
@@ -49,7 +49,7 @@ def write_rows(train: Path, test: Path, n_rows: int) -> int:
 
 
 def write_repeated_row(train: Path, test: Path, n_copies: int) -> int:
-    """One row, n times."""
+    """Write the same row n times."""
     text = " ".join(f"word{number}" for number in range(WORDS_PER_ROW))
     for path, count in ((train, n_copies), (test, 10)):
         path.write_text(f"x\t{text}\n" * count, encoding="utf-8")
@@ -71,12 +71,10 @@ def measure(train: Path, test: Path) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = build_parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--quick", action="store_true", help="few rows, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args(arguments)
-    n_rows = 2000 if options.quick else options.rows
+    n_rows = 2000 if options.smoke else options.rows
     print(f"{platform.machine()}, {available_cpus()} cores, {n_rows:,} rows of {WORDS_PER_ROW} words")
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Classifying texts of mixed length beside padded loops over nn.TransformerEncoder.
+"""Classify texts of mixed length, compared with padded loops over nn.TransformerEncoder.
 
-Every contestant gets the same texts and gives a label for each, tokenizing included; the Transformers have the
-same tokenizer and the same weights. The loops take batches of 32 in the order given, in eval and inference mode.
-scikit-learn's TF-IDF with logistic regression is there for scale: it is another model.
+Every contestant gets the same texts and predicts a label for each, including tokenization. The Transformers have
+the same tokenizer and the same weights. The loops use batches of 32 in the given order, in eval and inference
+mode. scikit-learn's TF-IDF with logistic regression is a different model and shows the scale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import quality
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.options import parse_options
+from benchmarks.report import BenchmarkReport
 from triform.config import Config, TokenizerConfig
 from triform.config.settings import build_config
 from triform.nn.kernels.precision import cast_model
@@ -30,14 +31,14 @@ WORDS = [first + second + third for first in "bdfgklmnprst" for second in "aeiou
 
 
 def generate_texts(n_texts: int) -> list[str]:
-    """Words by chance; lengths as sentences have them: most near twenty words, some a hundred."""
+    """Return texts of random words with the lengths of sentences: most near twenty words, some a hundred."""
     rng = random.Random(0)
     lengths = [max(4, min(MAX_LEN, int(rng.lognormvariate(3.0, 0.7)))) for _ in range(n_texts)]
     return [" ".join(rng.choices(WORDS, k=length)) for length in lengths]
 
 
 class PlainClassifier(nn.Module):
-    """What one writes with torch.nn alone, holding the weights of one of our classifiers."""
+    """A classifier written with torch.nn, with the weights of one of Triform's classifiers."""
 
     def __init__(self, task: Classify, *, nested: bool) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ def _copy_block(own_block: Any, torch_layer: Any) -> None:
 def build_plain_predictor(
     model: PlainClassifier, tokenizer: Tokenizer, device: torch.device, *, fixed_length: int
 ) -> Callable[..., Any]:
-    """Batches in the order given, padded to their longest text or, with `longest`, all to the same length."""
+    """Return a function that predicts batches in the given order, padded to their longest text or to `longest`."""
 
     @torch.inference_mode()
     def predict_labels(texts: list[str]) -> list[int]:
@@ -97,7 +98,7 @@ def build_plain_predictor(
 
 def build_task(report: BenchmarkReport, texts: list[str]) -> Classify:
     tokenizer = train_tokenizer(TokenizerConfig(kind="word"), texts)
-    width, layers = (32, 1) if report.quick else (512, 6)
+    width, layers = (32, 1) if report.smoke else (512, 6)
     settings = {
         "task": "classify", "data.labels": LABELS, "data.max_len": MAX_LEN, "tokenizer.kind": "word",
         "model.d_model": width, "model.d_ff": 4 * width, "model.n_layers": layers,
@@ -146,7 +147,7 @@ def build_contestants(report: BenchmarkReport, texts: list[str]) -> dict[str, Ca
 
 def main(arguments: list[str] | None = None) -> None:
     report = BenchmarkReport("classify", parse_options(__doc__, arguments))
-    texts = generate_texts(64 if report.quick else 1000)
+    texts = generate_texts(64 if report.smoke else 1000)
     contestants = build_contestants(report, texts)
     expected = contestants["nn, padded to the batch's longest"](texts)
     for name, predict_labels in contestants.items():
@@ -161,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
         report.add_skipped("scikit-learn", "not installed")
     runs = {name: partial(predict_labels, texts) for name, predict_labels in contestants.items()}
     report.measure(
-        f"{len(texts)} texts of mixed length", runs, 2 if report.quick else 5, units=len(texts), unit="texts"
+        f"{len(texts)} texts of mixed length", runs, 2 if report.smoke else 5, units=len(texts), unit="texts"
     )
     quality.report_quality(report, "classify", "accuracy", "f1", "loss")
     report.write()

@@ -1,14 +1,13 @@
-"""Many seeds of a small model trained together, beside one seed alone, through the real trainer.
+"""Train many seeds of a small model together, compared with one seed, with the real trainer.
 
 The model is the preset `speeches-lm` (64 wide, 4 layers, 5,755 words, 16 × 32 tokens a step, 500 steps) on
-generated text. Times are of the whole command, data and files included, and of the training in it.
+generated text. Times are measured for the whole command, including data and files, and for its training.
 
-    python -m benchmarks.ensembles [--quick] [--json FILE] [--device cpu] [--seeds 32]
+    python -m benchmarks.ensembles [--smoke] [--json FILE] [--device cpu] [--seeds 32]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import random
@@ -21,14 +20,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import build_parser, default_device
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 
-VOCAB_WORDS = 5_751  # with the four special tokens, the vocabulary of the speeches
+VOCAB_WORDS = 5_751  # the vocabulary of the speeches without the four special tokens
 
 
 def generate_text(n_words: int, n_kinds: int) -> str:
-    """Words as often as in a language: the nth one n times rarer than the first, and each at least once."""
+    """Return text whose words follow Zipf's law; each word occurs at least once."""
     rng = random.Random(0)
     words = [f"w{index}" for index in range(n_kinds)]
     text_words = words + rng.choices(words, weights=[1 / (index + 1) for index in range(n_kinds)], k=n_words)
@@ -38,7 +38,7 @@ def generate_text(n_words: int, n_kinds: int) -> str:
 def time_training(
     n_seeds: int, data: Path, out: Path, device: str, settings: dict[str, Any]
 ) -> tuple[float, float]:
-    """Seconds of training n seeds: all of it, and the training alone."""
+    """Return the seconds of training n seeds: of the whole command, and of training alone."""
     options = {"preset": "speeches-lm", "data": data, "device": device, "quiet": True, **settings}
     start_time = time.perf_counter()
     if n_seeds == 1:
@@ -54,21 +54,17 @@ def time_training(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", help="how many are trained together; several numbers may be"
-    )
+    parser = build_parser(__doc__)
+    parser.add_argument("--device", default=default_device(), help="cpu or cuda")
+    parser.add_argument("--seeds", type=int, nargs="+", help="numbers of seeds that are trained together")
     options = parser.parse_args(arguments)
-    steps, repeats = (6, 1) if options.quick else (500, 3)
+    steps, repeats = (6, 1) if options.smoke else (500, 3)
     settings: dict[str, Any] = {"train": {"max_steps": steps}}
-    if options.quick:
+    if options.smoke:
         settings["model"] = {"d_model": 8, "d_ff": 16, "n_layers": 1}
     seed_counts = [
         1,
-        *(options.seeds or ([3] if options.quick else [8, 32, 128] if options.device == "cuda" else [8])),
+        *(options.seeds or ([3] if options.smoke else [8, 32, 128] if options.device == "cuda" else [8])),
     ]
     machine_name = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     print(f"{machine_name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {steps} steps each")
@@ -76,14 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "text.txt"
         data.write_text(
-            generate_text(*((2_000, 50) if options.quick else (200_000, VOCAB_WORDS))), encoding="utf-8"
+            generate_text(*((2_000, 50) if options.smoke else (200_000, VOCAB_WORDS))), encoding="utf-8"
         )
-        for repeat in range(repeats + 1):  # the first turn starts the device and does not count
+        for repeat in range(repeats + 1):  # the first turn is a warm-up and is not counted
             for n_seeds in seed_counts:
                 times = time_training(
                     n_seeds, data, Path(folder) / f"run-{repeat}-{n_seeds}", options.device, settings
                 )
-                timings[n_seeds] += [times] if repeat or options.quick else []
+                timings[n_seeds] += [times] if repeat or options.smoke else []
     rows = []
     single_medians = [statistics.median(column) for column in zip(*timings[1], strict=True)]
     for n_seeds in seed_counts:

@@ -1,14 +1,12 @@
-"""Continuing a text with a GPT-2-shaped decoder beside `transformers` and CTranslate2.
+"""Generate text with a decoder of GPT-2's shape, compared with `transformers` and CTranslate2.
 
-All have the same weights, drawn at random, and write the same number of tokens, the most likely one each time.
-On a CPU: 90M parameters, one text, float32 and int8. On CUDA: GPT-2's 124M in bf16, one text and 32.
+All have the same random weights and generate the same number of tokens by greedy decoding.
+On a CPU: 90M parameters, one text, float32 and int8. On CUDA: GPT-2's 124M in bf16, batches of 1 and 32 texts.
 """
 
 from __future__ import annotations
 
-import copy
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import peers, quality
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.options import parse_options
+from benchmarks.report import BenchmarkReport
 from triform.config import Config
 from triform.config.settings import build_config
-from triform.nn.kernels.precision import cast_model
 from triform.tasks.generate import Generate
 from triform.text import PAD, Tokenizer
 
 PROMPT_LEN = 16
-DecodeFn = Callable[[list[str]], Any]
 
 
 class Size(NamedTuple):
@@ -36,7 +33,7 @@ class Size(NamedTuple):
     n_new: int
 
 
-QUICK = Size(32, 1, 2, 100, 64, 6)
+SMOKE = Size(32, 1, 2, 100, 64, 6)
 CPU = Size(768, 12, 12, 6_000, 256, 64)  # 90M parameters
 GPU = Size(768, 12, 12, 50_257, 1024, 256)  # GPT-2's 124M
 
@@ -54,23 +51,9 @@ def build_task(size: Size, tokenizer: Tokenizer, peer_model: Any) -> Generate:
     return task
 
 
-def build_own_runners(report: BenchmarkReport, task: Generate) -> dict[str, DecodeFn]:
-    """Ours in each precision; on CUDA in bf16 alone, as the others there."""
-    runners = {}
-    for precision in ["bf16"] if report.cuda else quality.supported_precisions(report.device):
-        variant = copy.copy(task)
-        variant.model = copy.deepcopy(task.model).to(report.device)
-        cast_model(variant.model, precision)
-        decode_texts = peers.without_end_token(variant.predictor.predict)
-        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: task.tokenizer.encode_batch(
-            decode_texts(texts)
-        )
-    return runners
-
-
 def build_transformers_runner(
     report: BenchmarkReport, peer_model: Any, tokenizer: Tokenizer, max_new_tokens: int
-) -> DecodeFn:
+) -> peers.DecodeFn:
     peer_model = peer_model.to(report.device, torch.bfloat16 if report.cuda else torch.float32)
 
     @torch.inference_mode()
@@ -85,7 +68,9 @@ def build_transformers_runner(
     return decode_texts
 
 
-def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, max_new_tokens: int) -> DecodeFn:
+def build_ctranslate2_runner(
+    folder: str, compute_type: str, tokenizer: Tokenizer, max_new_tokens: int
+) -> peers.DecodeFn:
     import ctranslate2
 
     model = ctranslate2.Generator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
@@ -106,41 +91,29 @@ def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenize
 
 
 def compare(report: BenchmarkReport, folder: Path) -> None:
-    size = QUICK if report.quick else GPU if report.cuda else CPU
+    size = SMOKE if report.smoke else GPU if report.cuda else CPU
     tokenizer = peers.build_tokenizer(size.vocab_size)
     if not peers.import_peer("transformers"):
-        report.add_skipped("transformers", "not installed; without its weights there is nothing to compare")
+        report.add_skipped("transformers", "not installed, but the benchmark needs its weights")
         return
     peer_model = peers.build_gpt2(size.width, size.layers, size.heads, tokenizer.vocab_size, size.max_len)
     task = build_task(size, tokenizer, peer_model)
     report.add_figures(
         "the decoder", parameters=sum(parameter.numel() for parameter in task.model.parameters()), **size._asdict()
     )
-    contestants: dict[str, DecodeFn] = build_own_runners(report, task)
-    if report.cuda:
-        report.add_skipped("ctranslate2", "compared on the CPU only")
-    elif peers.import_peer("ctranslate2"):
-        output = peers.convert_to_ctranslate2(
-            peer_model, tokenizer.format_pieces(range(tokenizer.vocab_size)), folder / "ct2"
-        )
-        for compute_type in ("float32", "int8"):
-            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2_runner(
-                output, compute_type, tokenizer, size.n_new
-            )
-    else:
-        report.add_skipped("ctranslate2", "not installed")
-    contestants["transformers"] = build_transformers_runner(report, peer_model, tokenizer, size.n_new)
+    contestants = peers.build_contestants(
+        report,
+        task,
+        peer_model,
+        folder,
+        lambda output, compute_type: build_ctranslate2_runner(output, compute_type, tokenizer, size.n_new),
+        lambda: build_transformers_runner(report, peer_model, tokenizer, size.n_new),
+    )
     for rows in (1, 32) if report.cuda else (1,):
         prompts = peers.generate_texts(tokenizer, [PROMPT_LEN] * rows)
-        expected = contestants["transformers"](prompts)
-        for name, decode_texts in contestants.items():
-            output = decode_texts(prompts)
-            assert all(len(tokens) == size.n_new for tokens in output), f"{name} wrote another number of tokens"
-            report.add_figures(
-                "tokens as transformers writes them", who=name, share=peers.token_agreement(output, expected)
-            )
+        peers.report_agreement(report, contestants, prompts, size.n_new)
         runs = {name: partial(decode_texts, prompts) for name, decode_texts in contestants.items()}
-        repeats = 1 if report.quick else 5
+        repeats = 1 if report.smoke else 5
         report.measure(f"{size.n_new} tokens, batch {rows}", runs, repeats, units=size.n_new * rows, unit="tokens")
 
 

@@ -1,14 +1,14 @@
-"""What more text costs: time per token and peak memory of everything before the first training step.
+"""Measure how preparation grows with the text: time per token and peak memory before the first training step.
 
     python -m benchmarks.growth                       1, 10 and 100 MB of generated text
-    python -m benchmarks.growth --sizes 1 10 100 1000    in MB, as many as there is time for
-    python -m benchmarks.growth --quick               tiny sizes, to see that it runs
-    python -m benchmarks.growth --json F              also as JSON
+    python -m benchmarks.growth --sizes 1 10 100 1000    sizes in MB
+    python -m benchmarks.growth --smoke               tiny sizes, to see that it works
+    python -m benchmarks.growth --json F              also write JSON
 
-Each size is prepared twice, in processes of their own: first with an empty token cache, then from it. Preparing is
-all of it: finding the settings, learning the vocabulary, encoding, the model, and the batches of the first steps.
-Memory is the peak of that process; "mapped" is how much of what it holds at the end are files, its libraries and
-the tokens it looked at, which the system may take back.
+Each size is prepared twice, in separate processes: first with an empty token cache, then from the cache.
+Preparation includes resolving the settings, learning the vocabulary, encoding, building the model, and the
+batches of the first steps. Memory is the peak of the process. "mapped" is the memory of mapped files at the end
+(libraries and tokens), which the system can free.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import build_parser
 from triform.data.files import MIN_CACHED_BYTES
 from triform.text.parallel import available_cpus
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]
-N_BATCHES = 50  # whose batches are made
+N_BATCHES = 50  # number of steps whose batches are built
 LEXICON_SIZE = 40_000  # common words; every hundredth word of a text is a new one
 
 
 def write_text(path: Path, megabytes: float, seed: int = 0) -> None:
-    """Made-up text: words by Zipf's law, names that never come again, numbers, lines and paragraphs."""
+    """Write generated text: words by Zipf's law, unique names, numbers, lines and paragraphs."""
     rng = np.random.default_rng(seed)
     syllables = np.array(
         [
@@ -70,7 +71,7 @@ def write_text(path: Path, megabytes: float, seed: int = 0) -> None:
 
 
 def prepare(file: Path, folder: Path, vocab_size: int) -> Row:
-    """What a training on this file does before its first step, in this process."""
+    """Do what training on this file does before its first step, in this process."""
     from triform.config.settings import build_config
     from triform.tasks import TASKS
 
@@ -93,7 +94,7 @@ def prepare(file: Path, folder: Path, vocab_size: int) -> Row:
 
 
 def mapped_mib() -> float:
-    """MiB of files among this process's memory, which the system takes back when it needs them."""
+    """Return the MiB of mapped files in this process's memory, which the system can free."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
@@ -130,18 +131,16 @@ def compare(sizes: list[float], vocab_size: int, folder: Path) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1, 10, 100], help="of the text, in MB")
+    parser = build_parser(__doc__)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1, 10, 100], help="sizes of the text in MB")
     parser.add_argument("--vocab-size", type=int, default=8000)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(prepare(Path(options.one[0]), Path(options.one[1]), int(options.one[2]))))
         return
     sizes, vocab_size = (
-        ([0.2, MIN_CACHED_BYTES / 1e6], 300) if options.quick else (options.sizes, options.vocab_size)
+        ([0.2, MIN_CACHED_BYTES / 1e6], 300) if options.smoke else (options.sizes, options.vocab_size)
     )
     print(f"{platform.machine()}, {available_cpus()} cores, vocabulary of {vocab_size}")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,17 @@
-"""Peers that decode: `transformers` models with random weights, the same weights in ours and in CTranslate2's.
+"""Peers of the decoding benchmarks: `transformers` models with random weights, also in Triform and CTranslate2.
 
-Random weights hardly ever end a text, or end it by chance. So nobody may: the end token is banned for all, and
-each writes as many tokens as it is told. All give the same answer in float32, which the benchmarks check.
+Random weights end a text by chance or never. The end token is therefore banned for all, and all generate the same
+number of tokens. In float32 they all give the same answer, which the benchmarks check.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,16 +19,22 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from benchmarks.quality import supported_precisions
+from benchmarks.report import BenchmarkReport
 from triform.config import TokenizerConfig
+from triform.nn.kernels.precision import cast_model
+from triform.tasks.generate import Generate
+from triform.tasks.translate import Translate
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from triform.text.base import SPECIAL_TOKENS
 
 BANNED_TOKENS = (PAD, UNK, BOS, EOS)
 TokenRows = list[list[int]]
+DecodeFn = Callable[[list[str]], Any]
 
 
 def import_peer(name: str) -> Any:
-    """A peer's package, or None; its warnings at import are not ours to show, and nothing is downloaded."""
+    """Import the package of a peer without its warnings and downloads; return None if it is not installed."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,7 +45,7 @@ def import_peer(name: str) -> Any:
 
 
 def build_tokenizer(vocab_size: int) -> Tokenizer:
-    """A tokenizer of so many tokens: words of four letters."""
+    """Build a tokenizer with this number of tokens, which are words of four letters."""
     words = map("".join, itertools.product("abcdefghijklmnopqrst", repeat=4))
     return train_tokenizer(TokenizerConfig(kind="word"), itertools.islice(words, vocab_size - len(SPECIAL_TOKENS)))
 
@@ -50,7 +57,7 @@ def generate_texts(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[str]:
 
 
 def without_end_token(predict: Callable[[list[str]], Any]) -> Callable[[list[str]], list[str]]:
-    """Our answers, the end token banned as it is for the others."""
+    """Return a function that predicts with the end token banned, as for the peers."""
 
     def decode_texts(texts: list[str]) -> list[str]:
         with mock.patch.object(Tokenizer, "banned_tokens", BANNED_TOKENS):
@@ -71,7 +78,7 @@ def build_gpt2(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_l
 
 @torch.no_grad()
 def copy_gpt2(peer_model: Any, model: Any) -> None:
-    """Their weights into our decoder."""
+    """Copy the weights of GPT-2 into Triform's decoder."""
     peer_body = peer_model.transformer
     model.embedding.token_embedding.weight.copy_(peer_body.wte.weight)
     model.embedding.position_embedding.table.weight.copy_(peer_body.wpe.weight)
@@ -89,7 +96,7 @@ def copy_gpt2(peer_model: Any, model: Any) -> None:
 
 
 def build_marian(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max_len: int) -> Any:
-    """Its padding, the token after the last of ours, has a vector of zeros and begins each translation."""
+    """Build Marian. Its padding is an additional token with a vector of zeros, and it starts each translation."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
@@ -104,7 +111,7 @@ def build_marian(d_model: int, n_layers: int, n_heads: int, vocab_size: int, max
 
 @torch.no_grad()
 def copy_marian(peer_model: Any, model: Any) -> None:
-    """Their weights into our encoder-decoder; its begin token takes the vector of zeros."""
+    """Copy the weights of Marian into Triform's encoder-decoder, whose start token gets the vector of zeros."""
     peer_body = peer_model.model
     token_embedding = model.embedding.token_embedding.weight
     token_embedding.copy_(peer_body.shared.weight[: len(token_embedding)])
@@ -140,7 +147,7 @@ def _copy_linear(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 
 def convert_to_ctranslate2(model: Any, words: list[str], folder: Path) -> str:
-    """The model as CTranslate2 reads it; it is quantised when it is opened."""
+    """Convert the model for CTranslate2, which quantizes it when it is opened."""
     from ctranslate2.converters import transformers as converters
 
     loader = {"gpt2": converters.GPT2Loader, "marian": converters.MarianMTLoader}[model.config.model_type]()
@@ -157,10 +164,69 @@ def convert_to_ctranslate2(model: Any, words: list[str], folder: Path) -> str:
 
 
 def token_agreement(tokens: TokenRows, expected: TokenRows) -> float:
-    """The share of tokens that are the same at the same place."""
+    """Return the share of tokens that are equal at the same position."""
     pairs = [
         same
         for token, expected_token in zip(tokens, expected, strict=True)
         for same in zip(token, expected_token, strict=False)
     ]
     return sum(token == expected_token for token, expected_token in pairs) / max(1, sum(map(len, expected)))
+
+
+def build_contestants(
+    report: BenchmarkReport,
+    task: Generate | Translate,
+    peer_model: Any,
+    folder: Path,
+    build_ctranslate2: Callable[[str, str], DecodeFn],
+    build_transformers: Callable[[], DecodeFn],
+) -> dict[str, DecodeFn]:
+    """Return the functions to time: Triform in each precision, CTranslate2 on a CPU, and `transformers`.
+
+    Args:
+        report: The report, which knows the device.
+        task: Triform's task with the weights of the peer.
+        peer_model: The model of `transformers`.
+        folder: A folder for the converted model.
+        build_ctranslate2: Builds a contestant from the folder of a model and a compute type.
+        build_transformers: Builds the contestant of `transformers`. It is called last, because it casts the model.
+    """
+    contestants = _build_own_contestants(report, task)
+    vocabulary = task.tokenizer.format_pieces(range(task.tokenizer.vocab_size))
+    if report.cuda:
+        report.add_skipped("ctranslate2", "compared only on the CPU")
+    elif import_peer("ctranslate2"):
+        output = convert_to_ctranslate2(peer_model, vocabulary, folder / "ct2")
+        for compute_type in ("float32", "int8"):
+            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2(output, compute_type)
+    else:
+        report.add_skipped("ctranslate2", "not installed")
+    contestants["transformers"] = build_transformers()
+    return contestants
+
+
+def _build_own_contestants(report: BenchmarkReport, task: Generate | Translate) -> dict[str, DecodeFn]:
+    """Return Triform in each precision, or only in bf16 on CUDA, where the peers use bf16."""
+    runners = {}
+    for precision in ["bf16"] if report.cuda else supported_precisions(report.device):
+        variant = copy.copy(task)
+        variant.model = copy.deepcopy(task.model).to(report.device)
+        cast_model(variant.model, precision)
+        decode_texts = without_end_token(variant.predictor.predict)
+        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: (
+            task.target_tokenizer.encode_batch(decode_texts(texts))
+        )
+    return runners
+
+
+def report_agreement(
+    report: BenchmarkReport, contestants: Mapping[str, DecodeFn], texts: list[str], n_tokens: int
+) -> None:
+    """Check that all contestants generate `n_tokens`, and report how many equal those of `transformers`."""
+    expected = contestants["transformers"](texts)
+    for name, decode_texts in contestants.items():
+        output = decode_texts(texts)
+        assert all(len(tokens) == n_tokens for tokens in output), f"{name} generated another number of tokens"
+        report.add_figures(
+            "tokens equal to those of transformers", who=name, share=token_agreement(output, expected)
+        )

@@ -1,4 +1,4 @@
-"""The models of peers, as people write them in plain PyTorch, and their steps."""
+"""Models and training steps of peers, as people write them in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class PlainLM(nn.Module):
-    """A language model out of torch.nn: embeddings, a causal nn.TransformerEncoder, a head."""
+    """A language model of torch.nn modules: embeddings, a causal nn.TransformerEncoder, a head."""
 
     def __init__(self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, d_ff: int, max_len: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class PlainTranslator(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """GPT-2 as it is usually written by hand: one product for q, k and v, fused attention, tied embeddings."""
+    """GPT-2 in its usual plain form: one product for q, k and v, fused attention, tied embeddings."""
 
     def __init__(
         self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, max_len: int, dropout: float
@@ -106,7 +106,7 @@ def build_train_step(
     model: nn.Module, inputs: Callable[[], tuple[tuple[Tensor, ...], Tensor]], *, bf16: bool, clip: float = 1.0,
     compiled: bool = False, get_logits: Callable[[Any], Tensor] = lambda out: out, **adam: Any,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    """A training step as most scripts have it: autocast, cross entropy in float32, clipping, AdamW."""
+    """Return a typical training step: autocast, cross entropy in float32, clipping, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, **adam)
     device = next(model.parameters()).device.type
 

@@ -1,4 +1,4 @@
-"""What a faster precision costs in quality: small models trained on built-in data, scored in each precision."""
+"""Measure the quality of each precision: small models trained on built-in data and evaluated in each."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TINY_SETTINGS: dict[str, Any] = {"train": {"max_steps": 3}, "model": {"d_model":
 
 
 def supported_precisions(device: torch.device) -> list[Precision]:
-    """Those that are of use here, fp32 first."""
+    """Return the precisions that are useful on this device, fp32 first."""
     available: list[Precision] = ["fp32"]
     available += ["bf16"] if has_bf16(device) else []
     return available + (["int8"] if device.type == "cpu" and not int8_unavailable_reason() else [])
 
 
 def report_quality(report: BenchmarkReport, task: TaskName, *metric_names: str) -> None:
-    """Train as the demo does, and score the test set in each precision."""
+    """Train like the demo, and evaluate the test set in each precision."""
     device = report.device.type
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        settings = TINY_SETTINGS if report.quick else SETTINGS[task]
-        decode = {"strategy": "greedy", "max_new_tokens": 2} if report.quick else {}
+        settings = TINY_SETTINGS if report.smoke else SETTINGS[task]
+        decode = {"strategy": "greedy", "max_new_tokens": 2} if report.smoke else {}
         triform.train(task, out=path, device=device, quiet=True, **settings)
         for precision in supported_precisions(report.device):
             metrics = triform.load(path, device=device, precision=precision).evaluate(**decode)

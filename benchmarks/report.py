@@ -1,4 +1,4 @@
-"""What all benchmarks share: the device, the board on which figures appear, and the JSON they end up in."""
+"""Report the figures of a benchmark: print them as they are measured, and write them as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import datetime
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,11 @@ import torch
 
 from benchmarks.timing import TimedFn, Timing, time_in_turns
 
-OWN_PREFIX = "triform"  # a contestant whose name begins so is ours
-
-
-def build_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser
-
-
-def parse_options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked of a benchmark that has no others."""
-    return build_parser(description).parse_args(arguments)
+OWN_PREFIX = "triform"  # names of Triform's contestants start with this
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Where and when: without these a figure says nothing."""
+    """Return the machine, processor, GPU, torch version and date."""
     return {
         "machine": platform.node(),
         "cpu": _cpu_name(),
@@ -53,15 +39,15 @@ def _cpu_name() -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """How many times as fast as a peer we are; slower is said."""
+    """Format how many times as fast as a peer Triform is, and mark a ratio below 1 as slower."""
     return f"{ratio:.2f}×" + (": slower" if ratio < 1 else "")
 
 
 class BenchmarkReport:
-    """Figures of one benchmark: shown as they come, written down at the end."""
+    """The figures of one benchmark, printed as they are measured and written to a file at the end."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.name, self.path, self.quick = name, options.json, options.quick
+        self.name, self.path, self.smoke = name, options.json, options.smoke
         self.device = torch.device(options.device)
         self.cuda = self.device.type == "cuda"
         self.environment = describe_machine(self.device)
@@ -73,7 +59,7 @@ class BenchmarkReport:
     def measure(
         self, title: str, contestants: Mapping[str, TimedFn], repeats: int, *, units: float = 0, unit: str = ""
     ) -> dict[str, Timing]:
-        """Let contestants take turns at the same work, of so many units."""
+        """Time contestants in turns at the same work, which consists of `units`."""
         timings = time_in_turns(contestants, repeats, self.device)
         self.add_timings(title, timings, units=units, unit=unit)
         return timings
@@ -94,18 +80,18 @@ class BenchmarkReport:
             print(f"{title:<44} {name:<32} {timing!s:<36} {'  '.join(details)}", flush=True)
 
     def add_figures(self, title: str, **figures: Any) -> None:
-        """Figures that are not times: answers compared, scores, memory."""
+        """Add figures that are not times, such as agreement, metrics and memory."""
         self.rows.append({"what": title, **figures})
         figures_text = "  ".join(f"{name} {_format_value(value)}" for name, value in figures.items())
         print(f"{title:<44} {figures_text}", flush=True)
 
     def add_skipped(self, peer: str, reason: str) -> None:
-        self.add_figures(f"{peer} is left out", why=reason)
+        self.add_figures(f"{peer} is skipped", why=reason)
 
     def write(self) -> None:
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            content = {"name": self.name, **self.environment, "quick": self.quick, "rows": _replace_nan(self.rows)}
+            content = {"name": self.name, **self.environment, "smoke": self.smoke, "rows": _replace_nan(self.rows)}
             self.path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -114,7 +100,7 @@ def _format_value(value: Any) -> str:
 
 
 def _replace_nan(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN by None, because JSON has no NaN."""
     if isinstance(value, dict):
         return {name: _replace_nan(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Training in NumPy alone beside torch, on the built-in sets.
+"""Train in NumPy, compared with torch, on the built-in sets.
 
-All contestants have the same sizes (width 128, 2 layers, 4 heads) and about 1,024 tokens a batch. `triform scratch`
-is the NumPy model; `triform` is the trainer with the same settings, which on a CPU is eager torch; `torch.nn eager`
-is plain PyTorch on the very batches that the NumPy model gets. On a CPU only, whatever the device; NumPy's products
-run on as many threads as torch's.
+All contestants have the same sizes (width 128, 2 layers, 4 heads) and about 1,024 tokens per batch. `triform
+scratch` is the NumPy model, `triform` is the trainer with the same settings (eager torch on a CPU), and `torch.nn
+eager` is plain PyTorch on the batches of the NumPy model. The benchmark always uses the CPU, with as many threads
+for NumPy as for torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.options import parse_options
 from benchmarks.plain import PlainLM, PlainTranslator, build_train_step
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.report import BenchmarkReport
 from benchmarks.training import build_peer_run, build_trainer_run, open_trainer
 from triform import scratch
 from triform.config import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
@@ -31,7 +32,7 @@ BUILTIN_SETS = {"classify": "reviews", "generate": "stories", "translate": "numb
 
 
 class PlainMeanClassifier(nn.Module):
-    """nn.TransformerEncoder with embeddings, a mean and a head."""
+    """nn.TransformerEncoder with embeddings, mean pooling and a head."""
 
     def __init__(self, vocab_size: int, n_labels: int, max_len: int) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class PlainMeanClassifier(nn.Module):
 
 
 def build_estimator(task: str, n_steps: int) -> tuple[Any, TrainingData]:
-    """The NumPy model of a task, and what it learns from."""
+    """Return the NumPy model of a task, and its training data."""
     config = Config(
         model=MODEL_CONFIG,
         tokenizer=TokenizerConfig(kind=TOKENIZER_KINDS[task]),
@@ -71,7 +72,7 @@ def build_estimator(task: str, n_steps: int) -> tuple[Any, TrainingData]:
 
 
 def build_plain_step(task: str, estimator: Any, training_data: TrainingData) -> Callable[[], Tensor]:
-    """A step of plain PyTorch over the same batches."""
+    """Return a training step of plain PyTorch over the same batches."""
     vocab_size, max_len = estimator.tokenizer.vocab_size, estimator.config.data.max_len
     model = {
         "classify": lambda: PlainMeanClassifier(vocab_size, len(estimator.config.data.labels), max_len),
@@ -94,7 +95,7 @@ def build_plain_step(task: str, estimator: Any, training_data: TrainingData) -> 
 
 
 def compare(report: BenchmarkReport, folder: Path, task: str) -> None:
-    n_steps = 2 if report.quick else 10
+    n_steps = 2 if report.smoke else 10
     estimator, training_data = build_estimator(task, n_steps)
     settings: dict[str, Any] = {
         f"model.{name}": getattr(MODEL_CONFIG, name) for name in ("d_model", "n_layers", "n_heads")
@@ -109,7 +110,7 @@ def compare(report: BenchmarkReport, folder: Path, task: str) -> None:
         report.measure(
             f"{task}, builtin:{BUILTIN_SETS[task]}",
             contestants,
-            2 if report.quick else 7,
+            2 if report.smoke else 7,
             units=n_steps,
             unit="steps",
         )

@@ -1,6 +1,6 @@
-"""From nothing to the first answer: `triform predict` in a new process, beside what importing torch alone takes.
+"""Measure the start-up time of `triform predict` in a new process, compared with importing torch.
 
-A small classifier is trained first. Each turn is a new Python process, its files warm in the system's memory.
+A small classifier is trained first. Each turn is a new Python process whose files are in the system's file cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 import triform
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.options import parse_options
+from benchmarks.report import BenchmarkReport
 from benchmarks.timing import TimedFn
 from triform.nn.kernels.int8 import int8_unavailable_reason
 
@@ -20,7 +21,7 @@ TEXT = "The soup was cold, but the staff was wonderful."
 
 
 def build_process_run(*arguments: str) -> TimedFn:
-    """A Python process from its start to its end."""
+    """Return a function that runs a Python process to its end."""
     source = str(Path(triform.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source}
     return lambda: subprocess.run(
@@ -30,7 +31,7 @@ def build_process_run(*arguments: str) -> TimedFn:
 
 def main(arguments: list[str] | None = None) -> None:
     report = BenchmarkReport("start", parse_options(__doc__, arguments))
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1} if report.quick else {"d_model": 128, "n_layers": 2}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1} if report.smoke else {"d_model": 128, "n_layers": 2}
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         triform.train(
@@ -45,9 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
             "triform --help": build_process_run("-m", "triform", "--help"),
             "python, import torch": build_process_run("-c", "import torch"),
         }
-        if report.cuda or report.quick or int8_unavailable_reason():
+        if report.cuda or report.smoke or int8_unavailable_reason():
             del contestants["triform predict, int8"]
-        report.measure("a new process", contestants, 1 if report.quick else 9)
+        report.measure("a new process", contestants, 1 if report.smoke else 9)
     report.write()
 
 

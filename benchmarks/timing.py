@@ -1,4 +1,4 @@
-"""How things are timed here: contestants take turns, so that a busy moment hits all of them alike."""
+"""Time contestants in turns, so that a busy moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 import torch
 
 TimedFn = Callable[[], object]
-PAUSE_SECONDS = 0.3  # seconds before each turn: threads of the one before still spin for a while, waiting for more
+PAUSE_SECONDS = 0.3  # seconds before each turn, because threads of the previous one may still be spinning
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one contestant: the median, and the middle half of all repeats."""
+    """The times of one contestant in milliseconds: the median and the middle half of all repeats."""
 
     median: float
     low: float
     high: float
-    memory: float  # MiB at the peak above what lay there before; NaN where it cannot be known
-    cpu: float  # median time of the processors, all threads and child processes: a busy machine changes it little
+    memory: float  # peak MiB above the memory in use before; NaN if unknown
+    cpu: float  # median processor time of all threads and child processes, which a busy machine hardly changes
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ms ({self.low:.2f} to {self.high:.2f})"
 
 
 def time_in_turns(contestants: Mapping[str, TimedFn], repeats: int, device: torch.device) -> dict[str, Timing]:
-    """Each contestant in turn, `repeats` times after one turn that does not count."""
+    """Time each contestant in turn, `repeats` times after one warm-up turn."""
     memory = {name: _measure_peak_memory(run, device) for name, run in contestants.items()}
     turns: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for _ in range(repeats):
@@ -39,7 +39,7 @@ def time_in_turns(contestants: Mapping[str, TimedFn], repeats: int, device: torc
 
 
 def capture_graph(run: TimedFn) -> TimedFn:
-    """The same work recorded once as a CUDA graph and replayed: what the kernels take, launches aside."""
+    """Capture the work as a CUDA graph, whose replay measures the kernels without their launches."""
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
@@ -59,7 +59,7 @@ def _summarise_turns(turns: list[tuple[float, float]], memory: float) -> Timing:
 
 
 def _time_once(run: TimedFn, device: torch.device) -> tuple[float, float]:
-    """On the clock, and of the processors."""
+    """Return the wall time and the processor time of one call."""
     _synchronize(device)
     time.sleep(PAUSE_SECONDS)
     start, cpu_start = time.perf_counter(), _cpu_seconds()
@@ -74,7 +74,7 @@ def _cpu_seconds() -> float:
 
 
 def _measure_peak_memory(run: TimedFn, device: torch.device) -> float:
-    """The first turn (compilation, first shapes), then one more to see its memory."""
+    """Run the warm-up turn (compilation, first shapes), and one more to measure memory."""
     run()
     if device.type != "cuda":
         return float("nan")

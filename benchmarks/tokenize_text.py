@@ -1,19 +1,18 @@
-"""Byte-pair encoding beside its peers: the same text, the same vocabulary, the same ids.
+"""Encode text with BPE, compared with other libraries: the same text, vocabulary and ids.
 
     python -m benchmarks.tokenize_text               10 MB of generated text, a line at a time
     python -m benchmarks.tokenize_text --file F      the first 10 MB of a text file (also .gz)
     python -m benchmarks.tokenize_text --vocabulary V  GPT-2's, cl100k's ... instead of one learned here
-    python -m benchmarks.tokenize_text --quick       a little text, to see that it runs
-    python -m benchmarks.tokenize_text --json F      also as JSON
+    python -m benchmarks.tokenize_text --smoke       a little text, to see that it works
+    python -m benchmarks.tokenize_text --json F      also write JSON
 
-`tokenizers` and `tiktoken` use all cores. Triform's `encode_batch` uses one; training encodes as a stream, which
-uses all of them once there is much text. "new" meets every word for the first time. A ratio above 1 says that
-Triform is faster when it is new.
+`tokenizers` and `tiktoken` use all cores. Triform's `encode_batch` uses one core; training encodes text as a
+stream, which uses all cores for large texts. "new" means that no word is in Triform's cache. A ratio above 1
+means that Triform is faster with new words.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import tempfile
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.growth import write_text
+from benchmarks.options import build_parser
 from benchmarks.timing import TimedFn, time_in_turns
 from triform.config import TokenizerConfig
 from triform.data.files import iter_text_blocks
@@ -52,8 +52,8 @@ def load_text(file: Path | None, megabytes: float) -> str:
 def build_contestants(
     bpe: BpeTokenizer, lines: list[str]
 ) -> tuple[dict[str, TimedFn], dict[str, Callable[[], Ids]]]:
-    """What is timed, and for each peer the ids it gives."""
-    core_tokenizer = bpe._backend  # the library's own tokenizer, of the same vocabulary
+    """Return the functions to time, and for each peer its ids."""
+    core_tokenizer = bpe._backend  # the tokenizer of the library with the same vocabulary
     chunks = [lines[start : start + 2048] for start in range(0, len(lines), 2048)]
 
     def clear_cache() -> BpeTokenizer:
@@ -84,21 +84,21 @@ def build_contestants(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, help="text to encode; generated where none is given")
+    parser = build_parser(__doc__)
+    parser.add_argument("--file", type=Path, help="text file to encode; by default the text is generated")
     parser.add_argument("--megabytes", type=float, default=10.0)
     parser.add_argument("--vocab-size", type=int, default=8000)
-    parser.add_argument("--vocabulary", type=Path, help="a folder or file of byte BPE, of any library")
-    parser.add_argument("--quick", action="store_true", help="a little text, to see that it runs")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument(
+        "--vocabulary", type=Path, help="folder or file of a byte-level BPE tokenizer, from any library"
+    )
     options = parser.parse_args(arguments)
-    megabytes, vocab_size, repeats = (0.1, 400, 2) if options.quick else (options.megabytes, options.vocab_size, 7)
+    megabytes, vocab_size, repeats = (0.1, 400, 2) if options.smoke else (options.megabytes, options.vocab_size, 7)
     lines = load_text(options.file, megabytes).splitlines(keepends=True)
     if options.vocabulary:
         bpe = read_tokenizer(options.vocabulary)
     else:
         bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=vocab_size), lines)
-    assert isinstance(bpe, BpeTokenizer), "byte BPE is compared here, and this is none"
+    assert isinstance(bpe, BpeTokenizer), "this tokenizer is not byte-level BPE, which this benchmark requires"
     n_bytes = sum(len(line.encode()) for line in lines)
     machine = f"{platform.machine()}, {available_cpus()} cores"
     print(f"{machine}, {n_bytes / 1e6:.1f} MB in {len(lines)} lines, a vocabulary of {bpe.vocab_size}")

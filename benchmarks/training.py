@@ -1,8 +1,9 @@
-"""A training step in the real trainer, logging included, beside `torch.nn`, plain PyTorch and `transformers`.
+"""Time training steps of the real trainer, compared with `torch.nn`, plain PyTorch and `transformers`.
 
-Each contestant learns in turn for some steps at a time from batches of one shape: ours by its trainer, the peers
-scripts do it, with AdamW, clipping and cross entropy in float32. `--only` takes some of: character, words, sets
-(the four TED translators), shakespeare, gpt2. On a CPU only `character` and `words` are run.
+Each contestant trains in turn for some steps on batches of one shape: Triform with its trainer including logging,
+the peers like typical scripts, with AdamW, clipping and cross entropy in float32. `--only` selects parts:
+character, words, sets (the four TED translators), shakespeare, gpt2. On a CPU the default is `character` and
+`words`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.options import build_parser, default_device
 from benchmarks.plain import PlainGPT, PlainLM, PlainTranslator, build_train_step
-from benchmarks.report import BenchmarkReport, build_parser
+from benchmarks.report import BenchmarkReport
 from triform.config.settings import build_config
 from triform.launch import RunOptions, build_trainer, resolve_settings, train
 from triform.training.run_folder import RunFolder
@@ -31,7 +33,7 @@ TimedFn = Callable[[], Any]
 
 
 def write_words(path: Path, n_words: int, vocab_size: int, line_words: int, columns: int = 1) -> str:
-    """A file of words drawn as words are, a few often and most seldom, so many to a line and column."""
+    """Write a file of words that follow Zipf's law, with a number of words per line and per column."""
     rng = np.random.default_rng(0)
     word_ids = np.minimum(rng.zipf(1.2, size=n_words) - 1, vocab_size - 1)
     word_ids[:vocab_size] = np.arange(vocab_size)  # each at least once
@@ -44,7 +46,7 @@ def write_words(path: Path, n_words: int, vocab_size: int, line_words: int, colu
 
 
 def write_characters(path: Path, n_characters: int) -> str:
-    """A text of 61 kinds of characters, which with the four special tokens are tiny Shakespeare's 65."""
+    """Write a text with 61 distinct characters, which makes a vocabulary of 65 with the four special tokens."""
     alphabet = [chr(code) for code in range(ord("0"), ord("0") + 60)] + ["\n"]
     path.write_text("".join(np.random.default_rng(0).choice(alphabet, size=n_characters)), encoding="utf-8")
     return str(path)
@@ -54,7 +56,7 @@ def write_characters(path: Path, n_characters: int) -> str:
 def open_trainer(
     report: BenchmarkReport, folder: Path, task: Any, preset: str, **settings: Any
 ) -> Iterator[Trainer]:
-    """The real one, with its run folder, its metrics file and its progress; it neither validates nor saves."""
+    """Open the real trainer with its run folder, metrics file and progress, without validation and checkpoints."""
     schedule = {"train.max_steps": 10**7, "train.epochs": 0.0, "train.eval_every": 10**7}
     schedule |= {"train.checkpoint_every": 10**7, "train.log_every": 50, "data.valid_fraction": 0.0}
     assignments = resolve_settings(task, preset, None, schedule | {"data.header": "no"} | settings)
@@ -87,7 +89,7 @@ def build_peer_run(step: Callable[[], Tensor], n_steps: int) -> TimedFn:
 def build_window_sampler(
     report: BenchmarkReport, batch_size: int, length: int, vocab_size: int
 ) -> Callable[[], tuple[tuple[Tensor, ...], Tensor]]:
-    """Windows out of a stream on the device, as good scripts have it."""
+    """Return a function that draws windows from a stream on the device."""
     stream = torch.randint(0, vocab_size, (1 << 20,), device=report.device)
     offsets = torch.arange(length + 1, device=report.device)
 
@@ -100,9 +102,9 @@ def build_window_sampler(
 
 
 def measure_characters(report: BenchmarkReport, folder: Path) -> None:
-    """The Shakespeare character model; on a CPU also one of 0.8M, 12 × 64 tokens."""
+    """Time the Shakespeare character model, and on a CPU also a model of 0.8M parameters with 12 × 64 tokens."""
     text = write_characters(folder / "text.txt", 300_000)
-    n_steps = 2 if report.quick else 100 if report.cuda else 20
+    n_steps = 2 if report.smoke else 100 if report.cuda else 20
     with open_trainer(report, folder, "generate", "shakespeare-char", **{"data.train": text}) as trainer:
         plain_step = build_train_step(
             PlainLM(65, 64, 4, 4, 256, 32).to(report.device),
@@ -117,7 +119,7 @@ def measure_characters(report: BenchmarkReport, folder: Path) -> None:
         report.measure(
             "Shakespeare character model, 16 × 32",
             contestants,
-            2 if report.quick else 7,
+            2 if report.smoke else 7,
             units=n_steps,
             unit="steps",
         )
@@ -136,16 +138,16 @@ def measure_characters(report: BenchmarkReport, folder: Path) -> None:
         report.measure(
             "0.8M character model, 12 × 64",
             contestants,
-            2 if report.quick else 7,
+            2 if report.smoke else 7,
             units=n_steps * 768,
             unit="tokens",
         )
 
 
 def measure_words(report: BenchmarkReport, folder: Path) -> None:
-    """The language model of speeches, with its 5,755 words."""
+    """Time the language model of speeches with its 5,755 words."""
     text = write_words(folder / "words.txt", 60_000, 5_751, 20)
-    n_steps = 2 if report.quick else 100 if report.cuda else 10
+    n_steps = 2 if report.smoke else 100 if report.cuda else 10
     with open_trainer(report, folder, "generate", "speeches-lm", **{"data.train": text}) as trainer:
         model = PlainLM(5_755, 64, 4, 2, 100, 32).to(report.device)
         plain_step = build_train_step(model, build_window_sampler(report, 16, 32, 5_755), bf16=False, clip=0)
@@ -154,14 +156,14 @@ def measure_words(report: BenchmarkReport, folder: Path) -> None:
             "torch.nn eager": build_peer_run(plain_step, n_steps),
         }
         report.measure(
-            "Speeches language model, 16 × 32", contestants, 2 if report.quick else 7, units=n_steps, unit="steps"
+            "Speeches language model, 16 × 32", contestants, 2 if report.smoke else 7, units=n_steps, unit="steps"
         )
 
 
 def measure_translators(report: BenchmarkReport, folder: Path) -> None:
-    """The four TED translators, 16 pairs of 32 tokens a side."""
+    """Time the four TED translators with 16 pairs of 32 tokens per side."""
     pairs = write_words(folder / "pairs.tsv", 2 * 31 * 3_000, 7_996, 31, columns=2)
-    n_steps = 1 if report.quick else 20
+    n_steps = 1 if report.smoke else 20
     for set_number, (n_layers, n_heads, d_model, dropout) in enumerate(
         [(2, 8, 512, 0.1), (4, 8, 512, 0.2), (4, 12, 768, 0.2), (6, 12, 768, 0.1)], 1
     ):
@@ -177,30 +179,30 @@ def measure_translators(report: BenchmarkReport, folder: Path) -> None:
             report.measure(
                 f"TED set {set_number}, 16 × 32",
                 contestants,
-                1 if report.quick else 5,
+                1 if report.smoke else 5,
                 units=n_steps,
                 unit="steps",
             )
 
 
 def measure_shakespeare(report: BenchmarkReport, folder: Path) -> None:
-    """10.7M parameters, 64 × 256 characters, 5,000 steps with an evaluation every 250: the whole command."""
+    """Time the whole command: 10.7M parameters, 64 × 256 characters, 5,000 steps, an evaluation every 250."""
     text = write_characters(folder / "characters.txt", 1_100_000)
-    n_steps = 4 if report.quick else 5_000
+    n_steps = 4 if report.smoke else 5_000
     start_time = time.perf_counter()
     train(
         "generate", data={"train": text, "max_len": 256}, tokenizer={"kind": "char"}, model=SHAKESPEARE_MODEL,
-        train={"batch_size": 2 if report.quick else 64, "max_steps": n_steps, "eval_every": 250, "lr": 1e-3},
+        train={"batch_size": 2 if report.smoke else 64, "max_steps": n_steps, "eval_every": 250, "lr": 1e-3},
         out=folder / "shakespeare", device=report.device.type, quiet=True,
     )  # fmt: skip
     report.add_figures(f"10.7M character model, {n_steps} steps", seconds=time.perf_counter() - start_time)
 
 
 def measure_gpt2(report: BenchmarkReport, folder: Path) -> None:
-    """GPT-2's 124M, 1,024 tokens, bf16."""
-    vocab_size, length, batch_size = (200, 32, 2) if report.quick else (50_257, 1024, 16)
-    text = write_words(folder / "gpt2.txt", 20 * vocab_size if report.quick else 3_000_000, vocab_size - 4, 100)
-    n_steps = 1 if report.quick else 10
+    """Time GPT-2 with 124M parameters, 1,024 tokens, bf16."""
+    vocab_size, length, batch_size = (200, 32, 2) if report.smoke else (50_257, 1024, 16)
+    text = write_words(folder / "gpt2.txt", 20 * vocab_size if report.smoke else 3_000_000, vocab_size - 4, 100)
+    n_steps = 1 if report.smoke else 10
     settings = {"data.train": text, "data.max_len": length, "tokenizer.kind": "word", "model.dropout": 0.0}
     settings |= {
         "train.batch_size": batch_size,
@@ -208,11 +210,11 @@ def measure_gpt2(report: BenchmarkReport, folder: Path) -> None:
         "train.betas": (0.9, 0.95),
         "train.weight_decay": 0.1,
     }
-    if report.quick:
+    if report.smoke:
         settings |= {"model.n_layers": 1}
     inputs = build_window_sampler(report, batch_size, length, vocab_size)
-    n_layers = 1 if report.quick else 12
-    plain_model = PlainGPT(vocab_size if report.quick else 50_304, 768, n_layers, 12, length, 0.0).to(report.device)
+    n_layers = 1 if report.smoke else 12
+    plain_model = PlainGPT(vocab_size if report.smoke else 50_304, 768, n_layers, 12, length, 0.0).to(report.device)
     optimizer_options = {"fused": True} if report.cuda else {}
     contestants = {
         "plain PyTorch compiled": build_peer_run(
@@ -224,7 +226,7 @@ def measure_gpt2(report: BenchmarkReport, folder: Path) -> None:
         contestants = {"triform": build_trainer_run(trainer, n_steps)} | contestants
         n_tokens = n_steps * batch_size * length
         report.measure(
-            f"GPT-2, {batch_size} × {length}", contestants, 1 if report.quick else 3, units=n_tokens, unit="tokens"
+            f"GPT-2, {batch_size} × {length}", contestants, 1 if report.smoke else 3, units=n_tokens, unit="tokens"
         )
 
 
@@ -254,7 +256,8 @@ def build_transformers_runs(
 
 def main(arguments: list[str] | None = None) -> None:
     parser = build_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=PART_NAMES, help="some of the parts")
+    parser.add_argument("--device", default=default_device(), help="cpu or cuda; by default cuda if there is a GPU")
+    parser.add_argument("--only", nargs="+", choices=PART_NAMES, help="run only these parts")
     options = parser.parse_args(arguments)
     report = BenchmarkReport("training", options)
     parts = {

@@ -1,16 +1,14 @@
-"""Translating with beam search beside `transformers` Marian and CTranslate2.
+"""Translate with beam search, compared with `transformers` Marian and CTranslate2.
 
-All have the same weights, drawn at random, and write the same number of tokens for each sentence. `transformers`
-gets sentences sorted by length in batches of 32, CTranslate2 sorts and cuts batches of 64 by itself.
+All have the same random weights and generate the same number of tokens for each sentence. `transformers` gets
+sentences sorted by length in batches of 32; CTranslate2 sorts them and makes batches of 64.
 On a CPU: 200 sentences, 6 + 6 layers, width 512, beam 4. On CUDA: 1,300 sentences, beam 5, bf16.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +16,15 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import peers, quality
-from benchmarks.report import BenchmarkReport, parse_options
+from benchmarks.options import parse_options
+from benchmarks.report import BenchmarkReport
 from triform.config import Config
 from triform.config.settings import build_config
-from triform.nn.kernels.precision import cast_model
 from triform.nn.layouts import pad
 from triform.tasks.translate import Translate
 from triform.text import Tokenizer
 
 MAX_LEN = 64
-DecodeFn = Callable[[list[str]], Any]
 
 
 class Size(NamedTuple):
@@ -40,7 +37,7 @@ class Size(NamedTuple):
     n_new: int
 
 
-QUICK = Size(32, 1, 2, 100, 6, 2, 5)
+SMOKE = Size(32, 1, 2, 100, 6, 2, 5)
 CPU = Size(512, 6, 8, 8_000, 200, 4, 20)
 GPU = Size(512, 6, 8, 8_000, 1300, 5, 24)
 
@@ -59,23 +56,9 @@ def build_task(size: Size, tokenizer: Tokenizer, peer_model: Any) -> Translate:
     return task
 
 
-def build_own_runners(report: BenchmarkReport, task: Translate) -> dict[str, DecodeFn]:
-    """Ours in each precision; on CUDA in bf16 alone, as the others there."""
-    runners = {}
-    for precision in ["bf16"] if report.cuda else quality.supported_precisions(report.device):
-        variant = copy.copy(task)
-        variant.model = copy.deepcopy(task.model).to(report.device)
-        cast_model(variant.model, precision)
-        decode_texts = peers.without_end_token(variant.predictor.predict)
-        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: (
-            task.target_tokenizer.encode_batch(decode_texts(texts))
-        )
-    return runners
-
-
 def build_transformers_runner(
     report: BenchmarkReport, peer_model: Any, tokenizer: Tokenizer, size: Size
-) -> DecodeFn:
+) -> peers.DecodeFn:
     peer_model = peer_model.to(report.device, torch.bfloat16 if report.cuda else torch.float32)
 
     @torch.inference_mode()
@@ -98,7 +81,7 @@ def build_transformers_runner(
     return decode_texts
 
 
-def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, size: Size) -> DecodeFn:
+def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, size: Size) -> peers.DecodeFn:
     import ctranslate2
 
     model = ctranslate2.Translator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
@@ -116,43 +99,31 @@ def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenize
 
 
 def compare(report: BenchmarkReport, folder: Path) -> None:
-    size = QUICK if report.quick else GPU if report.cuda else CPU
+    size = SMOKE if report.smoke else GPU if report.cuda else CPU
     tokenizer = peers.build_tokenizer(size.vocab_size)
     if not peers.import_peer("transformers"):
-        report.add_skipped("transformers", "not installed; without its weights there is nothing to compare")
+        report.add_skipped("transformers", "not installed, but the benchmark needs its weights")
         return
     peer_model = peers.build_marian(size.width, size.layers, size.heads, tokenizer.vocab_size, MAX_LEN)
     task = build_task(size, tokenizer, peer_model)
     report.add_figures(
         "the model", parameters=sum(parameter.numel() for parameter in task.model.parameters()), **size._asdict()
     )
-    contestants: dict[str, DecodeFn] = build_own_runners(report, task)
-    if report.cuda:
-        report.add_skipped("ctranslate2", "compared on the CPU only")
-    elif peers.import_peer("ctranslate2"):
-        output = peers.convert_to_ctranslate2(
-            peer_model, tokenizer.format_pieces(range(tokenizer.vocab_size)), folder / "ct2"
-        )
-        for compute_type in ("float32", "int8"):
-            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2_runner(
-                output, compute_type, tokenizer, size
-            )
-    else:
-        report.add_skipped("ctranslate2", "not installed")
-    contestants["transformers"] = build_transformers_runner(report, peer_model, tokenizer, size)
+    contestants = peers.build_contestants(
+        report,
+        task,
+        peer_model,
+        folder,
+        lambda output, compute_type: build_ctranslate2_runner(output, compute_type, tokenizer, size),
+        lambda: build_transformers_runner(report, peer_model, tokenizer, size),
+    )
     rng = random.Random(0)
     lengths = [max(4, min(MAX_LEN, int(rng.lognormvariate(2.8, 0.5)))) for _ in range(size.sentences)]
     sources = peers.generate_texts(tokenizer, lengths)
-    expected = contestants["transformers"](sources[:20])
-    for name, decode_texts in contestants.items():
-        output = decode_texts(sources[:20])
-        assert all(len(tokens) == size.n_new for tokens in output), f"{name} wrote another number of tokens"
-        report.add_figures(
-            "tokens as transformers writes them", who=name, share=peers.token_agreement(output, expected)
-        )
+    peers.report_agreement(report, contestants, sources[:20], size.n_new)
     runs = {name: partial(decode_texts, sources) for name, decode_texts in contestants.items()}
     title = f"{size.sentences} sentences, beam {size.beam}, {size.n_new} tokens each"
-    repeats = 1 if report.quick else 3
+    repeats = 1 if report.smoke else 3
     report.measure(title, runs, repeats, units=size.sentences, unit="sentences")
 
 

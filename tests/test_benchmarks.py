@@ -48,11 +48,11 @@ def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> N
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    completed = run_benchmark(name, "--quick", "--device", "cpu", "--json", str(tmp_path / "new" / "f.json"))
+    completed = run_benchmark(name, "--smoke", "--device", "cpu", "--json", str(tmp_path / "new" / "f.json"))
     assert completed.returncode == 0, completed.stderr
     figures = json.loads((tmp_path / "new" / "f.json").read_text(encoding="utf-8"))
     assert figures["name"] == name
-    assert all(figures[key] for key in ("machine", "cpu", "threads", "torch", "date", "quick"))
+    assert all(figures[key] for key in ("machine", "cpu", "threads", "torch", "date", "smoke"))
     timed_rows = [row for row in figures["rows"] if "median" in row]
     assert set(contestants) <= {row["who"] for row in timed_rows}
     assert all(row["median"] > 0 for row in timed_rows)
@@ -73,7 +73,17 @@ def test_the_list_names_every_benchmark_with_one_line_each() -> None:
 
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert front_door(["wings"]) == 2
-    assert "no benchmark 'wings'; known are attention, audit, classify" in capsys.readouterr().err
+    assert "no benchmark 'wings'; choose from attention, audit, classify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("start", "--quick"), ("audit", "--quick"), ("all", "--quick")])
+def test_the_old_name_of_an_option_is_answered_with_the_new_one(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        front_door(list(arguments))
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "No such option --quick; it is called --smoke now.\n"
 
 
 def test_all_runs_each_in_its_own_process_and_says_which_failed(
@@ -86,8 +96,8 @@ def test_all_runs_each_in_its_own_process_and_says_which_failed(
         return subprocess.CompletedProcess(arguments, returncode=int(arguments[3] == "start"))
 
     monkeypatch.setattr("benchmarks.__main__.subprocess.run", run)
-    assert front_door(["all", "--quick", "--device", "cpu", "--json", str(tmp_path)]) == 1
-    assert calls[0] == ["attention", "--quick", "--device", "cpu", "--json", str(tmp_path / "attention.json")]
+    assert front_door(["all", "--smoke", "--device", "cpu", "--json", str(tmp_path)]) == 1
+    assert calls[0] == ["attention", "--smoke", "--device", "cpu", "--json", str(tmp_path / "attention.json")]
     assert [arguments[0] for arguments in calls] == list(find_benchmarks())
     captured = capsys.readouterr()
     assert f"figures as JSON: {tmp_path}/" in captured.out
@@ -101,7 +111,7 @@ def test_a_slower_result_is_called_slower() -> None:
 def test_the_ensembles_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
     from benchmarks.ensembles import main
 
-    main(["--quick", "--device", "cpu", "--json", str(tmp_path / "f.json")])
+    main(["--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json")])
     rows = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
     assert [row["seeds"] for row in rows] == [1, 3]
     assert all(row["model_steps_per_s"] > 0 for row in rows)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_benchmark(name: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(folder / "f.json")]
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--json", str(folder / "f.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr

@@ -225,13 +225,13 @@ def test_a_prediction_has_bars_and_attributions_that_can_be_switched(tab: Page, 
     tokens = tab.locator("#attribution .token")
     tokens.nth(1).hover()
     assert tab.inner_text("#attribution-readout") == "black #2: −1.2500"
-    assert "sum +0.0625" in tab.inner_text("#attribution-sum")
+    assert "sum of attributions +0.0625" in tab.inner_text("#attribution-sum")
     assert "+0.0634" in tab.inner_text("#attribution-sum")
     negative = tokens.nth(1).evaluate("node => node.style.background")
     tab.select_option("#attribution-select", "1")
     tokens.nth(1).hover()
     assert tab.inner_text("#attribution-readout") == "black #2: +0.2000"
-    assert tab.inner_text("#attribution-sum") == "sum +0.2000"
+    assert tab.inner_text("#attribution-sum") == "sum of attributions +0.2000"
     assert tokens.nth(1).evaluate("node => node.style.background") != negative
 
 

@@ -86,7 +86,11 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedDiffer
     summary, n = summarise(differences), len(differences)
     exact = n <= MAX_EXACT_PAIRS
     min_p = 2.0 ** (1 - n) if exact else 1 / (N_SIGN_FLIPS + 1)
-    test_name = f"sign flips over {n} seeds, {'exact' if exact else f'{N_SIGN_FLIPS + 1:,} at random'}"
+    test_name = (
+        f"exact sign-flip test over {n} seeds"
+        if exact
+        else f"sign-flip test over {n} seeds with {N_SIGN_FLIPS + 1:,} random sign patterns"
+    )
     return PairedDifference(n, summary.mean, summary.low, summary.high, sign_flip(differences), min_p, test_name)
 
 

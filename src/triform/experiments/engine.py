@@ -193,6 +193,7 @@ class EvaluationCache:
         return entry if is_current else None
 
     def add(self, eval_set: str, file: str, entry: JsonDict | None, precision: str) -> JsonDict | None:
+        """Store the evaluation of a set."""
         if entry is None:
             return None
         entry = {"of": self._key(file), "precision": precision, **entry}

@@ -52,15 +52,15 @@ class SeedResults:
     path: Path
     folders: tuple[Path, ...]
     metric: str
-    values: tuple[
-        float, ...
-    ]  # of the best weights of each run, or of the last weights if there is no validation data
+    values: tuple[float, ...]  # for the best weights of each run; the last ones without validation data
 
     @property
     def summary(self) -> SampleSummary:
+        """Mean, standard deviation and 95 % interval of the metric."""
         return summarise(self.values)
 
     def runs(self, *, device: str = "auto", verify: bool = True) -> list[Run]:
+        """Load the runs."""
         return [load(folder, device=device, verify=verify) for folder in self.folders]
 
 

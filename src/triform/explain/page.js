@@ -117,8 +117,8 @@ function showAttribution() {
     given = data.attributions[$('attribution-select').value];
     const sum = given.values.reduce((a, b) => a + b, 0);
     nodes = fillTokens($('attribution-tokens'), given.pieces, 'piece', i => `, ${signed(given.values[i])}`);
-    $('attribution-sum').textContent = `sum ${signed(sum)}` + (given.total === null ? ''
-      : `; logit minus logit of the baseline ${signed(given.total)}`);
+    $('attribution-sum').textContent = `sum of attributions ${signed(sum)}` + (given.total === null ? ''
+      : `; logit minus baseline logit ${signed(given.total)}`);
     say(given.values.reduce((best, value, i, all) => Math.abs(value) > Math.abs(all[best]) ? i : best, 0));
     draw();
   };

@@ -45,6 +45,7 @@ class ExperimentData:
         return ",".join(str(self.files[name].absolute()) for name in names.split(",")) if names else ""
 
     def checksums(self) -> dict[str, str]:
+        """Return the checksums of all files."""
         return {name: content_sha256(str(path)) for name, path in self.files.items()}
 
     def settings(self, variant: SystemVariant) -> Settings:

@@ -45,9 +45,11 @@ class ReproduceOptions:
 
     @property
     def run_options(self) -> RunOptions:
+        """Return the options of the training runs."""
         return RunOptions(device=self.device)
 
     def experiment_folder(self, name: str) -> Path:
+        """Return the folder of the runs of a system."""
         return self.out / (f"{name}-smoke" if self.smoke else name)
 
     def command(self, name: str, *, with_paths: bool = False) -> str:

@@ -25,6 +25,7 @@ class MetricColumn:
 
     @property
     def key(self) -> str:
+        """The key of the column: the set and the metric, such as `test.accuracy`."""
         return f"{self.eval_set}.{self.metric}"
 
 
@@ -100,4 +101,5 @@ class ReferenceSystem:
     notes: tuple[str, ...] = ()
 
     def select_variants(self, group: str) -> list[SystemVariant]:
+        """Return the variants of a group, or all of them for `both`."""
         return [variant for variant in self.variants if group in ("both", variant.group)]

@@ -47,6 +47,7 @@ def load_systems() -> dict[str, ReferenceSystem]:
 
 
 def get_system(name: str) -> ReferenceSystem:
+    """Return the system with this name; raise `ConfigError` if there is none."""
     if name not in SYSTEM_NAMES:
         raise ConfigError(f"unknown system {name!r}; {suggest_name(name, (*SYSTEM_NAMES, WHY_TRANSFORMERS))}")
     return load_systems()[name]
@@ -92,6 +93,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
 
 
 def parse_columns(rows: list[dict[str, Any]], name: str) -> tuple[MetricColumn, ...]:
+    """Build the columns of a table from their declarations."""
     columns = []
     for row in rows:
         require_known_keys(row, ("set", "metric", "title", "unit", "decimals"), f"{name}: columns", "a column")

@@ -95,12 +95,14 @@ def require_known_keys(table: Mapping[str, Any], keys: Collection[str], origin: 
 
 
 def require_table(value: object, location: str) -> Mapping[str, Any]:
+    """Return a value that must be a table; otherwise raise `ConfigError`."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{location} must be a table, not {value!r}")
     return value
 
 
 def validate_task(task: object, origin: str) -> TaskName:
+    """Return a valid name of a task; otherwise raise `ConfigError`."""
     if task not in TASK_NAMES:
         problem = "task is missing" if task is None else f"task={task!r} is not known"
         raise ConfigError(f"{origin}: {problem}; choose from {', '.join(TASK_NAMES)}")

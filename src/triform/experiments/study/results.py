@@ -86,6 +86,7 @@ class StudyResult:
     notes: tuple[str, ...]
 
     def runs_of(self, variant: str) -> list[RunResult]:
+        """Return the runs of a variant."""
         return [run for run in self.runs if run.variant == variant]
 
 
@@ -262,4 +263,5 @@ def _collect_notes(study: Study, runs: Sequence[RunResult], metric: str, n_compa
 
 
 def direction_label(metric: str) -> str:
+    """Return whether a higher or a lower value of a metric is better."""
     return "higher is better" if metric_info(metric).higher_is_better else "lower is better"

@@ -26,11 +26,13 @@ N_TEXT_COLUMNS = 2  # the other columns of both tables contain numbers
 
 
 def write_tables(result: StudyResult) -> None:
+    """Write `study.md`, `study.csv` and `study.json` into the folder of the study."""
     for name, text in (("md", to_markdown(result)), ("csv", to_csv(result)), ("json", to_json(result))):
         write_run_text(result.path / f"study.{name}", text)
 
 
 def study_title(result: StudyResult) -> str:
+    """Return a line with the task, the metric and the numbers of variants and seeds."""
     study, info = result.study, metric_info(result.metric)
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
     return (
@@ -42,11 +44,13 @@ def study_title(result: StudyResult) -> str:
 
 
 def format_metric_value(value: float, metric: str, n_decimals: int) -> str:
+    """Format a value of a metric with its unit."""
     info = metric_info(metric)
     return f"{value * info.scale:.{n_decimals}f}{info.percent_sign}"
 
 
 def format_interval(low: float, high: float, metric: str, n_decimals: int, unit: str = "") -> str:
+    """Format both ends of an interval."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "–"
     low, high = (end * metric_info(metric).scale for end in (low, high))
@@ -67,6 +71,7 @@ def _column_decimals(uncertainties: Sequence[float], metric: str) -> int:
 
 
 def variant_rows(result: StudyResult) -> list[TableRow]:
+    """Return the rows of the table of variants."""
     n_decimals = _column_decimals(
         [summary.stats.deviation for summary in result.summaries if summary.stats], result.metric
     )
@@ -89,6 +94,7 @@ def _variant_row(summary: VariantSummary, metric: str, n_decimals: int) -> Table
 
 
 def pair_rows(result: StudyResult) -> list[TableRow]:
+    """Return the rows of the table of pairs."""
     n_decimals = _column_decimals(
         [comparison.difference.half_width for comparison in result.comparisons], result.metric
     )
@@ -112,6 +118,7 @@ def _pair_row(comparison: Comparison, metric: str, n_decimals: int) -> TableRow:
 
 
 def format_p_value(p: float) -> str:
+    """Format a p-value without `p =`."""
     return describe_p_value(p).removeprefix("p ").removeprefix("= ")
 
 
@@ -169,6 +176,7 @@ def print_study(result: StudyResult) -> None:
 
 
 def to_markdown(result: StudyResult) -> str:
+    """Return the result as Markdown."""
     parts = [
         f"# {result.study.name}",
         "",
@@ -204,6 +212,7 @@ def to_csv(result: StudyResult) -> str:
 
 
 def to_json(result: StudyResult) -> str:
+    """Return the result as JSON."""
     return json.dumps(to_dict(result), ensure_ascii=False, indent=2) + "\n"
 
 

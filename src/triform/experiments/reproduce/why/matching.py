@@ -21,6 +21,7 @@ def sizes_from_config(config: Config) -> DataSizes:
 
 
 def total_parameters(settings: Settings, sizes: DataSizes) -> int:
+    """Return the number of parameters of the model that these settings build."""
     return count_parameters(build_config(settings), sizes).total
 
 
