@@ -20,7 +20,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCE = ROOT / "src" / "triform"
 SAMPLE_TEXTS = SOURCE / "data" / "builtin"  # text to learn from, not text for the reader
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-MAX_IN_SOURCE = 60  # strings of the package that still have some; the number only gets smaller
+MAX_IN_SOURCE = 20  # strings of the package that still have some; the number only gets smaller
 SPECIFICATION_CODE = re.compile(r"\bR[0-4]\b(?!\^)")  # numbers of our specification; users know systems by name
 
 
