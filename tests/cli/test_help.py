@@ -141,6 +141,7 @@ def test_every_example_runs(
     [
         ("predict --lr 3", "No such option --lr; train.lr is a setting of `triform train`"),
         ("tokenizer train --x", "No such option --x"),
+        ("predict run --inptu new.csv", "No such option --inptu; did you mean --input?"),
         ("tokenizer trian", "No such command trian; did you mean triform tokenizer train?"),
         ("help", "To read the help, write triform --help."),
         ("help train", "To read the help, write triform train --help."),

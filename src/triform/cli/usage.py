@@ -113,7 +113,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
     )
     advice = ["write -- before a text that starts with a dash"] if command in TEXT_COMMANDS else []
     if option and not setting:
-        advice.append(f"did you mean {option}?")
+        advice = [f"did you mean {option}?"]
     elif option:
         advice.insert(0, f"write {option} VALUE")
     elif setting and setting.startswith(SETTABLE.get(command, ("",))):
