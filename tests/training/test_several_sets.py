@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import triform
+from triform.cli.main import app
 from triform.errors import CheckpointError, ConfigError, DataError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.launch import RunOptions
@@ -253,13 +254,26 @@ def test_padding_counts_as_correct_where_reports_count_it(sets: dict[str, dict[s
         ({"data.valid_name": "train"}, "must be a name other than 'train'"),
         ({"data.valid_name": ""}, "must be a name other than 'train'"),
         ({"train.eval_every": "epochs"}, "train.eval_every='epochs' must be a whole number or epoch"),
-        ({"train.eval_every": -1}, "train.eval_every=-1 must lie between 0 and"),
-        ({"train.eval_train": -2}, "train.eval_train=-2 must lie between -1 and"),
+        ({"train.eval_every": -1}, "train.eval_every=-1 must be"),
+        ({"train.eval_train": -2}, "train.eval_train=-2 must be"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         triform.train("classify", out=str(tmp_path / "run"), quiet=True, **settings)
+
+
+def test_the_option_for_validation_sets_can_be_repeated(
+    sets: dict[str, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sets["classify"]
+    arguments = ["train", "classify", "--data", files["train"], "--out", str(tmp_path / "run"), "--max-steps", "2"]
+    arguments += ["--valid", f"dev={files['dev']}", "--valid", files["far"], "--device", "cpu", "--preset", "tiny"]
+    app(arguments, standalone_mode=False)
+    config = triform.load(tmp_path / "run").config.data
+    assert (config.valid_name, config.valid) == ("dev", files["dev"])
+    assert config.monitored_files == [("classify-far.tsv", files["far"])]
+    assert "dev accuracy | classify-far.tsv accuracy" in capsys.readouterr().err
 
 
 def test_a_missing_set_is_named(sets: dict[str, dict[str, str]], tmp_path: Path) -> None:

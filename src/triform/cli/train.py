@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from triform.cli.completion import complete_run, complete_task
+from triform.cli.evaluate import parse_named_sets
 from triform.cli.help import DATA, RUN_FOLDER, TRAINING, argument, flag, option
 from triform.cli.model_argument import ConfigOption, PresetOption
 from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, QuietOption, SetOption, print_json
@@ -21,7 +22,6 @@ OPTION_SETTINGS = {
     "--data": "data.train",
     "--source": "data.source",
     "--target": "data.target",
-    "--valid": "data.valid",
     "--from": "train.init_from",
     "--embeddings": "train.embeddings",
     "--seed": "seed",
@@ -33,11 +33,12 @@ DataOption = Annotated[
     option(DATA, "FILE", "Training data: a table, a text file or builtin:NAME. The default is a built-in dataset."),
 ]
 ValidOption = Annotated[
-    str,
+    list[str] | None,
     option(
         DATA,
-        "FILE",
-        "Validation data; for translate also SOURCE,TARGET. The default is a part of the training data.",
+        "[NAME=]FILE",
+        "Validation data; for translate also SOURCE,TARGET. The default is a part of the training data. "
+        "Repeatable: all sets are evaluated during training, and the first one selects the best weights.",
     ),
 ]
 FromOption = Annotated[
@@ -77,7 +78,7 @@ def train(
     data: DataOption = "",
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
-    valid: ValidOption = "",
+    valid: ValidOption = None,
     preset: PresetOption = "",
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -107,8 +108,8 @@ def train(
     from triform.launch import RunOptions
     from triform.launch import train as launch
 
-    files = {"--data": data, "--source": source, "--target": target, "--valid": valid}
-    settings = _settings(task, set_, files | {"--from": from_, "--embeddings": embeddings, "--seed": seed})
+    files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
+    settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
     options = RunOptions(
         out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify
     )
@@ -126,8 +127,11 @@ def train(
     echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
 
 
-def _settings(task: str, assignments: list[str] | None, options: Mapping[str, str | int | None]) -> Settings:
+def _settings(
+    task: str, assignments: list[str] | None, options: Mapping[str, str | int | None], valid: list[str]
+) -> Settings:
     """Return the settings that `--set` and the options give. Options that are "" or None were not given."""
+    from triform.config.merging import validation_settings
     from triform.config.settings import parse_assignments
     from triform.errors import ConfigError
 
@@ -142,6 +146,12 @@ def _settings(task: str, assignments: list[str] | None, options: Mapping[str, st
         if value is not None and value != "":
             validate_agreement(option_name, value, OPTION_SETTINGS[option_name], settings)
             settings[OPTION_SETTINGS[option_name]] = value
+    if valid:
+        has_names = len(valid) > 1 or "=" in valid[0]
+        sets = parse_named_sets(valid, "--valid") if has_names else {"valid": valid[0]}
+        for name, value in validation_settings(sets).items():
+            validate_agreement("--valid", value, name, settings)
+            settings[name] = value
     return settings
 
 

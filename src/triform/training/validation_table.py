@@ -8,7 +8,7 @@ from triform.config import TRAIN_SET
 from triform.evaluation.metrics import Metrics
 from triform.formatting import METRICS, format_duration, format_metric
 
-MIN_COLUMN_WIDTH = 8
+MIN_COLUMN_WIDTH = 10  # of 1 min 05 s
 
 
 class ValidationTable:
