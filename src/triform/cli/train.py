@@ -149,9 +149,9 @@ def _settings(
     if valid:
         has_names = len(valid) > 1 or "=" in valid[0]
         sets = parse_named_sets(valid, "--valid") if has_names else {"valid": valid[0]}
-        for name, value in validation_settings(sets).items():
-            validate_agreement("--valid", value, name, settings)
-            settings[name] = value
+        for name, setting_value in validation_settings(sets).items():
+            validate_agreement("--valid", setting_value, name, settings)
+            settings[name] = setting_value
     return settings
 
 
