@@ -68,3 +68,13 @@ def test_every_file_that_a_page_names_exists(page: str, max_lines: int) -> None:
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(index.md)"]
+
+
+def test_the_readme_fits_on_two_screens_and_its_ratios_are_those_of_the_benchmarks() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert not [line for line in lines if line.startswith("|") and len(line) > 125]
+    benchmarks = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    ratios = [ratio for line in lines if line.startswith("|") for ratio in re.findall(r"\d+\.\d+×", line)]
+    assert len(ratios) == 5
+    assert not [ratio for ratio in ratios if f" {ratio}" not in benchmarks]
