@@ -127,7 +127,7 @@ def test_the_rate_is_that_of_the_lowest_loss_and_a_model_may_diverge_at_some() -
         == 2e-3
     )
     assert best_learning_rate([{"rate": 1e-3, "loss": 2.0}, {"rate": 2e-3, "loss": None}]) == 1e-3
-    with pytest.raises(DivergedError, match="every rate"):
+    with pytest.raises(DivergedError, match="every learning rate"):
         best_learning_rate([{"rate": 1e-3, "loss": None}])
 
 
@@ -185,7 +185,7 @@ def test_a_stopped_study_says_how_it_goes_on(data: Path, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Trainer, "after_step", stop_after_step)
     with pytest.raises(
-        RunInterruptedError, match=f"go on with: triform reproduce {WHY_TRANSFORMERS} --smoke --data"
+        RunInterruptedError, match=f"to resume, run: triform reproduce {WHY_TRANSFORMERS} --smoke --data"
     ):
         why_transformers(options)
 
