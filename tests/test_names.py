@@ -109,3 +109,16 @@ def test_documented_arguments_exist() -> None:
             parameters = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
             unknown += [f"{path.name}: {node.name}: {name}" for name in documented if name not in parameters]
     assert not unknown, unknown
+
+
+def test_every_public_class_and_function_has_a_summary_line() -> None:
+    """The first line of its docstring is a sentence that fits on the line."""
+    problems = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        named = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        for name, node in [("module", module), *((node.name, node) for node in named if node.name[0] != "_")]:
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            if not summary.endswith((".", "?")) and path.name != "__main__.py":
+                problems.append(f"{path.relative_to(ROOT)}: {name}: {summary!r}")
+    assert not problems, "no summary line:\n" + "\n".join(problems)

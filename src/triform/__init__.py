@@ -1,4 +1,4 @@
-"""Triform: one Transformer in three forms."""
+"""Triform: one Transformer in three forms, to classify, generate and translate text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "train_seeds",
 ]
 
-# torch is imported when one of these is first used, so that `import triform` and `--help` answer at once.
+# torch is imported when one of these names is first used, so that `import triform` and `--help` stay fast.
 _LAZY_IMPORTS = {
     "Config": "triform.config",
     "Run": "triform.run",

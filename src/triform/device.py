@@ -1,4 +1,4 @@
-"""The choice of the device that a model runs on."""
+"""Choose the device that a model runs on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from triform.errors import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name.
+    """Return the torch device for a name.
 
     Args:
-        name: cpu, cuda or mps; auto takes CUDA if there is a GPU, then Apple's MPS, then the CPU.
+        name: cpu, cuda, mps or auto. auto chooses CUDA if there is a GPU, then Apple's MPS, then the CPU.
 
     Raises:
         ConfigError: The name is unknown, or the device is not available.
@@ -22,5 +22,5 @@ def resolve_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"unknown device {name!r}; choose from auto, cpu, cuda, mps")
     if (name == "cuda" and not has_cuda) or (name == "mps" and not has_mps):
-        raise ConfigError(f"device {name!r} is not available here; use --device auto or cpu")
+        raise ConfigError(f"device {name!r} is not available here; use --device auto or --device cpu")
     return torch.device(name)

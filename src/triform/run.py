@@ -1,4 +1,4 @@
-"""A trained run, opened from its folder with `load`: predict, evaluate, explain and export."""
+"""Open a trained run with `load`, then predict, evaluate, explain and export."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from triform.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
-# Settings that only one strategy reads: giving one selects the strategy.
+# Settings that only one strategy uses: setting one selects that strategy.
 IMPLIED_STRATEGY = {
     "temperature": "sample",
     "top_k": "sample",
@@ -46,16 +46,16 @@ _ACCELERATOR_LOCK = threading.RLock()
 class Run:
     """A trained model with its settings and tokenizers, opened from its folder by `triform.load`.
 
-    Several threads may use one run at once, each with its own decoding settings: settings are arguments of a call
-    and nothing in the run changes.
+    Several threads may use one run at the same time with different decoding settings, because these settings are
+    arguments of each call and a call changes nothing in the run.
 
     Attributes:
         path: The run folder.
         task: The task with its model.
         precision: The number format of the weights: fp32, bf16 or int8.
-        adapter: The LoRA adapter that was added to the weights.
+        adapter: The LoRA adapter that was merged into the weights, if any.
         verify: Whether files are compared with their digests.
-        notices: What the user should know about how the run was opened.
+        notices: Messages for the user about how the run was opened.
 
     Example:
         >>> import triform
@@ -92,18 +92,18 @@ class Run:
 
         Args:
             texts: One text or several.
-            seed: The random seed for sampling; None: the run's.
+            seed: The random seed for sampling. The default is the seed of the run.
             **decode: Decoding settings of this call, such as `temperature=0.7` or `beam_size=8`. A setting that
-                only one strategy reads selects this strategy.
+                only one strategy uses also selects this strategy.
 
         Raises:
-            DataError: A text is not a string, or holds characters that the model cannot read.
+            DataError: A text is not a string, or contains characters that the model cannot read.
             ConfigError: A decoding setting is unknown or out of bounds.
         """
         texts = [texts] if isinstance(texts, str) else texts
         for text in texts:
             if not isinstance(text, str):
-                raise DataError(f"predict takes texts; {text!r} is {type(text).__name__}")
+                raise DataError(f"expected texts (str), found {text!r} ({type(text).__name__})")
         if seed is not None:
             validate_seed(seed)
         settings = override_decode(self.config.decode, decode)
@@ -116,33 +116,35 @@ class Run:
         """Return the metrics on a file.
 
         Args:
-            data: The file; for translate also `source,target`. Empty: the data held out of the run's training.
-            lines: Only use rows that begin on one of these lines, for example those that `triform audit` calls
-                unseen.
-            stride: For generate: windows begin so many tokens apart and overlap; 0: they do not.
-            **decode: Decoding settings of this call, for metrics of translations.
+            data: The file; for translate also two files as `source,target`. The default is the validation data
+                of the run.
+            lines: Use only the rows that start on one of these lines, for example those that `triform audit`
+                reports as unseen.
+            stride: For generate: the distance in tokens between the starts of two windows. With 0, windows do not
+                overlap.
+            **decode: Decoding settings of this call. They affect the metrics of translations.
 
         Raises:
             DataError: The file cannot be used.
-            ConfigError: A setting is unknown, or the run has no data of its own.
+            ConfigError: A setting is unknown, or `data` is empty and the run has no validation data.
         """
         return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
 
     def evaluate_with_notices(
         self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
     ) -> tuple[Metrics, list[str]]:
-        """Return what `evaluate` returns, and notices such as that the file was trained on."""
+        """Return the metrics of `evaluate` and notices, such as a warning that the file is training data."""
         notices = self.training_file_notices(data) if data else []
         name = data or self.test_set()
         if not name:
-            self._require_own_data("say which file to score")
+            self._require_own_data("name the file to evaluate")
         settings = override_decode(self.config.decode, decode)
         if name:
             dataset = self.task.data.load_dataset(name, notices, lines)
         else:
             dataset = self.task.data.load_validation_dataset(notices)
         if dataset is None:
-            raise ConfigError("nothing was held out of this run's training data; say which file to score")
+            raise ConfigError("this run has no validation data; name the file to evaluate")
         with self._inference_context():
             metrics = self.task.evaluator.evaluate(
                 _with_stride(dataset, stride) if stride else dataset, decode=settings
@@ -152,9 +154,9 @@ class Run:
         return metrics, notices
 
     def training_file_notices(self, name: str) -> list[str]:
-        """Return a warning if a file, or `source,target`, has the content of the training data.
+        """Return a warning if a file, or two files as `source,target`, has the content of the training data.
 
-        The checkpoint holds the fingerprints of the training files, which may have moved since.
+        Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
         """
         folder, data = RunFolder(self.path, verify=self.verify), self.config.data
         fingerprints: dict[str, str] = {}
@@ -165,12 +167,12 @@ class Run:
         return training_file_warnings(name, trained_on)
 
     def baselines(self, data: str | Path = "") -> BaselineMetrics:
-        """Return the metrics of models that need no Transformer, fitted on this run's training data.
+        """Return the metrics of simple models without a Transformer, fitted on this run's training data.
 
         Args:
             data: The file to evaluate on, as for `evaluate`.
         """
-        self._require_own_data("baselines have nothing to be fitted on")
+        self._require_own_data("baselines need training data")
         return self._fitted_baselines.evaluate(self.task.data.iter_examples(str(data) or self.test_set()))
 
     @cached_property
@@ -178,14 +180,14 @@ class Run:
         return self.task.data.fit_baselines()
 
     def explain(self, text: str, *, target: str = "", max_new_tokens: int = 0) -> Explanation:
-        """Return attention maps of a text; for a classifier also how much each token contributes to a label.
+        """Return the attention maps of a text and, for a classifier, the contribution of each token to a label.
 
-        The weights are used in fp32, whatever precision the run was opened with.
+        The model runs in fp32, even if the run was opened with another precision.
 
         Args:
             text: The text.
-            target: The label, continuation or translation to explain; empty: the model's own.
-            max_new_tokens: For generate: how many tokens the model writes if there is no target.
+            target: The label, continuation or translation to explain. The default is the model's prediction.
+            max_new_tokens: For generate: the number of tokens to generate if there is no target.
         """
         from triform.explain.inspection import explain
 
@@ -194,9 +196,9 @@ class Run:
             return explain(task, text, target=target, max_new_tokens=max_new_tokens, title=self.path.name)
 
     def export(self, to: str, out: str | Path) -> str:
-        """Write a folder that other programs read, and return the name of the family that the model was written as.
+        """Export the model to a folder that other programs read, and return the name of its model family.
 
-        The stored fp32 weights are written, whatever precision and device the run was opened with.
+        The stored fp32 weights are exported, even if the run was opened with another precision.
 
         Args:
             to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
@@ -207,31 +209,31 @@ class Run:
         return export(self._fp32_task("cpu"), to, Path(out))
 
     def _fp32_task(self, device: str) -> Task:
-        """Return the task with its weights as they are stored, on a device."""
+        """Return the task on a device, with its weights in fp32 as they are stored."""
         if self.precision == "fp32" and self.task.device.type == device:
             return self.task
         adapter = self.adapter or ""
         return load(self.path, device=device, precision="fp32", adapter=adapter, verify=self.verify).task
 
     def test_set(self) -> str:
-        """Return the test part of the built-in set that the run was trained on, if it was."""
+        """Return the name of the test split if the run was trained on a built-in data set, else an empty string."""
         train = self.config.data.train
         return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
 
     def _require_own_data(self, consequence: str) -> None:
-        """Refuse a published model that was only imported: it does not say what it was trained on."""
+        """Refuse a model that was imported and not trained here, because its training data is unknown."""
         if not (self.config.data.train or self.config.data.source):
-            raise ConfigError(f"{self.path}: was not trained here and names no data: {consequence}")
+            raise ConfigError(f"{self.path} is an imported model without training data: {consequence}")
 
     def progress(self) -> dict[str, object]:
-        """Return how far training is: the step, the best metrics and their step, and why it ended."""
+        """Return the state of training: the step, the best metrics and their step, and why training ended."""
         folder = RunFolder(self.path, verify=self.verify)
         latest = folder.latest_checkpoint()
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
     @contextmanager
     def _inference_context(self) -> Iterator[None]:
-        """Use the model: on an accelerator one thread at a time, on a CPU any number of threads."""
+        """Run the model: one thread at a time on an accelerator, any number of threads on a CPU."""
         device = next(self.task.model.parameters()).device
         with nullcontext() if device.type == "cpu" else _ACCELERATOR_LOCK:
             try:
@@ -241,12 +243,12 @@ class Run:
 
 
 def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
-    """Return decoding settings with those of one call put over them. Settings are validated once."""
+    """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
     if not settings:
         return decode
     try:
         return _override_decode(decode, tuple(settings), *settings.values())
-    except TypeError:  # a value that cannot be a key of the cache, such as a list
+    except TypeError:  # a value that cannot be hashed for the cache, such as a list
         return _override_decode.__wrapped__(decode, tuple(settings), *settings.values())
 
 
@@ -261,14 +263,14 @@ def _override_decode(decode: DecodeConfig, names: tuple[str, ...], *values: obje
 
 
 def validate_seed(seed: object) -> None:
-    """Refuse a random seed that is no whole number, or out of bounds."""
+    """Refuse a random seed that is not an integer or is out of bounds."""
     coerce_setting("seed", seed)
     validate_bound("seed", seed)  # type: ignore[arg-type]
 
 
 def _with_stride(data: Dataset, stride: int) -> Dataset:
     if not isinstance(data, LanguageModelDataset):
-        raise ConfigError("a stride is for decoders, which read running text in windows")
+        raise ConfigError("stride applies only to generate, which reads text in windows")
     return data.with_stride(stride)
 
 
@@ -285,16 +287,16 @@ def load(
     Args:
         path: The run folder.
         device: auto, cpu, cuda or mps.
-        precision: auto (fp32 on every machine), fp32, bf16, or int8 (on the CPU only).
+        precision: auto (fp32 on every machine), fp32, bf16, or int8 (CPU only).
         adapter: The adapter.safetensors of a LoRA run that was trained from this one.
-        verify: Compare the files with their digests. Set it to False to use files that were edited on purpose.
+        verify: Compare the files with their digests. Set it to False to open files that you edited on purpose.
 
     Returns:
         The run, ready to predict, evaluate, explain and export.
 
     Raises:
-        CheckpointError: The folder is not a run, a file of it does not match its digest, or its weights do not fit
-            the settings or are not finite.
+        CheckpointError: The folder is not a run folder, a file does not match its digest, or the weights do not
+            match the settings or are not finite.
         ConfigError: The device is not available, or does not support the precision.
 
     Example:

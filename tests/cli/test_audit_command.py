@@ -207,13 +207,13 @@ def test_what_is_missing_is_asked_for(triform: Command, tmp_path: Path, files: F
     ("name", "content", "message"),
     [
         ("empty.csv", b"", "is empty"),
-        ("latin.csv", b"text,label\na,b\ncaf\xe9,b\n", "line 3: is not UTF-8"),
-        ("one.csv", b"text\nonly\na text\n", "has only one column; a text and a label are needed"),
-        ("broken.jsonl", b'{"text"\n', "line 1: is not JSON"),
-        ("bare.csv", b"text,label\na,\n", "line 2: has an empty label"),
-        ("a.csv.gz", b"text,label\n", "is not a whole gzip file"),
-        ("blank.txt.gz", gzip.compress(b"\n\n", mtime=0), "has no line with anything on it"),
-        ("odd.pdf", b"x", "does not say its format"),
+        ("latin.csv", b"text,label\na,b\ncaf\xe9,b\n", "line 3: the text is not UTF-8"),
+        ("one.csv", b"text\nonly\na text\n", "expected a text and a label column, found only one column"),
+        ("broken.jsonl", b'{"text"\n', "line 1: the line is not JSON"),
+        ("bare.csv", b"text,label\na,\n", "line 2: the label is empty"),
+        ("a.csv.gz", b"text,label\n", "the gzip file is damaged or incomplete"),
+        ("blank.txt.gz", gzip.compress(b"\n\n", mtime=0), "the file has only blank lines"),
+        ("odd.pdf", b"x", "unknown file format '.pdf'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(
@@ -229,12 +229,12 @@ def test_columns_and_settings_that_are_not_there(
     triform: Command, tmp_path: Path, files: Files, classifier: Path
 ) -> None:
     arguments = ("audit", "--train", files.csv)
-    assert "has no column 'colour'" in triform(*arguments, "--set", "data.label_column=colour").refusal
+    assert "no column 'colour'" in triform(*arguments, "--set", "data.label_column=colour").refusal
     assert "audit uses only data.* settings" in triform(*arguments, "--set", "model.d_model=3").refusal
     assert "audit uses only data.* settings" in triform(*arguments, "--set", "decode.beam_size=3").refusal
     assert "--max-len -1: must be at least 1" in triform(*arguments, "--max-len", "-1").refusal
-    assert "a .txt has no labels" in triform("audit", "--train", files.txt, "--task", "classify").refusal
-    assert "task=poetry is not known" in triform(*arguments, "--task", "poetry").refusal
+    assert "a .txt file has no labels" in triform("audit", "--train", files.txt, "--task", "classify").refusal
+    assert "task=poetry is not valid" in triform(*arguments, "--task", "poetry").refusal
     assert "is for classify, not translate" in triform("audit", "--run", classifier, "--task", "translate").refusal
 
 
@@ -258,7 +258,7 @@ def test_a_run_whose_data_has_gone_says_which_file(triform: Command, tmp_path: P
 
 def read_notices(run: Path) -> list[str]:
     events = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [event["text"] for event in events if event["event"] == "notice" and "memory" in event["text"]]
+    return [event["text"] for event in events if event["event"] == "notice" and "memorisation" in event["text"]]
 
 
 def test_training_says_when_the_validation_file_leaks(
@@ -268,8 +268,8 @@ def test_training_says_when_the_validation_file_leaks(
     result = train("classify", "--data", data, "--valid", valid, "--out", tmp_path / "run")
     assert result.code == 0
     messages = (
-        f"{valid}: 3 of 4 rows (75.0 %) are in the training data too: what they score is memory; "
-        f"see triform audit --train {data} --valid {valid}"
+        f"{valid}: 3 of 4 rows (75.0 %) also occur in the training data; their score measures memorisation: "
+        f"run `triform audit --train {data} --valid {valid}`"
     )
     assert read_notices(tmp_path / "run") == [messages]
     assert messages in result.err
@@ -280,9 +280,9 @@ def test_training_says_when_held_out_rows_are_repeats(train: Command, tmp_path: 
     assert train("classify", "--data", data, "--out", tmp_path / "run").code == 0
     (messages,) = read_notices(tmp_path / "run")
     assert messages.startswith(
-        f"{data}: 4 of 4 rows (100.0 %) held out for validation are repeats of rows trained on: "
+        f"{data}: 4 of 4 rows (100.0 %) held out for validation also occur in the training rows; "
     )
-    assert messages.endswith(f"what they score is memory; see triform audit --train {data}")
+    assert messages.endswith(f"their score measures memorisation: run `triform audit --train {data}`")
 
 
 def test_sets_that_share_nothing_are_not_remarked_on(train: Command, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_documents_leak_and_running_text_only_as_a_whole(train: Command, tmp_pat
     assert read_notices(tmp_path / "two") == []
     same = write_file(tmp_path / "same.txt", files.txt.read_text())
     assert train("generate", "--data", files.txt, "--valid", same, *small, "--out", tmp_path / "three").code == 0
-    assert "is the training text itself" in read_notices(tmp_path / "three")[0]
+    assert "is the training text; its score" in read_notices(tmp_path / "three")[0]
 
 
 def test_evaluate_says_when_a_file_is_the_training_data_by_its_content(
@@ -331,5 +331,5 @@ def test_evaluate_says_when_a_file_is_the_training_data_by_its_content(
     data.unlink()  # the run remembers the content, not the place
     result = triform("evaluate", tmp_path / "run", "--data", copy)
     assert result.code == 0
-    assert result.err.startswith(f"warning: {copy}: has the same content as the training data: ")
+    assert result.err.startswith(f"warning: {copy} has the same content as the training data; ")
     assert triform("evaluate", tmp_path / "run", "--data", part).err == ""

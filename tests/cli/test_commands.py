@@ -442,21 +442,21 @@ def test_ctrl_c_saves_and_says_how_to_go_on(train: Command, triform: Command, tm
     assert out == ""
     assert "Traceback" not in err
     assert not re.search("[\r\x1b]", err)
-    step = re.fullmatch(r"triform: stopped at step (\d+), everything is saved; .*", err.splitlines()[-1])
+    step = re.fullmatch(r"triform: stopped at step (\d+), and everything is saved; .*", err.splitlines()[-1])
     assert step
-    assert err.rstrip().endswith(f"go on with: triform train classify --out {run} --resume --device cpu")
+    assert err.rstrip().endswith(f"continue with: triform train classify --out {run} --resume --device cpu")
     assert [path.name for path in run.glob("checkpoints/step-*")] == [f"step-{int(step[1]):09d}"]
     assert (run / "report.html").exists()
 
     # The best model so far can be used as it is,
     assert len(triform("predict", run, f"{GOOD} 1", "--json").json) == 1
     assert triform("evaluate", run, "--data", files.csv, "--json").json["sets"]["rows.csv"]["rows"] == 40
-    assert "already holds an unfinished run" in train("classify", "--data", files.csv, "--out", run).refusal
+    assert "already contains an unfinished run" in train("classify", "--data", files.csv, "--out", run).refusal
 
     # and the command that was offered ends where an unbroken run ends.
     resumed = triform("train", "classify", "--out", run, "--resume", "--device", "cpu")
     assert resumed.code == 0, resumed.err
-    assert f"going on from step {step[1]}" in resumed.err
+    assert f"continuing from step {step[1]}" in resumed.err
     uninterrupted = tmp_path / "whole"
     assert train("classify", "--data", files.csv, *SLOW_OPTIONS, "--out", uninterrupted).code == 0
     assert (run / "model.safetensors").read_bytes() == (uninterrupted / "model.safetensors").read_bytes()
@@ -474,7 +474,7 @@ def test_an_interruption_before_training_begins_is_no_traceback(
 
     monkeypatch.setattr("triform.launch.build_trainer", interrupted)
     result = triform("train", "classify", "--data", files.csv, "--out", tmp_path / "run")
-    assert (result.code, result.err) == (130, "triform: stopped before training began; nothing was saved\n")
+    assert (result.code, result.err) == (130, "triform: stopped before training started; nothing was saved\n")
 
 
 def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
@@ -505,9 +505,9 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     assert full_result == adapter_result != base_result
     assert triform("check", run).code == 0
     refusal = triform("predict", writer, "x", "--adapter", run / "adapter.safetensors").refusal
-    assert refusal.startswith(f"{run / 'adapter.safetensors'}: is an adapter for another base")
+    assert refusal.startswith(f"{run / 'adapter.safetensors'} is an adapter for another base")
     refusal = triform(*arguments, "--out", tmp_path / "none", "--set", "model.d_model=32").refusal
-    assert "leave out model.d_model: 32 (the run has 16)" in refusal
+    assert "remove model.d_model: 32 (the run has 16)" in refusal
 
 
 def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: Path, classifier: Path) -> None:
@@ -519,5 +519,5 @@ def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: 
         strided["sets"]["story.txt"]["tokens"] == triform(*arguments, "--json").json["sets"]["story.txt"]["tokens"]
     )
     assert "windows of 16 tokens that start every 4 tokens" in triform(*arguments, "--stride", 4).out
-    assert "give 1 to 16" in triform(*arguments, "--stride", 17).refusal
-    assert "a stride is for decoders" in triform("evaluate", classifier, "--stride", 4).refusal
+    assert "must be between 1 and 16" in triform(*arguments, "--stride", 17).refusal
+    assert "stride applies only to generate" in triform("evaluate", classifier, "--stride", 4).refusal

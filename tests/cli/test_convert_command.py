@@ -71,7 +71,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no weights found"),
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
-        "no tokenizer is here; known are",
+        "no tokenizer found; known files are",
     ),
     "another architecture": (
         rename_model_type,

@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 TEXTS = {"classifier": "the soup was lovely", "writer": "3 birds sat", "translator": "one and two"}
 STACKS = {"classifier": ["encoder"], "writer": ["decoder"], "translator": ["encoder", "decoder", "cross"]}
 FILE_SIGNATURES = {"html": b"<!doctype html>", "png": b"\x89png", "svg": b"<?xml"}
-CROSS_NOTE = "note: rows of cross-attention are named after the token that is being written\n"
+CROSS_NOTE = "note: each row of cross-attention is labelled with the token that is being generated\n"
 
 
 @pytest.mark.parametrize("suffix", FILE_SIGNATURES)
@@ -145,13 +145,13 @@ def test_an_empty_text_is_refused_and_nothing_written(
     triform: Command, request: pytest.FixtureRequest, tmp_path: Path, name: str, text: str
 ) -> None:
     result = triform("explain", request.getfixturevalue(name), text, "--out", tmp_path / "maps.html")
-    assert result.refusal == "the text is empty: there is nothing to look at"
+    assert result.refusal == "the text is empty, so there is nothing to explain"
     assert not list(tmp_path.iterdir())
 
 
 def test_wrong_use_is_one_line(triform: Command, classifier: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "maps.html")
-    assert "no label 'ugly'" in triform("explain", classifier, "the soup", "--target", "ugly", *out).refusal
+    assert "unknown label 'ugly'" in triform("explain", classifier, "the soup", "--target", "ugly", *out).refusal
     assert "unknown device" in triform("explain", classifier, "the soup", "--device", "tpu", *out).refusal
     assert "Missing argument" in triform("explain", classifier).refusal
     assert "new" in triform("explain", classifier, "the soup", "--max-new-tokens", -1, *out).refusal

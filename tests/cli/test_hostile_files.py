@@ -42,7 +42,7 @@ def test_word_vectors_without_a_space_are_not_read_to_their_end(triform: Any, tm
         file.write(b"1000 10\n")
         for _ in range(50):
             file.write(bytes(1 << 20))
-    assert "word 1 does not end" in triform("vectors", "nearest", path, "soup").refusal
+    assert "the end of word 1 is missing" in triform("vectors", "nearest", path, "soup").refusal
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_merges_that_do_not_fit_their_prefix_do_not_end_the_process(
     path.write_text(json.dumps(content))
     refusal = triform("tokenizer", "encode", path, "soup").refusal
     assert refusal.startswith(str(path))
-    assert "does not go on with continuing_subword_prefix" in refusal
+    assert "does not start with continuing_subword_prefix" in refusal
 
 
 @pytest.mark.parametrize("content", [f"seeds = {LONG_NUMBER}", "seeds = " + "[" * 50_000, "seeds = 999999999999"])
@@ -152,8 +152,8 @@ def test_a_pickle_in_the_token_cache_is_damage_and_is_built_again(
         labels, notices = encode_dataset()
         assert labels == [0, 1]
         assert len(notices) == 1
-        assert "this token cache is damaged" in notices[0]
-        assert notices[0].endswith("it is built again")
+        assert "the token cache" in notices[0]
+        assert notices[0].endswith("and is built again")
     assert encode_dataset() == ([0, 1], [])
 
 
@@ -166,7 +166,7 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(
     run = Path(shutil.copytree(published.parent / "run", tmp_path / "run"))
     (run / name).unlink()
     os.mkfifo(run / name)
-    assert triform("predict", run, "soup", *options).refusal.startswith(f"{run / name}: is a pipe")
+    assert triform("predict", run, "soup", *options).refusal.startswith(f"{run / name} is a pipe")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
@@ -178,7 +178,7 @@ def test_a_pipe_in_a_published_folder_is_not_waited_for(
     (model / name).unlink()
     os.mkfifo(model / name)
     refusal = triform("convert", "import", model, "--out", tmp_path / "run").refusal
-    assert refusal.startswith(f"{model / name}: is a pipe")
+    assert refusal.startswith(f"{model / name} is a pipe")
 
 
 def test_a_number_of_thousands_of_digits_in_a_settings_file_is_named_in_plain_words(

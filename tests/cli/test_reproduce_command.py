@@ -31,7 +31,7 @@ def test_no_seeds_are_refused(triform: Command) -> None:
 def test_a_system_without_its_data_names_the_file_and_the_command(triform: Command, tmp_path: Path) -> None:
     refused = triform("reproduce", "speeches-lm", "--data", tmp_path).refusal
     assert refused.startswith(
-        f"{tmp_path}/speeches/train_CLS.tsv: is missing; get it with: triform data get speeches"
+        f"{tmp_path}/speeches/train_CLS.tsv: the file is missing; download it with `triform data get speeches"
     )
 
 
@@ -72,8 +72,11 @@ def test_an_altered_set_is_refused(triform: Command, tmp_path: Path) -> None:
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not?\n")
     refused = triform("data", "check", "--data", tmp_path).refusal
-    assert "is not the input.txt that is known: its sha256 should be 86c4e6aa9db7c042" in refused
-    assert refused.endswith(f"remove it and get it again with: triform data get tinyshakespeare --data {tmp_path}")
+    assert "this is not the expected input.txt: its sha256 is " in refused
+    assert ", expected 86c4e6aa9db7c042" in refused
+    assert refused.endswith(
+        f"remove it and download it again with `triform data get tinyshakespeare --data {tmp_path}`"
+    )
 
 
 def test_a_set_made_by_hand_says_how(triform: Command, tmp_path: Path) -> None:

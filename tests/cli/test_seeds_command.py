@@ -63,7 +63,7 @@ def test_folders_that_are_taken_are_refused(train: Command, files: Files, tmp_pa
     many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
     assert "nothing to resume, because there is no such folder" in train(*many, "--resume").refusal
     assert train(*many, "--quiet").code == 0
-    assert f"{tmp_path / 'many' / 'seed-0'}: already holds a finished run" in train(*many).refusal
+    assert f"{tmp_path / 'many' / 'seed-0'} already contains a finished run" in train(*many).refusal
     assert train(*many, "--quiet", "--resume").code == 0
     assert train(*many, "--quiet", "--overwrite").code == 0
     single_refusal = train("classify", "--data", files.csv, "--out", tmp_path / "many").refusal
@@ -85,7 +85,7 @@ def test_interrupted_seeds_say_how_to_go_on_and_do(
         patch.setattr(Ensemble, "_run_between_steps", lambda self, members: self.stop())
         result = train(*arguments)
     assert result.code == 130
-    assert f"go on with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in result.err
+    assert f"continue with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in result.err
     assert train(*arguments, "--resume").code == 0
     for seed in (2, 3, 4):
         lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
@@ -112,4 +112,6 @@ def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_tol
     assert refusal == f"{tmp_path / 'many'}: nothing to resume, because there are no runs of the seeds 7 to 8"
     assert "cannot be used together" in train(*many, "--resume", "--overwrite").refusal
     refusal = triform("predict", tmp_path / "many", "lovely").refusal
-    assert refusal.endswith(f"it holds several seeds, name one of them, such as {tmp_path / 'many' / 'seed-0'}")
+    assert refusal.endswith(
+        f"it holds runs with several seeds: choose one of them, such as {tmp_path / 'many' / 'seed-0'}"
+    )

@@ -127,8 +127,11 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("encode", "{tmp}/nowhere", "a"), "there is no tokenizer file here"),
-        (("encode", "{tmp}", "a"), "no tokenizer is here; known are tokenizer.json, vocab.json with merges.txt"),
+        (("encode", "{tmp}/nowhere", "a"), "no such tokenizer file"),
+        (
+            ("encode", "{tmp}", "a"),
+            "no tokenizer found; known files are tokenizer.json, vocab.json with merges.txt",
+        ),
         (("encode", "{tmp}/book.txt", "a"), "book.txt, line 3: "),
         (
             ("encode", "{learned}"),
@@ -145,7 +148,7 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         (("train", "--data", "{tmp}/book.txt", "--vocab-size", "9999", "--out", "{tmp}/o"), "is more than"),
         (("import", "{learned}", "--out", "{learned}"), "already exists"),
         (("import", "{learned}", "--special", "<a>", "--out", "{tmp}/o"), "write the token and its id as TOKEN=ID"),
-        (("import", "{tmp}/x.tiktoken", "--out", "{tmp}/o"), "there is no tokenizer file here"),
+        (("import", "{tmp}/x.tiktoken", "--out", "{tmp}/o"), "no such tokenizer file"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -159,4 +162,4 @@ def test_what_is_wrong_is_one_line(
 def test_what_no_other_library_reads_is_said(triform: Command, text_file: Path, tmp_path: Path) -> None:
     triform("tokenizer", "train", "--data", text_file, "--kind", "word", "--out", tmp_path / "w.json")
     result = triform("tokenizer", "export", tmp_path / "w.json", "--format", "tiktoken", "--out", tmp_path / "o")
-    assert result.refusal == "tiktoken reads byte BPE alone; this tokenizer is word"
+    assert result.refusal == "tiktoken supports only byte-level BPE; this tokenizer is word"

@@ -66,7 +66,7 @@ def test_the_two_sides_of_a_leak_are_told_row_by_row() -> None:
     assert overlap_report.near.tolist() == [False, False, False, True, False, False]
     assert (overlap_report.verbatim, overlap_report.same_label) == (1, 2)
     assert overlap_report.examples[0] == "test line 10 = train line 3: three"
-    assert "test line 13 ~ train line 4 (0.97 alike)" in overlap_report.examples[-1]
+    assert "test line 13 ~ train line 4 (similarity 0.97)" in overlap_report.examples[-1]
     assert len(overlap_report.examples) == 3  # no text twice
     assert [item.name for item in report.leaks] == ["test"]
     assert report.n_conflicts == 1  # "one two" is x in train and y in test
@@ -180,7 +180,7 @@ def test_sets_are_read_as_training_reads_them(tmp_path: Path) -> None:
 
 
 def test_a_text_without_a_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no line with anything on it"):
+    with pytest.raises(DataError, match="the file has only blank lines"):
         read_audit_set("generate", write_file(tmp_path, "a.txt", "\n \n"), DATA_CONFIG)
 
 

@@ -64,11 +64,11 @@ def test_a_missing_file_a_folder_and_a_broken_zip_are_told_apart(
     tmp_path: Path, read: Callable[[str], object]
 ) -> None:
     assert error_message(read, str(tmp_path / "none.csv")) == ": no such file"
-    assert error_message(read, str(tmp_path)) == ": is a folder; give the file inside it"
+    assert error_message(read, str(tmp_path)) == ": this is a folder; name a file in it"
     compressed = gzip.compress(b"text,label\n" + bytes(range(65, 91)) * 1000)
     for content in (compressed[:-12], b"text,label\na,b\n", compressed[:20] + b"\xff\xff" + compressed[22:]):
         path = write_file(tmp_path, "a.csv.gz", content)
-        assert error_message(read, path).startswith(": is not a whole gzip file")
+        assert error_message(read, path).startswith(": the gzip file is damaged or incomplete")
 
 
 @pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count])
@@ -81,13 +81,13 @@ def test_a_file_that_may_not_be_read_says_so(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)  # root may read anything, so the refusal is played
-    assert error_message(read, path) == ": may not be read: permission denied"
+    assert error_message(read, path) == ": the file cannot be read: permission denied"
 
 
 @pytest.mark.parametrize("suffix", ["", ".pdf", ".gz", ".txt.zip"])
 def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, suffix: str) -> None:
     message = error_message(load_rows, write_file(tmp_path, "data" + suffix, "text,label\na,b\n"))
-    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also .gz" in message
+    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also with .gz added" in message
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_an_empty_file_is_not_a_data_set(
 ) -> None:
     path = write_file(tmp_path, name, content)
     for read in readers:
-        assert error_message(read, path).startswith(": is empty")
+        assert error_message(read, path).startswith(": the file is empty")
 
 
 @pytest.mark.parametrize("filler", [1, 60_000])
 def test_text_that_is_not_utf8_is_told_with_its_line(tmp_path: Path, filler: int) -> None:
-    remedy = "is not UTF-8; convert it with `iconv -f latin1 -t utf-8`"
+    remedy = "the text is not UTF-8; convert it with `iconv -f latin1 -t utf-8`"
     start = "text,label\n" + "some words of filling,x\n" * filler
     raw = start.encode() + "café,y\n".encode("latin1") + b"more,z\n"
     location = f", line {filler + 2}: "
@@ -122,16 +122,22 @@ def test_text_that_is_not_utf8_is_told_with_its_line(tmp_path: Path, filler: int
     assert error_message(load_chunks, truncated) == ", line 2: " + remedy
     utf16 = write_file(tmp_path, "c.txt", "one\ntwo\n".encode("utf-16"))
     for read in (load_chunks, load_lines):
-        assert error_message(read, utf16) == ", line 1: is not UTF-8; convert it with `iconv -f utf-16 -t utf-8`"
+        assert (
+            error_message(read, utf16)
+            == ", line 1: the text is not UTF-8; convert it with `iconv -f utf-16 -t utf-8`"
+        )
 
 
 def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.csv", "id,label,text\n1,x,a\n2,y,b\n")
     for data_config, message in [
-        (DataConfig(text_column="txet"), "has no column 'txet'; there are 'text', "),
-        (DataConfig(label_column="labels"), "has no column 'labels'; there are 'label', "),
-        (DataConfig(text_column="4"), "has no column 4; there are 3 ('id', 'label', 'text')"),
-        (DataConfig(text_column="0"), "has no column 0; there are 3"),
+        (DataConfig(text_column="txet"), "no column 'txet'; set data.text_column to one of 'text', "),
+        (DataConfig(label_column="labels"), "no column 'labels'; set data.label_column to one of 'label', "),
+        (
+            DataConfig(text_column="4"),
+            "no column 4; set data.text_column to a number from 1 to 3 ('id', 'label', 'text')",
+        ),
+        (DataConfig(text_column="0"), "no column 0; set data.text_column to a number from 1 to 3"),
         (DataConfig(text_column="2", label_column="label"), "column 2 cannot be both text and label"),
     ]:
         fragment = error_message(lambda path, data_config=data_config: load_rows(path, data_config), path)
@@ -141,18 +147,18 @@ def test_a_column_that_is_not_there_names_those_that_are(tmp_path: Path) -> None
 
 def test_names_without_a_header_are_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.csv", "text,label\na,b\n")
-    with pytest.raises(ConfigError, match=r"data\.text_column=text is a name but data\.header=no"):
+    with pytest.raises(ConfigError, match=r"data\.text_column=text is a name, but data\.header=no"):
         load_rows(path, DataConfig(text_column="text", header="no"))
 
 
 def test_a_row_of_the_wrong_width_is_told_with_its_line(tmp_path: Path) -> None:
     short = write_file(tmp_path, "a.tsv", "label\ttext\n0\ta\n1\n")
     assert error_message(load_rows, short) == (
-        ", line 3: has 1 field but needs 2; mend the row, separating its fields with a tab"
+        ", line 3: expected at least 2 columns, found 1; separate the columns with a tab"
     )
     wide = write_file(tmp_path, "a.csv", 'text,label\n"a\nb",x\nwell, yes,y\n')
     assert error_message(load_rows, wide) == (
-        ", line 4: has 3 fields where the first row has 2; put texts with commas in quotes"
+        ", line 4: expected 2 columns, found 3; quote texts that contain commas"
     )
     trailing = write_file(tmp_path, "b.csv", "text,label\na,x,,\nb,y\n")  # a spreadsheet's empty cells do no harm
     assert len(list(read_rows(trailing, DATA_CONFIG))) == 2
@@ -160,9 +166,7 @@ def test_a_row_of_the_wrong_width_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_a_quote_left_open_is_told_where_it_opens(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.csv", 'text,label\na,x\n"b,y\nc,z\n')
-    assert error_message(load_rows, path).startswith(
-        ", line 3: is not well-formed csv (unexpected end of data); put"
-    )
+    assert error_message(load_rows, path).startswith(", line 3: invalid CSV (unexpected end of data); quote")
 
 
 def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
@@ -171,7 +175,7 @@ def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a", "label": "x"}\n\n{"text": "b", "label": ""}\n'),
     ]:
         message = error_message(load_rows, write_file(tmp_path, name, content))
-        assert message == ", line 3: has an empty label; fill it in or remove the row"
+        assert message == ", line 3: the label is empty; fill it in or remove the row"
 
 
 @pytest.mark.parametrize(
@@ -179,17 +183,17 @@ def test_an_empty_label_is_told_with_its_line(tmp_path: Path) -> None:
     [
         (
             '{"text": "b", "label": "y"',
-            "is not JSON (Expecting ',' delimiter); every line must be one object",
+            "the line is not JSON (Expecting ',' delimiter); each line must be one object",
         ),
-        ("[1, 2]", 'is not a JSON object like {"text": "..."}'),
-        ("[" * 100_000, "is not JSON ("),
-        ('{"label": "y"}', "has no 'text'; there are 'label'"),
-        ('{"text": "b"}', "has no 'label'; there are 'text'"),
-        ('{"text": 5, "label": "y"}', "'text' holds 5, which is not a text"),
-        ('{"text": null, "label": "y"}', "'text' holds null, which is not a text"),
-        ('{"text": "b", "label": null}', "'label' holds null; a label is a text or a number"),
-        ('{"text": "b", "label": ["y"]}', "'label' holds [\"y\"]; a label is a text or a number"),
-        ('{"text": "\\ud83d", "label": "y"}', "'text' holds half of a surrogate pair"),
+        ("[1, 2]", 'the line is not a JSON object like {"text": "..."}'),
+        ("[" * 100_000, "the line is not JSON ("),
+        ('{"label": "y"}', "no key 'text'; the keys are 'label'"),
+        ('{"text": "b"}', "no key 'label'; the keys are 'text'"),
+        ('{"text": 5, "label": "y"}', "expected a text under 'text', found 5"),
+        ('{"text": null, "label": "y"}', "expected a text under 'text', found null"),
+        ('{"text": "b", "label": null}', "expected a text or a number under 'label', found null"),
+        ('{"text": "b", "label": ["y"]}', "expected a text or a number under 'label', found [\"y\"]"),
+        ('{"text": "\\ud83d", "label": "y"}', "the text under 'text' contains half of a surrogate pair"),
     ],
 )
 def test_a_bad_json_line_is_told_with_its_line(tmp_path: Path, bad: str, message: str) -> None:
@@ -201,34 +205,36 @@ def test_json_without_a_known_key_names_those_there_are(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.jsonl", '{"words": "a", "mood": "x"}\n')
     assert (
         error_message(load_rows, path)
-        == ": has no key like 'text'; there are 'words', 'mood': set data.text_column"
+        == ": no key is named like 'text'; set data.text_column to one of 'words', 'mood'"
     )
     data_config = DataConfig(text_column="word", label_column="mood")
     assert error_message(lambda path: load_rows(path, data_config), path).startswith(
-        ": has no key 'word'; there are 'words', "
+        ": no key 'word'; set data.text_column to one of 'words', "
     )
     assert error_message(load_pairs, write_file(tmp_path, "b.jsonl", '{"en": "a"}\n')).startswith(
-        ": has fewer than two keys"
+        ": the object has fewer than two keys"
     )
 
 
 def test_one_column_is_too_few(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.csv", "some;words\nother;words\n")
-    assert error_message(load_rows, path).startswith(": has only one column; a text and a label are needed")
-    assert error_message(load_pairs, path).startswith(": has only one column; a source and a target are needed")
+    assert error_message(load_rows, path).startswith(": expected a text and a label column, found only one column")
+    assert error_message(load_pairs, path).startswith(
+        ": expected a source and a target column, found only one column"
+    )
 
 
 def test_a_text_file_has_no_labels_and_no_pairs(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.txt", "words\n")
-    assert error_message(load_rows, path).startswith(": a .txt has no labels; use a .csv, .tsv or .jsonl")
-    assert error_message(load_pairs, path).startswith(": a .txt has no pairs; use a .csv, .tsv or .jsonl")
+    assert error_message(load_rows, path).startswith(": a .txt file has no labels; use a .csv, .tsv or .jsonl")
+    assert error_message(load_pairs, path).startswith(": a .txt file has no pairs; use a .csv, .tsv or .jsonl")
 
 
 @pytest.mark.parametrize(("left", "right"), [("a\nb\nc", "a\nb\n"), ("a\n", "a\n\n"), ("", "a\n"), ("a", "")])
 def test_aligned_files_of_unequal_length_name_both_counts(tmp_path: Path, left: str, right: str) -> None:
     source, target = write_file(tmp_path, "x.en", left), write_file(tmp_path, "x.fr", right)
     counts = [text.count("\n") + (not text.endswith("\n") and bool(text)) for text in (left, right)]
-    message = f"{source} has {counts[0]} lines but {target} has {counts[1]}; they must match line by line"
+    message = f"{source} has {counts[0]} lines but {target} has {counts[1]}; the files must match line by line"
     for read in (validate_aligned, lambda *paths: list(read_aligned(*paths))):
         with pytest.raises(DataError) as caught:
             read(source, target)
@@ -237,14 +243,14 @@ def test_aligned_files_of_unequal_length_name_both_counts(tmp_path: Path, left: 
 
 def test_two_empty_aligned_files_are_empty(tmp_path: Path) -> None:
     source, target = write_file(tmp_path, "x.en", ""), write_file(tmp_path, "x.fr", b"\xef\xbb\xbf")
-    assert error_message(lambda path: validate_aligned(path, target), source) == ": is empty"
-    assert error_message(lambda path: list(read_aligned(path, target)), source) == ": is empty"
+    assert error_message(lambda path: validate_aligned(path, target), source) == ": the file is empty"
+    assert error_message(lambda path: list(read_aligned(path, target)), source) == ": the file is empty"
 
 
 @pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count, fingerprint])
 def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object]) -> None:
     assert error_message(read, "builtin:novels") == (
-        ": no such builtin set; there are builtin:numbers, builtin:reviews, builtin:stories"
+        ": no such built-in set; choose from builtin:numbers, builtin:reviews, builtin:stories"
     )
     assert "builtin:stories/train, builtin:stories/valid, builtin:stories/test" in error_message(
         read, "builtin:stories/dev"
@@ -258,7 +264,7 @@ def test_the_builtin_text_of_earlier_versions_names_its_successor() -> None:
 
 
 def test_a_builtin_set_of_another_task_names_the_right_one() -> None:
-    assert error_message(load_rows, "builtin:stories") == ": is not a set for classify; use builtin:reviews"
-    assert error_message(load_pairs, "builtin:reviews") == ": is not a set for translate; use builtin:numbers"
-    with pytest.raises(DataError, match=r"give it as data\.train"):
+    assert error_message(load_rows, "builtin:stories") == ": this set is not for classify; use builtin:reviews"
+    assert error_message(load_pairs, "builtin:reviews") == ": this set is not for translate; use builtin:numbers"
+    with pytest.raises(DataError, match=r"use it as data\.train"):
         validate_aligned("builtin:numbers", "builtin:numbers")

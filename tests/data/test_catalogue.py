@@ -68,7 +68,10 @@ def test_a_set_is_downloaded_unzipped_and_checked(server_url: str, tmp_path: Pat
     assert paths["a.en"].read_bytes() == PLAIN_CONTENT
     assert paths["a.fr"].read_bytes() == ZIPPED_CONTENT
     assert list_names(tmp_path / "sets" / "pairs") == ["a.en", "a.fr"]
-    assert messages == [f"pairs/a.en from {server_url}/a.en", f"pairs/a.fr from {server_url}/a.fr.gz"]
+    assert messages == [
+        f"downloading pairs/a.en from {server_url}/a.en",
+        f"downloading pairs/a.fr from {server_url}/a.fr.gz",
+    ]
 
 
 def test_a_file_address_does_as_well(server_url: str, tmp_path: Path) -> None:
@@ -89,14 +92,14 @@ def test_what_is_there_is_not_downloaded_again(tmp_path: Path) -> None:
 
 def test_what_was_altered_on_the_way_is_not_kept(server_url: str, tmp_path: Path) -> None:
     (tmp_path / "web" / "a.en").write_bytes(b"three\n")
-    with pytest.raises(DataError, match=r"a\.en, as downloaded,: is not the a\.en that is known"):
+    with pytest.raises(DataError, match=r"a\.en \(downloaded\): this is not the expected a\.en"):
         download_dataset(build_dataset(server_url), tmp_path / "sets", lambda line: None)
     assert not (tmp_path / "sets").exists()
 
 
 def test_a_broken_archive_is_not_kept(server_url: str, tmp_path: Path) -> None:
     (tmp_path / "web" / "a.fr.gz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"a\.fr: cannot be downloaded from .*Not a gzipped file"):
+    with pytest.raises(DataError, match=r"a\.fr: download from .* failed .*Not a gzipped file"):
         download_dataset(build_dataset(server_url), tmp_path / "sets", lambda line: None)
     assert list_names(tmp_path / "sets" / "pairs") == ["a.en"]
 
@@ -105,19 +108,20 @@ def test_offline_one_error_names_the_file_and_where_to_place_it(tmp_path: Path) 
     dataset = build_dataset((tmp_path / "no web").as_uri())
     with pytest.raises(DataError) as caught:
         download_dataset(dataset, tmp_path / "sets", lambda line: None)
-    assert str(caught.value).startswith(f"{tmp_path / 'sets' / 'pairs' / 'a.en'}: cannot be downloaded from file:")
-    assert str(caught.value).endswith(f"place it there, then: triform data check pairs --data {tmp_path / 'sets'}")
+    assert str(caught.value).startswith(f"{tmp_path / 'sets' / 'pairs' / 'a.en'}: download from file:")
+    assert str(caught.value).endswith(f"then run `triform data check pairs --data {tmp_path / 'sets'}`")
 
 
 def test_what_no_address_offers_is_explained(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"imdb/train\.jsonl: is missing; place it there .* made by hand .* 20240613"
+        DataError, match=r"imdb/train\.jsonl: the file is missing; copy it there .* not published.* 20240613"
     ):
         download_dataset(catalogue.IMDB, tmp_path, lambda line: None)
 
 
 def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path: Path) -> None:
-    expected = rf"ted_en_fr/train\.en: is missing; get it with: triform data get ted_en_fr --data {tmp_path}"
+    command = f"triform data get ted_en_fr --data {tmp_path}"
+    expected = rf"ted_en_fr/train\.en: the file is missing; download it with `{command}`"
     with pytest.raises(DataError, match=expected):
         verify_dataset(catalogue.TED_EN_FR, tmp_path)
 
@@ -128,7 +132,7 @@ def test_an_altered_file_is_named_with_both_checksums(tmp_path: Path) -> None:
     (set_folder / "a.en").write_bytes(PLAIN_CONTENT)
     (set_folder / "a.fr").write_bytes(b"changed\n")
     expected, actual = (hashlib.sha256(content).hexdigest() for content in (ZIPPED_CONTENT, b"changed\n"))
-    with pytest.raises(DataError, match=f"a.fr: .* should be {expected} and is {actual}"):
+    with pytest.raises(DataError, match=f"a.fr: .* its sha256 is {actual}, expected {expected}"):
         verify_dataset(build_dataset(""), tmp_path)
 
 
@@ -167,5 +171,5 @@ def test_sets_lie_in_the_users_cache_unless_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown set 'mnist'; known are speeches, tinyshakespeare"):
+    with pytest.raises(ConfigError, match="unknown data set 'mnist'; choose from speeches, tinyshakespeare"):
         get_dataset("mnist")

@@ -80,9 +80,7 @@ def test_a_column_is_chosen_by_name_or_number(tmp_path: Path) -> None:
     assert read_inputs(path, "classify", DataConfig(text_column="2")).texts == ["b"]
     assert read_inputs(path, "translate", DataConfig(source_column="other")).texts == ["b"]
     assert read_inputs(path, "classify", DataConfig(label_column="gone")).texts == ["a"]
-    with pytest.raises(
-        DataError, match=r"a\.csv: has no column 'gone'; there are .*'text'.* set data\.text_column"
-    ):
+    with pytest.raises(DataError, match=r"a\.csv: no column 'gone'; set data\.text_column to one of .*'text'"):
         read_inputs(path, "classify", DataConfig(text_column="gone"))
 
 
@@ -113,14 +111,22 @@ def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("a.csv", "", "is empty"),
-        ("a.csv", "text,label\n", "is empty: there is a header and no row"),
-        ("a.csv", "id,text\n1,a\n2\n", "line 3: has 1 field but needs 2"),
-        ("a.csv", "review;stars\ngood;3\n", "seems to be separated by ';'; separate its columns by commas"),
-        ("a.tsv", "text,label\na,b\n", "seems to be separated by ','; separate its columns by tabs"),
-        ("a.jsonl", '{"text": "a"}\n{"label": "b"}\n', "line 2: has no 'text'"),
-        ("a.jsonl", '{"text": 3}\n', "line 1: 'text' holds 3, which is not a text"),
-        ("a.jsonl", "{}\n", "has no key like 'text'"),
+        ("a.csv", "", "the file is empty"),
+        ("a.csv", "text,label\n", "the file is empty: it has a header but no rows"),
+        ("a.csv", "id,text\n1,a\n2\n", "line 3: expected at least 2 columns, found 1"),
+        (
+            "a.csv",
+            "review;stars\ngood;3\n",
+            "the columns seem to be separated by ';'; a .csv file separates them by commas",
+        ),
+        (
+            "a.tsv",
+            "text,label\na,b\n",
+            "the columns seem to be separated by ','; a .tsv file separates them by tabs",
+        ),
+        ("a.jsonl", '{"text": "a"}\n{"label": "b"}\n', "line 2: no key 'text'"),
+        ("a.jsonl", '{"text": 3}\n', "line 1: expected a text under 'text', found 3"),
+        ("a.jsonl", "{}\n", "no key is named like 'text'"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, text: str, reason: str) -> None:
@@ -130,7 +136,7 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, text: str
 
 
 def test_an_object_without_a_key_has_no_source(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a source is needed"):
+    with pytest.raises(DataError, match="a key for the source is needed"):
         read_inputs(write_file(tmp_path / "a.jsonl", "{}\n"), "translate", DATA_CONFIG)
 
 

@@ -137,8 +137,8 @@ def test_a_damaged_entry_is_built_again_with_a_line_that_says_so(tmp_path: Path,
     assert (entry / "train.bin").read_bytes() == builder.content
     assert builder.n_calls == 2
     (line,) = second_cache.notices
-    assert line.startswith(f"{entry}: this token cache is damaged (")
-    assert line.endswith("); it is built again")
+    assert line.startswith(f"the token cache {entry} is damaged (")
+    assert line.endswith(") and is built again")
     assert not first_cache.notices
     third_cache = build_cache(tmp_path)
     third_cache.get_or_build(1, builder)
@@ -178,7 +178,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache_ro
 def test_a_run_folder_that_cannot_be_written_either_is_told(tmp_path: Path, cache_root: Path) -> None:
     for blocked in (cache_root, tmp_path / "run"):
         blocked.write_text("a file in the way", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="tokens cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot be written"):
         build_cache(tmp_path).get_or_build(1, CountingBuilder())
 
 

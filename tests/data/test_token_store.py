@@ -140,7 +140,7 @@ def test_a_store_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     ]:
         tokens.write_bytes(raw_tokens)
         index.write_bytes(raw_index)
-        with pytest.raises(CheckpointError, match=r"train\.(bin|idx): .*remove it to build it again"):
+        with pytest.raises(CheckpointError, match=r"train\.(bin|idx) .*remove it to build it again"):
             TokenStore.open(path)
     tokens.unlink()
     index.write_bytes(valid_index)
@@ -150,7 +150,7 @@ def test_a_store_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="tokens cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot be written"):
         TokenStore.build(SEQUENCES, vocab_size=10, path=tmp_path / "file" / "train")
 
 

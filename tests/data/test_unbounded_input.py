@@ -47,7 +47,7 @@ def test_a_line_of_200_million_characters_in_a_small_file_is_refused_without_bei
     assert path.stat().st_size < 2_000_000
     read = READERS["inputs" if ".txt" in name else "rows"]
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"bomb.*, line \d: has no line end within 64 MiB"):
+    with pytest.raises(DataError, match=r"bomb.*, line \d: no line end within 64 MiB"):
         list(read(str(path)))
     assert tracemalloc.get_traced_memory()[1] < 300 << 20
     tracemalloc.stop()
@@ -59,7 +59,7 @@ def test_a_csv_row_that_never_ends_is_refused(unit: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(tables, "MAX_LINE_BYTES", 2 << 20)
     path = tmp_path / "open.csv"
     path.write_text("text,label\n" + (unit * 1_000_000 if "," in unit else unit + "b\n" * 2_000_000))
-    with pytest.raises(DataError, match=r"line 2: is not well-formed csv .a row of more than 2 million characters"):
+    with pytest.raises(DataError, match=r"line 2: invalid CSV .a row has more than 2 million characters"):
         list(read_rows(str(path), DataConfig()))
 
 
@@ -85,7 +85,7 @@ def test_settings_are_not_read_from_pipes_and_devices(tmp_path: Path) -> None:
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
     for read in (detect_kind, content_sha256):
-        with pytest.raises(DataError, match="it holds a NUL character"):
+        with pytest.raises(DataError, match="a file name cannot contain a NUL character"):
             read("a\0b.csv")
 
 
@@ -93,7 +93,7 @@ def test_a_column_number_of_thousands_of_digits_is_one_that_the_table_lacks(tmp_
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "a,b\nc,d\n" * 5)
     for name in ("text_column", "label_column"):
-        with pytest.raises(DataError, match=r"has no column 9{40}; there are 2"):
+        with pytest.raises(DataError, match=r"no column 9{40}; set data\.\w+ to a number from 1 to 2"):
             list(read_rows(str(path), DataConfig(**{name: "9" * 5000})))
 
 
@@ -104,6 +104,6 @@ def test_a_hundred_thousand_columns_of_one_name_are_numbered_without_delay() -> 
 def test_a_message_lists_some_of_very_many_columns(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     path.write_text(",".join(f"name{n}" for n in range(5000)) + "\n" + "1," * 4999 + "1\n")
-    with pytest.raises(DataError, match="has no column 'colour'") as refused:
+    with pytest.raises(DataError, match="no column 'colour'") as refused:
         list(read_rows(str(path), DataConfig(text_column="colour")))
     assert len(str(refused.value)) < 1500

@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_read_is_the_reason_of_every_baseline() -> None:
         yield ROWS[0]
         raise DataError("has an empty label", path="rows.csv", line=2)
 
-    message = "rows.csv, line 2: has an empty label"
+    message = "rows.csv, line 2: the label is empty"
     assert baselines.evaluate_baselines("classify", damaged_rows(), ROWS).reasons == {
         "majority": message,
         "tfidf": message,

@@ -108,7 +108,7 @@ def test_maps_have_the_text_as_names_and_rows_that_sum_to_one(make: BuildRun, ta
 @EVERY_TASK
 @pytest.mark.parametrize("text", ["", "   ", "\n\t "])
 def test_a_blank_text_is_refused(make: BuildRun, task: TaskName, text: str) -> None:
-    with pytest.raises(DataError, match="nothing to look at"):
+    with pytest.raises(DataError, match="nothing to explain"):
         make(task).explain(text)
 
 
@@ -181,7 +181,7 @@ def test_the_predicted_label_is_explained_unless_another_is_named(make: BuildRun
         named = run.explain("one two", target=label)
         assert {attribution.label for attribution in named.attributions} == {label}
         assert named.output == predicted.output  # what is explained is not what is predicted
-    with pytest.raises(DataError, match="there is no label 'middle'; known are high, low"):
+    with pytest.raises(DataError, match="unknown label 'middle'; choose from high, low"):
         run.explain("one two", target="middle")
 
 
@@ -233,7 +233,7 @@ def test_rows_of_cross_attention_are_named_after_the_token_being_written(make: B
     assert map_pieces(explanation, "decoder") == (("<bos>", "deux", "un"),) * 2
     assert map_pieces(explanation, "cross") == (("deux", "un", "<eos>"), ("one", "two", "three"))
     assert explanation.output == "deux un"
-    assert explanation.notes == ("rows of cross-attention are named after the token that is being written",)
+    assert explanation.notes == ("each row of cross-attention is labelled with the token that is being generated",)
 
 
 def test_a_target_is_looked_at_as_in_one_pass_over_it(make: BuildRun) -> None:

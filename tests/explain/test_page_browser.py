@@ -334,7 +334,7 @@ def test_labels_of_the_heat_map_never_touch(tab: Page, tmp_path: Path, width: in
 
 
 def test_white_space_is_seen_and_a_plain_note_is_no_warning(tab: Page, tmp_path: Path) -> None:
-    notes = ("rows of cross-attention are named", "cut")
+    notes = ("each row of cross-attention is labelled", "cut")
     pieces = ("a", "\n", "\n", "b")
     attention_map = random_map("encoder", pieces, pieces)
     open_page(

@@ -49,7 +49,7 @@ def test_a_file_that_changed_or_was_added_is_named(folder: Path, name: str) -> N
     with pytest.raises(CheckpointError) as caught:
         verify_digests(folder)
     message = str(caught.value)
-    assert message.startswith(f"{folder / name}: is damaged")
+    assert message.startswith(f"{folder / name} does not match digests.json: it is damaged")
     assert "--no-verify (in Python verify=False)" in message
     assert ("if you edited it on purpose" in message) == (name == "config.toml")
 
@@ -69,13 +69,13 @@ def test_a_folder_without_digests_is_an_older_one_and_gets_them_with_the_next_wr
 )  # fmt: skip
 def test_malformed_digests_are_one_line(folder: Path, text: str) -> None:
     (folder / DIGESTS_FILE).write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=r"digests\.json: is damaged"):
+    with pytest.raises(CheckpointError, match=r"digests\.json is damaged"):
         verify_digests(folder)
 
 
 def test_digests_of_a_newer_version_ask_for_an_upgrade(folder: Path) -> None:
     (folder / DIGESTS_FILE).write_text(json.dumps({"format": 2, "blake3": {}}))
-    with pytest.raises(CheckpointError, match="made by a newer Triform"):
+    with pytest.raises(CheckpointError, match="written by a newer Triform"):
         verify_digests(folder)
 
 

@@ -57,7 +57,7 @@ def test_a_lock_leaves_no_trace_and_creates_the_folder_only_for_its_content(tmp_
 def test_another_process_is_told_who_holds_the_folder_and_a_killed_one_releases_it(tmp_path: Path) -> None:
     process = start_holder(tmp_path)
     try:
-        pattern = rf"{re.escape(str(tmp_path))}: is in use by process {process.pid} on {socket.gethostname()} "
+        pattern = rf"{re.escape(str(tmp_path))} is in use by process {process.pid} on {socket.gethostname()} "
         with (
             pytest.raises(
                 CheckpointError, match=pattern + r"\(testing, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\); wait"
@@ -138,7 +138,7 @@ def test_a_file_system_without_locks_is_used_with_a_notice(tmp_path: Path, monke
 
     monkeypatch.setattr(locks, "_try_lock", raise_unsupported)
     with folder_lock(tmp_path, "testing") as notice:
-        assert "this file system has no locks" in notice
+        assert "this file system does not support locks" in notice
     assert not (tmp_path / LOCK_FILE).exists()
 
 
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_or_locked_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    refused = pytest.raises(CheckpointError, match="below: cannot be written: Not a directory")
+    refused = pytest.raises(CheckpointError, match="below cannot be written: Not a directory")
     with refused, folder_lock(tmp_path / "file" / "below", "testing"):
         pytest.fail("a file is no folder")
 
@@ -266,7 +266,7 @@ def test_two_processes_that_train_into_one_folder_leave_the_run_of_one_of_them(t
         run = load(out, device="cpu")  # its files fit one another: they match their digests
         if len(finished_seeds) == 1:  # else one was over before the other began
             refusal = next(line for line in outcomes.values() if line.startswith("refused"))
-            assert re.search(r"run: is in use by process \d+ on .+ \(training classify, since .+\); wait", refusal)
+            assert re.search(r"run is in use by process \d+ on .+ \(training classify, since .+\); wait", refusal)
             assert run.config.seed == int(finished_seeds[0])
 
 

@@ -97,7 +97,7 @@ def test_a_published_encoder_becomes_that_of_a_translator(bert: Path, tmp_path: 
     }
     trained_run = triform.train("translate", out=tmp_path / "run", **train_settings)
     assert "33 tensors loaded: encoder" in (trained_run.path / "metrics.jsonl").read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match="is for classify; generate can begin with a run of generate"):
+    with pytest.raises(ConfigError, match="is a run of classify; generate can start from generate runs"):
         triform.train("generate", out=tmp_path / "other", **train_settings)
 
 
@@ -129,7 +129,8 @@ def test_a_tokenizer_of_another_size_is_refused(bert: Path, tmp_path: Path) -> N
 
 def test_a_published_folder_is_no_run_yet(bert: Path) -> None:
     with pytest.raises(
-        triform.TriformError, match=r"no config\.toml; of a published model `triform convert import`"
+        triform.TriformError,
+        match=r"no config\.toml; if this is a published model, convert it with `triform convert import`",
     ):
         triform.load(bert)
 
@@ -137,11 +138,11 @@ def test_a_published_folder_is_no_run_yet(bert: Path) -> None:
 def test_what_was_only_imported_names_no_data_to_score(bert: Path, tmp_path: Path) -> None:
     import_run(bert, tmp_path / "run")
     run = triform.load(tmp_path / "run", device="cpu")
-    with pytest.raises(ConfigError, match="was not trained here and names no data: say which file to score"):
+    with pytest.raises(ConfigError, match="is an imported model without training data: name the file to evaluate"):
         run.evaluate()
     (tmp_path / "rows.tsv").write_text("the film\tyes\na good film\tno\n", encoding="utf-8")
     assert run.evaluate(tmp_path / "rows.tsv")["rows"] == 2
-    with pytest.raises(ConfigError, match="names no data: baselines have nothing to be fitted on"):
+    with pytest.raises(ConfigError, match="without training data: baselines need training data"):
         run.baselines(tmp_path / "rows.tsv")
 
 
@@ -176,7 +177,7 @@ def test_names_of_labels_that_tell_nothing_apart_are_numbers(bert: Path, names: 
 def test_a_folder_of_seeds_is_no_published_model(tmp_path: Path) -> None:
     (tmp_path / "many" / "seed-0").mkdir(parents=True)
     (tmp_path / "many" / "seed-0" / "config.toml").touch()
-    with pytest.raises(ConfigError, match="holds several seeds"):
+    with pytest.raises(ConfigError, match="holds runs with several seeds"):
         triform.train("classify", init_from=str(tmp_path / "many"), out=tmp_path / "run", device="cpu", quiet=True)
 
 

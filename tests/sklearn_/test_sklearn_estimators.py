@@ -184,7 +184,7 @@ def test_saving_writes_a_run_that_triform_opens(kind: Any, tmp_path: Path) -> No
     loaded = kind.from_run(folder, device="cpu")
     assert np.array_equal(predict_own_data(loaded), predict_own_data(estimator))
     assert {name: loaded.get_params()[name] for name in TINY} == TINY
-    with pytest.raises(CheckpointError, match="already holds"):
+    with pytest.raises(CheckpointError, match="already contains"):
         estimator.save(folder)
     assert estimator.save(folder, overwrite=True) == folder
 
@@ -258,7 +258,7 @@ def test_a_fit_that_was_stopped_is_an_interrupt_and_leaves_the_estimator_as_it_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def raise_interrupted(*arguments: object, **settings: object) -> None:
-        raise RunInterruptedError("stopped at step 1, everything is saved; go on with: triform train")
+        raise RunInterruptedError("stopped at step 1, and everything is saved; continue with: triform train")
 
     monkeypatch.setattr(estimator_module, "train", raise_interrupted)
     model = TextClassifier(**TINY)
@@ -294,15 +294,15 @@ def test_asking_before_fitting_is_told_so(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "X is one text, 'one text'; give a list of texts"),
-        ([], "X is empty: 0 texts"),
+        ("one text", "X is a single text, 'one text'; pass a list of texts"),
+        ([], "X is empty; pass at least one text"),
         (7, r"X is 7 \(int\)"),
         ({"a": 1}, r"X is {'a': 1} \(dict\)"),
         ([["a"], ["b"]], r"X: row 0 is \['a'\] \(list\)"),
         (["a", None], r"X: row 1 is missing \(None\)"),
         (["a", "b", float("nan")], r"X: row 2 is missing \(nan\)"),
         (["a", 3], r"X: row 1 is 3 \(int\)"),
-        (["a", "\ud800"], "X: row 1 holds half of a surrogate pair"),
+        (["a", "\ud800"], "X: row 1 contains half of a surrogate pair"),
         (np.ones((3, 2)), r"X is a ndarray of shape \(3, 2\)"),
     ],
 )
@@ -322,10 +322,10 @@ def test_x_and_y_must_be_of_one_length(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["a"] * 24, "y has one class only, .*'a'.*; a classifier needs at least two classes"),
+        (["a"] * 24, "y has only one class, .*'a'.*; a classifier needs at least two classes"),
         ([*Y[:23], None], "row 23 is missing"),
         ([*Y[:23], float("nan")], "row 23 is missing"),
-        (["a", "a "] * 12, "labels that read alike"),
+        (["a", "a "] * 12, "labels that look the same"),
         (["a", ""] * 12, "an empty label"),
         (np.linspace(0, 1, 24), "Unknown label type"),
     ],
@@ -336,7 +336,7 @@ def test_labels_that_cannot_be_learned_are_named(labels: Any, message: str) -> N
 
 
 def test_too_little_text_is_said_of_x_and_not_of_a_file() -> None:
-    with pytest.raises(InputError, match=r"^X: has only \d+ tokens to train on"):
+    with pytest.raises(InputError, match=r"^X: only \d+ tokens to train on"):
         fit_estimator(LanguageModel, max_len=4000)
 
 

@@ -107,7 +107,7 @@ def test_a_prompt_with_unknown_characters_is_an_error_and_special_tokens_are_nev
     prepared_task = prepare_characters(
         tmp_path, "abc\n" * 50, **{"decode.strategy": "sample", "decode.max_new_tokens": 60}
     )
-    with pytest.raises(DataError, match="never saw in training: 'x', 'y'"):
+    with pytest.raises(DataError, match="not in the vocabulary: 'x', 'y'"):
         prepared_task.task.predictor.predict(["ab", "axyx"])
     assert isinstance(prepared_task.task, Generate)
     generated = [token for row in prepared_task.task.predictor.generate([[4]] * 20) for token in row]

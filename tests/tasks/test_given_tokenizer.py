@@ -50,13 +50,13 @@ def test_a_given_vocabulary_is_used_and_kept_in_the_run(story: Path, vocabulary:
 
 def test_a_vocabulary_that_does_not_fit_is_refused(story: Path, vocabulary: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r"tokenizer\.kind=bpe, but .*words\.json is of the kind word"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.kind=bpe, but the kind of .*words\.json is word"):
         train(story, out, file=vocabulary, kind="bpe")
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=99, but .*words\.json has 15"):
         train(story, out, file=vocabulary, vocab_size=99)
-    with pytest.raises(ConfigError, match=r"tokenizer\.file=.*nowhere\.json: there is no tokenizer file here"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.file=.*nowhere\.json: no such tokenizer file"):
         train(story, out, file=tmp_path / "nowhere.json")
-    with pytest.raises(ConfigError, match=r"one vocabulary and tokenizer\.joint_vocab=false asks for two"):
+    with pytest.raises(ConfigError, match=r"one vocabulary, and tokenizer\.joint_vocab=false needs two"):
         train(story, out, file=vocabulary, joint_vocab=False)
     assert not out.exists()
 

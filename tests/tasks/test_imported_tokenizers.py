@@ -59,7 +59,7 @@ def prepare_with_vocabulary(name: TaskName, kind: str, tmp_path: Path, **overrid
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_learns_judges_and_predicts_with_it(name: TaskName, kind: str, tmp_path: Path) -> None:
     if (name, kind) == ("translate", "bare"):
-        with pytest.raises(ConfigError, match="translate needs a token that ends a text"):
+        with pytest.raises(ConfigError, match="translate needs a tokenizer with an end token"):
             prepare_with_vocabulary(name, kind, tmp_path)
         return
     prepared_task = prepare_with_vocabulary(name, kind, tmp_path)
@@ -179,7 +179,9 @@ def test_two_tokenizers_of_one_vocabulary_are_both_kept(tmp_path: Path) -> None:
 def test_a_vocabulary_that_is_not_there_or_not_whole_is_the_settings_fault(tmp_path: Path) -> None:
     folder = write_vocabulary("gpt2", tmp_path / "broken")
     (folder / "merges.txt").unlink()
-    with pytest.raises(ConfigError, match=r"tokenizer\.file=.*merges\.txt: this file belongs to vocab\.json"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.file=.*merges\.txt is missing; vocab\.json cannot be used without it"
+    ):
         prepare_task("generate", tmp_path, **{"tokenizer.file": str(folder), "tokenizer.kind": "imported"})
     with pytest.raises(ConfigError, match=r"tokenizer\.bpe_dropout applies only to"):
         prepare_with_vocabulary("classify", "gpt2", tmp_path, **{"tokenizer.bpe_dropout": 0.1})
@@ -197,5 +199,5 @@ def test_advice_on_unknown_words_fits_a_tokenizer_that_was_imported(tmp_path: Pa
     task = prepare_with_vocabulary("generate", "bert", tmp_path).task
     with pytest.raises(DataError) as error_info:
         task.predictor.predict(["amber ☃"])
-    assert str(error_info.value).endswith("'☃'; leave it out; the imported tokenizer has no token for it")
+    assert str(error_info.value).endswith("'☃'; remove it; the imported tokenizer has no token for it")
     assert "read as [UNK]: '☃'" in build_explanation_input(task, "amber ☃").notes[0]

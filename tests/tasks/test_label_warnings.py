@@ -30,9 +30,9 @@ def test_a_majority_label_is_named_with_the_accuracy_it_would_give() -> None:
     (notice,) = label_warnings("mail.csv", ("ham", "spam"), train, valid)
     assert isinstance(notice, WarningText)
     assert notice == (
-        "mail.csv: the labels are unbalanced: of the training texts 'ham' is 90.0 % and 'spam' is 10.0 %. Always "
-        "answering 'ham' has an accuracy of 85.00 % on the validation texts: judge the model by f1 as well, which "
-        "weighs every label alike"
+        "mail.csv: the labels are unbalanced: in the training texts, 'ham' is 90.0 % and 'spam' is 10.0 %. Always "
+        "predicting 'ham' has an accuracy of 85.00 % on the validation texts. Compare models by F1 as well, which "
+        "gives all labels the same weight"
     )
     (notice,) = label_warnings("mail.csv", ("ham", "spam"), train, None)
     assert "an accuracy of 90.00 % on the training texts" in notice
@@ -55,7 +55,7 @@ def test_a_small_validation_set_is_told_with_its_interval(n_texts: int, points: 
     valid = spread_evenly(2, n_texts)
     (notice,) = label_warnings("a.csv", ("x", "y"), spread_evenly(2, 1000), valid)
     assert isinstance(notice, WarningText)
-    assert f"the 95 % interval of an accuracy is up to ± {points} percentage points" in notice
+    assert f"the 95 % interval of the accuracy is up to ± {points} percentage points" in notice
 
 
 def test_a_validation_set_of_a_hundred_or_none_at_all_gives_no_warning() -> None:
@@ -75,8 +75,8 @@ def test_a_validation_set_of_a_hundred_or_none_at_all_gives_no_warning() -> None
 def test_a_column_of_numbers_is_told_that_triform_classifies(labels: list[str], n_texts: int) -> None:
     (notice,) = label_warnings("a.csv", labels, spread_evenly(len(labels), n_texts), None)
     assert isinstance(notice, WarningText)
-    assert f"looks like numbers with {len(labels)} distinct values" in notice
-    assert "does not regress" in notice
+    assert f"contains numbers with {len(labels)} distinct values" in notice
+    assert "does not support regression" in notice
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_training_says_what_is_wrong_with_the_labels(tmp_path: Path) -> None:
     warnings = [notice for notice in notices if isinstance(notice, WarningText)]
     assert len(warnings) == 2
     assert "'ham' is 9" in warnings[0]
-    assert "texts are held out for validation" in warnings[1]
+    assert "the validation data has only " in warnings[1]

@@ -84,13 +84,13 @@ def test_what_is_hidden_from_the_score_is_still_read() -> None:
 
 
 def test_a_stride_that_cannot_be(task: Generate, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a stride of 9: give 1 to 8"):
+    with pytest.raises(ConfigError, match="stride=9 must be between 1 and 8"):
         build_dataset(20).with_stride(9)
     story = tmp_path / "story.txt"
     story.write_text("abcdef" * 30)
     run = Run(path=tmp_path, task=task)
     assert run.evaluate(story, stride=2)["tokens"] == run.evaluate(story)["tokens"]
-    with pytest.raises(ConfigError, match="a stride of -1"):
+    with pytest.raises(ConfigError, match="stride=-1 must be between"):
         run.evaluate(story, stride=-1)
 
 

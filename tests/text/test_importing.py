@@ -472,7 +472,7 @@ def test_a_rank_file_is_known_by_its_name(tmp_path: Path) -> None:
     model = tmp_path / "tokenizer.model"  # as Llama 3 calls it
     (tmp_path / "other.tiktoken").rename(model)
     assert read_tokenizer(model, encoding="r50k_base").to_json() == ours.to_json()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.model: .* split pattern: .* cl100k_base"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model: .* split pattern; .* cl100k_base"):
         read_tokenizer(model)
 
 
@@ -500,9 +500,12 @@ def assert_refused(path: Path, problem: str, **settings: object) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda ids: ids | {"extra": 1}, "'.' and 'extra' have the same number, 1"),
-        (lambda ids: ids | {"extra": 9999}, r"pieces are not numbered 0 to \d+: no piece has number \d+"),
-        (lambda ids: ids | {"extra": "1"}, "not a vocabulary: a number for each piece"),
+        (lambda ids: ids | {"extra": 1}, "'.' and 'extra' have the same id, 1"),
+        (lambda ids: ids | {"extra": 9999}, r"pieces must be 0 to \d+, but no piece has id \d+"),
+        (
+            lambda ids: ids | {"extra": "1"},
+            "is not a vocabulary: expected an object with an integer id for each piece",
+        ),
         (lambda ids: ids | {"extra": True}, "not a vocabulary"),
         (lambda ids: [1], "not a vocabulary"),
         (lambda ids: {}, "not a vocabulary"),
@@ -533,8 +536,8 @@ def test_bytes_that_are_lacking_are_counted(tmp_path: Path) -> None:
     [
         ("a zzz", r"merges\.txt, line 3: 'zzz' is not in the vocabulary"),
         ("q z", r"merges\.txt, line 3: 'qz' is not in the vocabulary"),
-        ("abc", r"merges\.txt, line 3: two pieces"),
-        ("a b c", r"merges\.txt, line 3: two pieces"),
+        ("abc", r"merges\.txt, line 3: expected two pieces"),
+        ("a b c", r"merges\.txt, line 3: expected two pieces"),
     ],
 )
 def test_a_merge_of_what_is_not_there_is_refused_with_its_line(line: str, problem: str, tmp_path: Path) -> None:
@@ -547,13 +550,13 @@ def test_a_merge_of_what_is_not_there_is_refused_with_its_line(line: str, proble
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("IQ==", "line 2: a piece in base64"),
-        ("I!== 5", "line 2: a piece in base64"),
-        ("IQ== five", "line 2: a piece in base64"),
-        ("IQ== 5 6", "line 2: a piece in base64"),
-        ("IQ== -5", "line 2: an empty piece, or a rank below 0"),
-        ("AA== 999", "line 2: the piece of line 1 again"),
-        ("eno= 0", "line 2: the rank of line 1 again"),
+        ("IQ==", "line 2: expected a piece in base64"),
+        ("I!== 5", "line 2: expected a piece in base64"),
+        ("IQ== five", "line 2: expected a piece in base64"),
+        ("IQ== 5 6", "line 2: expected a piece in base64"),
+        ("IQ== -5", "line 2: the piece is empty, or its rank is below 0"),
+        ("AA== 999", "line 2: the same piece as in line 1"),
+        ("eno= 0", "line 2: the same rank as in line 1"),
     ],
 )
 def test_a_broken_line_of_a_rank_file_is_named(line: str, problem: str, tmp_path: Path) -> None:
@@ -574,11 +577,19 @@ def test_ranks_with_a_hole_are_refused(tmp_path: Path) -> None:
 def test_special_tokens_of_a_rank_file_must_be_free_and_no_words(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "small.tiktoken", build_ranks())
     assert_refused(
-        path, "<end> is to be 7, which is the rank of a piece", pattern=GPT4_PATTERN, special_tokens={"<end>": 7}
+        path,
+        "the id of <end>, 7, is already the rank of a piece",
+        pattern=GPT4_PATTERN,
+        special_tokens={"<end>": 7},
     )
-    assert_refused(path, "'END' is a word, which texts can have", pattern=GPT4_PATTERN, special_tokens={"END": 999})
-    assert_refused(path, "a rank file does not hold its split pattern")
-    assert_refused(path, r"the pattern '\(\(' cannot be read", pattern="((")
+    assert_refused(
+        path,
+        "'END' is an ordinary word, which texts may contain",
+        pattern=GPT4_PATTERN,
+        special_tokens={"END": 999},
+    )
+    assert_refused(path, "a rank file does not contain its split pattern")
+    assert_refused(path, r"the split pattern '\(\(' is not valid", pattern="((")
 
 
 @pytest.mark.parametrize(
@@ -590,20 +601,20 @@ def test_what_stands_beside_a_rank_file_must_be_a_pattern_and_special_tokens(
 ) -> None:
     path = write_ranks(tmp_path / "small.tiktoken", build_ranks())
     (tmp_path / "small.tiktoken.json").write_text(sidecar_text, encoding="utf-8")
-    assert_refused(path, r"small\.tiktoken\.json: a pattern, and special_tokens with their numbers are expected")
+    assert_refused(path, r"small\.tiktoken\.json: expected a pattern, and special_tokens with their ids")
 
 
 def test_words_with_none_for_the_unknown_are_refused(tmp_path: Path) -> None:
     Core(models.WordLevel({"a": 0}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
-    assert_refused(tmp_path, "cannot encode a text with this tokenizer")
+    assert_refused(tmp_path, "the tokenizers library cannot encode text with it")
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("a\n[UNK]\na\n", r"vocab\.txt, line 3: 'a' is a duplicate of line 1"),
-        ("a\n\n[UNK]\n", r"vocab\.txt, line 2: an empty line"),
-        ("a\nb\n", "no piece is for unknown words"),
+        ("a\n[UNK]\na\n", r"vocab\.txt, line 3: duplicate of the piece 'a' in line 1"),
+        ("a\n\n[UNK]\n", r"vocab\.txt, line 2: expected a piece, found an empty line"),
+        ("a\nb\n", "has no piece for unknown words"),
     ],
 )
 def test_a_list_of_pieces_with_a_fault_is_refused(content: str, problem: str, tmp_path: Path) -> None:
@@ -619,12 +630,12 @@ def test_text_that_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", "not JSON, or a damaged file"),
+        ("{", "is not JSON, or is damaged"),
         ("[]", "it has no model"),
         ('{"version": "1.0"}', "it has no model"),
         ('{"version": "1.0", "model": {"type": "Morse"}}', r"cannot read this tokenizer \(model Morse"),
         ('{"version": "1.0", "model": 5}', "cannot read this tokenizer"),
-        ('{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 2}, "unk_token": "a"}}', "no piece has number 1"),
+        ('{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 2}, "unk_token": "a"}}', "no piece has id 1"),
     ],
 )
 def test_a_tokenizer_json_that_is_none_is_refused(content: str, problem: str, tmp_path: Path) -> None:
@@ -635,26 +646,26 @@ def test_a_tokenizer_json_that_is_none_is_refused(content: str, problem: str, tm
 def test_a_missing_companion_is_named(tmp_path: Path) -> None:
     folder = write_gpt2(tmp_path / "folder")
     (folder / "merges.txt").unlink()
-    assert_refused(folder, r"merges\.txt: this file belongs to vocab\.json and is missing")
+    assert_refused(folder, r"merges\.txt is missing; vocab\.json cannot be used without it")
     (folder / "source.spm").write_bytes(b"")
     (folder / "vocab.json").unlink()
-    assert_refused(folder, r"vocab\.json: this file belongs to source\.spm and is missing")
+    assert_refused(folder, r"vocab\.json is missing; source\.spm cannot be used without it")
     (folder / "source.spm").rename(folder / "target.spm")
     (folder / "vocab.json").touch()
-    assert_refused(folder, r"source\.spm: there is no tokenizer file here")
+    assert_refused(folder, r"source\.spm: no such tokenizer file")
 
 
 def test_a_pickle_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"stoi": {"a": 0}, "itos": {0: "a"}}))
-    assert_refused(tmp_path, r"meta\.pkl: a pickle can run any program")
-    assert_refused(tmp_path / "meta.pkl", "a pickle can run any program")
+    assert_refused(tmp_path, r"meta\.pkl is a pickle, which can run code")
+    assert_refused(tmp_path / "meta.pkl", "is a pickle, which can run code")
 
 
 def test_what_is_not_there_or_not_known_is_said(tmp_path: Path) -> None:
-    assert_refused(tmp_path, r"no tokenizer is here; known are tokenizer\.json")
-    assert_refused(tmp_path / "none.json", "there is no tokenizer file here")
+    assert_refused(tmp_path, r"no tokenizer found; known files are tokenizer\.json")
+    assert_refused(tmp_path / "none.json", "no such tokenizer file")
     (tmp_path / "notes.md").write_text("x", encoding="utf-8")
-    assert_refused(tmp_path / "notes.md", "not a file of a tokenizer that is known")
+    assert_refused(tmp_path / "notes.md", "unknown tokenizer format")
 
 
 def test_a_damaged_sentencepiece_model_is_refused(tmp_path: Path) -> None:
@@ -700,5 +711,5 @@ def test_a_damaged_file_of_an_imported_tokenizer_is_refused(
 
 
 def test_an_imported_kind_cannot_be_learned() -> None:
-    with pytest.raises(ConfigError, match=r"name its file in tokenizer\.file"):
+    with pytest.raises(ConfigError, match=r"set tokenizer\.file to its file"):
         train_tokenizer(TokenizerConfig(kind="imported"), ["text"])

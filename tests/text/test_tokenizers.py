@@ -150,7 +150,7 @@ def test_a_size_the_data_cannot_fill_is_refused_with_the_most_it_can(kind: str) 
         train(kind, vocab_size=50000)
     maximum = int(str(caught.value).split("(")[1].split()[0])
     assert train(kind, vocab_size=maximum).vocab_size == maximum
-    with pytest.raises(ConfigError, match=rf"set it to {maximum} or lower, or leave it out"):
+    with pytest.raises(ConfigError, match=rf"set it to {maximum} or lower, or remove the setting"):
         train(kind, vocab_size=maximum + 1)
 
 
@@ -224,13 +224,13 @@ assert os.waitpid(child, 0)[1] == 0 and "TOKENIZERS_PARALLELISM" not in os.envir
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "no tokenizer file"),
+        (None, "no such tokenizer file"),
         ("", "damaged"),
         ("[1]", "not a Triform tokenizer"),
         ('{"version": "1.0"}', "not a Triform tokenizer"),
         ('{"triform": {"format": 1, "kind": "char"}, "tokenizer": {}}', "damaged"),
         ('{"triform": {"format": 1, "kind": "morse"}, "tokenizer": {}}', "unknown tokenizer kind 'morse'"),
-        ('{"triform": {"format": 99, "kind": "char"}, "tokenizer": {}}', "format 99 is newer"),
+        ('{"triform": {"format": 99, "kind": "char"}, "tokenizer": {}}', "has format 99, and this Triform reads"),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(
@@ -251,7 +251,7 @@ def test_a_vocabulary_without_the_special_tokens_is_refused(tmp_path: Path) -> N
     content = json.loads(path.read_text(encoding="utf-8"))
     del content["tokenizer"]["model"]["vocab"]["<eos>"]
     path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="must be numbered from 0 and begin with <pad>"):
+    with pytest.raises(CheckpointError, match="must be numbered from 0 and start with <pad>"):
         load_tokenizer(path)
 
 
@@ -327,5 +327,5 @@ def test_words_without_case_when_asked() -> None:
 
 
 def test_a_text_without_frequent_words_is_refused() -> None:
-    with pytest.raises(DataError, match="no word is seen 2 times"):
+    with pytest.raises(DataError, match="no word occurs 2 times"):
         train("word", ["each word once"], min_count=2)

@@ -1,4 +1,4 @@
-"""Whether two runs are the same, bit for bit."""
+"""Train small runs, and compare two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,24 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from triform.launch import train
+
 StoppedAfter = Callable[[int], AbstractContextManager[None]]  # the fixture of conftest.py
 TIMING_FIELDS = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
+MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
+
+
+def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> Path:
+    """Train a small classifier without progress display, and return its folder."""
+    settings = {
+        "data": rows,
+        "out": out,
+        "device": "cpu",
+        "quiet": True,
+        "model": MODEL,
+        "train": train_settings,
+    } | kwargs
+    return train("classify", **settings).path
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

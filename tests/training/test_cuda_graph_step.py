@@ -188,7 +188,10 @@ def test_blocks_that_cannot_be_compiled_run_as_they_are(tmp_path: Path, monkeypa
     monkeypatch.setattr(cuda_graph_step, "should_compile", lambda *size: True)
     assert_same_training(first, plain, graph_step)
     assert len(graph_step.notices) == 1
-    assert "cannot be compiled here and run as they are (Failed to find C compiler)" in graph_step.notices[0]
+    assert (
+        "cannot be compiled here, so they run without compilation (Failed to find C compiler)"
+        in graph_step.notices[0]
+    )
 
 
 def test_of_too_many_shapes_the_rest_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

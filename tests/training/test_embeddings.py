@@ -195,7 +195,7 @@ def test_vectors_of_another_width_are_refused_with_both_and_leave_nothing(
     rows: str, vectors: str, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"have 16 numbers and model\.d_model=32: set model\.d_model=16, or .*--size 32"
+        ConfigError, match=r"have width 16, but model\.d_model=32; set model\.d_model=16, or .*--size 32"
     ):
         train_run(rows, tmp_path / "run", vectors, model=MODEL | {"d_model": 32})
     assert not (tmp_path / "run").exists()
@@ -204,12 +204,12 @@ def test_vectors_of_another_width_are_refused_with_both_and_leave_nothing(
 def test_vectors_that_no_piece_has_are_refused(rows: str, tmp_path: Path) -> None:
     WordVectors(["WORD1", "WORD2"], np.eye(2, 16)).save(tmp_path / "capitals.txt")
     with pytest.raises(
-        ConfigError, match=r"no piece of the vocabulary has a vector; 2 would if both were .* lower case"
+        ConfigError, match=r"no piece of the vocabulary has a vector; 2 would have one if both were .* lower case"
     ):
         set_up_task(tmp_path / "run", data=rows, embeddings=tmp_path / "capitals.txt")
     WordVectors(["mot", "chose"], np.eye(2, 16)).save(tmp_path / "french.txt")
     with pytest.raises(
-        ConfigError, match=r"no piece of the vocabulary has a vector: its pieces are such as .*'mot'"
+        ConfigError, match=r"no piece of the vocabulary has a vector; it has pieces such as .*'mot'"
     ):
         set_up_task(tmp_path / "run", data=rows, embeddings=tmp_path / "french.txt")
 

@@ -351,7 +351,7 @@ def test_where_memory_is_short_fewer_are_trained_at_a_time(tmp_path: Path, monke
     monkeypatch.setattr(
         StackedModels, "_map_models", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("out"))
     )
-    with pytest.raises(ConfigError, match="cpu has too little memory for 1 models; give fewer --seeds"):
+    with pytest.raises(ConfigError, match="cpu has too little memory for 1 models; use fewer --seeds"):
         train_seeds("generate", 2, out=tmp_path / "none", **overrides)
 
 
@@ -403,7 +403,7 @@ def test_models_of_different_shape_do_not_share_a_stack(tmp_path: Path) -> None:
     prepared_task = prepare_task("generate", tmp_path)
     configs = [build_config({"seed": n, "model.dropout": n / 10}, prepared_task.task.config) for n in range(2)]
     members = [build_member(prepared_task, config, tmp_path) for config in configs]
-    with pytest.raises(AssertionError, match="alike"):
+    with pytest.raises(AssertionError, match="same settings"):
         Ensemble(members, prepared_task.train.to_device(torch.device("cpu"), prepared_task.task.config.train))
 
 

@@ -122,11 +122,11 @@ def test_frozen_layers_stay_as_they_are_and_have_no_state(
 
 def test_freezing_more_than_there_is_or_all_of_it_is_refused() -> None:
     config = build_config({"task": "generate", "train.freeze_layers": 3}, Config())
-    with pytest.raises(ConfigError, match=r"train\.freeze_layers=3: this model has 2 layers"):
+    with pytest.raises(ConfigError, match=r"train\.freeze_layers=3 is too large: this model has 2 layers"):
         freeze_parameters(Decoder(MODEL_CONFIG, SIZES), config)
     all_frozen = build_config({"task": "generate", "train.freeze_layers": 2}, Config())
     without_head_bias = ModelConfig(d_model=16, d_ff=32, n_layers=2, n_heads=2, head_bias=False)
-    with pytest.raises(ConfigError, match="leaves nothing to learn"):
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
         freeze_parameters(Decoder(without_head_bias, SIZES), all_frozen)
 
 

@@ -162,7 +162,7 @@ def test_a_changed_adapter_of_format_1_does_not_match_its_digest(tmp_path: Path)
     content = bytearray((FORMAT1 / "adapter" / "adapter.safetensors").read_bytes())
     content[-1] ^= 1
     (tmp_path / "adapter.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="does not match its own digest"):
+    with pytest.raises(CheckpointError, match="does not match its digest"):
         read_adapter(tmp_path / "adapter.safetensors")
 
 

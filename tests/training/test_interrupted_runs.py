@@ -15,7 +15,7 @@ import triform
 from triform.training.tensors import read_tensors
 
 TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}
-NOTICE = "training was interrupted at step 3, before a validation kept a model"
+NOTICE = "training was interrupted at step 3, before the first validation"
 
 
 @pytest.fixture

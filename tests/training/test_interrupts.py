@@ -126,7 +126,7 @@ def test_seeds_interrupted_in_a_validation_and_resumed_have_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(Ensemble, "fit", record_ensemble)
         patch.setattr(StackedModels, "evaluate", stop_then_evaluate)
-        with pytest.raises(RunInterruptedError, match="step 8, everything is saved"):
+        with pytest.raises(RunInterruptedError, match="step 8, and everything is saved"):
             train_run("broken")
     assert ensembles
     checkpoints = [path.name for path in (tmp_path / "broken").glob("seed-*/checkpoints/*")]
@@ -230,11 +230,11 @@ def raise_interrupt_in(patch: pytest.MonkeyPatch, target: str) -> None:
     [
         (
             "triform.launch.log_start",
-            "stopped before the first checkpoint; begin again with: triform train classify",
+            "stopped before the first checkpoint; start again with: triform train classify",
         ),
         (
             "triform.training.trainer.Trainer._validate",
-            "stopped without saving; go on from the checkpoint of step 2",
+            "stopped without saving; continue from the checkpoint of step 2",
         ),
         ("triform.launch.write_report", "stopped after training, before the report was written; finish with: "),
     ],

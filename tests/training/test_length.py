@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from same_runs import StoppedAfter, assert_same_bits, assert_same_run, read_events
+from same_runs import MODEL, StoppedAfter, assert_same_bits, assert_same_run, read_events, train_run
 
 from triform.config import Config
 from triform.config.presets import SYSTEM_PRESETS
@@ -22,7 +22,6 @@ from triform.tasks.defaults import resolve_patience
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 
-MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 TRAIN_SETTINGS = {
     "max_steps": 8,
     "eval_every": 4,
@@ -31,18 +30,6 @@ TRAIN_SETTINGS = {
     "warmup_steps": 2,
     "checkpoint_every": 4,
 }
-
-
-def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> Path:
-    settings = {
-        "data": rows,
-        "out": out,
-        "device": "cpu",
-        "quiet": True,
-        "model": MODEL,
-        "train": train_settings,
-    } | kwargs
-    return train("classify", **settings).path
 
 
 def resume_run(out: Path, **kwargs: Any) -> Path:
@@ -110,7 +97,7 @@ def test_epochs_can_be_raised_and_steps_given_instead(rows: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("train_settings", "message"),
     [
-        ({"schedule": "cosine"}, "not the same as that of having trained so long from the start"),
+        ({"schedule": "cosine"}, "differs from that of a run with as many steps from the start"),
         ({"schedule": "constant", "max_steps": 7}, "was also validated at step 7, where it ended"),
     ],
 )

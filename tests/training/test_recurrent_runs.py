@@ -223,7 +223,7 @@ def test_exports_refuse_recurrent_kinds_by_name(runs: dict[str, triform.Run], tm
         lambda: scratch.TextClassifier(Config(model=ModelConfig(kind="lstm"))),
         lambda: scratch.load(runs["classify"].path),
     ):
-        with pytest.raises(ConfigError, match=r"model\.kind=lstm is not known to triform\.scratch"):
+        with pytest.raises(ConfigError, match=r"model\.kind=lstm is not supported by triform\.scratch"):
             action()
     for engine in EXPORT_FORMATS:
         with pytest.raises(

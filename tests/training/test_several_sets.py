@@ -289,5 +289,5 @@ def test_a_set_that_changed_stops_a_resume(
         train(sets["classify"], "classify", tmp_path / "run")
     monkeypatch.undo()
     write_set(Path(sets["classify"]["far"]), "classify", 0, 5)
-    with pytest.raises(CheckpointError, match=r"classify-far\.tsv has changed since the run began"):
+    with pytest.raises(CheckpointError, match=r"classify-far\.tsv has changed since the run started"):
         train(sets["classify"], "classify", tmp_path / "run", resume=True)

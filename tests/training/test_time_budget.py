@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from same_runs import train_run
 
-from triform.launch import train
 from triform.progress import report_progress
 from triform.tasks.evaluation import Evaluator
 from triform.training import time_budget
@@ -16,7 +16,6 @@ from triform.training.run_folder import RunFolder
 from triform.training.time_budget import estimate_seconds, fit_steps
 from triform.training.trainer import Trainer
 
-MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 TRAIN_SETTINGS = {"max_steps": 400, "batch_size": 8, "schedule": "cosine"}
 
 
@@ -38,23 +37,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Evaluator, "evaluate", slow_evaluation)
 
 
-def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: Any) -> RunFolder:
-    settings = {
-        "data": rows,
-        "out": out,
-        "device": "cpu",
-        "quiet": True,
-        "model": MODEL,
-        "train": train_settings,
-    } | kwargs
-    return RunFolder(train("classify", **settings).path)
-
-
 @pytest.mark.usefixtures("clock")
 def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fitted = train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, quiet=False)
+    fitted = RunFolder(train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, quiet=False))
     resolved = fitted.read_config().train
     assert 20 < resolved.max_steps < 120
     output = capsys.readouterr().err
@@ -63,12 +50,12 @@ def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
         in output
     )
     settings = TRAIN_SETTINGS | {"max_steps": resolved.max_steps, "eval_every": resolved.eval_every}
-    plain = train_run(rows, tmp_path / "plain", settings)
+    plain = RunFolder(train_run(rows, tmp_path / "plain", settings))
     left, right = (load_file(folder.model_file) for folder in (fitted, plain))
     assert left.keys() == right.keys()
     assert all(tensor.equal(right[name]) for name, tensor in left.items())
     # The same command.
-    resumed = train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True)
+    resumed = RunFolder(train_run(rows, tmp_path / "fitted", TRAIN_SETTINGS | {"max_minutes": 2}, resume=True))
     assert resumed.read_config() == fitted.read_config()
 
 
@@ -76,7 +63,9 @@ def test_as_many_steps_as_fit_are_chosen_and_the_measurement_leaves_no_trace(
 def test_a_budget_that_is_large_enough_changes_nothing(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 30, "max_minutes": 60}, quiet=False)
+    folder = RunFolder(
+        train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 30, "max_minutes": 60}, quiet=False)
+    )
     assert folder.read_config().train.max_steps == 30
     assert "about 1 min 20 s for 30 steps, within train.max_minutes=60" in capsys.readouterr().err
 
@@ -85,11 +74,11 @@ def test_a_budget_that_is_large_enough_changes_nothing(
 def test_a_budget_without_room_for_a_step_is_said(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_minutes": 0.05}, quiet=False)
+    folder = RunFolder(train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_minutes": 0.05}, quiet=False))
     assert folder.read_config().train.max_steps == 1
     assert (
         "warning: train.max_minutes=0.05 is too short for one step and its validation, which take about 6.0 s; "
-        "training for one step all the same\n"
+        "training takes one step anyway\n"
     ) in capsys.readouterr().err
 
 

@@ -67,9 +67,11 @@ def test_the_first_vector_of_a_word_counts(tmp_path: Path) -> None:
 
 
 def test_an_ending_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ends in '\.npy'.*known are \.txt, \.bin, \.safetensors$"):
+    with pytest.raises(
+        ConfigError, match=r"unknown file format '\.npy'; supported formats are \.txt, \.bin, \.safetensors$"
+    ):
         random_vectors().save(tmp_path / "v.npy")
-    with pytest.raises(ConfigError, match="has no ending"):
+    with pytest.raises(ConfigError, match="the file name has no suffix"):
         random_vectors().save(tmp_path / "v")
     with pytest.raises(ConfigError, match=r"'\.model'.*save_word2vec_format"):
         WordVectors.load(tmp_path / "v.model")
@@ -82,7 +84,7 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, suffi
     content = path.read_bytes()
     for size in (len(content) - 20, len(content) // 2, 3, 0):
         path.write_bytes(content[:size])
-        with pytest.raises(DataError, match=r"cut short|is not a whole|not word vectors|numbers instead of"):
+        with pytest.raises(DataError, match=r"is incomplete|damaged|not word vectors|expected \d+ numbers"):
             WordVectors.load(path)
     with pytest.raises(DataError, match="no such file"):
         WordVectors.load(tmp_path / f"none.{suffix}")
@@ -91,15 +93,15 @@ def test_a_file_that_was_cut_short_or_is_not_there_is_told(tmp_path: Path, suffi
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("It was a dark night.\n", "is not word vectors"),
-        ("2 2\na 1 2\nb 1\n", "line 3: has 1 numbers instead of 2"),
-        ("2 2\na 1 2\nb 1 x\n", "line 3: is not a word and its numbers"),
+        ("It was a dark night.\n", "these are not word vectors"),
+        ("2 2\na 1 2\nb 1\n", "line 3: expected 2 numbers, found 1"),
+        ("2 2\na 1 2\nb 1 x\n", "line 3: expected a word and its numbers"),
         ("2 2\na 1 2\nb 1 nan\n", "the vector of 'b' has a number that is not finite"),
         ("2 2\na 1 inf\nb 1 2\n", "the vector of 'a'"),
-        ("0 5\n", "holds no vectors"),
-        ("99999999999 99999\na 1\n", "was cut short"),
+        ("0 5\n", "the file contains no vectors"),
+        ("99999999999 99999\na 1\n", "the file is incomplete"),
         ("3 2\n 1 2\nb 3 4\nc 1 -4\n", "word 1 is empty"),
-        ("1 2\na 1 2\nb 3 4\n\nc 1 -4\n", "promises 1 words; lines left after them: 2"),
+        ("1 2\na 1 2\nb 3 4\n\nc 1 -4\n", "declares 1 words, but 2 more lines follow them"),
     ],
 )
 def test_a_file_that_is_no_vectors_is_told_where(tmp_path: Path, content: str, message: str) -> None:
@@ -113,7 +115,7 @@ def test_other_tensors_are_no_vectors(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(DataError, match="no tensors named vectors and words"):
+    with pytest.raises(DataError, match="tensors named vectors and words are missing"):
         WordVectors.load(tmp_path / "model.safetensors")
     words = np.frombuffer(b"a\nb\nc", np.uint8)
     save_file({"vectors": np.ones((2, 2), np.float32), "words": words}, tmp_path / "odd.safetensors")
@@ -138,7 +140,7 @@ def test_tensors_of_other_numbers_are_read_or_refused(tmp_path: Path) -> None:
         save_file({"vectors": numbers.to(dtype), "words": words}, path)
         np.testing.assert_array_equal(WordVectors.load(path).matrix, numbers.numpy())
     for vectors, message in (
-        (numbers.to(torch.float8_e4m3fn), "its vectors are F8_E4M3"),
+        (numbers.to(torch.float8_e4m3fn), "the vectors are F8_E4M3"),
         (numbers.double() * 1e60, "the vector of 'a' has a number that is not finite"),
     ):
         save_file({"vectors": vectors, "words": words}, path)
@@ -151,7 +153,7 @@ def test_a_folder_is_called_one(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"v.{suffix}").mkdir()
     with pytest.raises(DataError, match="is a folder"):
         WordVectors.load(tmp_path / f"v.{suffix}")
-    with pytest.raises(CheckpointError, match=r"cannot be written \(it is a folder\)"):
+    with pytest.raises(CheckpointError, match=r"cannot be written \(is a folder\)"):
         check_writable(tmp_path / f"v.{suffix}")
 
 
@@ -160,7 +162,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work_and_after(tmp_pa
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / f"v.{suffix}", tmp_path / "file" / "new" / f"v.{suffix}"):
         for write in (random_vectors().save, check_writable):
-            with pytest.raises(CheckpointError, match=rf"v\.{suffix}: cannot be written \(Not a directory\)"):
+            with pytest.raises(CheckpointError, match=rf"v\.{suffix} cannot be written \(Not a directory\)"):
                 write(path)
     check_writable(tmp_path / "new" / f"v.{suffix}")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "nothing is left of the question"
@@ -174,7 +176,7 @@ def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, suffix: 
         vectors.save(path)
         assert WordVectors.load(path).words == vectors.words
         return
-    with pytest.raises(TriformError, match=r"cannot hold the word|surrogates not allowed"):
+    with pytest.raises(TriformError, match=r"cannot store the word|surrogates not allowed"):
         vectors.save(path)
     assert not list(tmp_path.iterdir())
 
@@ -182,7 +184,7 @@ def test_a_word_that_would_not_come_back_is_not_written(tmp_path: Path, suffix: 
 def test_text_that_is_called_binary_is_told(tmp_path: Path) -> None:
     random_vectors(20, 4).save(tmp_path / "v.txt")
     (tmp_path / "v.txt").rename(tmp_path / "v.bin")
-    with pytest.raises(DataError, match=r"should end in \.txt|is not finite|cut short"):
+    with pytest.raises(DataError, match=r"should be named \.txt|is not finite|incomplete"):
         WordVectors.load(tmp_path / "v.bin")
 
 

@@ -77,7 +77,7 @@ def test_a_line_of_any_length_is_read_whole(tmp_path: Path, monkeypatch: pytest.
     messages: list[str] = []
     WordVectors.train(path, size=4, epochs=1, log=messages.append)
     assert messages[0].startswith("25,000 words in ")
-    assert "50 words have a vector of 4 numbers; 25,000 words of text, 1 times" in messages[-1]
+    assert "trained 50 vectors of width 4 on 25,000 words of text for 1 epoch in" in messages[-1]
 
 
 def test_builtin_sets_are_text_too() -> None:
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_no_thread_at_work(text: Path, tmp_path: Path, monkeypatch
 
 def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"--min-count 9999999 leaves no word: the most frequent, '\.', is seen 1500"
+        ConfigError, match=r"--min-count 9999999 leaves no words: the most frequent word, '\.', occurs 1500"
     ):
         WordVectors.train(text, min_count=9_999_999)
 
@@ -159,8 +159,8 @@ def test_a_vocabulary_that_is_left_empty_says_what_would_fit(text: Path) -> None
         ({"size": 0}, "--size 0 is too small"),
         ({"min_count": 0}, "--min-count 0 is too small"),
         ({"lr": 0.0}, "--lr"),
-        ({"sample": float("nan")}, "--sample nan must be a share"),
-        ({"sample": float("inf")}, "--sample inf must be a share"),
+        ({"sample": float("nan")}, "--sample nan must be at least 0"),
+        ({"sample": float("inf")}, "--sample inf must be at least 0"),
         *(({name: 99_999_999_999}, "is too large") for name in ("window", "negative", "seed", "size", "workers")),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_thread_that_fails_ends_learning_with_a_line(text: Path, monkeypatch: 
 
     before = threading.active_count()
     monkeypatch.setattr(gensim.Word2Vec, "_do_train_job", fail)
-    with pytest.raises(TriformError, match=r"learning failed: OverflowError\('too large for C'\)"):
+    with pytest.raises(TriformError, match=r"training failed: OverflowError\('too large for C'\)"):
         WordVectors.train(text, workers=2)
     assert threading.active_count() == before, "and leaves none behind"
 
@@ -189,13 +189,13 @@ def test_vectors_that_do_not_fit_memory_are_told(text: Path, monkeypatch: pytest
         raise MemoryError
 
     monkeypatch.setattr(gensim.Word2Vec, "build_vocab_from_freq", fail)
-    with pytest.raises(ConfigError, match="--size 100: vectors of so many words do not fit memory"):
+    with pytest.raises(ConfigError, match="--size 100: the vectors do not fit into memory"):
         WordVectors.train(text)
 
 
 def test_text_that_is_not_there_or_empty_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n\n", encoding="utf-8")
-    with pytest.raises(DataError, match="there is no word in it"):
+    with pytest.raises(DataError, match="the text contains no words"):
         WordVectors.train(tmp_path / "empty.txt")
     with pytest.raises(DataError, match="no such file"):
         WordVectors.train(tmp_path / "none.txt")
@@ -228,10 +228,10 @@ def test_vectors_that_do_not_fit_their_words_are_refused() -> None:
         (["a"], ones * np.nan, "finite"),
         (["a"], ones * 1e60, "finite"),
         (["a"], np.ones((1, 0)), "at least one"),
-        (["a", "a"], np.ones((2, 2)), "one vector only"),
+        (["a", "a"], np.ones((2, 2)), "only one vector"),
         (["a", "b"], [[1, 2], [3]], "must be numbers"),
         (["a"], np.array([["x", "y"]]), "must be numbers"),
-        ([1], ones, "words must be text"),
+        ([1], ones, "words must be strings"),
     ]
     for words, matrix, message in cases:
         with pytest.raises(ConfigError, match=message):

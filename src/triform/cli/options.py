@@ -79,6 +79,7 @@ def load_run(
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print a value as JSON."""
     echo(json.dumps(_to_jsonable(value), ensure_ascii=False, indent=indent))
 
 

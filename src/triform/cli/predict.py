@@ -152,6 +152,7 @@ def _table_config(config: Config, settings: Settings) -> DataConfig:
 
 
 def prediction_to_dict(prediction: Prediction) -> dict[str, object]:
+    """Return the fields of a prediction that are set, for JSON output."""
     return {name: value for name, value in asdict(prediction).items() if value not in (None, False, ())}
 
 

@@ -227,6 +227,7 @@ def export(
 def open_tokenizer(
     path: Path, side: str, encoding: str, pattern: str = "", special: dict[str, int] | None = None
 ) -> Tokenizer:
+    """Open the tokenizer that the options of a command name."""
     from triform.text import read_tokenizer
 
     return read_tokenizer(
@@ -235,6 +236,7 @@ def open_tokenizer(
 
 
 def parse_special_tokens(assignments: list[str]) -> dict[str, int]:
+    """Parse the values of `--special`, each TOKEN=ID."""
     from triform.errors import ConfigError
 
     token_ids: dict[str, int] = {}
@@ -255,6 +257,7 @@ def _validate_side(name: str) -> Side:
 
 
 def require_absent(out: Path) -> None:
+    """Raise a CheckpointError if the output file exists."""
     from triform.errors import CheckpointError
 
     if out.exists():
@@ -262,12 +265,14 @@ def require_absent(out: Path) -> None:
 
 
 def save_tokenizer(trained_tokenizer: Tokenizer, out: Path) -> None:
+    """Save a tokenizer and print a line about it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     trained_tokenizer.save(out)
     echo(f"{trained_tokenizer.kind} tokenizer with {trained_tokenizer.vocab_size:,} tokens: {out}")
 
 
 def collect_texts(texts: list[str] | None, input_path: str, argument_name: str) -> list[str]:
+    """Return the texts of the command line and of `--input`."""
     from triform.errors import DataError
 
     collected = [*(texts or []), *read_text_lines(input_path)]
@@ -279,6 +284,7 @@ def collect_texts(texts: list[str] | None, input_path: str, argument_name: str) 
 
 
 def parse_token_ids(line: str, vocab_size: int) -> list[int]:
+    """Parse token ids that are separated by spaces or commas."""
     from triform.errors import DataError
 
     words = line.replace(",", " ").split()

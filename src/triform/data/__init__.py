@@ -1,1 +1,1 @@
-"""Text in: readers of files and builtin sets, and tokens stored on disk. No torch here."""
+"""Read files and built-in data sets, store tokens, sample batches and audit data. No torch."""

@@ -1,8 +1,9 @@
-"""What is wrong with data before a model has seen it: repeats, leaks, conflicts, imbalance, empty and long rows.
+"""Audit data before training: duplicates, leaks, conflicting labels, imbalance, empty and long rows.
 
-Two texts are the same when they are equal after folding: Unicode in composed form (NFC), no difference of case,
-white space as single spaces. How many are equal as they stand (verbatim) is told beside it. What is nearly the same
-is `triform.data.near_duplicates`'s affair. Of pairs, sources, targets and both together are looked at.
+Two texts are duplicates if they are equal after normalisation: Unicode in composed form (NFC), case folded, and
+runs of white space as single spaces. Exact duplicates are also counted as `verbatim`.
+`triform.data.near_duplicates` finds texts that are nearly equal. For translations, sources, targets and pairs are
+audited separately.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from triform.data import near_duplicates as nearly
 from triform.data import readers
 from triform.errors import DataError
 
-EMPTY_ID = -1  # the number of a text in which there is nothing
-MAX_EXAMPLES = 3  # examples of each kind
+EMPTY_ID = -1  # the id of an empty text
+MAX_EXAMPLES = 3  # examples of each kind of problem
 MAX_EXAMPLE_CHARS = 72  # characters of an example
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-LengthFunction = Callable[[str, Sequence[str]], Sequence[int]]  # of a side's texts
+LengthFunction = Callable[[str, Sequence[str]], Sequence[int]]  # maps the texts of a side to their lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSet:
-    """One set: its texts, and what belongs to each. What a set does not have is left empty."""
+    """The texts of one data set, with their labels or targets and line numbers. Missing columns are empty."""
 
     texts: Sequence[str]
     labels: Sequence[str] = ()
@@ -40,72 +41,74 @@ class AuditSet:
     lines: Sequence[int] = ()
 
     def texts_by_side(self) -> dict[str, Sequence[str]]:
-        """What is looked at, under its name."""
+        """Return the columns to audit by name: the text, or the source, the target and the pair."""
         if not self.targets:
             return {"text": self.texts}
         joined = [f"{source} \0 {target}" for source, target in zip(self.texts, self.targets, strict=True)]
         return {"source": self.texts, "target": self.targets, "pair": joined}
 
     def select(self, keep: Sequence[bool]) -> AuditSet:
-        """The rows to keep."""
+        """Return the set with only the rows that `keep` selects."""
         columns = {name: list(compress(getattr(self, name), keep)) for name in self.__dataclass_fields__}
         return AuditSet(**columns)
 
     def line_number(self, row: int) -> int:
+        """Return the line on which a row starts, counted from 1."""
         return self.lines[row] if self.lines else row + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetReport:
-    """One side of one set, looked at alone; all are numbers of rows."""
+    """The problems within one side of one set, as numbers of rows."""
 
     name: str
     side: str
     rows: int
-    repeats: int  # that an earlier row of the set equals
-    verbatim: int  # of these, as they stand
-    near: int  # that are near an earlier row, and equal none
+    repeats: int  # duplicates of an earlier row of the set
+    verbatim: int  # those of them that are equal without normalisation
+    near: int  # near duplicates of an earlier row
     empty: int
     overlong: int
-    conflicts: int  # whose text stands in the set with another label (of a source: with another target) too
+    conflicts: int  # rows whose text also occurs with another label (for a source: another target)
     examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What a set shares with an earlier one; `seen` and `near` say so row by row."""
+    """The rows that a set shares with an earlier one. `seen` and `near` have one flag per row."""
 
     name: str
     within: str
     side: str
     seen: BoolArray
-    near: BoolArray  # and not seen
+    near: BoolArray  # near duplicates that are not in `seen`
     verbatim: int
-    same_label: int  # seen rows whose label (of a source: whose target) the earlier set gives too
-    share: float  # of the set's characters that are in seen rows
+    same_label: int  # seen rows with the same label (for a source: the same target) as in the earlier set
+    share: float  # fraction of the set's characters that are in seen rows
     examples: tuple[str, ...] = ()
 
     @property
     def leak(self) -> bool:
-        """Whether rows to be judged by were there to learn from; targets recur in any language."""
+        """Whether evaluation rows also occur in the training set. Repeated targets are no leak: they are common."""
         return self.within == "train" and self.side != "target" and bool(self.seen.any())
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """All that was found."""
+    """The result of an audit."""
 
     set_reports: tuple[SetReport, ...]
     overlaps: tuple[Overlap, ...]
-    label_counts: dict[str, dict[str, int]] = field(default_factory=dict)  # of each set, the most frequent first
+    label_counts: dict[str, dict[str, int]] = field(default_factory=dict)  # for each set, most frequent label first
 
     @property
     def leaks(self) -> tuple[Overlap, ...]:
+        """The overlaps with the training set that are leaks."""
         return tuple(overlap for overlap in self.overlaps if overlap.leak)
 
     @property
     def n_conflicts(self) -> int:
-        """Rows whose label another row of the same text contradicts, in the same set or in the training set."""
+        """The number of rows that have another label elsewhere, in the same set or in the training set."""
         if not self.label_counts:
             return 0
         n_across_sets = sum(
@@ -115,16 +118,20 @@ class AuditReport:
 
 
 def normalise_text(text: str) -> str:
-    """The text without what does not make it another one."""
+    """Return a text in NFC, case folded, with single spaces."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     return " ".join(text.casefold().split())
 
 
 def find_leaked(train_texts: Iterable[str], other_texts: Iterable[str], *, near: bool = False) -> list[bool]:
-    """For each other text, whether the training texts have it too (with `near`: or one much like it).
+    """Return for each text whether it also occurs in the training texts.
 
-    Without `near` both may be streams larger than memory: one number a text is held, of the other texts alone.
+    Args:
+        train_texts: The training texts.
+        other_texts: The texts to look up.
+        near: Also report near duplicates. Without it, both streams may be larger than memory, because only one
+            hash per text is kept, and only of `other_texts`.
     """
     if near:
         sets = {"train": AuditSet(texts=list(train_texts)), "other": AuditSet(texts=list(other_texts))}
@@ -139,7 +146,7 @@ def find_leaked(train_texts: Iterable[str], other_texts: Iterable[str], *, near:
 
 
 def read_audit_set(task: TaskName, name: str, data_config: DataConfig) -> AuditSet:
-    """What `train` would read. The rows of a running text are its lines, without the blank ones."""
+    """Read a data set as `train` does. The rows of a plain text are its non-blank lines."""
     if task == "translate":
         pairs = list(readers.read_pairs_or_aligned(name, data_config))
         return AuditSet(
@@ -152,7 +159,7 @@ def read_audit_set(task: TaskName, name: str, data_config: DataConfig) -> AuditS
         examples = (readers.LabelledText(text, "", line) for line, text in readers.read_lines(name) if text.strip())
     rows = list(examples)
     if not rows:
-        raise DataError("has no line with anything on it", path=name)
+        raise DataError("the file has only blank lines", path=name)
     labels = [row.label for row in rows] if task == "classify" else []
     return AuditSet(texts=[row.text for row in rows], labels=labels, lines=[row.line for row in rows])
 
@@ -160,9 +167,13 @@ def read_audit_set(task: TaskName, name: str, data_config: DataConfig) -> AuditS
 def audit_sets(
     sets: Mapping[str, AuditSet], *, near: bool = True, max_len: int = 0, lengths: LengthFunction | None = None
 ) -> AuditReport:
-    """Look at each set and at every two of them; the first is what is learned from and is called train.
+    """Audit each set, and the overlap of every two sets.
 
-    With `max_len`, rows longer than it are counted: in words, or in what `lengths` measures.
+    Args:
+        sets: The sets by name. The first one is the training set and must be named train.
+        near: Also find near duplicates.
+        max_len: Count the rows that are longer than this; 0 counts none.
+        lengths: Measures the length of texts. The default counts words.
     """
     reports: list[SetReport] = []
     overlaps: list[Overlap] = []
@@ -173,7 +184,7 @@ def audit_sets(
         overlaps += [_compare_sets(index, *pair_of_names) for pair_of_names in combinations(sets, 2)]
     labels = {name: dict(Counter(rows.labels).most_common()) for name, rows in sets.items() if rows.labels}
     set_order = {name: position for position, name in enumerate(sets)}
-    reports.sort(key=lambda report: set_order[report.name])  # sorting keeps the order of the sides
+    reports.sort(key=lambda report: set_order[report.name])  # the sort is stable, so sides keep their order
     overlaps.sort(key=lambda overlap: (set_order[overlap.within], set_order[overlap.name]))
     return AuditReport(set_reports=tuple(reports), overlaps=tuple(overlaps), label_counts=labels)
 
@@ -183,7 +194,7 @@ def _count_words(side: str, texts: Sequence[str]) -> list[int]:
 
 
 class _TextIndex:
-    """One side of all sets: every distinct text has a number."""
+    """One side of all sets, with an id for every distinct text."""
 
     def __init__(self, sets: Mapping[str, AuditSet], side: str, *, near: bool) -> None:
         self.sets, self.side = sets, side
@@ -191,7 +202,7 @@ class _TextIndex:
         text_ids: dict[str, int] = {}
         self.text_ids = {name: _assign_ids(texts, text_ids) for name, texts in self.texts.items()}
         self.n_texts = len(text_ids)
-        # what a row is asked about: its label or, of a source, its translation
+        # The answer to a row is its label or, for a source, its translation.
         answers = {name: rows.labels or (rows.targets if side == "source" else ()) for name, rows in sets.items()}
         known_answers: dict[str, int] = {}
         normalise = normalise_text if side == "source" else str
@@ -200,21 +211,21 @@ class _TextIndex:
         self.near_pairs = nearly.find_near_pairs(list(text_ids) if near else [])
 
     def contains(self, name: str) -> BoolArray:
-        """For each distinct text, whether the set has it."""
+        """Return for each distinct text whether it is in the set."""
         flags = np.zeros(self.n_texts, dtype=bool)
         flags[self.text_ids[name][self.text_ids[name] != EMPTY_ID]] = True
         return flags
 
     def first_rows(self, name: str) -> IntArray:
-        """For each distinct text, the first row of the set that has it; beyond all rows where none has."""
+        """Return for each distinct text its first row in the set, or the number of rows if it is not in the set."""
         text_ids = self.text_ids[name]
         first_row = np.full(self.n_texts, len(text_ids), dtype=np.int64)
         rows = np.flatnonzero(text_ids != EMPTY_ID)[::-1]
-        first_row[text_ids[rows]] = rows  # of several the last one written stays, which is the first
+        first_row[text_ids[rows]] = rows  # rows are in reverse order, so the first row of a text is written last
         return first_row
 
     def text_answer_ids(self, name: str) -> IntArray:
-        """Text and answer of each row as one number; none where there are no answers."""
+        """Return one id for the text and the answer of each row; an empty array if there are no answers."""
         answer_ids = self.answer_ids[name]
         return self.text_ids[name] * self.n_answer_ids + answer_ids + 1 if len(answer_ids) else answer_ids
 
@@ -225,7 +236,7 @@ class _TextIndex:
 def _assign_ids(
     texts: Sequence[str], ids: dict[str, int], normalise: Callable[[str], str] = normalise_text
 ) -> IntArray:
-    """The number of each text, by what `key` makes of it; new ones are added to those known."""
+    """Return the id of each normalised text. New texts are added to `ids`."""
     normalised = map(normalise, texts)
     assigned = (ids.setdefault(text, len(ids)) if text else EMPTY_ID for text in normalised)
     return np.fromiter(assigned, dtype=np.int64, count=len(texts))
@@ -258,7 +269,7 @@ def _report_set(index: _TextIndex, name: str, max_len: int, measure_lengths: Len
 
 
 def _find_conflicts(index: _TextIndex, name: str) -> IntArray:
-    """The rows whose text stands in the set with several answers."""
+    """Return the rows whose text occurs in the set with several answers."""
     if not len(index.answer_ids[name]):
         return np.zeros(0, dtype=np.int64)
     text_ids = index.text_ids[name]
@@ -273,7 +284,7 @@ def _find_conflicts(index: _TextIndex, name: str) -> IntArray:
 
 def _compare_sets(index: _TextIndex, within: str, name: str) -> Overlap:
     text_ids, non_empty = index.text_ids[name], index.text_ids[name] != EMPTY_ID
-    in_earlier = np.append(index.contains(within), False)  # the number of an empty text is the last place
+    in_earlier = np.append(index.contains(within), False)  # the id of an empty text, -1, is the last index
     is_near = np.zeros(index.n_texts + 1, dtype=bool)
     for ids, other_ids in (
         (index.near_pairs.first, index.near_pairs.second),
@@ -292,7 +303,7 @@ def _compare_sets(index: _TextIndex, within: str, name: str) -> Overlap:
     )
     text_lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     first_row = index.first_rows(within)
-    example_rows = np.sort(rows[np.unique(text_ids[rows], return_index=True)[1]])[:MAX_EXAMPLES]  # no text twice
+    example_rows = np.sort(rows[np.unique(text_ids[rows], return_index=True)[1]])[:MAX_EXAMPLES]  # each text once
     examples = [
         f"{index.format_location(name, row)} = {index.format_location(within, int(first_row[text_ids[row]]))}: "
         f"{shorten_example(texts[row])}"
@@ -320,7 +331,7 @@ def _format_repeats(index: _TextIndex, name: str, repeats: IntArray) -> Iterator
 
 
 def _format_near_examples(index: _TextIndex, name: str, within: str, rows: IntArray) -> Iterator[str]:
-    """Near rows beside the row of the other set (or the earlier row of the same) that each is near to."""
+    """Yield near duplicates, each with the row of the other set (or the earlier row) that it resembles."""
     text_ids, first_row = index.text_ids[name], index.first_rows(within)
     for row in rows[:MAX_EXAMPLES].tolist():
         for ids, other_ids in (
@@ -334,7 +345,7 @@ def _format_near_examples(index: _TextIndex, name: str, within: str, rows: IntAr
                 similarity, near_row = index.near_pairs.similarity[hits[0]], int(first_row[other_ids[hits[0]]])
                 texts = (shorten_example(index.texts[name][row]), shorten_example(index.texts[within][near_row]))
                 location = f"{index.format_location(name, row)} ~ {index.format_location(within, near_row)}"
-                yield f"{location} ({similarity:.2f} alike): {' | '.join(dict.fromkeys(texts))}"
+                yield f"{location} (similarity {similarity:.2f}): {' | '.join(dict.fromkeys(texts))}"
                 break
 
 
@@ -349,6 +360,6 @@ def _format_conflicts(index: _TextIndex, name: str, rows: IntArray) -> Iterator[
 
 
 def shorten_example(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Return the start of a text on one line."""
     line = " ".join(text[: 4 * MAX_EXAMPLE_CHARS].replace("\0", "|").split())
     return line if len(line) <= MAX_EXAMPLE_CHARS else line[: MAX_EXAMPLE_CHARS - 3] + "..."

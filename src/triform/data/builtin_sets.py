@@ -1,4 +1,4 @@
-"""Read the built-in sets by their names, `builtin:NAME[/SPLIT]`: as pairs of texts, or as one running text."""
+"""Read the built-in data sets by name, `builtin:NAME[/SPLIT]`, as pairs of texts or as one plain text."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _parse_path(path: str) -> tuple[str, str]:
     split = split or "train"
     if name not in PAIR_BUILDERS and name not in TEXT_BUILDERS:
         known = ", ".join(BUILTIN_PREFIX + other for other in sorted((*PAIR_BUILDERS, *TEXT_BUILDERS)))
-        raise DataError(f"no such builtin set; there are {known}", path=path)
+        raise DataError(f"no such built-in set; choose from {known}", path=path)
     if split not in builtin.SPLITS:
         known = ", ".join(f"{BUILTIN_PREFIX}{name}/{other}" for other in builtin.SPLITS)
-        raise DataError(f"no such split; there are {known}", path=path)
+        raise DataError(f"no such split; choose from {known}", path=path)
     return name, split
 
 
@@ -38,37 +38,37 @@ def resolve_path(path: str, task: str) -> str:
 
 
 def validation_path(path: str) -> str:
-    """Return the validation split of a built-in set that was named without a split; else an empty string."""
+    """Return the validation split of a built-in set if its path names no split, else an empty string."""
     return f"{path}/valid" if path.startswith(BUILTIN_PREFIX) and "/" not in path else ""
 
 
 def is_running_text(path: str) -> bool:
-    """Whether the set is one running text rather than pairs."""
+    """Return whether the set is one plain text rather than pairs."""
     return _parse_path(path)[0] in TEXT_BUILDERS
 
 
 def matches_task(path: str, task: str) -> bool:
-    """Whether the set was made for this task."""
+    """Return whether the set was made for this task."""
     return _parse_path(path)[0] == builtin.DEFAULT_SETS[task]
 
 
 def require_task(path: str, task: str) -> None:
     """Raise a DataError if the set was made for another task."""
     if not matches_task(path, task):
-        raise DataError(f"is not a set for {task}; use {BUILTIN_PREFIX}{builtin.DEFAULT_SETS[task]}", path=path)
+        raise DataError(f"this set is not for {task}; use {BUILTIN_PREFIX}{builtin.DEFAULT_SETS[task]}", path=path)
 
 
 def load_text(path: str) -> str:
-    """Return a set that is one running text."""
+    """Return the content of a set that is one plain text."""
     return _build_text(*_parse_path(path))
 
 
 def load_pairs(path: str) -> tuple[tuple[str, str], ...]:
-    """Return a set of pairs: a text and its label, or a source and its target."""
+    """Return the rows of a set of pairs: a text and its label, or a source and its target."""
     return _build_pairs(*_parse_path(path))
 
 
-@cache  # a run reads its data several times
+@cache  # because a run reads its data several times
 def _build_text(name: str, split: str) -> str:
     return TEXT_BUILDERS[name](split)
 

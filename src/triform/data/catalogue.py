@@ -1,6 +1,7 @@
-"""Known sets: their files by checksum, where to get them, and whether a folder holds them unaltered.
+"""The catalogue of public data sets: where to download their files, and their checksums.
 
-A set lies in FOLDER/NAME; each file plain or with .gz added. Sizes and checksums are of the content, unzipped.
+The files of a data set are in FOLDER/NAME, plain or compressed with .gz added to the name. Sizes and checksums are
+those of the uncompressed content.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from triform.io.cache import datasets_folder
 from triform.io.files import write_bytes
 
 GITHUB_RAW_URL = "https://raw.githubusercontent.com"
-DOWNLOAD_TIMEOUT_SECONDS = 30  # seconds without a byte before a download is given up
+DOWNLOAD_TIMEOUT_SECONDS = 30  # seconds without data before a download fails
 DOWNLOAD_ERRORS = (
     *(urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError),
     *(gzip.BadGzipFile, EOFError, zlib.error),
@@ -30,7 +31,7 @@ DOWNLOAD_ERRORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFile:
-    """A file by its content; `url` is empty where it cannot be had as it is."""
+    """A file and its checksum. `url` is empty if the file cannot be downloaded directly."""
 
     name: str
     size: int
@@ -40,7 +41,7 @@ class DatasetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """A dataset. `manual_instructions` say how to obtain files that cannot be downloaded."""
+    """A data set. `manual_instructions` say how to obtain files that cannot be downloaded."""
 
     name: str
     description: str
@@ -50,7 +51,7 @@ class DatasetSpec:
 
 
 def _dataset_files(base: str, *entries: tuple[str, int, str], suffix: str = "") -> tuple[DatasetFile, ...]:
-    """Return the files below the URL `base`. Without it they cannot be downloaded."""
+    """Return the files below the URL `base`. If it is empty, they cannot be downloaded."""
     return tuple(
         DatasetFile(name=name, size=size, sha256=sha256, url=f"{base}/{name}{suffix}" if base else "")
         for name, size, sha256 in entries
@@ -62,9 +63,10 @@ UNSEEN_FILE = "test_CLS_unseen.tsv"
 SPEECHES = DatasetSpec(
     name="speeches",
     description=(
-        "speeches of three presidents: 2,092 + 750 labelled sentences; 1,553 lines to model, 250 of each to judge"
+        "speeches of three presidents: 2,092 training and 750 test sentences with labels; 1,553 lines for language "
+        "modelling, and 250 test lines of each president"
     ),
-    licence="repository Apache-2.0; none stated for the data",
+    licence="Apache-2.0 for the repository; none stated for the data",
     files=(
         *_dataset_files(
             f"{GITHUB_RAW_URL}/yasho191/ScratchLLM/c410378c4350641e973b1836ff40ec558da7f43d/speechesdataset",
@@ -79,8 +81,8 @@ SPEECHES = DatasetSpec(
             "", (UNSEEN_FILE, 19233, "0ae709b1a62e54f83f6a00af2e36345975264967b0fb648574972a68c17c1200")
         ),
     ),
-    manual_instructions=f"{UNSEEN_FILE} is made from the others: the lines of test_CLS.tsv whose sentence is not "
-    "in train_CLS.tsv",
+    manual_instructions=f"{UNSEEN_FILE} is made from the other files: it has the lines of test_CLS.tsv whose "
+    "sentence is not in train_CLS.tsv",
 )
 TINYSHAKESPEARE = DatasetSpec(
     name="tinyshakespeare",
@@ -93,7 +95,7 @@ TINYSHAKESPEARE = DatasetSpec(
 )
 TED_EN_FR = DatasetSpec(
     name="ted_en_fr",
-    description="TED talks, English and French: 30,000 + 887 + 1,305 pairs",
+    description="TED talks in English and French: 30,000 training, 887 validation and 1,305 test pairs",
     licence="none stated; TED talks are CC BY-NC-ND",
     files=_dataset_files(
         f"{GITHUB_RAW_URL}/ashmitchamoli/Transformers-From-Scratch/HEAD/data/ted-talks-corpus",
@@ -107,7 +109,7 @@ TED_EN_FR = DatasetSpec(
 )
 IMDB = DatasetSpec(
     name="imdb",
-    description="film reviews, positive or negative: 15,000 + 5,000 + 5,000",
+    description="positive and negative film reviews: 15,000 training, 5,000 validation and 5,000 test reviews",
     licence="none stated; Maas et al. 2011, for research",
     files=_dataset_files(
         "",
@@ -116,15 +118,15 @@ IMDB = DatasetSpec(
         ("test.jsonl", 6803022, "978132997adc12479bb2de24d8a6f393027a3bc4edc42bcd549c267a7c8d32c2"),
     ),
     manual_instructions=(
-        "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) was made "
-        "by hand and is offered nowhere: 418 repeated reviews dropped, balanced labels, seed 20240613; train and "
-        "valid from the official training half, test from the official test half; a JSON object a line with id, "
-        "label (1 is positive) and text, ASCII-escaped, <br /> kept"
+        "this split of aclImdb (50,000 labelled reviews, https://ai.stanford.edu/~amaas/data/sentiment/) is not "
+        "published: 418 duplicate reviews removed, balanced labels, seed 20240613; train and valid are from the "
+        "official training half, test from the official test half; each line is a JSON object with id, label (1 is "
+        "positive) and text, ASCII-escaped, with <br /> kept"
     ),
 )
 MULTI30K = DatasetSpec(
     name="multi30k_en_de",
-    description="captions of pictures, English and German: 29,000 + 1,014 + 1,000 pairs",
+    description="picture captions in English and German: 29,000 training, 1,014 validation and 1,000 test pairs",
     licence="none stated",
     files=_dataset_files(
         f"{GITHUB_RAW_URL}/multi30k/dataset/c9be912dc05a3ebf9ae5bb5f7f58c1791cda43ab/data/task1/raw",
@@ -140,7 +142,7 @@ MULTI30K = DatasetSpec(
 WORD_EVAL = DatasetSpec(
     name="word_eval",
     description="questions for word vectors: 19,544 analogies, SimLex-999, WordSim-353",
-    licence="gensim's repository LGPL-2.1; none stated for the data",
+    licence="LGPL-2.1 for gensim's repository; none stated for the data",
     files=_dataset_files(
         f"{GITHUB_RAW_URL}/piskvorky/gensim/4.4.0/gensim/test/test_data",
         ("questions-words.txt", 603955, "8c29b3332afc46f3fb8be04cb5297bf96f39aa7131272dff57869b4485b22a36"),
@@ -154,27 +156,32 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def get_dataset(name: str) -> DatasetSpec:
+    """Return a data set by its name."""
     if name not in DATASETS:
-        raise ConfigError(f"unknown set {name!r}; known are {', '.join(DATASETS)}")
+        raise ConfigError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
 def dataset_folder(dataset: DatasetSpec, folder: str | Path = "") -> Path:
-    """Where a set lies: in the folder given, or where `triform data get` puts it."""
+    """Return the folder of a data set: below `folder`, or where `triform data get` puts it by default."""
     try:
         return Path(folder or datasets_folder()) / dataset.name
     except RuntimeError:
-        raise ConfigError("this user has no home folder to keep data in; give --data DIR") from None
+        raise ConfigError("this user has no home folder for the data; specify --data DIR") from None
 
 
 def find_file(file: DatasetFile, folder: Path) -> Path | None:
-    """The file in its set's folder, plain or zipped."""
+    """Return the path of a file in the folder of its data set, plain or compressed; None if it is missing."""
     candidates = (folder / file.name, folder / f"{file.name}.gz")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def verify_dataset(dataset: DatasetSpec, folder: str | Path = "") -> dict[str, Path]:
-    """Every file of a set, unaltered; a DataError names the first that is missing or is not what it should be."""
+    """Return the paths of all files of a data set after comparing their checksums.
+
+    Raises:
+        DataError: A file is missing or has another checksum. The message names it.
+    """
     set_folder, paths = dataset_folder(dataset, folder), {}
     for file in dataset.files:
         path = find_file(file, set_folder)
@@ -187,37 +194,37 @@ def verify_dataset(dataset: DatasetSpec, folder: str | Path = "") -> dict[str, P
 
 def _missing_file_message(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
     if command := _download_command(dataset, file, folder):
-        return f"is missing; get it with: {command}, or place it there (also as .gz)"
-    return f"is missing; place it there (also as .gz): {dataset.manual_instructions}"
+        return f"the file is missing; download it with `{command}`, or copy it there (plain or as .gz)"
+    return f"the file is missing; copy it there (plain or as .gz): {dataset.manual_instructions}"
 
 
 def _replace_file_advice(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
     command = _download_command(dataset, file, folder)
-    return f"remove it and get it again with: {command}" if command else "put the right one in its place"
+    return f"remove it and download it again with `{command}`" if command else "replace it with the right file"
 
 
 def _download_command(dataset: DatasetSpec, file: DatasetFile, folder: str | Path) -> str:
-    """What fetches or makes a file; empty where nothing does."""
+    """Return the command that downloads or makes a file; empty if there is none."""
     folder_option = f" --data {folder}" if folder else ""
     return f"triform data get {dataset.name}{folder_option}" if file.url or file.name == UNSEEN_FILE else ""
 
 
 def _verify_sha256(file: DatasetFile, actual: str, path: Path | str, advice: str = "") -> None:
     if actual != file.sha256:
-        message = f"is not the {file.name} that is known: its sha256 should be {file.sha256} and is {actual}"
+        message = f"this is not the expected {file.name}: its sha256 is {actual}, expected {file.sha256}"
         raise DataError(f"{message}; {advice}" if advice else message, path=path)
 
 
 def download_dataset(
     dataset: DatasetSpec, folder: str | Path = "", log: Callable[[str], None] = print
 ) -> dict[str, Path]:
-    """Download what is missing, check everything; nothing that is there is touched."""
+    """Download the missing files of a data set and verify all of them. Existing files are not changed."""
     set_folder = dataset_folder(dataset, folder)
     for file in dataset.files:
         if find_file(file, set_folder) is not None:
             continue
         if file.url:
-            log(f"{dataset.name}/{file.name} from {file.url}")
+            log(f"downloading {dataset.name}/{file.name} from {file.url}")
             _download_file(dataset, file, set_folder)
         elif file.name == UNSEEN_FILE:
             _write_verified(file, set_folder, _build_unseen_lines(set_folder))
@@ -229,31 +236,33 @@ def download_dataset(
 def _download_file(dataset: DatasetSpec, file: DatasetFile, set_folder: Path) -> None:
     try:
         with urllib.request.urlopen(file.url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response:
-            content: bytes = response.read()  # the largest known file has a few megabytes
+            content: bytes = response.read()  # the largest file of the catalogue has a few megabytes
         if file.url.endswith(".gz"):
             content = gzip.decompress(content)
     except DOWNLOAD_ERRORS as error:
         reason = getattr(error, "reason", None) or error
         raise DataError(
-            f"cannot be downloaded from {file.url} ({reason}); get the file another way and place it there, "
-            f"then: triform data check {dataset.name} --data {set_folder.parent}",
+            f"download from {file.url} failed ({reason}); copy the file there by other means, then run "
+            f"`triform data check {dataset.name} --data {set_folder.parent}`",
             path=set_folder / file.name,
         ) from None
     _write_verified(file, set_folder, content)
 
 
 def _write_verified(file: DatasetFile, set_folder: Path, content: bytes) -> None:
-    """Checked, then written aside and renamed: a file under its name is whole."""
-    _verify_sha256(file, hashlib.sha256(content).hexdigest(), f"{set_folder / file.name}, as downloaded,")
+    """Write a downloaded file atomically if its checksum is right."""
+    _verify_sha256(file, hashlib.sha256(content).hexdigest(), f"{set_folder / file.name} (downloaded)")
     try:
         set_folder.mkdir(parents=True, exist_ok=True)
         write_bytes(set_folder / file.name, content)
     except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror or error}", path=set_folder / file.name) from None
+        raise DataError(
+            f"the file cannot be written: {error.strerror or error}", path=set_folder / file.name
+        ) from None
 
 
 def _build_unseen_lines(set_folder: Path) -> bytes:
-    """The lines of the test file whose sentence the training file does not hold."""
+    """Return the lines of the test file whose sentence is not in the training file."""
     lines = {}
     for file in SPEECHES.files:
         if (path := find_file(file, set_folder)) is not None:

@@ -1,20 +1,20 @@
-"""Which column holds the text and which the label, and whether the first row names them.
+"""Find the columns of the text and the label in a table, and whether its first row is a header.
 
-With `header = "auto"`, looking at the first rows of a table:
+With `header = "auto"`, the first rows of a table decide:
 
-1. A column asked for by name means a header. So do a known text name and a known label name in the first
-   row. One known name alone means a header when no cell of the first row occurs again below it (a phrase
-   of a headerless set may be the word "content").
-2. Otherwise the label column is the first or the last one, whichever has fewer distinct values (on a tie:
-   shorter values); the text column is, of the others, the longest on average.
-3. The first row is then still a header when its label never occurs again although labels repeat, and its
+1. The table has a header if the user selected a column by name, or if the first row has a known text name and a
+   known label name. A single known name counts only if no cell of the first row occurs again below it, because
+   the word "content" may also be a text.
+2. Without a header, the label column is the first or the last one, whichever has fewer distinct values (on a tie,
+   shorter values). The text column is the longest of the others on average.
+3. The first row is then still a header if its label never occurs again although other labels repeat, and its
    text is a single short word.
 
-A label column that was guessed and never repeats is refused: it is more likely an identifier. Pairs are
-simpler: source and target names, or two languages, make a header; otherwise the first two columns are meant.
+A guessed label column whose values never repeat is refused, because it is more likely an identifier. For pairs, the
+names of source and target or of two languages make a header; otherwise the first two columns are used.
 
 Tables to predict need neither a label nor a target (`triform.data.inputs`). In them a column of numbers below a
-word also makes a header.
+word also indicates a header.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _LANGUAGE_NAMES = (
     "slovak slovenian spanish swedish turkish ukrainian vietnamese"
 )
 LANGUAGES = frozenset(_LANGUAGE_NAMES.split())
-MAX_LISTED_NAMES = 50  # of columns that a message lists
-MIN_ROWS_TO_DOUBT_LABEL = 20  # rows without one repeated label before a guessed label column is refused
-ONE_COLUMN_ERROR = "has only one column; {} are needed, separated by commas in a .csv and by tabs in a .tsv"
+MAX_LISTED_NAMES = 50  # column names that a message lists at most
+MIN_ROWS_TO_DOUBT_LABEL = 20  # rows; a guessed label column that never repeats a value in so many is refused
+ONE_COLUMN_ERROR = "expected {}, found only one column; separate columns with commas in .csv and tabs in .tsv files"
 HEADER_WORD = re.compile(r"[^\W\d][\w.-]{0,29}")
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where to look in a row: text and label, or source and target."""
+    """The columns of text and label, or of source and target."""
 
     has_header: bool
     first: int
@@ -67,7 +67,7 @@ def _normalise_name(name: str) -> str:
 
 
 def match_name(names: Sequence[str], known: Sequence[str], *, exclude: int | None = None) -> int | None:
-    """Return the index of the first of the `known` names that occurs in `names`, or None. Skips index `exclude`."""
+    """Return the index of the first of the `known` names in `names`, or None. Index `exclude` is skipped."""
     normalised = ["" if index == exclude else _normalise_name(name) for index, name in enumerate(names)]
     return next((normalised.index(name) for name in known if name in normalised), None)
 
@@ -79,7 +79,11 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def require_column(path: str, setting: str, name: str, names: Sequence[str], *, noun: str = "column") -> int:
-    """Return the index of the column that the user named, or raise a DataError that lists the columns."""
+    """Return the index of a column by its name.
+
+    Raises:
+        DataError: There is no such column. The message lists the columns.
+    """
     normalised = [_normalise_name(other) for other in names]
     if _normalise_name(name) in normalised:
         return normalised.index(_normalise_name(name))
@@ -91,7 +95,7 @@ def require_column(path: str, setting: str, name: str, names: Sequence[str], *, 
         ),
     )
     available = format_names(closest) + ", ..." * (len(names) > MAX_LISTED_NAMES)
-    raise DataError(f"has no {noun} {name!r}; there are {available}: set data.{setting} to one of them", path=path)
+    raise DataError(f"no {noun} {name!r}; set data.{setting} to one of {available}", path=path)
 
 
 def _resolve_column(path: str, setting: str, value: str, names: Sequence[str] | None, width: int) -> int | None:
@@ -103,14 +107,14 @@ def _resolve_column(path: str, setting: str, value: str, names: Sequence[str] | 
     if not 1 <= _parse_column_number(value) <= width:
         available = f" ({format_names(names)})" if names else ""
         raise DataError(
-            f"has no column {value[:40]}; there are {width}{available}: set data.{setting} from 1 to {width}",
+            f"no column {value[:40]}; set data.{setting} to a number from 1 to {width}{available}",
             path=path,
         )
     return _parse_column_number(value) - 1
 
 
 def _parse_column_number(column: str) -> int:
-    """Parse the number of a column. Very long numbers become one that no table has."""
+    """Parse the number of a column. A very long number becomes one that no table has."""
     return int(column) if len(column) < 10 else 10**9
 
 
@@ -158,7 +162,7 @@ def _is_labelled_header(rows: TableRows) -> bool:
 
 
 def _find_language_columns(names: Sequence[str]) -> list[int]:
-    """Places of names like "en", "en-US" or "English"."""
+    """Return the indices of names such as "en", "en-US" or "English"."""
     return [index for index, name in enumerate(names) if re.split("[-_]", _normalise_name(name))[0] in LANGUAGES]
 
 
@@ -181,7 +185,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_input_header(rows: TableRows) -> bool:
-    """Whether the first row of a table without labels or targets holds names."""
+    """Return whether the first row of a table without labels or targets is a header."""
     first_row, body = rows[0], rows[1:]
     if match_name(first_row, (*SOURCE_NAMES, *TEXT_NAMES)) is not None and not any(
         _first_cell_recurs(rows, column) for column in range(len(first_row))
@@ -203,7 +207,7 @@ def _has_header(
     if data_config.header == "no" and names:
         setting, value = next(iter(names.items()))
         raise ConfigError(
-            f"data.{setting}={value} is a name but data.header=no: give the column's number, counted from 1"
+            f"data.{setting}={value} is a name, but data.header=no; use the number of the column, counted from 1"
         )
     return data_config.header == "yes" or (
         data_config.header == "auto" and (bool(names) or looks_like_header(rows))
@@ -211,7 +215,14 @@ def _has_header(
 
 
 def find_row_columns(path: str, rows: TableRows, data_config: DataConfig, *, labelled: bool) -> Columns:
-    """Text and label of a table, told by its first rows; a label not asked for is never guessed."""
+    """Find the columns of text and label from the first rows of a table.
+
+    Args:
+        path: The file, for error messages.
+        rows: The first rows.
+        data_config: Data settings, which may name the columns.
+        labelled: Whether a label is required. If not, a label column is never guessed.
+    """
     requested = {"text_column": data_config.text_column, "label_column": data_config.label_column}
     if not labelled and _is_absent(data_config.label_column, rows[0]):
         requested["label_column"] = ""
@@ -240,39 +251,39 @@ def _is_absent(column: str, first_row: Sequence[str]) -> bool:
 
 def _validate_label(path: str, body: TableRows, *, label: int | None, is_known: bool, text: int) -> None:
     if label is None:
-        raise DataError(ONE_COLUMN_ERROR.format("a text and a label"), path=path)
+        raise DataError(ONE_COLUMN_ERROR.format("a text and a label column"), path=path)
     if label == text:
         raise DataError(
-            f"column {text + 1} cannot be both text and label: set data.text_column and data.label_column",
+            f"column {text + 1} cannot be both text and label; set data.text_column and data.label_column",
             path=path,
         )
     if not is_known and len(body) >= MIN_ROWS_TO_DOUBT_LABEL and len(set(_column_cells(body, label))) == len(body):
         raise DataError(
-            f"no column looks like a label (column {label + 1} never repeats a value): set data.label_column",
+            f"no column looks like a label (the values of column {label + 1} never repeat); set data.label_column",
             path=path,
         )
 
 
 def find_pair_columns(path: str, rows: TableRows, data_config: DataConfig) -> Columns:
-    """Source and target of a table, told by its first rows."""
+    """Find the columns of source and target from the first rows of a table."""
     requested = {"source_column": data_config.source_column, "target_column": data_config.target_column}
     has_header = _has_header(rows, data_config, requested, _is_pair_header)
     names, width = (rows[0] if has_header else None), len(rows[0])
     if width < 2:
-        raise DataError(ONE_COLUMN_ERROR.format("a source and a target"), path=path)
+        raise DataError(ONE_COLUMN_ERROR.format("a source and a target column"), path=path)
     source = _resolve_column(path, "source_column", requested["source_column"], names, width)
     target = _resolve_column(path, "target_column", requested["target_column"], names, width)
     source, target = resolve_pair_indices(names or ("",) * width, source, target)
     if source == target:
         raise DataError(
-            f"column {source + 1} cannot be both source and target: set data.source_column and data.target_column",
+            f"column {source + 1} cannot be both source and target; set data.source_column and data.target_column",
             path=path,
         )
     return Columns(has_header, source, target)
 
 
 def resolve_pair_indices(names: Sequence[str], source: int | None, target: int | None) -> tuple[int, int]:
-    """Fill in the side that was not asked for: by its name, then by languages in order, then by order."""
+    """Find the sides that the user did not select: by name, then by the order of languages, then by position."""
     source = match_name(names, SOURCE_NAMES, exclude=target) if source is None else source
     target = match_name(names, TARGET_NAMES, exclude=source) if target is None else target
     order = [*_find_language_columns(names), *range(len(names))]
@@ -284,7 +295,7 @@ def resolve_pair_indices(names: Sequence[str], source: int | None, target: int |
 
 
 def find_text_column(path: str, rows: TableRows, data_config: DataConfig) -> Columns:
-    """The text of a table to predict, which need not have labels."""
+    """Find the text column of a table to predict, which need not have labels."""
     header = data_config.header
     if header == "auto" and _is_input_header(rows):
         header = "yes"
@@ -293,7 +304,7 @@ def find_text_column(path: str, rows: TableRows, data_config: DataConfig) -> Col
 
 
 def find_source_column(path: str, rows: TableRows, data_config: DataConfig) -> Columns:
-    """The source of a table to predict, which need not have targets."""
+    """Find the source column of a table to predict, which need not have targets."""
     first_row, width = rows[0], len(rows[0])
     target_column = "" if _is_absent(data_config.target_column, first_row) else data_config.target_column
     requested = {"source_column": data_config.source_column, "target_column": target_column}
@@ -307,7 +318,7 @@ def find_source_column(path: str, rows: TableRows, data_config: DataConfig) -> C
 
 
 def _find_source_index(names: Sequence[str], source: int | None, target: int | None) -> int:
-    """The place of the source, as for pairs; without a source or language name, a text name also counts."""
+    """Return the index of the source, as for pairs. Without a source or language name, a text name also counts."""
     if (
         source is None
         and match_name(names, SOURCE_NAMES, exclude=target) is None
@@ -318,9 +329,9 @@ def _find_source_index(names: Sequence[str], source: int | None, target: int | N
 
 
 def find_source_key(path: str, keys: Sequence[str], data_config: DataConfig) -> str:
-    """The key of the source in JSON objects, which need not have targets."""
+    """Find the key of the source in JSON objects, which need not have targets."""
     if not keys:
-        raise DataError("has no key; a source is needed", path=path)
+        raise DataError("the object is empty; a key for the source is needed", path=path)
     requested = data_config.source_column
     source = require_column(path, "source_column", requested, keys, noun="key") if requested else None
     target = (
@@ -332,7 +343,7 @@ def find_source_key(path: str, keys: Sequence[str], data_config: DataConfig) -> 
 
 
 def find_row_keys(path: str, keys: Sequence[str], data_config: DataConfig, *, labelled: bool) -> tuple[str, str]:
-    """The keys of text and label in JSON objects, by their names; without `labelled` the label may be ""."""
+    """Find the keys of text and label in JSON objects by name. Without `labelled`, the label key may be empty."""
     present = _normalise_name(data_config.label_column) in map(_normalise_name, keys)
     requested_label = data_config.label_column if labelled or present else ""
     label = require_column(path, "label_column", requested_label, keys, noun="key") if requested_label else None
@@ -344,15 +355,17 @@ def find_row_keys(path: str, keys: Sequence[str], data_config: DataConfig, *, la
     for index, setting, example in ((text, "text_column", "text"), (label, "label_column", "label")):
         if index is None and (labelled or setting == "text_column"):
             available = format_names(keys) or "none"
-            raise DataError(f"has no key like {example!r}; there are {available}: set data.{setting}", path=path)
+            raise DataError(
+                f"no key is named like {example!r}; set data.{setting} to one of {available}", path=path
+            )
     assert text is not None
     return keys[text], "" if label is None else keys[label]
 
 
 def find_pair_keys(path: str, keys: Sequence[str], data_config: DataConfig) -> tuple[str, str]:
-    """The keys of source and target in JSON objects."""
+    """Find the keys of source and target in JSON objects."""
     if len(keys) < 2:
-        raise DataError("has fewer than two keys; a source and a target are needed", path=path)
+        raise DataError("the object has fewer than two keys; a source and a target are needed", path=path)
     requested = {"source_column": data_config.source_column, "target_column": data_config.target_column}
     indices = [
         require_column(path, *request, keys, noun="key") if request[1] else None for request in requested.items()

@@ -1,6 +1,6 @@
-r"""Bytes to text: opening files, lines, blocks, and what is said when that goes wrong.
+r"""Open files and read them as lines or blocks of text.
 
-Everything streams, so a file may be larger than memory. Lines end at "\n" only: U+0085 and U+2028 are text.
+Files are streamed, so they may be larger than memory. Lines end at "\n" only; U+0085 and U+2028 are text.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ KIND_BY_SUFFIX: dict[str, FileKind] = {
 }
 T = TypeVar("T")
 BUILTIN_PREFIX = "builtin:"
-MIN_CACHED_BYTES = 1 << 22  # bytes of a file that takes no time worth saving
-MAX_LINE_BYTES = 1 << 26  # bytes of a line, or of a row of a table
-BLOCK_SIZE = 1 << 20  # bytes read at once, and about the characters of a piece
+MIN_CACHED_BYTES = 1 << 22  # bytes; results for smaller files are not worth caching
+MAX_LINE_BYTES = 1 << 26  # bytes of a line or of a row of a table
+BLOCK_SIZE = 1 << 20  # bytes read at once; a chunk of text has about as many characters
 
 
 def detect_kind(path: str) -> FileKind:
-    """What a path holds, told by its name; the file must be there."""
+    """Return the format of an existing file by its name.
+
+    Raises:
+        DataError: The file is missing, or its name does not tell the format.
+    """
     if path.startswith(BUILTIN_PREFIX):
         return "builtin"
     with open_bytes(path):
-        pass  # a missing file is the first thing to tell, whatever its name
+        pass  # a missing file is reported before an unknown suffix
     if kind := kind_from_name(path):
         return kind
     known_suffixes = ", ".join(KIND_BY_SUFFIX)
     suffix = _suffix(path)
-    problem = f"ends in {suffix!r}" if suffix else "has no ending"
-    raise DataError(
-        f"{problem}, which does not say its format; known are {known_suffixes}, each also .gz", path=path
-    )
+    problem = f"unknown file format {suffix!r}" if suffix else "the file name has no suffix"
+    raise DataError(f"{problem}; supported formats are {known_suffixes}, each also with .gz added", path=path)
 
 
 def kind_from_name(path: str) -> FileKind | None:
-    """The format that the name of a file says, or None."""
+    """Return the format that the suffix of a file indicates, or None."""
     return KIND_BY_SUFFIX.get(_suffix(path))
 
 
@@ -64,7 +66,7 @@ def _suffix(path: str) -> str:
 
 @contextmanager
 def open_bytes(path: str) -> Iterator[BinaryIO]:
-    """The file's bytes, unzipped where its name ends in .gz; what goes wrong becomes a DataError."""
+    """Open a file for reading, decompressed if its name ends in .gz. Errors become a DataError."""
     _refuse_special_file(path)
     try:
         if path.lower().endswith(".gz"):
@@ -76,36 +78,38 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except IsADirectoryError:
-        raise DataError("is a folder; give the file inside it", path=path) from None
+        raise DataError("this is a folder; name a file in it", path=path) from None
     except PermissionError:
-        raise DataError("may not be read: permission denied", path=path) from None
+        raise DataError("the file cannot be read: permission denied", path=path) from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"is not a whole gzip file ({error}); copy or compress it again", path=path) from None
+        raise DataError(
+            f"the gzip file is damaged or incomplete ({error}); copy or compress it again", path=path
+        ) from None
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", path=path) from None
+        raise DataError(f"the file cannot be read: {error.strerror or error}", path=path) from None
 
 
 def _refuse_special_file(path: str) -> None:
-    """Pipes and devices need not end, and cannot be read twice; a pipe without a writer would be waited for."""
+    """Refuse pipes and devices, which may never end and cannot be read twice."""
     if "\0" in path:
-        raise DataError("no file has this name: it holds a NUL character", path=path)
+        raise DataError("a file name cannot contain a NUL character", path=path)
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return  # opening it will say what is wrong
+        return  # opening the file reports the error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
-        raise DataError(f"is {kind}, not a file; copy its content to a file", path=path)
+        raise DataError(f"this is {kind}, not a file; copy its content to a file", path=path)
 
 
 def iter_byte_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
-    """Lines with their ends, counted from 1, of which no more than `MAX_LINE_BYTES` bytes are ever held."""
+    """Yield lines with their ends, counted from 1. A line has at most `MAX_LINE_BYTES` bytes."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(
-                f"has no line end within {MAX_LINE_BYTES >> 20} MiB, so it is not lines of text",
+                f"no line end within {MAX_LINE_BYTES >> 20} MiB; this is not a text file with lines",
                 path=path,
                 line=number,
             )
@@ -115,11 +119,11 @@ def iter_byte_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
 def _utf8_error(path: str, line: int, raw: bytes) -> DataError:
     is_utf16 = line == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     charset = "utf-16" if is_utf16 else "latin1"
-    return DataError(f"is not UTF-8; convert it with `iconv -f {charset} -t utf-8`", path=path, line=line)
+    return DataError(f"the text is not UTF-8; convert it with `iconv -f {charset} -t utf-8`", path=path, line=line)
 
 
 def iter_text_lines(path: str) -> Iterator[str]:
-    """Lines with their ends, without a byte order mark."""
+    """Yield lines with their ends, without a byte order mark."""
     with open_bytes(path) as file:
         for number, raw in iter_byte_lines(file, path):
             if number == 1:
@@ -133,13 +137,13 @@ def iter_text_lines(path: str) -> Iterator[str]:
 
 
 def iter_numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    r"""Lines counted from 1, without their ends ("\n" or "\r\n")."""
+    r"""Yield lines counted from 1, without their ends ("\n" or "\r\n")."""
     for number, text in enumerate(iter_text_lines(path), 1):
         yield number, text.removesuffix("\n").removesuffix("\r")
 
 
 def iter_text_blocks(path: str) -> Iterator[str]:
-    """The file's text as it is, without a byte order mark, in blocks cut anywhere."""
+    """Yield the unchanged text of a file in blocks, without a byte order mark. Blocks may end anywhere."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line, is_first = 1, True
     with open_bytes(path) as file:
@@ -160,7 +164,7 @@ def iter_text_blocks(path: str) -> Iterator[str]:
 
 
 def count_lines(path: str) -> int:
-    """Lines of a file; a last one without an end counts."""
+    """Count the lines of a file, including a last line without an end."""
     lines, last_byte = 0, b"\n"
     with open_bytes(path) as file:
         start = file.read(len(codecs.BOM_UTF8)).removeprefix(codecs.BOM_UTF8)
@@ -173,7 +177,7 @@ def count_lines(path: str) -> int:
 
 
 def memoize_by_file(compute: Callable[[str], T]) -> Callable[[str], T]:
-    """What was found in a large file is remembered as long as the file stays as it is."""
+    """Cache the result of a function of a large file until the file changes."""
     results: dict[tuple[str, int, int, int], T] = {}
 
     @wraps(compute)
@@ -190,7 +194,7 @@ def memoize_by_file(compute: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def file_size(path: str) -> int:
-    """Bytes of a file, zipped or not; 0 for what is no file."""
+    """Return the size of a file in bytes, compressed or not; 0 if it is not a file."""
     try:
         return Path(path).stat().st_size
     except (OSError, ValueError):
@@ -199,13 +203,13 @@ def file_size(path: str) -> int:
 
 @memoize_by_file
 def count_characters(path: str) -> int:
-    """Characters of a text file."""
+    """Count the characters of a text file."""
     return sum(map(len, iter_text_blocks(path)))
 
 
 @memoize_by_file
 def content_sha256(path: str) -> str:
-    """sha256 of the content, unzipped, so that compressing a file again does not change it."""
+    """Return the SHA-256 digest of the uncompressed content, which does not depend on the compression."""
     hasher = hashlib.sha256()
     with open_bytes(path) as file:
         while raw := file.read(BLOCK_SIZE):

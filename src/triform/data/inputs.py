@@ -1,7 +1,7 @@
-"""Texts to predict: the lines of a text file, or one column of a table whose other columns are kept.
+"""Read the texts to predict: the lines of a text file, or one column of a table whose other columns are kept.
 
-A table is read as it is for training, but needs neither labels nor targets. The column is the one that was asked
-for, else the one of the same name as in the training table, else the one that `triform.data.columns` finds.
+A table is read as for training, but needs neither labels nor targets. The text column is the one that the user
+selected, else the one with the same name as in the training table, else the one that `triform.data.columns` finds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from triform.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionInputs:
-    """Texts in order, each with the row that it came from."""
+    """Texts in order, each with its row of the table."""
 
     texts: list[str]
-    column_names: list[str]  # of the columns, in order, no two alike
+    column_names: list[str]  # in order, no two equal
     rows: list[dict[str, object]]
-    column: str  # the name of the column that holds the texts
-    description: str = ""  # how a table was read, for the user to check
+    column: str  # the name of the text column
+    description: str = ""  # how the table was read, for the user to check
 
 
 def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
@@ -35,7 +35,7 @@ def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> Predictio
         data_config: Data settings of the run, overridden by those of this call.
 
     Raises:
-        DataError: If the file cannot be read, is empty, or has no such column.
+        DataError: The file cannot be read, is empty, or has no such column.
     """
     kind = kind_from_name(path)
     if kind not in ("csv", "tsv", "jsonl"):
@@ -49,7 +49,7 @@ def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> Predictio
 
 
 def inputs_from_texts(texts: Iterable[str], task: TaskName) -> PredictionInputs:
-    """Texts without a table, as a table of one column."""
+    """Return texts as a table of one column."""
     text_list, column = list(texts), default_column_name(task)
     return PredictionInputs(
         texts=text_list, column_names=[column], rows=[{column: text} for text in text_list], column=column
@@ -57,6 +57,7 @@ def inputs_from_texts(texts: Iterable[str], task: TaskName) -> PredictionInputs:
 
 
 def default_column_name(task: TaskName) -> str:
+    """Return the column name for texts that are not from a table."""
     return "source" if task == "translate" else "text"
 
 
@@ -87,14 +88,14 @@ def _read_delimited(path: str, kind: FileKind, task: TaskName, data_config: Data
 
 
 def _check_separator(path: str, kind: FileKind, first_row: Sequence[str]) -> None:
-    """Refuse a table of one column whose header names several ones, separated in another way."""
+    """Refuse a table of one column whose header has several names with another separator."""
     known_names = (*columns.TEXT_NAMES, *columns.SOURCE_NAMES)
     for separator in (";", "\t", "|", ","):
         names = first_row[0].split(separator)
         if len(first_row) == 1 and len(names) > 1 and columns.match_name(names, known_names) is not None:
             expected = "commas" if kind == "csv" else "tabs"
             raise DataError(
-                f"seems to be separated by {separator!r}; separate its columns by {expected}, as a .{kind} is",
+                f"the columns seem to be separated by {separator!r}; a .{kind} file separates them by {expected}",
                 path=path,
             )
 
@@ -112,7 +113,7 @@ def _read_json_lines(path: str, task: TaskName, data_config: DataConfig) -> Pred
                 key = columns.find_row_keys(path, list(record), resolved_config, labelled=False)[0]
         texts.append(tables.get_text(path, line, record, key))
         rows.append(record)
-    assert key is not None  # a file without an object is refused
+    assert key is not None  # a file without objects is refused
     names = list(dict.fromkeys(name for row in rows for name in row))
     return PredictionInputs(
         texts=texts, column_names=names, rows=rows, column=key, description=f"texts under the key {key!r}"
@@ -120,7 +121,7 @@ def _read_json_lines(path: str, task: TaskName, data_config: DataConfig) -> Pred
 
 
 def _with_training_column(names: Sequence[str], task: TaskName, data_config: DataConfig) -> DataConfig:
-    """The layout, asking for the column of the training table by name where this table has that name."""
+    """Return data settings that select the column of the training table by name if this table has that name."""
     setting = "source_column" if task == "translate" else "text_column"
     if getattr(data_config, setting) or data_config.header == "no" or not data_config.train:
         return data_config
@@ -133,7 +134,7 @@ def _with_training_column(names: Sequence[str], task: TaskName, data_config: Dat
 
 
 def _training_column_name(task: TaskName, data_config: DataConfig) -> str:
-    """The name of the column that the run was trained on; "" where the table is gone or had no header."""
+    """Return the name of the training column; empty if the training table is missing or had no header."""
     kind = kind_from_name(data_config.train)
     if kind not in ("csv", "tsv"):
         return ""
@@ -151,7 +152,7 @@ def _training_column_name(task: TaskName, data_config: DataConfig) -> str:
 
 
 def make_unique(names: Iterable[str], reserved: Iterable[str] = ()) -> list[str]:
-    """The names, numbered where they would occur twice: a, a_2, a_3."""
+    """Number names that occur more than once: a, a_2, a_3."""
     result: list[str] = []
     used = set(reserved)
     last_suffix: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""Texts that are nearly the same, found without comparing every one with every other.
+"""Find near duplicates with MinHash, without comparing every text with every other.
 
-A text is the set of its pairs of neighbouring words. Two texts are near when what both sets hold is four fifths of
-what either holds (Jaccard similarity): one word in twenty may be another, and punctuation does not count. Of each
-set a signature of 64 numbers is kept, each the smallest of its members under another hash: two signatures agree in
-about the share that the sets have in common (MinHash). Texts that agree in any of 16 groups of four numbers are
-candidates: 0.9998 of those that are just near enough, and more of the nearer ones. Candidates are compared exactly,
-so what is reported is near, and what is near is seldom missed. In a crowd of texts that all look alike, each is
-compared with a few of the others only.
+A text is represented by the set of its word bigrams. Two texts are near duplicates if the Jaccard similarity of
+their sets is at least 0.8: about one word in twenty may differ, and punctuation does not count. The signature of a
+set has 64 numbers, each the minimum of its members under a different hash function; the fraction of equal numbers
+in two signatures estimates the similarity of the sets. Texts that agree in any of 16 bands of four numbers are
+candidates, which includes 99.98 % of the pairs with a similarity of exactly 0.8 and more of the others. Candidates
+are compared exactly, so every reported pair is a near duplicate, and few are missed. In a large group of similar
+texts, each text is compared with only a few of the others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 MIN_SIMILARITY = 0.8
 N_BANDS, HASHES_PER_BAND = 16, 4
 N_HASHES = N_BANDS * HASHES_PER_BAND
-HASH_CHUNK_BIGRAMS = 1 << 16  # word pairs hashed at once: their numbers stay in a core's cache
-COMPARE_CHUNK_BIGRAMS = 1 << 22  # word pairs compared exactly at once
-MAX_NEIGHBOURS = 4  # candidates of a text, of the first and of the nearest in its bucket: a crowd costs no square
+HASH_CHUNK_BIGRAMS = 1 << 16  # bigrams hashed at once, so that they fit in a core's cache
+COMPARE_CHUNK_BIGRAMS = 1 << 22  # bigrams compared exactly at once
+MAX_NEIGHBOURS = 4  # candidates per text and bucket, which avoids quadratic cost in large buckets
 HALF_WORD_BITS = np.uint64(32)
-# Scripts written without spaces, and emoji: there every character is a word.
+# In scripts without spaces, and among emoji, every character is a word.
 UNSPACED_SCRIPTS = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2600-\u27bf\u2e80-\ua4cf\uf900-\ufaff\U0001f000-\U0003ffff"
 )
@@ -37,7 +37,7 @@ Indices = NDArray[np.int64]
 
 
 class NearPairs(NamedTuple):
-    """Pairs of texts by their places, the first the earlier, and how alike they are."""
+    """Pairs of texts as indices, the earlier text first, and their similarity."""
 
     first: Indices
     second: Indices
@@ -45,12 +45,12 @@ class NearPairs(NamedTuple):
 
 
 def split_words(text: str) -> list[str]:
-    """Runs of letters and digits; single characters where a script has no spaces."""
+    """Split a text into runs of letters and digits, and into characters where a script has no spaces."""
     return (ASCII_WORD_PATTERN if text.isascii() else WORD_PATTERN).findall(text)
 
 
 def find_near_pairs(texts: Sequence[str]) -> NearPairs:
-    """Which texts are nearly the same; they should be folded and distinct, or equal ones crowd out near ones."""
+    """Return the pairs of near duplicates. The texts should be normalised and distinct."""
     bigrams = WordBigrams(texts)
     first, second = _find_candidates(_minhash_signatures(bigrams))
     similarity = _jaccard_similarity(bigrams, first, second)
@@ -60,7 +60,7 @@ def find_near_pairs(texts: Sequence[str]) -> NearPairs:
 
 
 class _WordIds(dict[str, int]):
-    """Words numbered as they come, from 1."""
+    """Ids of words, in order of appearance, from 1."""
 
     def __missing__(self, word: str) -> int:
         self[word] = word_id = len(self) + 1
@@ -68,7 +68,7 @@ class _WordIds(dict[str, int]):
 
 
 class WordBigrams:
-    """The pairs of neighbouring words of every text that has a word, as numbers in one row."""
+    """The word bigrams of every text that has a word, as ids in one array."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         word_ids = _WordIds()
@@ -77,7 +77,7 @@ class WordBigrams:
         for index, text in enumerate(texts):
             ids = [word_ids[word] for word in split_words(text)]
             if len(ids) == 1:
-                ids.append(0)  # a word alone is a pair with nothing
+                ids.append(0)  # a single word forms a bigram with id 0
             id_arrays.append(np.array(ids, dtype=np.uint32))
             counts[index] = len(ids)
         self.word_ids = np.concatenate(id_arrays) if id_arrays else np.zeros(0, dtype=np.uint32)
@@ -89,7 +89,7 @@ class WordBigrams:
         return len(self.text_indices)
 
     def hashes(self, indices: Indices) -> Hashes:
-        """The pairs of these texts, each mixed into 64 bits, end to end; a pair comes as often as in its text."""
+        """Return the 64-bit hashes of all bigrams of these texts in one array, repeated as often as in the text."""
         counts = self.counts[indices]
         offsets = self.starts[indices] - (np.cumsum(counts) - counts)
         positions = np.repeat(offsets, counts) + np.arange(counts.sum())
@@ -106,7 +106,7 @@ ArrayT = TypeVar("ArrayT", Indices, Hashes)
 
 
 def _sort_unique(values: ArrayT) -> ArrayT:
-    """Each once, in order; sorted in place, which is faster here than numpy's own."""
+    """Sort values in place and return the distinct ones, which is faster here than `np.unique`."""
     values.sort()
     return values[np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]])]
 
@@ -135,7 +135,7 @@ def _minhash_signatures(bigrams: WordBigrams) -> NDArray[np.uint32]:
 
 
 def _find_candidates(signatures: NDArray[np.uint32]) -> tuple[Indices, Indices]:
-    """Texts of one bucket in any band, whose whole signatures do not speak against it."""
+    """Return pairs of texts that share a bucket in any band and whose signatures are similar enough."""
     n = len(signatures)
     pair_codes = [np.zeros(0, dtype=np.int64)]
     for band in np.split(signatures, N_BANDS, axis=1):
@@ -148,21 +148,21 @@ def _find_candidates(signatures: NDArray[np.uint32]) -> tuple[Indices, Indices]:
         bucket_starts = (
             np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if n else np.zeros(0, np.int64)
         )
-        # The start of the bucket that each signature is in.
+        # The start of the bucket of each signature.
         bucket_start = np.repeat(bucket_starts, np.diff(np.append(bucket_starts, n)))
         for distance in range(1, MAX_NEIGHBOURS + 1):
             positions = np.arange(distance, n)
             positions = positions[positions - distance >= bucket_start[positions]]
             pair_codes.append(order[positions - distance] * n + order[positions])
             positions = np.arange(n)
-            # Closer neighbours were added above.
+            # Pairs closer than this were added above.
             positions = positions[positions - bucket_start > MAX_NEIGHBOURS + distance - 1]
             pair_codes.append(order[bucket_start[positions] + distance - 1] * n + order[positions])
         if len(pair_codes) > 4 * MAX_NEIGHBOURS:
             pair_codes = [_sort_unique(np.concatenate(pair_codes))]
     codes = _sort_unique(np.concatenate(pair_codes))
     first, second = codes // max(1, n), codes % max(1, n)
-    # six standard deviations below what texts just alike enough agree in
+    # Six standard deviations below the expected agreement at the similarity threshold.
     min_matches = N_HASHES * MIN_SIMILARITY - 6 * (N_HASHES * MIN_SIMILARITY * (1 - MIN_SIMILARITY)) ** 0.5
     accepted_chunks = [np.zeros(0, dtype=np.int64)]
     for positions in np.array_split(np.arange(len(codes)), len(codes) // HASH_CHUNK_BIGRAMS + 1):
@@ -173,7 +173,7 @@ def _find_candidates(signatures: NDArray[np.uint32]) -> tuple[Indices, Indices]:
 
 
 def _jaccard_similarity(bigrams: WordBigrams, first: Indices, second: Indices) -> NDArray[np.float64]:
-    """What two texts share of all that is in either, some of them at a time."""
+    """Return the Jaccard similarity of pairs of texts, computed in chunks."""
     similarity = np.zeros(len(first))
     for chunk in _chunk_indices(bigrams.counts[first] + bigrams.counts[second], COMPARE_CHUNK_BIGRAMS):
         first_hashes, second_hashes = (_tag_bigrams(bigrams, indices[chunk]) for indices in (first, second))
@@ -187,7 +187,7 @@ def _jaccard_similarity(bigrams: WordBigrams, first: Indices, second: Indices) -
 
 
 def _tag_bigrams(bigrams: WordBigrams, indices: Indices) -> Hashes:
-    """The distinct word pairs of each text: its number above, 40 bits of the pair's hash below."""
+    """Return the distinct bigrams of each text as integers: text index in the high bits, 40 bits of hash below."""
     owner = np.repeat(np.arange(len(indices), dtype=np.uint64), bigrams.counts[indices])
     tagged: Hashes = owner << np.uint64(40) | bigrams.hashes(indices) >> np.uint64(24)
     return _sort_unique(tagged)

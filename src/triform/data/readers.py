@@ -1,8 +1,8 @@
-"""Files to rows, pairs and pieces of text, one at a time.
+"""Read labelled texts, pairs of texts and chunks of plain text from files and built-in data sets.
 
-A path is a .txt, .csv, .tsv or .jsonl (.ndjson, .json) file, each also .gz, or `builtin:NAME[/SPLIT]`.
-Everything streams; what is wrong is a DataError with the file and the line. How columns are found is told
-in `triform.data.columns`.
+A path is a .txt, .csv, .tsv or .jsonl (.ndjson, .json) file, each also with .gz added, or `builtin:NAME[/SPLIT]`.
+Files are streamed, and a DataError names the file and the line of a problem. `triform.data.columns` finds the
+columns of a table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from triform.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text and its label, with the line it began on."""
+    """A text and its label, with the line on which it starts."""
 
     text: str
     label: str
@@ -40,7 +40,7 @@ class LabelledText:
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A sentence and its translation."""
+    """A source text and its translation, with the line on which the pair starts."""
 
     source: str
     target: str
@@ -49,7 +49,7 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A stretch of text; `ends` when a document ends after it."""
+    """A part of a text. `ends` is true if a document ends after it."""
 
     text: str
     ends_document: bool
@@ -60,18 +60,30 @@ ExampleT = TypeVar("ExampleT", LabelledText, TextPair, TextChunk)
 
 
 def filter_lines(examples: Iterator[ExampleT], lines: Container[int] | None) -> Iterator[ExampleT]:
-    """Those that begin on one of the lines; without lines, all."""
+    """Yield the examples that start on one of the lines, or all of them if `lines` is None."""
     return examples if lines is None else (example for example in examples if example.line in lines)
 
 
 def read_rows(path: str, data_config: DataConfig, *, labelled: bool = True) -> Iterator[LabelledText]:
-    """Texts with labels. Without `labelled`, a text file gives its lines, and a missing label is ""."""
+    """Yield texts with their labels.
+
+    Args:
+        path: A table, or a built-in set.
+        data_config: Data settings.
+        labelled: Whether labels are required. If not, a plain text file is read line by line, and a missing label
+            is an empty string.
+
+    Raises:
+        DataError: The file cannot be used.
+    """
     kind = detect_kind(path)
     if kind == "builtin":
         cells = _read_builtin_rows(path, labelled=labelled)
     elif kind == "txt":
         if labelled:
-            raise DataError("a .txt has no labels; use a .csv, .tsv or .jsonl with a label column", path=path)
+            raise DataError(
+                "a .txt file has no labels; use a .csv, .tsv or .jsonl file with a label column", path=path
+            )
         cells = ((line, text, "") for line, text in read_lines(path))
     elif kind == "jsonl":
         cells = _read_json_rows(path, data_config, labelled=labelled)
@@ -82,12 +94,12 @@ def read_rows(path: str, data_config: DataConfig, *, labelled: bool = True) -> I
     for line, text, label in cells:
         label = label.strip()
         if labelled and not label:
-            raise DataError("has an empty label; fill it in or remove the row", path=path, line=line)
+            raise DataError("the label is empty; fill it in or remove the row", path=path, line=line)
         yield LabelledText(text, label, line)
 
 
 def describe_columns(path: str, data_config: DataConfig) -> str:
-    """How a labelled table is read, for the user to check; empty where nothing is guessed."""
+    """Describe how a labelled table is read, for the user to check; empty if nothing was guessed."""
     kind = detect_kind(path)
     if kind not in ("csv", "tsv"):
         return ""
@@ -124,7 +136,7 @@ def _read_json_rows(path: str, data_config: DataConfig, *, labelled: bool) -> It
 
 
 def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
-    """Sentences with translations, from a table of two columns."""
+    """Yield sources with their targets from a table or a built-in set."""
     kind = detect_kind(path)
     cells: Iterator[tables.NumberedCells]
     if kind == "builtin":
@@ -132,8 +144,8 @@ def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
         cells = ((line, *pair) for line, pair in enumerate(builtin_sets.load_pairs(path), 1))
     elif kind == "txt":
         raise DataError(
-            "a .txt has no pairs; use a .csv, .tsv or .jsonl of two columns, "
-            "or data.source and data.target for aligned files",
+            "a .txt file has no pairs; use a .csv, .tsv or .jsonl file with two columns, "
+            "or data.source and data.target for two aligned files",
             path=path,
         )
     elif kind == "jsonl":
@@ -153,21 +165,21 @@ def _read_json_pairs(path: str, data_config: DataConfig) -> Iterator[tables.Numb
 
 
 def read_aligned(source: str, target: str) -> Iterator[TextPair]:
-    """Line by line from two files, of any name; unequal counts are found at the shorter one's end."""
+    """Yield pairs from the lines of two files. The files may have any suffix."""
     sides = (iter_numbered_lines(_require_file(path)) for path in (source, target))
     has_pairs = False
     for left, right in zip_longest(*sides):
         if left is None or right is None:
             validate_aligned(source, target)
-            raise DataError("changed while it was being read", path=source)
+            raise DataError("the file changed while it was being read", path=source)
         yield TextPair(left[1], right[1], left[0])
         has_pairs = True
     if not has_pairs:
-        raise DataError("is empty", path=source)
+        raise DataError("the file is empty", path=source)
 
 
 def read_pairs_or_aligned(name: str, data_config: DataConfig) -> Iterator[TextPair]:
-    """Pairs from one table, or from two aligned files named `source,target`."""
+    """Yield pairs from one table, or from two aligned files given as `source,target`."""
     source, comma, target = name.partition(",")
     if not comma or Path(name).exists():
         return read_pairs(name, data_config)
@@ -176,28 +188,40 @@ def read_pairs_or_aligned(name: str, data_config: DataConfig) -> Iterator[TextPa
 
 
 def validate_aligned(source: str, target: str) -> int:
-    """The number of pairs of two aligned files; a DataError when they do not match."""
+    """Return the number of pairs of two aligned files.
+
+    Raises:
+        DataError: The files have different numbers of lines, or are empty.
+    """
     left, right = count_lines(_require_file(source)), count_lines(_require_file(target))
     if left != right:
-        raise DataError(f"{source} has {left} lines but {target} has {right}; they must match line by line")
+        raise DataError(f"{source} has {left} lines but {target} has {right}; the files must match line by line")
     if not left:
-        raise DataError("is empty", path=source)
+        raise DataError("the file is empty", path=source)
     return left
 
 
 def _require_file(path: str) -> str:
     if path.startswith(BUILTIN_PREFIX):
-        raise DataError("holds both sides; give it as data.train instead of source and target", path=path)
+        raise DataError(
+            "this set contains both sides; use it as data.train instead of data.source and data.target", path=path
+        )
     return path
 
 
 def read_chunks(
     path: str, data_config: DataConfig, *, start: int = 0, stop: int | None = None
 ) -> Iterator[TextChunk]:
-    """Text to learn to write. `start` and `stop` count characters of a .txt, documents of a table.
+    """Yield the text for a language model in chunks.
 
-    The pieces of a .txt put together are its text, exactly. Where the text has such a place, they are cut
-    after a line end that no space follows, so that tokenizing them one by one equals tokenizing the whole.
+    The chunks of a plain text concatenate to exactly that text. If possible they are split after a line end that
+    no space follows, so that tokenizing the chunks is equal to tokenizing the whole text.
+
+    Args:
+        path: A text file, a table of documents, or a built-in set.
+        data_config: Data settings.
+        start: The first unit to read: a character of a plain text, or a document of a table.
+        stop: The unit after the last one; None reads to the end.
     """
     blocks = _open_blocks(path)
     if blocks is None:
@@ -218,14 +242,14 @@ def read_chunks(
 
 
 def _open_blocks(path: str) -> Iterable[str] | None:
-    """The running text of a .txt or a builtin set; None where there are documents instead."""
+    """Return the blocks of a plain text, or None if the path contains documents."""
     if not is_running_text(path):
         return None
     return [builtin_sets.load_text(path)] if path.startswith(BUILTIN_PREFIX) else iter_text_blocks(path)
 
 
 def _slice_blocks(blocks: Iterable[str], path: str, start: int, stop: int | None) -> Iterator[tuple[str, int]]:
-    """The part of the text in [start:stop), with the line ends skipped before each block."""
+    """Yield the text in [start:stop) in blocks, each with the number of line ends skipped before it."""
     offset = skipped = 0
     for block in blocks:
         low = max(start - offset, 0)
@@ -238,14 +262,14 @@ def _slice_blocks(blocks: Iterable[str], path: str, start: int, stop: int | None
         if stop is not None and offset >= stop:
             break
     if not offset:
-        raise DataError("is empty", path=path)
+        raise DataError("the file is empty", path=path)
 
 
 def find_safe_cut(text: str) -> int:
-    """Where to cut a long text so that few tokenizers notice; more than 0.
+    """Return the index at which to split a long text so that the tokens change as little as possible.
 
-    Best is a line end between two visible characters, then one before a visible character, then any line
-    end, then a single space, then the end.
+    In order of preference: a line end between two visible characters, one before a visible character, any line
+    end, a single space, the end of the text.
     """
     fallback = 0
     position = text.rfind("\n", 0, len(text) - 1)
@@ -266,23 +290,23 @@ def _find_single_space(text: str) -> int:
 
 
 def is_running_text(path: str) -> bool:
-    """Whether a path holds one text, counted in characters, rather than documents."""
+    """Return whether a path contains one plain text rather than documents."""
     kind = detect_kind(path)
     return kind == "txt" or (kind == "builtin" and builtin_sets.is_running_text(path))
 
 
 def count_units(path: str, data_config: DataConfig) -> int:
-    """Count the characters of a text file or the documents of a table, the units of `read_chunks`."""
+    """Count the units of `read_chunks`: the characters of a plain text or the documents of a table."""
     if not is_running_text(path):
         return sum(1 for _ in read_rows(path, data_config, labelled=False))
     count = len(builtin_sets.load_text(path)) if path.startswith(BUILTIN_PREFIX) else count_characters(path)
     if not count:
-        raise DataError("is empty", path=path)
+        raise DataError("the file is empty", path=path)
     return count
 
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text file of any name; of a builtin set, its texts."""
+    """Yield the numbered lines of a text file with any suffix, or the texts of a built-in set."""
     if not path.startswith(BUILTIN_PREFIX):
         lines = iter_numbered_lines(path)
     elif builtin_sets.is_running_text(path):
@@ -294,11 +318,11 @@ def read_lines(path: str) -> Iterator[tuple[int, str]]:
         yield line
         has_lines = True
     if not has_lines:
-        raise DataError("is empty", path=path)
+        raise DataError("the file is empty", path=path)
 
 
 def fingerprint(path: str) -> str:
-    """A short sha256 of the content, to tell that data changed."""
+    """Return a short hash of the content, which shows whether data has changed."""
     if not path.startswith(BUILTIN_PREFIX):
         return content_sha256(path)[:16]
     content = (

@@ -1,7 +1,7 @@
-"""Samplers: which examples the next batch has.
+"""Samplers choose the examples of the next batch.
 
-The order depends only on the seed and on the number of the epoch or batch, so a checkpoint stores one or two
-integers, and a resumed run sees the same batches as one that never stopped.
+The order depends only on the seed and on the number of the epoch or batch. A checkpoint therefore stores one or two
+integers, and a resumed run sees the same batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ Indices = npt.NDArray[np.int64]
 
 
 class Sampler(Protocol):
+    """The interface of samplers: batches of indices, and a position that can be saved and restored."""
+
     steps_per_epoch: int
 
     def next_batch(self) -> Indices:
@@ -29,21 +31,21 @@ class Sampler(Protocol):
 
 
 def round_up_length(length: int, max_length: int = sys.maxsize) -> int:
-    """Round a length up to 8, 16, ... 64, 80, 96, 112, 128, 160, ...: few different lengths, little padding."""
+    """Round a length up to 8, 16, ... 64, 80, 96, 112, 128, 160, ..., for few batch shapes with little padding."""
     multiple = max(8, 1 << max(0, (length - 1).bit_length() - 3))
     return min(max_length, -(-length // multiple) * multiple)
 
 
 class BucketSampler:
-    """Every example once an epoch, in batches of similar length.
+    """Sampler that draws every example once per epoch, in batches of similar length.
 
     Args:
         lengths: Length of each example.
-        batch_size: Examples in a batch; 0 uses `batch_tokens` instead.
-        batch_tokens: Tokens in a batch, padding included. Lengths are rounded up, so that batches have few shapes.
+        batch_size: Examples per batch. If it is 0, `batch_tokens` is used instead.
+        batch_tokens: Tokens per batch, including padding. Lengths are rounded up, so that batches have few shapes.
         seed: Random seed for shuffling.
-        n_versions: Encodings of every example, stored one after another; each epoch uses the next one.
-        max_length: No example is padded to more than this.
+        n_versions: Encodings of every example, stored one after another. Each epoch uses the next one.
+        max_length: The length that examples are padded to at most.
     """
 
     POOL_BATCHES = 50  # batches sorted together: large enough for little padding, small enough to stay random
@@ -95,7 +97,7 @@ class BucketSampler:
         self.epoch, self.position = state["epoch"], state["position"]
         self._batches = self._plan_epoch(self.epoch)
         if self.position > len(self._batches):
-            raise ValueError(f"sampler.position is {self.position}, and an epoch has {len(self._batches)} batches")
+            raise ValueError(f"sampler.position is {self.position}, but an epoch has {len(self._batches)} batches")
 
 
 def batch_by_budget(
@@ -114,13 +116,13 @@ def batch_by_budget(
 
 
 def batch_by_length(lengths: Indices, *, batch_tokens: int) -> list[Indices]:
-    """Return batches for evaluation, shortest examples first, so that almost nothing is padded."""
+    """Return batches for evaluation, sorted by length so that there is almost no padding."""
     order = np.argsort(lengths, kind="stable")
     return batch_by_budget(order, lengths[order], batch_tokens=batch_tokens)
 
 
 class RandomWindowSampler:
-    """Start positions of windows in one long stream of tokens, drawn with replacement."""
+    """Sampler that draws start positions of windows in one long stream of tokens, with replacement."""
 
     def __init__(self, n_starts: int, *, width: int, batch_size: int, seed: int) -> None:
         self.n_starts, self.batch_size, self.seed = n_starts, batch_size, seed

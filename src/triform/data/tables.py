@@ -1,4 +1,4 @@
-"""Rows of csv, tsv and json-lines files: two cells each, with the line they began on."""
+"""Read the rows of CSV, TSV and JSON Lines files, with the line on which each row starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JsonObject = dict[str, object]
 
 def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
     csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
-    row_chars = 0  # characters of the row that is being read
+    row_chars = 0  # characters of the current row
 
     def lines() -> Iterator[str]:
         nonlocal row_chars
@@ -29,7 +29,7 @@ def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
             row_chars += len(text)
             if row_chars > MAX_LINE_BYTES:
                 raise csv.Error(
-                    f"a row of more than {MAX_LINE_BYTES >> 20} million characters: a quote is left open"
+                    f"a row has more than {MAX_LINE_BYTES >> 20} million characters: a quote is not closed"
                 )
             yield text
 
@@ -43,8 +43,8 @@ def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"is not well-formed csv ({error}); put texts with quotes, commas or line ends in quotes "
-            "and double the quotes inside, or save as .tsv",
+            f"invalid CSV ({error}); quote texts that contain quotes, commas or line ends "
+            "and double the quotes inside them, or save the table as .tsv",
             path=path,
             line=line,
         ) from None
@@ -68,7 +68,7 @@ def _read_sample(table_rows: Iterator[NumberedRow]) -> list[NumberedRow]:
 
 
 def detect_columns(path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]) -> Columns:
-    """What `choose` makes of the first rows."""
+    """Return the columns that `choose_columns` selects from the first rows of a table."""
     table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
     return choose_columns([fields for _, fields in _read_sample(table_rows)])
 
@@ -76,7 +76,7 @@ def detect_columns(path: str, kind: FileKind, choose_columns: Callable[[TableRow
 def read_cells(
     path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
 ) -> Iterator[NumberedCells]:
-    """The two chosen cells of every row; `choose` sees the first rows."""
+    """Yield the two selected cells of every row. `choose_columns` receives the first rows."""
     columns, _, rows = read_table(path, kind, choose_columns)
     for line, fields in rows:
         yield line, fields[columns.first], "" if columns.second is None else fields[columns.second]
@@ -85,11 +85,11 @@ def read_cells(
 def read_table(
     path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
 ) -> tuple[Columns, list[str], Iterator[NumberedRow]]:
-    """The chosen columns, the first row of the file, and an iterator over the rows without the header."""
+    """Return the selected columns, the first row of the file, and an iterator over the rows without the header."""
     table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
     sample = _read_sample(table_rows)
     if not sample:
-        raise DataError("is empty", path=path)
+        raise DataError("the file is empty", path=path)
     columns = choose_columns([fields for _, fields in sample])
     min_fields = 1 + max(columns.first, -1 if columns.second is None else columns.second)
 
@@ -100,7 +100,7 @@ def read_table(
             yield line, fields
             has_rows = True
         if not has_rows:
-            raise DataError("is empty: there is a header and no row", path=path)
+            raise DataError("the file is empty: it has a header but no rows", path=path)
 
     return columns, sample[0][1], iter_body()
 
@@ -108,21 +108,21 @@ def read_table(
 def _validate_width(
     path: str, line: int, fields: list[str], *, kind: FileKind, min_fields: int, width: int
 ) -> None:
-    field_count = f"has {len(fields)} field{'s' * (len(fields) != 1)}"
+    n_fields = len(fields)
     separator = "comma" if kind == "csv" else "tab"
     if len(fields) < min_fields:
         raise DataError(
-            f"{field_count} but needs {min_fields}; mend the row, separating its fields with a {separator}",
+            f"expected at least {min_fields} columns, found {n_fields}; separate the columns with a {separator}",
             path=path,
             line=line,
         )
-    if any(fields[width:]):  # taking the wrong cell for the label would go unnoticed
-        remedy = "put texts with commas in quotes" if kind == "csv" else "a text cannot hold a tab"
-        raise DataError(f"{field_count} where the first row has {width}; {remedy}", path=path, line=line)
+    if any(fields[width:]):  # otherwise a wrong cell could become the label unnoticed
+        remedy = "quote texts that contain commas" if kind == "csv" else "remove tabs from texts"
+        raise DataError(f"expected {width} columns, found {n_fields}; {remedy}", path=path, line=line)
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
-    """The JSON object of every line that is not blank."""
+    """Yield the JSON object of every line that is not blank."""
     has_objects = False
     for line, text in iter_numbered_lines(path):
         if not text.strip():
@@ -132,51 +132,53 @@ def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", "") or "nested too deeply"
             raise DataError(
-                f"is not JSON ({reason}); every line must be one object (`jq -c '.[]'` turns an array into lines)",
+                f"the line is not JSON ({reason}); each line must be one object (`jq -c '.[]'` splits an array)",
                 path=path,
                 line=line,
             ) from None
         if not isinstance(value, dict):
             raise DataError(
-                'is not a JSON object like {"text": "..."}; `jq -c \'.[]\'` turns an array into lines',
+                'the line is not a JSON object like {"text": "..."}; `jq -c \'.[]\'` splits an array into lines',
                 path=path,
                 line=line,
             )
         yield line, value
         has_objects = True
     if not has_objects:
-        raise DataError("is empty", path=path)
+        raise DataError("the file is empty", path=path)
 
 
 def get_text(path: str, line: int, record: JsonObject, key: str) -> str:
-    """The text under a key; anything but text is an error."""
+    """Return the text under a key. Any other type of value is an error."""
     value = _get_value(path, line, record, key)
     if not isinstance(value, str):
-        raise DataError(f"{key!r} holds {json.dumps(value)[:40]}, which is not a text", path=path, line=line)
+        raise DataError(f"expected a text under {key!r}, found {json.dumps(value)[:40]}", path=path, line=line)
     return _require_encodable(path, line, key, value)
 
 
 def get_label(path: str, line: int, record: JsonObject, key: str) -> str:
-    """The label under a key, as text: a number is written out."""
+    """Return the label under a key as text. A number is converted."""
     value = _get_value(path, line, record, key)
     if not isinstance(value, str | int | float):
         raise DataError(
-            f"{key!r} holds {json.dumps(value)[:40]}; a label is a text or a number", path=path, line=line
+            f"expected a text or a number under {key!r}, found {json.dumps(value)[:40]}", path=path, line=line
         )
     return _require_encodable(path, line, key, str(value))
 
 
 def _require_encodable(path: str, line: int, key: str, text: str) -> str:
-    """JSON can spell half a character, which no file can hold."""
+    """Refuse half of a surrogate pair, which JSON allows but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{key!r} holds half of a surrogate pair (\\ud...)", path=path, line=line) from None
+        raise DataError(
+            f"the text under {key!r} contains half of a surrogate pair (\\ud...)", path=path, line=line
+        ) from None
     return text
 
 
 def _get_value(path: str, line: int, record: JsonObject, key: str) -> object:
     if key not in record:
         keys: Sequence[str] = list(record)
-        raise DataError(f"has no {key!r}; there are {format_names(keys)}", path=path, line=line)
+        raise DataError(f"no key {key!r}; the keys are {format_names(keys)}", path=path, line=line)
     return record[key]

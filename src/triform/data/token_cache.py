@@ -1,8 +1,8 @@
-"""A cache of encoded text files, so that a large text is tokenized only once.
+"""Cache encoded text, so that a large file is tokenized only once.
 
-An entry is a folder named by a hash of everything that decides its content: the sha256 of the files, and what was
-done with them. Its manifest has the size and a checksum of each file: a damaged entry is noticed and built again.
-When all entries together exceed `MAX_CACHE_BYTES`, those unused for the longest time are removed.
+An entry is a folder whose name is a hash of everything that determines its content: the digests of the files and
+how they were processed. A manifest holds the size and a checksum of each file, so that a damaged entry is noticed
+and built again. When the cache exceeds `MAX_CACHE_BYTES`, the least recently used entries are removed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from triform.errors import CheckpointError
 from triform.io.cache import cache_folder
 from triform.io.files import atomic_folder
 
-CACHE_FORMAT = 1  # part of every name, so that another format leaves old entries unused
-MAX_CACHE_BYTES = 10 << 30  # of all entries together
-STALE_SECONDS = 24 * 3600  # an incomplete entry older than this will not be completed
+CACHE_FORMAT = 1  # part of every hash, so that entries of another format are not used
+MAX_CACHE_BYTES = 10 << 30  # for all entries together
+STALE_SECONDS = 24 * 3600  # an incomplete entry older than this is removed
 MANIFEST_FILE, VALUE_FILE = "seal.json", "fact.json"
 ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 PARTIAL_ENTRY_NAME = re.compile(rf"\.?{ENTRY_NAME.pattern}\..*\.part")
@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 class TokenCache:
-    """The cached results for some files: in the user's cache for large files, else in the run's folder.
+    """Cached results for some files, in the user's cache if the files are large, else in the run folder.
 
-    Files inside the folder of the run do not count, since they disappear with it. Messages for the user are added
-    to `notices`.
+    Files inside the run folder are never cached, because they disappear with it. Messages for the user are added to
+    `notices`.
     """
 
     def __init__(self, files: Sequence[str], fallback_folder: Path, notices: list[str]) -> None:
@@ -53,7 +53,7 @@ class TokenCache:
         return sum(map(file_size, external_files)) >= MIN_CACHED_BYTES
 
     def get_or_compute(self, key: object, compute: Callable[[], T]) -> T:
-        """Return `compute()`, which must be JSON; for large files it is computed only once."""
+        """Return `compute()`, which must be JSON. For large files it is computed only once."""
         if not self.is_large:
             return compute()
 
@@ -67,7 +67,7 @@ class TokenCache:
         return self.open_entry(key, build, read)
 
     def open_entry(self, key: object, build: Builder, read: Callable[[Path], T]) -> T:
-        """Return what `read` reads from an entry; an entry that it cannot read is damaged and built again."""
+        """Return what `read` returns for an entry. An entry that it cannot read is built again."""
         folder = self.get_or_build(key, build)
         try:
             return read(folder)
@@ -78,7 +78,7 @@ class TokenCache:
         return read(self.get_or_build(key, build))
 
     def get_or_build(self, key: object, build: Builder) -> Path:
-        """Return a folder with what `build` writes into it; `key` and the files decide its content."""
+        """Return the folder that `build` fills. Its content is determined by `key` and the files."""
         entry = self._entry_path(key) if self.is_large else None
         if entry is not None:
             try:
@@ -86,8 +86,8 @@ class TokenCache:
             except (
                 OSError,
                 CheckpointError,
-            ) as error:  # no room, or no permission: the folder of the run serves as well
-                message = f"the token cache {entry.parent} cannot be written, so tokens are made again next time"
+            ) as error:  # without space or permission, the run folder is used instead
+                message = f"the token cache {entry.parent} cannot be written, so tokens are not reused next time"
                 reason = getattr(error, "strerror", None) or str(error)
                 if not any(notice.startswith(message) for notice in self.notices):
                     self.notices.append(f"{message}: {reason}")
@@ -95,15 +95,13 @@ class TokenCache:
             self.fallback_folder.mkdir(parents=True, exist_ok=True)
             build(self.fallback_folder)
         except OSError as error:
-            raise CheckpointError(
-                f"{self.fallback_folder}: tokens cannot be written: {error.strerror or error}"
-            ) from None
+            raise CheckpointError(f"{self.fallback_folder} cannot be written: {error.strerror or error}") from None
         return self.fallback_folder
 
     def _entry_path(self, key: object) -> Path | None:
         try:
             base = cache_folder()
-        except RuntimeError:  # a user without a home
+        except RuntimeError:  # the user has no home folder
             return None
         files = [(content_sha256(name), Path(name.removesuffix(".gz")).suffix) for name in self.files]
         description = json.dumps([CACHE_FORMAT, triform.__version__, files, key], sort_keys=True)
@@ -111,8 +109,8 @@ class TokenCache:
 
     def _get_or_build_entry(self, entry: Path, build: Builder) -> Path:
         if entry.is_dir() and not self._discard_if_corrupt(entry):
-            if os.access(entry / MANIFEST_FILE, os.W_OK):  # a cache that can only be read serves as well
-                os.utime(entry / MANIFEST_FILE)  # its last use
+            if os.access(entry / MANIFEST_FILE, os.W_OK):  # a read-only cache can be used too
+                os.utime(entry / MANIFEST_FILE)  # the time of its last use
             return entry
         entry.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -122,7 +120,7 @@ class TokenCache:
         except OSError:
             if not entry.is_dir():
                 raise
-            return self._get_or_build_entry(entry, build)  # another process was faster, and its entry is as good
+            return self._get_or_build_entry(entry, build)  # another process was faster; use its entry
         prune(entry.parent, keep=entry)
         return entry
 
@@ -134,7 +132,7 @@ class TokenCache:
         return bool(problem)
 
     def _discard(self, entry: Path, problem: str) -> None:
-        self.notices.append(f"{entry}: this token cache is damaged ({problem}); it is built again")
+        self.notices.append(f"the token cache {entry} is damaged ({problem}) and is built again")
         shutil.rmtree(entry)
 
 
@@ -149,7 +147,7 @@ def find_corruption(folder: Path) -> str:
         files: dict[str, list[int]] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
         for name, (size, checksum) in files.items():
             if (folder / name).stat().st_size != size:
-                return f"{name} has {(folder / name).stat().st_size} bytes where {size} were written"
+                return f"{name} has {(folder / name).stat().st_size} bytes, expected {size}"
             if _checksum(folder / name) != checksum:
                 return f"{name} has changed"
     except OSError as error:
@@ -168,10 +166,10 @@ def _checksum(path: Path) -> int:
 
 
 def prune(base: Path, *, keep: Path) -> None:
-    """Remove incomplete old entries, and the longest unused ones while all together exceed the limit."""
+    """Remove old incomplete entries, and the least recently used ones while the cache exceeds its limit."""
     entries: list[tuple[float, int, Path]] = []
     for entry in base.iterdir():
-        with suppress(OSError):  # another process may just have removed it
+        with suppress(OSError):  # another process may have removed it
             if PARTIAL_ENTRY_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(entry)
             elif ENTRY_NAME.fullmatch(entry.name):

@@ -1,8 +1,8 @@
-"""Sequences of tokens as one flat array, in memory or memory-mapped, so that a data set may exceed the memory.
+"""Sequences of tokens in one flat array, in memory or memory-mapped, so that a data set may be larger than memory.
 
-On disk a store named `train` is two files: `train.bin` holds the tokens, as little-endian uint16 or uint32, and
-`train.idx` a 16-byte header (magic, version, bytes per token) and the int64 offsets of the sequences, followed by
-the end of the last one.
+On disk, a store named `train` is two files. `train.bin` holds the tokens as little-endian uint16 or uint32.
+`train.idx` holds a 16-byte header (magic, version, bytes per token), the int64 offset of each sequence, and the end
+of the last one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _store_paths(path: Path) -> tuple[Path, Path]:
 
 
 class TokenStore:
-    """Sequences of tokens: `store[i]` is one of them, `store.tokens` all of them end to end."""
+    """Sequences of tokens: `store[i]` is one sequence, `store.tokens` all of them in one array."""
 
     def __init__(self, tokens: Tokens, offsets: NDArray[np.int64]) -> None:
         self._tokens, self._offsets = tokens, offsets
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, path: Path | None = None) -> TokenStore:
-        """Build a store from sequences; with a path, they are streamed to disk."""
+        """Build a store from sequences. If a path is given, they are streamed to disk."""
         return cls.build_from_batches(
             _batch_sequences(sequences, token_dtype(vocab_size)), vocab_size=vocab_size, path=path
         )
@@ -47,7 +47,7 @@ class TokenStore:
     def build_from_batches(
         cls, batches: Iterable[TokenRows], *, vocab_size: int, path: Path | None = None
     ) -> TokenStore:
-        """Build a store from batches of sequences; with a path, they are streamed to disk."""
+        """Build a store from batches of sequences. If a path is given, they are streamed to disk."""
         dtype = token_dtype(vocab_size)
         if path is None:
             tokens, lengths = [np.zeros(0, dtype)], [np.zeros(1, np.int64)]
@@ -58,7 +58,7 @@ class TokenStore:
         try:
             _write_store(path, batches, dtype)
         except OSError as error:
-            raise CheckpointError(f"{path}: tokens cannot be written: {error.strerror or error}") from None
+            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
         return cls.open(path)
 
     @classmethod
@@ -76,23 +76,23 @@ class TokenStore:
         except FileNotFoundError as error:
             raise CheckpointError(f"{error.filename}: no such token store") from None
         except (OSError, struct.error) as error:
-            raise CheckpointError(f"{idx_path}: is damaged ({error}); remove it to build it again") from None
+            raise CheckpointError(f"{idx_path} is damaged ({error}); remove it to build it again") from None
         if (
             (magic, version) != (MAGIC, VERSION)
             or token_bytes not in (2, 4)
             or file_sizes[1] < 8
             or file_sizes[1] % 8
         ):
-            raise CheckpointError(f"{idx_path}: is damaged or foreign; remove it to build it again")
+            raise CheckpointError(f"{idx_path} is damaged, or is not a token store; remove it to build it again")
         offsets: NDArray[np.int64] = np.memmap(idx_path, "<i8", "r", offset=HEADER.size)
         if offsets[0] != 0 or int(offsets[-1]) * token_bytes != file_sizes[0]:
             raise CheckpointError(
-                f"{bin_path}: has {file_sizes[0]} bytes where {int(offsets[-1]) * token_bytes} were written; "
+                f"{bin_path} has {file_sizes[0]} bytes, expected {int(offsets[-1]) * token_bytes}; "
                 "remove it to build it again"
             )
         empty_tokens = np.zeros(0, f"<u{token_bytes}")  # an empty file cannot be mapped
         tokens: Tokens = np.memmap(bin_path, f"<u{token_bytes}", "r") if file_sizes[0] else empty_tokens
-        return cls(np.asarray(tokens), np.asarray(offsets))  # plain views of the maps are quicker to slice
+        return cls(np.asarray(tokens), np.asarray(offsets))  # plain views of the maps are faster to slice
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -100,7 +100,7 @@ class TokenStore:
     def __getitem__(self, index: int) -> Tokens:
         """Return a view of the tokens of one sequence."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"sequence {index} of {len(self)}")
+            raise IndexError(f"sequence {index} is out of range: the store has {len(self)}")
         index %= len(self)
         return self.tokens[self._offsets[index] : self._offsets[index + 1]]
 
@@ -111,7 +111,7 @@ class TokenStore:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each sequence begins in `tokens`, and at last where the last one ends."""
+        """The start of each sequence in `tokens`, followed by the end of the last one."""
         return self._offsets
 
     @property
@@ -130,7 +130,7 @@ class TokenStore:
         return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH_TOKENS] == token)) for start in starts)
 
     def slice(self, start: int, stop: int) -> TokenStore:
-        """Return a view of the tokens from `start` to `stop`; sequences across an edge are cut there."""
+        """Return a view of the tokens from `start` to `stop`. Sequences across an edge are split there."""
         start, stop, _ = slice(start, stop).indices(self.n_tokens)
         stop = max(start, stop)
         low, high = np.searchsorted(self._offsets, [start, stop], side="right")
@@ -165,14 +165,14 @@ def _cast_tokens(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
 
 
 def _write_store(path: Path, batches: Iterable[TokenRows], dtype: np.dtype[Any]) -> None:
-    """Stream tokens and offsets to their files. The index is renamed last and completes the store."""
+    """Stream tokens and offsets to their files. The index is renamed last, which completes the store."""
     tokens_path, index_path = _store_paths(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_files(tokens_path, index_path, sync=False) as (temporary_tokens, temporary_index):
         with temporary_tokens.open("wb") as tokens, temporary_index.open("wb") as offsets:
             offsets.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize))
             _write_batches(batches, dtype, tokens, offsets)
-        index_path.unlink(missing_ok=True)  # an old index must never stand beside new tokens
+        index_path.unlink(missing_ok=True)  # an old index must never be next to new tokens
 
 
 def _write_batches(batches: Iterable[TokenRows], dtype: np.dtype[Any], tokens: BinaryIO, offsets: BinaryIO) -> None:

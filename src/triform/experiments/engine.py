@@ -238,4 +238,5 @@ def settings_hash(settings: Settings) -> str:
 
 
 def to_json_value(value: object) -> object:
+    """Return a setting as a JSON value."""
     return list(value) if isinstance(value, tuple) else value

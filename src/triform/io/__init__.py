@@ -1,1 +1,1 @@
-"""Files on disk: whole or absent, verified by digests, written by one process at a time. No torch."""
+"""Read and write files: atomic writes, digests, folder locks and the layout of a run folder. No torch."""

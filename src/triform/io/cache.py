@@ -1,4 +1,4 @@
-"""Where downloads and encoded data are kept between runs."""
+"""The folders that keep downloads and encoded data between runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder of encoded data: TRIFORM_CACHE, or a folder in the cache of the system."""
+    """Return the folder of encoded data: `TRIFORM_CACHE` if it is set, else a folder in the user's cache."""
     configured = os.environ.get("TRIFORM_CACHE")
     return Path(configured) if configured else _system_cache_folder() / "tokens"
 
 
 def datasets_folder() -> Path:
-    """Return the folder of downloaded data sets, beside the encoded data."""
+    """Return the folder of downloaded data sets, which is next to the folder of encoded data."""
     configured = os.environ.get("TRIFORM_CACHE")
     return (Path(configured) if configured else _system_cache_folder()) / "sets"
 

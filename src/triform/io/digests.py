@@ -1,7 +1,7 @@
-"""Digests: the sha256 of every file that decides what a run answers, recorded on saving and verified on opening.
+"""Record and verify the SHA-256 digest of every file that affects the predictions of a run.
 
-They are in `digests.json` beside the files. While a file is replaced, its old and its new digest are both valid, so
-that a process killed at any moment leaves a folder that verifies.
+The digests are written to `digests.json` when a run is saved and compared when it is opened. While a file is being
+replaced, both its old and its new digest are valid, so a process that is killed leaves a folder that verifies.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from triform.io.files import atomic_files, write_text
 from triform.io.run_layout import CONFIG_FILE, DIGESTS_FILE, RUN_FILES
 
 DIGESTS_FORMAT = 1
-Digests = dict[str, list[str]]  # by file name; more than one while the file is being replaced
+Digests = dict[str, list[str]]  # by file name; two digests while the file is being replaced
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file, read a little at a time."""
+    """Return the SHA-256 digest of a file, which is read in blocks."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def record_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> None:
-    """Record the digests of the files in a folder as they are now."""
+    """Record the current digests of the files in a folder."""
     _write_digests(folder, _compute_digests(folder, patterns))
 
 
 def replace_files(renames: Mapping[Path, Path]) -> None:
     """Rename complete files to their final names, all in one folder, and record their digests.
 
-    In a folder without digests, the other files of a run are recorded as they are.
+    If the folder has no digests yet, the current digests of the run's other files are recorded too.
     """
     folder = next(iter(renames.values())).parent
     recorded = read_digests(folder)
@@ -57,10 +57,13 @@ def atomic_recorded_files(*paths: Path) -> AbstractContextManager[tuple[Path, ..
 
 
 def verify_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> bool:
-    """Compare files with their digests; return False where a folder, made by an older Triform, has none.
+    """Compare files with their digests.
+
+    Returns:
+        Whether the folder has digests. Folders written by early versions of Triform have none.
 
     Raises:
-        CheckpointError: A file does not match, or is not recorded; the message names it.
+        CheckpointError: A file does not match its digest, or has none. The message names the file.
     """
     patterns = list(patterns)
     recorded = read_digests(folder)
@@ -81,46 +84,46 @@ def _find_mismatch(folder: Path, patterns: Iterable[str], recorded: Digests) -> 
             if file_digest(path) not in recorded.get(path.name, ()):
                 return path
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     return None
 
 
 def _mismatch_error(path: Path) -> CheckpointError:
     if path.name == CONFIG_FILE:
         return CheckpointError(
-            f"{path}: is damaged, or was edited after the run was saved: it does not match {DIGESTS_FILE}; "
-            "restore it, or give --no-verify (in Python verify=False) if you edited it on purpose"
+            f"{path} does not match {DIGESTS_FILE}: it is damaged, or was edited after the run was saved; "
+            "restore it, or use --no-verify (in Python verify=False) if you edited it on purpose"
         )
     return CheckpointError(
-        f"{path}: is damaged, or belongs to another run: it does not match {DIGESTS_FILE}; "
-        "restore it from a copy, or give --no-verify (in Python verify=False) to use it all the same"
+        f"{path} does not match {DIGESTS_FILE}: it is damaged, or is a file of another run; "
+        "restore it from a copy, or use --no-verify (in Python verify=False) to open it anyway"
     )
 
 
 def read_digests(folder: Path) -> Digests | None:
-    """Return the recorded digests, or None where there are none."""
+    """Return the recorded digests, or None if the folder has no digest file."""
     path = folder / DIGESTS_FILE
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise _malformed_error(path, error) from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise _malformed_error(path, "it does not say its format")
+        raise _malformed_error(path, "the format number is missing")
     if content["format"] > DIGESTS_FORMAT:
-        raise CheckpointError(f"{path}: was made by a newer Triform; upgrade to open it")
+        raise CheckpointError(f"{path} was written by a newer Triform; upgrade Triform to open it")
     digests = content.get("sha256")
     if not isinstance(digests, dict) or not all(isinstance(values, list) for values in digests.values()):
-        raise _malformed_error(path, "it holds no list of digests")
+        raise _malformed_error(path, "the list of digests is missing")
     return digests
 
 
 def _malformed_error(path: Path, reason: object) -> CheckpointError:
     return CheckpointError(
-        f"{path}: is damaged ({reason}); restore it from a copy, or give --no-verify (in Python verify=False)"
+        f"{path} is damaged ({reason}); restore it from a copy, or use --no-verify (in Python verify=False)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name only when they are complete, and reading text and JSON."""
+"""Write files and folders atomically, and read text and JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from triform.errors import CheckpointError
 
-_folder_numbers = count()  # two threads may write folders of one name at the same time
-TEMPORARY_NAME = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the process that writes it
+_folder_numbers = count()  # two threads may write folders with the same name at the same time
+TEMPORARY_NAME = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the writing process
 
 
 def temporary_path(path: Path) -> Path:
@@ -25,8 +25,8 @@ def temporary_path(path: Path) -> Path:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until the content of a file, or the entries of a folder, are on the disk."""
-    if sys.platform == "win32":  # neither folders nor files opened for reading can be flushed there
+    """Wait until the content of a file or the entries of a folder are on disk."""
+    if sys.platform == "win32":  # Windows cannot flush folders or files opened for reading
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -45,12 +45,12 @@ def rename_files(renames: Mapping[Path, Path]) -> None:
 def atomic_files(
     *paths: Path, sync: bool = True, publish: Callable[[Mapping[Path, Path]], None] = rename_files
 ) -> Iterator[tuple[Path, ...]]:
-    """Write files that appear under their names only when the block has ended without an error.
+    """Write files that appear under their names only if the block ends without an error.
 
     Args:
         paths: The final names.
-        sync: Wait until the content is on the disk, so that a power failure cannot leave an incomplete file.
-        publish: Renames the files, given the final name of each temporary one.
+        sync: Wait until the content is on disk, so that a power failure cannot leave an incomplete file.
+        publish: Renames the files. It receives a mapping from temporary to final names.
 
     Yields:
         A temporary name for each path, in the same folder. An error in the block leaves nothing behind.
@@ -69,24 +69,24 @@ def atomic_files(
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Write one file as `atomic_files` does; yields its temporary name."""
+    """Write one file as `atomic_files` does, and yield its temporary name."""
     with atomic_files(path) as (temporary,):
         yield temporary
 
 
 @contextmanager
 def atomic_folder(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Write a folder that appears under its name only when the block has ended without an error.
+    """Write a folder that appears under its name only if the block ends without an error.
 
     Args:
-        path: The final name, which must be free, or an empty folder, when the block ends.
-        sync: Wait until the content of its files is on the disk.
+        path: The final name. When the block ends, it must not exist or must be an empty folder.
+        sync: Wait until the content of the files is on disk.
 
     Yields:
         A new folder under a temporary name. An error in the block leaves nothing behind.
 
     Raises:
-        OSError: Another folder has the name by now.
+        OSError: The final name has been taken in the meantime.
     """
     temporary = temporary_path(path.with_name(f"{path.name}.{next(_folder_numbers)}"))
     shutil.rmtree(temporary, ignore_errors=True)
@@ -104,13 +104,13 @@ def atomic_folder(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole: a kill at any moment leaves the old file or the new one."""
+    """Write a file atomically: a process that is killed leaves either the old file or the new one."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes` does; line endings stay as they are."""
+    """Write UTF-8 text as `write_bytes` does. Line endings are not changed."""
     write_bytes(path, text.encode())
 
 
@@ -118,14 +118,14 @@ def read_text(path: Path) -> str:
     """Return the UTF-8 text of a file.
 
     Raises:
-        CheckpointError: The file is missing, cannot be read, or is not UTF-8; the message says in which line.
+        CheckpointError: The file is missing, cannot be read, or is not UTF-8. The message names the line.
     """
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no such file") from None
+        raise CheckpointError(f"{path}: no such file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise CheckpointError(f"{path}, line {line}: not UTF-8") from None
@@ -149,24 +149,24 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path), object_pairs_hook=reject_duplicates)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON, or a damaged file ({error})") from None
+        raise CheckpointError(f"{path} is not JSON, or is damaged ({error})") from None
 
 
 def refuse_special_files(folder: Path) -> None:
-    """Refuse a folder that holds pipes, devices or sockets: reading them may never end.
+    """Refuse a folder that contains pipes, devices or sockets, because reading them may never end.
 
     Raises:
-        CheckpointError: The folder has such an entry; the message names it.
+        CheckpointError: The folder has such an entry. The message names it.
     """
     for path in sorted(folder.glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path}: is a pipe, a device or a socket, not a file; restore it from a copy")
+            raise CheckpointError(f"{path} is a pipe, a device or a socket, not a file; restore it from a copy")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files and folders that ended processes left in a folder.
+    """Remove temporary files and folders that processes left behind when they ended.
 
-    Call it only while holding the folder's lock.
+    Call this function only while you hold the folder's lock.
     """
     with suppress(OSError):
         for entry in list(folder.iterdir()):
@@ -176,7 +176,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process with this id exists. Windows has no harmless way to ask, so there none does."""
+    """Return whether a process with this id exists; always False on Windows, which has no safe way to find out."""
     if pid == os.getpid():
         return True
     if sys.platform == "win32":

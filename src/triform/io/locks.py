@@ -1,4 +1,4 @@
-"""One process at a time in a folder: a lock of the operating system, which ends with its process."""
+"""Lock a folder for one process at a time. The operating system releases the lock when the process ends."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from triform.io.files import remove_leftovers
 
 LOCK_FILE = ".lock"
 NO_LOCKS_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-LOCKED_BYTE = 1 << 30  # on Windows a locked byte cannot be read: this one lies far behind the holder's name
+LOCKED_BYTE = 1 << 30  # far behind the holder's name, because Windows cannot read a locked byte
 HOLDER_BYTES = 4096
 POLL_SECONDS = 0.1
-MAX_TRIES = 100  # to create a folder that another process removes at the same moment
+MAX_TRIES = 100  # attempts to create a folder that another process removes at the same moment
 _held_handles: set[int] = set()  # open lock files of this process
 _fork_hook: list[bool] = []
 
 
 @contextmanager
 def folder_lock(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[str]:
-    """Hold a folder's lock; the folder is created where it is missing, and removed again if it stays empty.
+    """Hold a folder's lock. A missing folder is created, and removed again if it is still empty at the end.
 
     Args:
         folder: The folder that only this process may write to.
-        purpose: What the holder does, for the message that another process gets.
-        wait: Wait for another holder to finish instead of raising.
+        purpose: What the holder does, for the error message of other processes.
+        wait: Wait until another holder has finished, instead of raising.
 
     Yields:
-        A notice for the user when the file system has no locks, else an empty string.
+        A notice for the user if the file system has no locks, else an empty string.
 
     Raises:
         CheckpointError: Another process holds the lock, or the folder cannot be written.
@@ -49,7 +49,7 @@ def folder_lock(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[s
         yield notice
     finally:
         _release(folder, handle)
-        with suppress(OSError):  # it is not empty, which is the usual case
+        with suppress(OSError):  # usually the folder is not empty
             for path in (folder, *created):
                 path.rmdir()
 
@@ -63,8 +63,8 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
         except OSError as error:
             tries += 1
             if isinstance(error, FileNotFoundError) and tries < MAX_TRIES:
-                continue  # another process has just removed the folder
-            raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from None
+                continue  # another process just removed the folder
+            raise CheckpointError(f"{folder} cannot be written: {error.strerror or error}") from None
         try:
             _try_lock(handle)
         except BlockingIOError:
@@ -72,26 +72,26 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
             os.close(handle)
             if not wait:
                 raise CheckpointError(
-                    f"{folder}: is in use by {holder}; wait until it has ended, or choose another folder"
+                    f"{folder} is in use by {holder}; wait until that process has ended, or choose another folder"
                 ) from None
             time.sleep(POLL_SECONDS)
             continue
         except OSError as error:
             if error.errno not in NO_LOCKS_ERRORS:
                 os.close(handle)
-                raise CheckpointError(f"{folder}: cannot be locked: {error.strerror or error}") from None
+                raise CheckpointError(f"{folder} cannot be locked: {error.strerror or error}") from None
             return _register_handle(handle), (
-                f"{folder}: this file system has no locks ({error.strerror}): "
+                f"{folder}: this file system does not support locks ({error.strerror}); "
                 "make sure that no other process writes to this folder"
             )
         if _is_current(handle, folder / LOCK_FILE):
             _write_holder(handle, purpose)
             return _register_handle(handle), ""
-        os.close(handle)  # the holder before us removed the file after we had opened it
+        os.close(handle)  # the previous holder removed the file after we opened it
 
 
 def _register_handle(handle: int) -> int:
-    """Remember an open lock file. A forked child closes its copy: the lock must end with this process alone."""
+    """Remember an open lock file. A forked child closes its copy, so that the lock ends with this process."""
     if not _fork_hook and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_close_all)
         _fork_hook.append(True)
@@ -107,10 +107,10 @@ def _close_all() -> None:
 
 
 def _release(folder: Path, handle: int) -> None:
-    if handle not in _held_handles:  # a forked child, to which the lock does not belong
+    if handle not in _held_handles:  # this is a forked child, which does not hold the lock
         return
     _held_handles.discard(handle)
-    if sys.platform == "win32":  # an open file cannot be removed there
+    if sys.platform == "win32":  # Windows cannot remove an open file
         os.close(handle)
     with suppress(OSError):
         (folder / LOCK_FILE).unlink()
@@ -119,7 +119,7 @@ def _release(folder: Path, handle: int) -> None:
 
 
 def _is_current(handle: int, path: Path) -> bool:
-    """Return whether the locked file is still the one that others find under its name."""
+    """Return whether the locked file is still the one that other processes find under its name."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:
@@ -127,7 +127,7 @@ def _is_current(handle: int, path: Path) -> bool:
 
 
 def _write_holder(handle: int, purpose: str) -> None:
-    """Write into the lock file who holds it; where that fails, the lock holds all the same."""
+    """Write the holder's name into the lock file. The lock also holds if this fails."""
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -141,8 +141,8 @@ def _write_holder(handle: int, purpose: str) -> None:
 
 
 def _read_holder(handle: int) -> str:
-    """Describe the process that holds the lock, in words."""
-    for _ in range(5):  # it may just be writing who it is
+    """Return a description of the process that holds the lock."""
+    for _ in range(5):  # the holder may be writing its name at this moment
         try:
             os.lseek(handle, 0, os.SEEK_SET)
             holder = json.loads(os.read(handle, HOLDER_BYTES))

@@ -1,7 +1,7 @@
-"""Run folders of format 1, read as format 2: one table of the names that changed.
+"""Read run folders of format 1 as format 2, with one table of the names that changed.
 
-Format 2 renamed settings, the keys of state dicts and some keys of checkpoints; the numbers are the same. Names of
-format 2 pass through every function here unchanged, so a folder whose migration was interrupted can still be read.
+Format 2 renamed settings, state-dict keys and some keys of checkpoints; the values are the same. Names of format 2
+pass through every function here unchanged, so a folder whose migration was interrupted can still be read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STATE_KEYS = {"listeners": "callbacks", "marks": "metadata"}
 
 
 def _part_pattern(parts: Mapping[str, str]) -> re.Pattern[str]:
-    """Match any of these parts where it stands between dots, or at either end of a key."""
+    """Return a pattern that matches any of these parts between dots or at either end of a key."""
     return re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, parts))})(?![^.])")
 
 
@@ -55,7 +55,7 @@ _OLD_PART, _NEW_PART = _part_pattern(KEY_PARTS), _part_pattern(_NEW_KEY_PARTS)
 
 
 def migrate_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a config.toml of format 1 with the setting names of format 2."""
+    """Return the content of a `config.toml` under the setting names of format 2."""
     migrated = {name: dict(value) if isinstance(value, Mapping) else value for name, value in document.items()}
     for old_name, new_name in RENAMED_SETTINGS.items():
         section, _, old_key = old_name.partition(".")
@@ -66,8 +66,8 @@ def migrate_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def migrate_tensors(tensors: Mapping[str, TensorT]) -> dict[str, TensorT]:
-    """Return the tensors of a model, or of an adapter, under the state-dict keys of format 2."""
-    # Classifiers have blocks in their encoder only; every other form has blocks of its own.
+    """Return the tensors of a model or an adapter under the state-dict keys of format 2."""
+    # In a classifier the encoder holds the blocks; in every other model they are at the top level.
     head = LM_HEAD if any(key.startswith("blocks.") for key in tensors) else CLASSIFICATION_HEAD
     return {_migrate_key(key, head): tensor for key, tensor in tensors.items()}
 
@@ -98,5 +98,5 @@ def migrate_checkpoint_tensors(tensors: Mapping[str, TensorT]) -> dict[str, Tens
 
 
 def migrate_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint's state.json under the keys of format 2."""
+    """Return the content of a checkpoint's `state.json` under the keys of format 2."""
     return {STATE_KEYS.get(key, key): value for key, value in state.items()}

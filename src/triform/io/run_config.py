@@ -1,4 +1,4 @@
-"""The config.toml of a run folder: written complete, and read whatever format it has. No torch."""
+"""Read and write the `config.toml` of a run folder, in any format version. No torch."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from triform.io.run_layout import CONFIG_FILE, LAST_CONFIG_KEY, RUN_FORMAT, SOUR
 
 
 def encode_run_config(config: Config) -> bytes:
-    """Return the content of the config.toml of a run with these settings."""
+    """Return the content of `config.toml` for these settings."""
     return to_toml(config, {"format": RUN_FORMAT, "triform": triform.__version__}).encode()
 
 
 def read_run_format(folder: Path) -> int:
-    """Return the format that a run folder was written in."""
+    """Return the format number of a run folder."""
     return int(load_toml(folder / CONFIG_FILE).get("format", 0))
 
 
 def read_run_config(folder: Path, *, verify: bool = True) -> Config:
-    """Return the settings of a run; those of format 1 under their names of today.
+    """Return the settings of a run. Settings of format 1 are returned under their current names.
 
     Args:
         folder: The run folder.
-        verify: Compare config.toml with its digest.
+        verify: Compare `config.toml` with its digest.
 
     Raises:
-        CheckpointError: The folder is not a run folder, is damaged, or was made by a newer Triform.
+        CheckpointError: The folder is not a run folder, is damaged, or was written by a newer Triform.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
     refuse_special_files(folder)
     config_file = folder / CONFIG_FILE
     if not config_file.exists():
-        raise CheckpointError(f"{folder}: is not a run folder: it has no {CONFIG_FILE}{_other_folder_hint(folder)}")
+        raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}{_other_folder_hint(folder)}")
     if verify:
         verify_digests(folder, [CONFIG_FILE])
     try:
@@ -50,12 +50,13 @@ def read_run_config(folder: Path, *, verify: bool = True) -> Config:
         if run_format > RUN_FORMAT:
             version = document.get("triform", "a newer version")
             raise CheckpointError(
-                f"{folder}: was made by Triform {version}; this is {triform.__version__}: upgrade to open it"
+                f"{folder} was written by Triform {version}, which is newer than this one ({triform.__version__}); "
+                "upgrade Triform to open it"
             )
         document = migrate_settings(document) if run_format < RUN_FORMAT else document
         settings = parse_settings(document, config_file)
         if LAST_CONFIG_KEY not in settings or not config_file.read_bytes().endswith(b"\n"):
-            raise damaged_error(folder, f"{CONFIG_FILE} lacks its end")
+            raise damaged_error(folder, f"{CONFIG_FILE} is incomplete")
         return build_config(settings)
     except (ConfigError, TypeError, ValueError) as error:
         raise damaged_error(folder, error) from None
@@ -80,8 +81,8 @@ def read_setting_sources(folder: Path) -> dict[str, str] | None:
 
 
 def _other_folder_hint(folder: Path) -> str:
-    """Say what a folder without config.toml may be instead."""
+    """Return a hint about what a folder without `config.toml` may be."""
     if (folder / "config.json").exists():
-        return "; of a published model `triform convert import` makes one"
+        return "; if this is a published model, convert it with `triform convert import`"
     seeds = sorted(folder.glob(f"seed-*/{CONFIG_FILE}"))
-    return f"; it holds several seeds, name one of them, such as {seeds[0].parent}" if seeds else ""
+    return f"; it holds runs with several seeds: choose one of them, such as {seeds[0].parent}" if seeds else ""

@@ -1,4 +1,4 @@
-"""The layout of a run folder: the names of its files and the version of its format. No torch, no NumPy."""
+"""The layout of a run folder: file names and the format number. No torch, no NumPy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SOURCES_FILE = "sources.json"  # where the settings of config.toml come from
 CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
 TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
-# Files that have a digest, in the folder of the run and in the folder of a checkpoint.
+# Files that have a digest, in a run folder and in a checkpoint folder.
 RUN_FILES = (CONFIG_FILE, "tokenizer*.json", MODEL_FILE)
 CHECKPOINT_FILES = (TENSORS_FILE, STATE_FILE)
-# Everything that a run may leave in its folder.
+# All files that a run may write to its folder.
 RUN_FOLDER_PATTERNS = (
     *RUN_FILES,
     DIGESTS_FILE,
@@ -27,5 +27,5 @@ RUN_FOLDER_PATTERNS = (
     CHECKPOINTS_FOLDER,
     TOKENS_FOLDER,
 )
-# The last setting of every config.toml. A file that lacks it, or its final newline, is incomplete.
+# The last line of every config.toml. A file without it, or without its final newline, is incomplete.
 LAST_CONFIG_KEY = "decode.max_new_tokens"

@@ -14,7 +14,7 @@ BLOCK_SIZE = 1 << 14  # elements computed at a time, so that intermediate result
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """ReLU: max(x, 0)."""
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         def backward(dy: Array) -> Array:
@@ -26,7 +26,7 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """x Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2 is the cumulative distribution function of the normal law."""
+    """GELU: x Φ(x), where Φ(x) = (1 + erf(x / √2)) / 2 is the normal cumulative distribution function."""
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         y, slope = apply_blockwise(x, self.evaluate)
@@ -52,7 +52,7 @@ class GELU(Module):
 
 
 class TanhGELU(GELU):
-    """x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³): GELU without erf."""
+    """Tanh approximation of GELU: x (1 + tanh u) / 2 with u = √(2/π) (x + 0.044715 x³)."""
 
     @staticmethod
     def evaluate(x: Array, y: Array, slope: Array) -> None:
@@ -85,7 +85,7 @@ def apply_blockwise(x: Array, evaluate: Any) -> tuple[Array, Array]:
 
 
 def normal_upper_tail(a: Array) -> tuple[Array, Array]:
-    """Φ(-a) and φ(a) for a ≥ 0.
+    """Return Φ(-a) and φ(a) for a ≥ 0.
 
     NumPy has no erf. But Φ(-a) = erfc(z) / 2 with z = a / √2, and erfc(z) exp(z²) is a smooth function of
     t = 1 / (1 + 0.4 z), which a polynomial approximates closely; exp(-z²) is needed for φ anyway.
@@ -109,7 +109,7 @@ def normal_upper_tail(a: Array) -> tuple[Array, Array]:
     return q, gaussian
 
 
-ERFC_SCALE, ERFC_CUTOFF = 0.4, 8.5  # beyond so many deviations Φ is 1 to sixteen digits
+ERFC_SCALE, ERFC_CUTOFF = 0.4, 8.5  # beyond this many deviations Φ is 1 to sixteen digits
 
 
 @cache

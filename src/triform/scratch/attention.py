@@ -11,14 +11,14 @@ from triform.config import ModelConfig
 from triform.scratch.layers import OptionalRng, build_linear, dropout
 from triform.scratch.module import Array, Backward, Module
 
-MASK_VALUE = -1e30  # added to the score of a key that may not be read: its weight is exp(-1e30) = 0
-MASK_THRESHOLD = MASK_VALUE / 2  # no score of a key that may be read is lower
+MASK_VALUE = -1e30  # added to the score of a masked key, so that its weight is exp(-1e30) = 0
+MASK_THRESHOLD = MASK_VALUE / 2  # scores of masked keys are lower than this, all others are higher
 MIN_WEIGHT_SUM = 1e-20  # a sum of weights below this has lost digits
 Masks = Sequence[Array]  # each is added to the scores (B, H, T, S)
 
 
 def causal_mask(length: int, dtype: Any) -> Array:  # -> (T, T)
-    """Return the mask that lets position t read positions s ≤ t only."""
+    """Return the mask that lets position t read only positions s ≤ t."""
     return np.triu(np.full((length, length), MASK_VALUE, dtype), k=1)
 
 
@@ -28,11 +28,11 @@ def padding_mask(keep: Array, dtype: Any) -> Array:  # (B, S) -> (B, 1, 1, S)
 
 
 def softmax(scores: Array) -> Array:
-    """w_j = exp(s_j) / Σ_k exp(s_k) over the last axis.
+    """Return the softmax over the last axis: w_j = exp(s_j) / Σ_k exp(s_k).
 
     Subtracting a constant from a row does not change its softmax and keeps exp from overflowing. The maximum over
-    all rows is the fastest constant to compute; where a row lies so far below it that its weights vanish, the
-    maximum of each row is used instead. A row in which nothing may be read has weights of 0 only.
+    all rows is the fastest constant to compute. If a row is so far below it that its weights vanish, the maximum of
+    each row is used instead. A row whose keys are all masked has only weights of 0.
     """
     weights = np.exp(scores - max(scores.max(), MASK_THRESHOLD))
     sums = _row_sums(weights)
@@ -48,13 +48,13 @@ def _row_sums(x: Array) -> Array:  # (…, S) -> (…, 1)
     return (flat @ np.ones(x.shape[-1], x.dtype)).reshape(*x.shape[:-1], 1)
 
 
-AttentionBackward = Callable[[Array, Array, Array, Array], None]  # dy, and where dq, dk and dv go
+AttentionBackward = Callable[[Array, Array, Array, Array], None]  # dy, and the arrays that receive dq, dk and dv
 
 
 def scaled_dot_product_attention(
     q: Array, k: Array, v: Array, masks: Masks, scale: float, rate: float, rng: OptionalRng
 ) -> tuple[Array, AttentionBackward]:  # (B, H, T, Dh), twice (B, H, S, Dh) -> (B, T, H, Dh)
-    """softmax(scale · q kᵀ + masks) v, with dropout of `rate` on the weights."""
+    """Return softmax(scale · q kᵀ + masks) v, with dropout of `rate` on the weights."""
     scores = q @ k.swapaxes(-1, -2)  # (B, H, T, S)
     scores *= scale
     for mask in masks:

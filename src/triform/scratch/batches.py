@@ -14,7 +14,7 @@ POOL_BATCHES = 50  # batches sorted by length together: large enough for little 
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int = PAD) -> tuple[Array, Array | None]:
-    """Return rows as an array (B, T), and a mask that is False for padding, or None if nothing is padded.
+    """Return rows as an array (B, T), and a mask that is False for padding, or None if there is no padding.
 
     >>> tokens, keep = pad([[5, 6, 7], [8]])
     >>> tokens.tolist(), keep.tolist()
@@ -41,7 +41,7 @@ def batch_by_budget(order: Array, lengths: Array, config: TrainConfig) -> list[A
 
 
 def epoch_batches(lengths: Array, config: TrainConfig, rng: np.random.Generator) -> list[Array]:
-    """Return batches of rows of similar length, in random order; every row occurs once."""
+    """Return batches of rows of similar length, in random order. Every row occurs once."""
     order = rng.permutation(len(lengths))
     batch_rows = config.batch_size or max(1, int(config.batch_tokens / max(1.0, lengths.mean())))
     batches: list[Array] = []

@@ -30,7 +30,7 @@ class PositionwiseFeedForward(Module):
 
 
 class PreNormResidual(Module):
-    """x + dropout(f(norm(x)))."""
+    """Pre-norm residual connection: x + dropout(f(norm(x)))."""
 
     def __init__(self, dropout: float) -> None:
         self.rate = dropout
@@ -50,7 +50,7 @@ class PreNormResidual(Module):
 
 
 class PostNormResidual(PreNormResidual):
-    """norm(x + dropout(f(x)))."""
+    """Post-norm residual connection: norm(x + dropout(f(x)))."""
 
     def __call__(self, x: Array, norm: Sublayer, sublayer: Sublayer, rng: OptionalRng) -> tuple[Array, Backward]:
         y, sublayer_backward = sublayer(x)
@@ -70,7 +70,7 @@ RESIDUALS: dict[str, type[PreNormResidual]] = {"pre": PreNormResidual, "post": P
 
 
 class TransformerBlock(Module):
-    """Self-attention, then feedforward: a layer of an encoder or of a decoder that reads only itself."""
+    """Self-attention and feed-forward: a layer of an encoder or of a decoder without cross-attention."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.attn_norm, self.ffn_norm = (build_layer_norm(config.d_model, bias=config.bias) for _ in range(2))
@@ -86,7 +86,7 @@ class TransformerBlock(Module):
 
 
 class CrossAttentionBlock(Module):
-    """Self-attention, a look at the source, feedforward: a layer of a translating decoder."""
+    """Self-attention, cross-attention and feed-forward: a decoder layer of an encoder-decoder."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.attn_norm, self.cross_attn_norm, self.ffn_norm = (

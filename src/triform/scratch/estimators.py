@@ -1,4 +1,4 @@
-"""The estimators of `triform.scratch`: text in, predictions out."""
+"""The estimators of `triform.scratch`: classifier, language model and translator."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class TextClassifier(NumpyEstimator):
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the probabilities."""
         return self.config.data.labels
 
     def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
@@ -66,7 +67,7 @@ class TextClassifier(NumpyEstimator):
     def prepare_data(self, texts: Iterable[str], labels: Iterable[str]) -> TrainingData:
         self.reset_config()
         texts, labels = self.check_pairs(texts, labels, "texts", "labels")
-        labels = [label.strip() for label in labels]  # as torch reads them
+        labels = [label.strip() for label in labels]  # the torch implementation strips labels too
         names = resolve_label_names(labels, self.initial_config.data.labels)
         self.config = replace(self.config, data=replace(self.config.data, labels=names))
         self.tokenizers = {"tokenizer.json": train_tokenizer(self.config.tokenizer, texts)}
@@ -121,7 +122,7 @@ class LanguageModel(NumpyEstimator):
     model_class = TransformerDecoder
 
     def fit(self, texts: str | Iterable[str]) -> Self:
-        """Learn to go on with a text, or with any of several documents."""
+        """Train on one text or on several documents."""
         return self.fit_copy(texts)
 
     def prepare_data(self, texts: str | Iterable[str]) -> TrainingData:
@@ -134,7 +135,7 @@ class LanguageModel(NumpyEstimator):
         self.resolve_max_len(len(stream) // 4, 128)
         width = self.config.data.max_len
         if len(stream) <= width:
-            raise DataError(f"only {len(stream)} tokens to learn from; data.max_len={width} needs more")
+            raise DataError(f"only {len(stream)} tokens to train on, and data.max_len={width} needs more; lower it")
         self.config = resolve_batch_rows(self.config, width)
         self.build_model()
 
@@ -152,8 +153,8 @@ class LanguageModel(NumpyEstimator):
         """Return a continuation of each prompt.
 
         Args:
-            prompts: The texts to continue; an empty one starts a new line.
-            decode_config: How tokens are chosen; by default as the settings say.
+            prompts: The texts to continue. An empty prompt starts a new line.
+            decode_config: Decoding settings. The default is those of the config.
             seed: The random seed for sampling.
         """
         self.check_fitted()
@@ -184,10 +185,10 @@ class LanguageModel(NumpyEstimator):
     predict = generate
 
     def encode_prompt(self, text: str) -> list[int]:
-        """A prompt as tokens; an empty one starts a new line or, failing that, a new document."""
+        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token."""
         if unknown := self.tokenizer.find_unknown(text):
             examples = ", ".join(map(repr, unknown[:5]))
-            raise DataError(f"the prompt has what the model never saw in training: {examples}; leave it out")
+            raise DataError(f"the prompt contains text that is not in the vocabulary: {examples}; remove it")
         tokens = self.tokenizer.encode(text)
         return tokens or ([EOS] if self.tokenizer.find_unknown("\n") else self.tokenizer.encode("\n")) or [EOS]
 
@@ -216,6 +217,7 @@ class Translator(NumpyEstimator):
 
     @property
     def target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the target language."""
         return list(self.tokenizers.values())[-1]
 
     def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
@@ -262,7 +264,7 @@ class Translator(NumpyEstimator):
     def translate(
         self, texts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
-        """Return a translation of each text; arguments as for `LanguageModel.generate`."""
+        """Return a translation of each text. See `LanguageModel.generate` for the arguments."""
         self.check_fitted()
         decode_config, max_len = decode_config or self.config.decode, self.config.data.max_len
         rows = [
@@ -289,7 +291,7 @@ class Translator(NumpyEstimator):
     predict = translate
 
     def build_logits_fn(self, sources: list[list[int]]) -> generation.LogitsFn:
-        """Return the function that computes logits; the encoder reads the sources once."""
+        """Return the function that computes logits. The encoder reads the sources only once."""
         source, keep = pad(sources)
         encoded, _ = self.model.encoder(source, keep, None)
 
@@ -307,15 +309,20 @@ ESTIMATORS: dict[str, type[NumpyEstimator]] = {
 
 
 def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageModel | Translator:
-    """Open a run folder, whichever side of Triform wrote it.
+    """Open a run folder that `triform.scratch` or `triform train` wrote.
 
     Args:
         path: The run folder.
-        verify: Whether its files are compared with their digests.
+        verify: Compare the files with their digests.
 
     Raises:
-        CheckpointError: The folder is not a run, or is damaged.
+        CheckpointError: The folder is not a run folder, or is damaged.
         ConfigError: The run uses a setting that the NumPy models do not support.
+
+    >>> load("no/such/run")
+    Traceback (most recent call last):
+    ...
+    triform.errors.CheckpointError: no/such/run: no such run folder
     """
     run_path = Path(path)
     config = run_folder.read_config(run_path, verify=verify)
@@ -339,25 +346,25 @@ def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageM
 
 
 def clear_data_settings(config: Config) -> Config:
-    """Return the settings of a run without what was derived from its data."""
+    """Return the settings of a run without those that were derived from its data."""
     return resolve_defaults(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
 
 
 def slide_context(tokens: list[int], max_len: int) -> list[int]:
-    """What is read of a text: one that grew beyond the model's length goes on from its newer half, and so on."""
+    """Return the tokens that the model reads. When a text exceeds the context, only its newer half is kept."""
     half = max_len // 2
     overflow = len(tokens) - max_len - 1
     return tokens if overflow < 0 else tokens[-(half + 1 + overflow % (max_len - half)) :]
 
 
 def decode_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
-    """What decoding adds to the prompt, so that spaces between words are right."""
+    """Return the text that the tokens add to the prompt, with the right spaces between words."""
     prompt_text, full_text = tokenizer.decode(prompt), tokenizer.decode(prompt + tokens)
     return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else tokenizer.decode(tokens)
 
 
 def resolve_batch_rows(config: Config, width: int) -> Config:
-    """Windows are all of one width: a budget of tokens is so many rows."""
+    """Return the config with a batch size in rows, because all windows have the same width."""
     train = config.train
     batch_rows = train.batch_size or max(1, train.batch_tokens // width)
     return replace(config, train=replace(train, batch_size=batch_rows, batch_tokens=0))

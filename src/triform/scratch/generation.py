@@ -1,6 +1,6 @@
 """Greedy decoding, sampling and beam search.
 
-There is no KV cache: the whole text is read again at every step, which is slower and gives the same result.
+There is no KV cache. The model reads the whole text at every step, which is slower and gives the same result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from triform.text import BOS, EOS, PAD, UNK
 
 BANNED_TOKENS = (PAD, UNK, BOS)
 NEG_INF = -np.inf
-# Given row indices and the texts so far, the logits (N, V) of the next token.
+# Maps row indices and the texts so far to the logits (N, V) of the next token.
 LogitsFn = Callable[[Array, list[list[int]]], Array]
 
 
 class DecodeRequest(NamedTuple):
-    """The function that computes logits, and for each row its prompt, its limit of new tokens and its seed."""
+    """The function that computes logits, and for each row its prompt, its maximum of new tokens and its seed."""
 
     logits_fn: LogitsFn
     prompts: Sequence[Sequence[int]]
@@ -31,7 +31,7 @@ class DecodeRequest(NamedTuple):
 
 
 def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: str) -> list[list[int]]:
-    """Return the new tokens of each row without the end token; `default` is the strategy for "auto"."""
+    """Return the new tokens of each row without the end token. `default` is the strategy for "auto"."""
     strategy = default if config.strategy == "auto" else config.strategy
     if not request.prompts:
         return []
@@ -43,6 +43,7 @@ def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: st
 
 
 def mask_banned(logits: Array) -> Array:
+    """Set the logits of tokens that are never generated to minus infinity."""
     logits = logits.copy()
     logits[:, list(BANNED_TOKENS)] = NEG_INF
     return logits
@@ -52,13 +53,15 @@ TokenChooser = Callable[[Array, Array], Array]  # logits (N, V) and row indices 
 
 
 def greedy(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
+    """Return a function that chooses the most likely token of each row."""
     return lambda logits, rows: logits.argmax(axis=-1)
 
 
 def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
-    """Sample from softmax(logits / temperature) after top-k and top-p filtering, with one generator per row.
+    """Return a function that samples from softmax(logits / temperature) after top-k and top-p filtering.
 
-    The generators give the same numbers as torch's, so both implementations sample the same text.
+    Each row has a random generator, which gives the same numbers as torch, so both implementations sample the same
+    text.
     """
     generators = [np.random.RandomState(seed % (1 << 32)) for seed in seeds]
 
@@ -72,7 +75,7 @@ def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
 
 
 def draw_uniform(generator: np.random.RandomState) -> float:
-    """Return a number in [0, 1) made of 53 of 64 random bits, as torch does."""
+    """Return a number in [0, 1) from 53 of 64 random bits, as torch does."""
     high, low = (int(word) for word in generator.randint(0, 1 << 32, size=2, dtype=np.uint32))
     return ((high << 32 | low) & ((1 << 53) - 1)) / (1 << 53)
 
@@ -81,14 +84,14 @@ STRATEGIES: dict[str, Callable[[DecodeConfig, Sequence[int]], TokenChooser]] = {
 
 
 def top_k(logits: Array, k: int) -> Array:
-    """Set all but the k largest logits to minus infinity; 0 keeps all."""
+    """Set all but the k largest logits to minus infinity. With 0, all are kept."""
     if not 0 < k < logits.shape[-1]:
         return logits
     return np.where(logits < np.partition(logits, -k, axis=-1)[:, -k, None], NEG_INF, logits)
 
 
 def top_p(logits: Array, p: float) -> Array:
-    """Keep the smallest set of tokens whose probabilities sum to p; the likeliest is always kept."""
+    """Keep the smallest set of tokens whose probabilities sum to p. The most likely token is always kept."""
     if p >= 1:
         return logits
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -99,6 +102,7 @@ def top_p(logits: Array, p: float) -> Array:
 
 
 def decode_stepwise(request: DecodeRequest, choose: TokenChooser) -> list[list[int]]:
+    """Generate one token per row and step until every row has ended or reached its limit."""
     texts = [list(text) for text in request.prompts]
     new_tokens: list[list[int]] = [[] for _ in texts]
     rows = np.arange(len(texts))
@@ -117,16 +121,17 @@ def decode_stepwise(request: DecodeRequest, choose: TokenChooser) -> list[list[i
 
 
 def log_softmax(logits: Array) -> Array:
+    """Return the logarithm of the softmax over the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def beam_search(request: DecodeRequest, config: DecodeConfig) -> list[list[int]]:
-    """The best of `beam_size` hypotheses a row by log probability / ((5 + length) / 6) ** length_penalty.
+    """Return the best of `beam_size` hypotheses per row by log probability / ((5 + length) / 6) ** length_penalty.
 
-    An end counts when it is among the `beam_size` best steps of its row; a row is done after as many ends
-    unless what goes on is worth more than any of them, or at its limit, where what is unfinished competes only when
-    nothing has ended.
+    A hypothesis finishes if its end token is among the `beam_size` best steps of its row. A row is done when
+    `beam_size` hypotheses have finished and no unfinished one scores higher, or at its limit. Unfinished hypotheses
+    are returned only if none has finished.
     """
     size = config.beam_size
     results: list[list[int]] = [[] for _ in request.prompts]

@@ -53,11 +53,12 @@ class LinearWithBias(Linear):
 
 
 def build_linear(n_in: int, n_out: int, *, bias: bool) -> Linear:
+    """Return a linear layer with or without bias."""
     return LinearWithBias(n_in, n_out) if bias else Linear(n_in, n_out)
 
 
 class LayerNorm(Module):
-    """y = w · n with n = (x - mean) / √(variance + ε); mean and variance are taken over the features."""
+    """Layer norm: y = w · n with n = (x - mean) / √(variance + ε), with mean and variance over the features."""
 
     EPSILON = 1e-5
 
@@ -73,8 +74,8 @@ class LayerNorm(Module):
         def backward(dy: Array) -> Array:
             # Let g = dL/dn = w · dy. Moving one x_i also moves the mean, and with it all n, and the spread:
             #   dn_j/dx_i = spread (δ_ij - 1/D - n_i n_j / D),
-            # so dx = spread (g - mean(g) - n mean(g · n)): what is left of g once its parts along the constant
-            # vector and along n are taken away, as a norm does not see them.
+            # so dx = spread (g - mean(g) - n mean(g · n)): g without its components along the constant vector and
+            # along n, to which the norm is invariant.
             self.weight.grad += sum_over_rows(dy, normed)
             g = dy * self.weight.value
             projection = mean_over_features(g, normed)
@@ -105,22 +106,24 @@ class LayerNormWithBias(LayerNorm):
 
 
 class Identity(Module):
-    """y = x, in the place of a norm."""
+    """The identity, y = x, used instead of a norm."""
 
     def __call__(self, x: Array) -> tuple[Array, Backward]:
         return x, identity_backward
 
 
 def build_layer_norm(width: int, *, bias: bool) -> LayerNorm:
+    """Return a layer norm with or without bias."""
     return LayerNormWithBias(width) if bias else LayerNorm(width)
 
 
 def identity_backward(dy: Array) -> Array:
+    """Return the gradient unchanged."""
     return dy
 
 
 def mean_over_features(x: Array, other: Array | None = None) -> Array:  # (…, D) -> (…, 1)
-    """Return the mean of x, or of x · other, over the last axis; a matrix product with ones is the fastest way."""
+    """Return the mean of x, or of x · other, over the last axis. A product with a vector of ones is fastest."""
     if other is None:
         sums = x.reshape(-1, x.shape[-1]) @ np.ones(x.shape[-1], x.dtype)
     else:
@@ -166,7 +169,7 @@ class NoPositionEmbedding(Module):
 
 
 class LearnedPositions(Module):
-    """x_t + P_t with one trained vector per position."""
+    """Learned positions: x_t + P_t with one trained vector per position."""
 
     def __init__(self, max_len: int, width: int) -> None:
         self.table = Embedding(max_len, width)
@@ -183,7 +186,7 @@ class LearnedPositions(Module):
 
 
 class SinusoidalPositions(Module):
-    """x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, cos(t · 10000^(-(k-1)/D)) for odd k."""
+    """Sinusoidal positions: x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, and cos after each sine."""
 
     def __init__(self, max_len: int, width: int) -> None:
         self.table = sinusoidal_table(max_len, width)
@@ -193,6 +196,7 @@ class SinusoidalPositions(Module):
 
 
 def sinusoidal_table(max_len: int, width: int) -> Array:
+    """Return the position vectors of `SinusoidalPositions`, (T, D)."""
     angle = np.arange(max_len)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (T, D/2)
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(max_len, width)
 
@@ -205,7 +209,7 @@ POSITIONS: dict[str, Any] = {
 
 
 def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
-    """y = m · x / (1 - rate), where m is 0 with probability `rate` and 1 otherwise, sampled at every call."""
+    """Return y = m · x / (1 - rate), where m is 0 with probability `rate` and 1 otherwise."""
     if rng is None or not rate:
         return x, identity_backward
     threshold = round(rate * (1 << 16))  # 16 random bits per element are enough and fast to sample
@@ -221,7 +225,7 @@ def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
 
 
 class Sequential(Module):
-    """Layers applied one after the other, named by their index."""
+    """Layers that are applied one after another. Their names are their indices."""
 
     def __init__(self, *layers: Any) -> None:
         self.layers = layers
@@ -238,7 +242,7 @@ class Sequential(Module):
 
 
 def chain_backward(backward_fns: list[Backward]) -> Backward:
-    """Return the backward function of layers applied in sequence; the last layer's runs first (chain rule)."""
+    """Return the backward function of layers in sequence. By the chain rule, that of the last layer runs first."""
 
     def backward(dy: Array) -> Array:
         for backward_fn in reversed(backward_fns):

@@ -7,7 +7,7 @@ import numpy as np
 from triform.errors import ConfigError, DataError
 from triform.scratch.module import Array
 
-IGNORE_INDEX = -100  # a target that does not count
+IGNORE_INDEX = -100  # a target that is ignored
 
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[float, Array]:  # (N, V), (N)
@@ -20,7 +20,7 @@ def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[floa
     Args:
         logits: One row of logits per prediction.
         targets: The index of the correct class of each row.
-        smoothing: The share ε of the probability that label smoothing spreads over all classes.
+        smoothing: The probability ε that label smoothing spreads over all classes.
 
     >>> loss, gradient = cross_entropy(np.zeros((1, 4)), np.array([2]), 0.0)
     >>> round(loss, 4), gradient.tolist()
@@ -30,9 +30,7 @@ def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[floa
     if not 0 <= smoothing <= 1:
         raise ConfigError(f"smoothing={smoothing} must be between 0 and 1")
     if targets.size and (targets.min() < 0 or targets.max() >= n_classes):
-        raise DataError(
-            f"targets must be from 0 to {n_classes - 1}; they are from {targets.min()} to {targets.max()}"
-        )
+        raise DataError(f"targets must be from 0 to {n_classes - 1}, found {targets.min()} to {targets.max()}")
     shifted = logits - logits.max(axis=-1, keepdims=True)
     target_logits = shifted[rows, targets]
     mean = shifted.sum(axis=-1) / n_classes if smoothing else 0.0

@@ -59,36 +59,38 @@ class TokenPositionEmbedding(Module):
 
     def check_tokens(self, tokens: Array) -> Array:
         if not hasattr(self.token_embedding.weight, "value"):
-            raise DataError("this model has no weights yet: allocate them with FlatParameters(model)")
+            raise DataError("this model has no weights yet; allocate them with FlatParameters(model)")
         tokens = as_array(tokens, "tokens")
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
             raise DataError(
-                f"tokens must be whole numbers in an array (rows, length), none of them 0 long; these are "
-                f"{tokens.dtype} of shape {tokens.shape}"
+                f"tokens must be a non-empty array of integers (rows, length), found {tokens.dtype} of shape "
+                f"{tokens.shape}"
             )
         if tokens.shape[1] > self.max_len:
             raise DataError(f"tokens of shape {tokens.shape} are longer than data.max_len={self.max_len}")
         if tokens.min() < 0 or tokens.max() >= self.vocab_size:
             invalid = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise DataError(f"token {invalid} is not in the vocabulary, which has 0 to {self.vocab_size - 1}")
+            raise DataError(f"token {invalid} is not in the vocabulary, which has ids 0 to {self.vocab_size - 1}")
         return tokens
 
 
 def as_array(values: Any, name: str) -> Array:
-    """Return the values as an array; lists are accepted too."""
+    """Return the values, such as nested lists, as an array."""
     try:
         return np.asarray(values)
     except ValueError:
-        raise DataError(f"{name} must be an array: rows of one length") from None
+        raise DataError(f"{name} must be an array with rows of equal length") from None
 
 
 def check_keep(keep: Array | None, tokens: Array) -> Array | None:  # (B, T) -> (B, T)
-    """Return a boolean array that is False for padding; None means that there is no padding."""
+    """Return `keep` as a boolean array that is False for padding, or None if there is no padding."""
     if keep is None:
         return None
     keep = as_array(keep, "keep")
     if keep.shape != tokens.shape:
-        raise DataError(f"keep has the shape {keep.shape}, and its tokens {tokens.shape}: they must be alike")
+        raise DataError(
+            f"keep has shape {keep.shape}, but the tokens have shape {tokens.shape}; they must be equal"
+        )
     return keep.astype(bool)
 
 
@@ -98,11 +100,12 @@ def padding_masks(keep: Array | None, dtype: Any) -> Masks:
 
 
 def build_final_norm(config: ModelConfig) -> Any:
+    """Return the norm after the last block, or the identity without `model.final_norm`."""
     return build_layer_norm(config.d_model, bias=config.bias) if config.final_norm else Identity()
 
 
 class TransformerEncoder(Module):
-    """A stack of blocks in which every token reads every token, or with `causal` only earlier ones."""
+    """A stack of blocks in which each token attends to all tokens or, if causal, only to earlier ones."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         self.causal = config.attention_direction == "causal"
@@ -124,6 +127,7 @@ class TransformerEncoder(Module):
 
 
 def build_label_head(config: ModelConfig, n_labels: int) -> Any:
+    """Return the layers that map a pooled state to label logits."""
     if not config.head_hidden:
         return build_linear(config.d_model, n_labels, bias=config.head_bias)
     hidden = build_linear(config.d_model, config.head_hidden, bias=True)
@@ -143,13 +147,13 @@ def mean_pool(x: Array, keep: Array | None) -> tuple[Array, Backward]:  # (B, T,
 
 
 class EncoderClassifier(Module):
-    """Encoder, mean over the tokens, and a head that gives label logits."""
+    """Classifier: an encoder, the mean over the tokens, and a head for label logits."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
         check_sizes(sizes)
         if sizes.n_labels < 2:
-            raise ConfigError(f"n_labels={sizes.n_labels}: a classifier needs at least two labels")
+            raise ConfigError(f"n_labels={sizes.n_labels} is too small: a classifier needs at least two labels")
         self.encoder = TransformerEncoder(config, sizes)
         self.rate = config.dropout
         self.classification_head = build_label_head(config, sizes.n_labels)
@@ -185,7 +189,7 @@ class EncoderClassifier(Module):
 
 
 class TransformerDecoder(Module):
-    """Language model: every token reads itself and earlier tokens, and predicts the next one."""
+    """Language model: each token attends to itself and earlier tokens, and predicts the next one."""
 
     def __init__(self, config: ModelConfig, sizes: DataSizes) -> None:
         check_model(config)
@@ -201,7 +205,7 @@ class TransformerDecoder(Module):
         return logits, chain_backward([states_backward, head_backward])
 
     def states(self, tokens: Array, rng: OptionalRng = None) -> tuple[Array, Backward]:  # (B, T) -> (B, T, D)
-        """Return the input of the head. Padding follows the text, so the causal mask hides it already."""
+        """Return the input of the head. Padding follows the text, so the causal mask hides it."""
         x, backward = self.embedding(tokens, rng)
         masks, backward_fns = [causal_mask(x.shape[1], x.dtype)], [backward]
         for block in self.blocks:
@@ -223,7 +227,7 @@ class EncoderDecoder(Module):
         check_sizes(sizes)
         self.encoder = TransformerEncoder(config, sizes)
         self.embedding = TokenPositionEmbedding(config, sizes.target_vocab_size or sizes.vocab_size, sizes.max_len)
-        if config.tie_embeddings and not sizes.target_vocab_size:  # one vocabulary: one table for both sides
+        if config.tie_embeddings and not sizes.target_vocab_size:  # both sides share one vocabulary and one table
             self.embedding.token_embedding = self.encoder.embedding.token_embedding
         self.blocks = [CrossAttentionBlock(config) for _ in range(config.n_layers)]
         self.final_norm = build_final_norm(config)
@@ -241,7 +245,7 @@ class EncoderDecoder(Module):
     ) -> tuple[Array, Backward]:  # -> (B, T, D)
         source, target = as_array(source, "tokens"), as_array(target, "tokens")
         if source.shape[:1] != target.shape[:1]:
-            raise DataError(f"sources {source.shape} and targets {target.shape} must be as many")
+            raise DataError(f"there must be as many sources {source.shape} as targets {target.shape}")
         keep = check_keep(source_keep, source)
         encoded, encoder_backward = self.encoder(source, keep, rng)
         shared_source = SharedInput(encoded)
@@ -273,7 +277,7 @@ class EncoderDecoder(Module):
 
 
 def build_vocabulary_head(config: ModelConfig, embedding: TokenPositionEmbedding) -> Any:
-    """Return the output layer; with tied embeddings, its weight is the token embedding."""
+    """Return the output layer. With tied embeddings, its weight is the token embedding."""
     head = build_linear(config.d_model, embedding.vocab_size, bias=config.head_bias)
     if config.tie_embeddings:
         head.weight = embedding.token_embedding.weight
@@ -281,7 +285,7 @@ def build_vocabulary_head(config: ModelConfig, embedding: TokenPositionEmbedding
 
 
 def prediction_loss(states: Array, states_backward: Backward, head: Any, expected: Array, smoothing: float) -> Loss:
-    """Return the loss of all states with a target; logits of the other states are not computed."""
+    """Return the loss of all states with a target. Logits of the other states are not computed."""
     expected = check_targets(expected, states.shape[:-1])
     is_predicted = (expected != IGNORE_INDEX).ravel()
     logits, head_backward = head(states.reshape(-1, states.shape[-1])[is_predicted])  # (N, V)
@@ -296,22 +300,22 @@ def prediction_loss(states: Array, states_backward: Backward, head: Any, expecte
 
 
 def check_sizes(sizes: DataSizes) -> None:
+    """Refuse sizes with which no model can be built."""
     if sizes.vocab_size < 1:
         raise ConfigError("the vocabulary is empty: vocab_size must be at least 1")
     if sizes.max_len < 1:
-        raise ConfigError(f"max_len={sizes.max_len} leaves nothing to read: it must be at least 1")
+        raise ConfigError(f"max_len={sizes.max_len} is too small: it must be at least 1")
     if sizes.target_vocab_size < 0:
         raise ConfigError(
-            f"target_vocab_size={sizes.target_vocab_size} must be at least 1, or 0 for one vocabulary"
+            f"target_vocab_size={sizes.target_vocab_size} must be at least 1, or 0 for a joint vocabulary"
         )
 
 
 def check_targets(targets: Array, shape: tuple[int, ...]) -> Array:
+    """Return targets as an array of integers with the given shape."""
     targets = as_array(targets, "targets")
     if targets.shape != shape:
-        raise DataError(
-            f"targets have the shape {targets.shape}, and what predicts them {shape}: they must be alike"
-        )
+        raise DataError(f"targets have shape {targets.shape}, expected {shape}")
     if targets.dtype.kind not in "iu":
-        raise DataError(f"targets must be whole numbers; these are {targets.dtype}")
+        raise DataError(f"targets must be integers, found {targets.dtype}")
     return targets

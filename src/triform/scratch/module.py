@@ -6,7 +6,8 @@ to the input. Backpropagation through a model calls these functions in reverse o
 and may overwrite the arrays that it saved.
 
 Shapes: B batch, T query positions, S key positions, D d_model, H heads, Dh head_dim, V vocab_size; N rows of any
-kind. A comment at the end of a line gives the shape that the line produces. `True` in a mask means "may be read".
+kind. A comment at the end of a line gives the shape of its result. `True` in a mask means that a position may be
+read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Backward = Callable[[Array], Array]  # gradient of the output -> gradient of the
 
 
 class Parameter:
-    """A trainable array and its gradient; `FlatParameters` allocates both."""
+    """A trainable array and its gradient. `FlatParameters` allocates both."""
 
     value: Array
     grad: Array
@@ -32,9 +33,10 @@ class Parameter:
 
 
 class Module:
-    """Base class of all layers and models. Parameters are named by the attributes that lead to them."""
+    """Base class of all layers and models. The names of parameters are the paths of attributes to them."""
 
     def named_children(self) -> Iterator[tuple[str, Any]]:
+        """Yield the modules and parameters that are attributes of this module, by name."""
         for name, value in vars(self).items():
             if isinstance(value, list):
                 yield from ((f"{name}.{index}", item) for index, item in enumerate(value))
@@ -60,7 +62,7 @@ class Module:
 
 
 class SharedInput:
-    """An input that several layers read, such as the encoder output; its gradients add up in `grad`."""
+    """An input that several layers read, such as the encoder output. Its gradients add up in `grad`."""
 
     def __init__(self, value: Array) -> None:
         self.value, self.grad = value, np.zeros_like(value)
@@ -69,8 +71,8 @@ class SharedInput:
 class FlatParameters:
     """All parameters of a model in one vector, and all gradients in another.
 
-    An optimizer step is then a few operations on two vectors, however many layers there are. Matrices come first,
-    because weight decay applies to them only.
+    An optimizer step is then a few operations on two vectors for any number of layers. Matrices come first, because
+    weight decay applies only to them.
 
     Args:
         model: The module whose parameters are allocated.

@@ -1,4 +1,4 @@
-"""The base of the NumPy estimators: settings, tokenizers, a model, and how it is trained and saved."""
+"""The base class of the NumPy estimators: settings, tokenizers, model, training and saving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triform.text.estimator import TextEstimatorBase
 
 
 class NumpyEstimator(TextEstimatorBase):
-    """Abstract base of the NumPy estimators: a model with its tokenizers."""
+    """Abstract base class of the NumPy estimators, which combine a model with its tokenizers."""
 
     model_class: ClassVar[Any]
     model: Any
@@ -29,23 +29,25 @@ class NumpyEstimator(TextEstimatorBase):
 
     def __init__(self, config: Config | None = None) -> None:
         config = replace(config or Config(), task=self.task)
-        # A seed is a whole number.
+        # A seed is an integer.
         self.initial_config = self.config = resolve_defaults(build_config({"seed": config.seed}, config))
         check_model(self.config.model)
         self.tokenizers: dict[str, Tokenizer] = {}  # by the names of their files
         self.losses: list[float] = []  # of each step
 
     def sizes(self) -> DataSizes:
-        """Return the sizes that the model needs to know of vocabularies and labels."""
+        """Return the sizes of vocabularies and labels that the model needs."""
         return DataSizes(vocab_size=self.tokenizer.vocab_size, max_len=self.config.data.max_len)
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the input text."""
         return next(iter(self.tokenizers.values()))
 
     def check_fitted(self) -> None:
+        """Raise a DataError if the model is not fitted."""
         if "weights" not in vars(self):
-            raise DataError("this model has learned nothing yet: call fit first, or open a run with scratch.load")
+            raise DataError("this model is not fitted yet; call fit first, or open a run with scratch.load")
 
     def build_model(self) -> None:
         """Build the model for these settings and vocabularies, with random weights."""
@@ -54,7 +56,7 @@ class NumpyEstimator(TextEstimatorBase):
         weights.initialise_weights(self.model, self.config.model.n_layers, np.random.default_rng(self.config.seed))
 
     def reset_config(self) -> None:
-        """Return to the initial settings, without what was derived from earlier data."""
+        """Restore the initial settings, without those that were derived from earlier data."""
         check_training(self.initial_config)
         self.config = self.initial_config
 
@@ -72,7 +74,7 @@ class NumpyEstimator(TextEstimatorBase):
         second_texts = self.check_texts(second, second_name, allow_empty=True)
         self.check_same_length(first_name, len(first_texts), second_name, len(second_texts))
         if not first_texts:
-            raise DataError(f"there are no {first_name} to learn from")
+            raise DataError(f"there are no {first_name} to train on")
         return first_texts, second_texts
 
     def prepare_data(self, *data: Any) -> TrainingData:
@@ -80,6 +82,7 @@ class NumpyEstimator(TextEstimatorBase):
         raise NotImplementedError
 
     def run_training(self, data: TrainingData) -> Self:
+        """Train the model on prepared data."""
         self.losses = train_model(self.model, self.weights, data, self.config)
         return self
 
@@ -96,7 +99,7 @@ class NumpyEstimator(TextEstimatorBase):
             overwrite: Whether an existing run may be replaced.
 
         Raises:
-            CheckpointError: The folder holds a run or other files, or cannot be written.
+            CheckpointError: The folder contains a run or other files, or cannot be written.
             DataError: The model is not fitted yet.
         """
         self.check_fitted()
@@ -104,6 +107,6 @@ class NumpyEstimator(TextEstimatorBase):
         config = replace(
             self.config,
             tokenizer=replace(self.config.tokenizer, vocab_size=vocab_size),
-            data=replace(self.config.data, valid_fraction=0.0),  # nothing was held out
+            data=replace(self.config.data, valid_fraction=0.0),  # there is no validation data
         )
         run_folder.write_run(Path(path), config, self.tokenizers, self.weights, overwrite=overwrite)

@@ -16,7 +16,7 @@ BLOCK_SIZE = 1 << 14  # elements updated at a time, so that intermediate results
 
 
 def clip_gradient(grad: Array, max_norm: float) -> float:
-    """Scale a gradient down in place to the norm `max_norm` (0: never), and return its norm before.
+    """Scale a gradient down in place to the norm `max_norm`, and return its norm before. With 0 it is not scaled.
 
     >>> grad = np.array([3.0, 4.0])
     >>> clip_gradient(grad, 1.0), grad.round(3).tolist()
@@ -29,7 +29,7 @@ def clip_gradient(grad: Array, max_norm: float) -> float:
 
 
 class Adam:
-    """Adam: a step is the running mean of the gradient over the root of the running mean of its square.
+    """Adam, whose step is the running mean of the gradient over the root of the running mean of its square.
 
     m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g². Both start at zero, so after k steps they are divided by
     1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - lr · m / (√v + ε). Weight decay is part of the gradient: g + λ w.
@@ -42,6 +42,7 @@ class Adam:
         self.steps = 0
 
     def step(self, lr: float) -> None:
+        """Update all weights in place."""
         self.steps += 1
         arrays = self.weights.value, self.weights.grad, self.exp_avg, self.exp_avg_sq
         n_decaying = self.weights.n_decaying  # matrices decay; biases and norms do not
@@ -75,7 +76,7 @@ class Adam:
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w ← (1 - lr · λ) w, whatever the gradient is."""
+    """Adam with decoupled weight decay: w ← (1 - lr · λ) w, independent of the gradient."""
 
     def apply_decay(self, w: Array, g: Array, lr: float, weight_decay: float) -> None:
         w *= 1 - lr * weight_decay
@@ -85,14 +86,17 @@ OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
 
 
 def cosine(config: TrainConfig, progress: float, step: int) -> float:
+    """Return the factor of a schedule that decays along half a cosine."""
     return config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def linear(config: TrainConfig, progress: float, step: int) -> float:
+    """Return the factor of a schedule that decays linearly."""
     return 1 - (1 - config.min_lr_ratio) * progress
 
 
 def noam(config: TrainConfig, progress: float, step: int) -> float:
+    """Return the factor of a schedule with the inverse square root of the step."""
     warmup = max(1, config.warmup_steps)
     return math.sqrt(warmup / max(step, warmup))
 
@@ -106,7 +110,7 @@ SCHEDULES: dict[str, Callable[[TrainConfig, float, int], float]] = {
 
 
 def learning_rate(config: TrainConfig, step: int, n_steps: int) -> float:
-    """Return the learning rate of a step, counted from 1: linear warmup, then the schedule."""
+    """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule."""
     warmup = max(0, config.warmup_steps)
     warmup_factor = min(1.0, step / warmup) if warmup else 1.0
     progress = min(1.0, max(0.0, (step - warmup) / max(1, n_steps - warmup)))

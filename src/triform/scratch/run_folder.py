@@ -1,4 +1,4 @@
-"""Run folders on the NumPy side: written as the torch side writes them, and read whichever side wrote them."""
+"""Read and write run folders without torch, in the format of the torch implementation."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def write_run(
     *,
     overwrite: bool,
 ) -> None:
-    """Write a run. Its config.toml comes last: without one, a folder is not a run."""
+    """Write a run. Its config.toml is written last, because a folder without one is not a run."""
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder}: is a file; choose another folder")
+        raise CheckpointError(f"{folder} is a file; choose another folder")
     with folder_lock(folder, "saving a run"), write_errors(folder):
         prepare_folder(folder, overwrite=overwrite)
         for name, tokenizer in tokenizers.items():
@@ -39,19 +39,19 @@ def write_run(
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """Remove an older run if that was asked for; files that are not a run's stay."""
+    """Remove an older run if `overwrite` is set. Other files are kept."""
     run_files = [path for pattern in RUN_FOLDER_PATTERNS for path in folder.glob(pattern)]
     others = [path for path in folder.iterdir() if path not in run_files and not path.name.startswith(".")]
     if others and folder / CONFIG_FILE not in run_files:
-        raise CheckpointError(f"{folder}: exists and is not a run folder; choose another one")
+        raise CheckpointError(f"{folder} exists and is not a run folder; choose another folder")
     if run_files and not overwrite:
-        raise CheckpointError(f"{folder}: already holds a run; choose another folder, or give overwrite=True")
+        raise CheckpointError(f"{folder} already contains a run; choose another folder, or use overwrite=True")
     for path in run_files:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def read_config(folder: Path, *, verify: bool = True) -> Config:
-    """Return the settings of a run; with `verify`, all of its files are compared with their digests."""
+    """Return the settings of a run. With `verify`, all of its files are compared with their digests."""
     config = read_run_config(folder, verify=verify)
     if verify:
         verify_digests(folder)

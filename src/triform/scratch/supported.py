@@ -1,4 +1,4 @@
-"""The settings that the NumPy models support; all others are refused by name."""
+"""The settings that the NumPy models support. All others are refused by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRAIN_UNRESTRICTED = (
     *("lr", "betas", "weight_decay", "warmup_steps", "min_lr_ratio", "batch_size", "batch_tokens", "max_steps"),
     *("epochs", "clip_norm", "label_smoothing"),
 )
-# Without effect here, so they may have any value: the first three belong to sgd and plateau, which are refused, and
+# Settings without effect here may have any value: the first three are for sgd and plateau, which are refused, and
 # nothing is evaluated, saved or printed during training.
 TRAIN_IGNORED = (
     "momentum",
@@ -58,7 +58,7 @@ TRAIN_IGNORED = (
     "patience",
 )
 TOKENIZER_UNRESTRICTED = ("kind", "vocab_size", "min_count", "lowercase", "joint_vocab")
-# The default is accepted too, but `triform.scratch` holds nothing out.
+# The default is accepted too, but `triform.scratch` uses no validation data.
 DATA_ALLOWED: dict[str, tuple[Any, ...]] = {"valid_fraction": (0.0, DataConfig.valid_fraction)}
 DATA_UNRESTRICTED = ("labels", "max_len")
 
@@ -70,33 +70,36 @@ def check_model(config: ModelConfig) -> None:
         _raise_unsupported("model", "n_kv_heads", config.n_kv_heads, (0, config.n_heads))
     for name in ("d_model", "d_ff", "n_layers", "n_heads"):
         if not getattr(config, name):
-            raise ConfigError(f"model.{name}=0 is left open: a NumPy model is built from sizes that are chosen")
+            raise ConfigError(f"model.{name}=0 is not supported by triform.scratch; set a size")
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Raise a ConfigError if a setting is not supported; sizes may be unset."""
+    """Raise a ConfigError if a setting is not supported. Sizes may be unset."""
     for problem in _find_unsupported(_without_defaults(config), MODEL_ALLOWED, MODEL_UNRESTRICTED):
         _raise_unsupported("model", *problem)
 
 
 def _without_defaults(config: ModelConfig) -> ModelConfig:
-    """Return the config with explicit settings that equal the default set back to the default."""
+    """Return the config with those settings reset that are equal to their resolved default."""
     if config.out_bias == ("yes" if config.bias else "no"):
         config = replace(config, out_bias="auto")
     return replace(config, layer_windows=()) if set(config.layer_windows) == {-1} else config
 
 
 def check_training(config: Config) -> None:
+    """Raise a ConfigError if a setting of data, tokenizer or training is not supported."""
     for problem in _find_unsupported(config.train, TRAIN_ALLOWED, (*TRAIN_UNRESTRICTED, *TRAIN_IGNORED)):
         _raise_unsupported("train", *problem)
     for problem in _find_unsupported(config.tokenizer, {}, TOKENIZER_UNRESTRICTED):
         _raise_unsupported("tokenizer", *problem)
     for name, value, _ in _find_unsupported(config.data, DATA_ALLOWED, DATA_UNRESTRICTED):
-        raise ConfigError(f"data.{name}={value} is about files, and here `fit` is given all data: leave it out")
+        raise ConfigError(
+            f"data.{name}={value} applies only to files, and `fit` receives all data as arguments; remove it"
+        )
 
 
 def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Raise a ConfigError if a run uses other special tokens than Triform's own tokenizers."""
+    """Raise a ConfigError if a tokenizer has other special tokens than those that Triform trains."""
     if tokenizer.special_tokens != DEFAULT_SPECIAL_TOKENS:
         _raise_unsupported("tokenizer", "kind", tokenizer.kind, ("char", "word", "bpe"))
 
@@ -114,15 +117,15 @@ def _find_unsupported(
 def _raise_unsupported(section: str, name: str, value: object, allowed: tuple[Any, ...]) -> None:
     choices = ", ".join(str(list(choice) if isinstance(choice, tuple) else choice) for choice in allowed)
     raise ConfigError(
-        f"{section}.{name}={list(value) if isinstance(value, tuple) else value} is not known to triform.scratch "
-        f"({f'only {choices}' if choices else 'it must be left empty'}); the torch models have it"
+        f"{section}.{name}={list(value) if isinstance(value, tuple) else value} is not supported by "
+        f"triform.scratch ({f'only {choices}' if choices else 'it must be empty'}); use triform.train instead"
     )
 
 
 def resolve_defaults(config: Config) -> Config:
-    """Return the config with unset sizes filled in: a small model, as the torch side uses for little data."""
+    """Return the config with default sizes: a small model, as `triform train` chooses for little data."""
     model, train, tokenizer = config.model, config.train, config.tokenizer
-    check_supported(model)  # what is chosen below fits only these
+    check_supported(model)  # the defaults below are only for these
     d_model = model.d_model or 128
     n_heads = model.n_heads or next(n_heads for n_heads in (4, 3, 2, 1) if d_model % n_heads == 0)
     model = replace(

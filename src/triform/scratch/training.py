@@ -17,7 +17,7 @@ from triform.scratch.optim import OPTIMIZERS, clip_gradient, learning_rate
 
 
 class TrainingBatch(NamedTuple):
-    """The arguments of the model's `loss`, and the number of predictions that the loss is summed over."""
+    """The arguments of the model's `loss`, and the number of predictions in the sum."""
 
     inputs: dict[str, Array | None]
     n_predictions: int
@@ -81,10 +81,10 @@ def train_model(model: Any, weights: FlatParameters, data: TrainingData, config:
         grad_norm = clip_gradient(weights.grad, train_config.clip_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             quantity = "the gradient" if math.isfinite(loss) else "the loss"
-            raise DivergedError(f"{quantity} stopped being a finite number at step {step}; lower train.lr")
+            raise DivergedError(f"{quantity} is not finite at step {step}; lower train.lr")
         optimizer.step(learning_rate(train_config, step, n_steps))
         losses.append(loss / n_predictions)
-    loss, _ = model.loss(**inputs)  # the weights after the last step have not been used yet
+    loss, _ = model.loss(**inputs)  # to check the weights after the last step
     if not (math.isfinite(loss) and np.isfinite(weights.value).all()):
-        raise DivergedError(f"the last step, {n_steps}, left weights that give no finite number; lower train.lr")
+        raise DivergedError(f"the loss is not finite after the last step, {n_steps}; lower train.lr")
     return losses

@@ -1,4 +1,4 @@
-"""Validation of labels and seeds that a user gives to an estimator."""
+"""Validate the labels and seeds that a user passes to an estimator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from triform.errors import ConfigError, DataError
 
 
 def resolve_label_names(labels: list[str], configured: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the labels: those of the settings or, if there are none, of the data."""
+    """Return the names of the labels from the settings or, if there are none, from the data."""
     if "" in labels:
-        raise DataError(f"the label of row {labels.index('') + 1} is empty: every text needs one")
+        raise DataError(f"the label of row {labels.index('') + 1} is empty; every text needs a label")
     if len(set(configured)) < len(configured) or "" in configured:
-        raise ConfigError(f"data.labels={list(configured)} must be names, and no two alike")
+        raise ConfigError(f"data.labels={list(configured)} must be distinct, non-empty names")
     if configured and (unknown := set(labels) - set(configured)):
         raise DataError(f"label {min(unknown)!r} is not among data.labels: {', '.join(configured)}")
     names = configured or tuple(sorted(set(labels)))

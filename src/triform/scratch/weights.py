@@ -1,4 +1,4 @@
-"""Initial weights, and weights in `safetensors` files under the names of the torch models."""
+"""Initialise weights, and read and write them as safetensors files under the names of the torch models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIED_EMBEDDING_STD = 0.02
 
 
 def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -> None:
-    """Initialise as the torch models do: Xavier normal, residual outputs scaled by 1/√(2 · layers), norms 1."""
+    """Initialise like the torch models: Xavier normal, residual outputs scaled by 1/√(2 · layers), norms 1."""
 
     def fill_normal(weight: Array, std: float) -> None:
         weight[...] = rng.standard_normal(weight.shape) * std
@@ -42,7 +42,8 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
             module.out_proj.weight.value /= math.sqrt(2 * n_layers)
         elif isinstance(module, PositionwiseFeedForward):
             module.down_proj.weight.value /= math.sqrt(2 * n_layers)
-    # Scaled embeddings that are also the output layer start small, or an untrained model would repeat its input.
+    # Scaled embeddings that are tied to the output layer start small; otherwise an untrained model repeats its
+    # input.
     for module in modules:
         if (
             isinstance(module, TokenPositionEmbedding)
@@ -53,9 +54,11 @@ def initialise_weights(model: Module, n_layers: int, rng: np.random.Generator) -
 
 
 def load_state_dict(weights: FlatParameters, tensors: dict[str, Array], origin: str = "the weights") -> None:
-    """Copy tensors into the parameters; nothing is copied unless all names, shapes and values are valid."""
+    """Copy tensors into the parameters. Nothing is copied unless all names, shapes and values are valid."""
     if mismatched := sorted(weights.named.keys() ^ tensors.keys()):
-        raise CheckpointError(f"{origin}: do not fit the settings: {mismatched[0]} is missing or unknown")
+        raise CheckpointError(
+            f"{origin}: the tensors do not match the settings: {mismatched[0]} is missing or unknown"
+        )
     values = {key: check_tensor(tensors[key], parameter, key, origin) for key, parameter in weights.named.items()}
     for key, parameter in weights.named.items():
         parameter.value[...] = values[key]
@@ -66,11 +69,12 @@ def check_tensor(tensor: Array, parameter: Parameter, key: str, origin: str) -> 
     tensor = np.asarray(tensor)
     if tensor.shape != parameter.shape:
         raise CheckpointError(
-            f"{origin}: do not fit the settings: {key} is {tensor.shape}, wanted {parameter.shape}"
+            f"{origin}: the tensors do not match the settings: {key} has shape {tensor.shape}, "
+            f"expected {parameter.shape}"
         )
     if tensor.dtype.kind not in "fiu":
-        raise CheckpointError(f"{origin}: {key} must be real numbers; these are {tensor.dtype}")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        raise CheckpointError(f"{origin}: {key} must contain real numbers, found {tensor.dtype}")
+    with np.errstate(over="ignore"):  # numbers that are too large become infinite
         tensor = tensor.astype(parameter.value.dtype)
     if not np.isfinite(tensor).all():
         raise CheckpointError(f"{origin}: {key} contains NaN or infinity")
@@ -83,17 +87,19 @@ def state_dict(weights: FlatParameters) -> dict[str, Array]:
 
 
 def load_tensors(path: Path) -> dict[str, Array]:
+    """Read the tensors of a safetensors file."""
     try:
         return dict(load_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (OSError, SafetensorError, TypeError) as error:
-        raise CheckpointError(f"{path}: is damaged, or not a safetensors file ({error})") from None
+        raise CheckpointError(f"{path} is damaged, or is not a safetensors file ({error})") from None
 
 
 def save_tensors(path: Path, weights: FlatParameters) -> None:
+    """Write the parameters to a safetensors file."""
     try:
         save_file(state_dict(weights), path)
-        path.chmod(0o644)  # the library writes for the owner alone
+        path.chmod(0o644)  # the library allows access only to the owner
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be written ({error})") from None
+        raise CheckpointError(f"{path} cannot be written ({error})") from None

@@ -1,4 +1,4 @@
-"""Triform as scikit-learn estimators; docs/sklearn.md shows how to use them."""
+"""Triform as scikit-learn estimators. See docs/sklearn.md for a guide."""
 
 from __future__ import annotations
 

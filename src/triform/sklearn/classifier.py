@@ -15,11 +15,11 @@ from triform.sklearn.validation import Array, check_class_names, check_labels, c
 class TextClassifier(ClassifierMixin, TextEstimator):
     """A text classifier: a Transformer encoder with a classification head.
 
-    For the parameters see `TextEstimator`. A parameter that is None is chosen from the data.
+    See `TextEstimator` for the parameters. A parameter that is None is chosen from the data.
 
     Attributes:
-        classes_: The classes, sorted, after `fit`.
-        settings_: All settings of the fitted run by their names, such as `model.d_model`.
+        classes_: The sorted classes, available after `fit`.
+        settings_: All settings of the fitted run by name, such as `model.d_model`.
 
     Example:
         >>> from triform.sklearn import TextClassifier
@@ -38,7 +38,7 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
         Args:
             X: A list of texts.
-            y: Their classes, of any kind that scikit-learn accepts.
+            y: Their classes, of any type that scikit-learn accepts.
 
         Raises:
             InputError: The texts or classes cannot be used.
@@ -48,18 +48,18 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
     @classmethod
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """Return a fitted classifier from a run folder. Its `classes_` are the run's labels, sorted, as text."""
+        """Return a fitted classifier from a run folder. Its `classes_` are the sorted labels of the run."""
         estimator = super().from_run(path, device=device)
         estimator.classes_ = np.unique(estimator._fitted_run.config.data.labels)
         return estimator
 
     def predict_proba(self, X: object) -> Array:
-        """Return the probability of every class: (n_texts, n_classes), in the order of `classes_`."""
+        """Return the probability of every class in the order of `classes_`: (n_texts, n_classes)."""
         predictions = self._fitted_run.predict(self.check_texts(X, "X"))
         names = class_names(self.classes_)
         rows = [[(prediction.probabilities or {})[name] for name in names] for prediction in predictions]
         probabilities: Array = np.array(rows, dtype=np.float64)
-        return probabilities / probabilities.sum(axis=1, keepdims=True)  # in float64 they sum to 1 more exactly
+        return probabilities / probabilities.sum(axis=1, keepdims=True)  # in float64 their sum is closer to 1
 
     def predict(self, X: object) -> Array:
         """Return the most probable class of every text."""

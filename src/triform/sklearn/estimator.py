@@ -1,7 +1,7 @@
-"""The base of the estimators: parameters become settings, and the fitted run is kept in memory.
+"""The base class of the estimators: parameters become settings, and the fitted run is kept in memory.
 
-`fit` calls `triform.train` in a temporary folder. The files of this run folder, as bytes, are what an estimator
-keeps, pickles and saves. They are all that is needed to open the model again.
+`fit` calls `triform.train` in a temporary folder. An estimator keeps, pickles and saves the files of this run
+folder as bytes, from which the model can be opened again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ PARAMETER_SETTINGS = {
     "learning_rate": "train.lr",
     "validation_fraction": "data.valid_fraction",
 }
-INPUT_FILE = ".given.jsonl"  # hidden: to a run folder, what begins with a dot is no file of someone else's
-# What dies with its process need not be saved on the way.
+INPUT_FILE = ".given.jsonl"  # hidden, because a run folder ignores files that start with a dot
+# No checkpoints are needed, because the temporary folder is removed.
 NO_CHECKPOINTS: Settings = {"train.checkpoint_every": 1_000_000_000}
 PICKLED_FILES = tuple(
     name for name in RUN_FOLDER_PATTERNS if name not in (CHECKPOINTS_FOLDER, TOKENS_FOLDER, REPORT_FILE)
@@ -72,7 +72,7 @@ FIT_LOCK = threading.RLock()
 
 
 class TextEstimator(TextEstimatorBase, BaseEstimator):
-    """Abstract base of the estimators. A parameter that is None is chosen by the preset, or from the data.
+    """Abstract base class of the estimators. A parameter that is None is chosen by the preset or from the data.
 
     Args:
         preset: The name of a preset, such as `small`.
@@ -87,10 +87,10 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
         max_steps: The number of optimizer steps, instead of epochs.
         batch_size: The number of texts in a batch.
         learning_rate: The peak learning rate.
-        validation_fraction: The share of the data that is held out to select the best weights.
+        validation_fraction: The fraction of the data that is held out to select the best weights.
         settings: Other settings by name, such as `{"model.d_ff": 64}`.
         device: auto, cpu, cuda or mps.
-        random_state: The seed for initialisation, shuffling and dropout.
+        random_state: The random seed for initialisation, shuffling and dropout.
         verbose: Show the progress of training.
     """
 
@@ -148,9 +148,9 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
         folder = RunFolder(Path(path))
         config = folder.read_config()
         if config.task != cls.task:
-            raise CheckpointError(f"{path}: is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
+            raise CheckpointError(f"{path} is a run of {config.task}; {cls.__name__} opens runs of {cls.task}")
         if not folder.model_file.exists():
-            raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
+            raise CheckpointError(f"{path} has no model yet; continue its training with --resume")
         flat = flatten_config(config)
         parameters: dict[str, Any] = {
             name: flat[setting] if flat[setting] or setting not in AUTO_SETTINGS else None
@@ -169,15 +169,15 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
 
     @translate_errors()
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write a run folder, which `triform.load` and every command open, and return its path.
+        """Write a run folder, which `triform.load` and every command can open, and return its path.
 
         Raises:
-            CheckpointError: The folder holds a run and `overwrite` is False.
+            CheckpointError: The folder contains a run and `overwrite` is False.
         """
         check_is_fitted(self)
         folder = RunFolder(Path(path))
         if folder.config_file.exists() and not overwrite:
-            raise CheckpointError(f"{path}: already holds a run; choose another path or give overwrite=True")
+            raise CheckpointError(f"{path} already contains a run; choose another path or use overwrite=True")
         with claim_run_folder(folder, {}, overwrite=overwrite):
             folder.clear()
             self._write_files(folder.path)
@@ -196,7 +196,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             try:
                 with translate_errors(str(data)), isolated_rng(self.device):
                     run = train(self.task, preset=self.preset or "", options=options, **settings)
-            except RunInterruptedError:  # nothing can be resumed: the folder is removed
+            except RunInterruptedError:  # the run cannot be resumed, because the folder is removed
                 raise KeyboardInterrupt from None
             final_config = build_config({"data.train": INPUT_FILE}, run.config)
             run = replace(run, task=run.task.with_config(final_config))
@@ -210,7 +210,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
         for name, value in check_settings({} if self.settings is None else self.settings).items():
             if _is_data_setting(name) or name in ("task", "seed"):
                 raise ConfigError(
-                    f"settings: {name!r} cannot be set here: fit gives the texts, random_state the seed"
+                    f"settings: {name!r} cannot be set here; pass texts to fit, and the seed as random_state"
                 )
             requested[name] = value
         return {name: coerce_setting(name, to_python_scalar(value)) for name, value in requested.items()}
@@ -221,7 +221,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
 
     @property
     def _fitted_run(self) -> Run:
-        """The fitted run. It is opened here after unpickling, or when the device has changed."""
+        """The fitted run. It is opened after unpickling or when the device has changed."""
         check_is_fitted(self)
         with translate_errors():
             if self._run is None or self._run.task.device.type != resolve_device(self.device).type:
@@ -231,7 +231,7 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
             return self._run
 
     def _write_files(self, folder: Path) -> None:
-        """Write the run folder. The config is written last: a folder without one is not a run."""
+        """Write the run folder. The config is written last, because a folder without one is not a run."""
         for name, content in sorted(self._files.items(), key=lambda item: item[0] == CONFIG_FILE):
             (folder / name).write_bytes(content)
 
@@ -243,12 +243,12 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
-        tags.no_validation = True  # `check_texts` validates texts, which are no arrays of numbers
+        tags.no_validation = True  # `check_texts` validates the input, which is text and not numbers
         return tags
 
 
 class RenamingStream:
-    """A stream that calls the temporary training file X."""
+    """A stream that replaces the name of the temporary training file by X."""
 
     def __init__(self, stream: TextIO, file_name: str) -> None:
         self.stream, self.file_name = stream, file_name
@@ -262,9 +262,10 @@ class RenamingStream:
 
 @contextmanager
 def isolated_rng(device: str) -> Iterator[None]:
-    """Leave torch's random numbers as they were. One thread at a time, because they are global.
+    """Restore torch's random state at the end, with one thread at a time because the state is global.
 
-    Seeding affects every device, so the states of all are saved. On the CPU alone, CUDA is not started for it.
+    Seeding affects every device, so the states of all devices are saved. If only the CPU is used, CUDA is not
+    initialised for this.
     """
     uses_accelerator = resolve_device(device).type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with FIT_LOCK, torch.random.fork_rng(range(torch.accelerator.device_count()) if uses_accelerator else ()):

@@ -16,7 +16,7 @@ from triform.tasks.language_model_data import LanguageModelData
 class LanguageModel(TextEstimator):
     """A language model: a Transformer decoder that continues a text. Every row of X is a document.
 
-    For the parameters see `TextEstimator`.
+    See `TextEstimator` for the parameters.
 
     Example:
         >>> from triform.sklearn import LanguageModel
@@ -36,7 +36,7 @@ class LanguageModel(TextEstimator):
         return self
 
     def score(self, X: object, y: object = None) -> float:
-        """Return the negative mean loss of a token, in nats. `exp(-score)` is the perplexity.
+        """Return the negative mean loss per token in nats. `exp(-score)` is the perplexity.
 
         Scores are comparable only between models with the same tokenizer.
         """
@@ -46,7 +46,7 @@ class LanguageModel(TextEstimator):
         """Return the loss in bits per byte of text, which is comparable between tokenizers.
 
         Raises:
-            InputError: The tokenizer does not keep every character, so that bytes cannot be counted.
+            InputError: The tokenizer is not lossless, so bytes cannot be counted.
         """
         metrics = self._evaluate(X)
         if "bits_per_byte" not in metrics:
@@ -59,7 +59,7 @@ class LanguageModel(TextEstimator):
         task = self._fitted_run.task
         dataset = cast(LanguageModelData, task.data).load_documents(self.check_texts(X, "X"))
         if not len(dataset):
-            raise InputError("X has fewer than two tokens: there is nothing to score")
+            raise InputError("X has fewer than two tokens, so there is nothing to score")
         return task.evaluator.evaluate(dataset)
 
     @translate_errors()
@@ -70,11 +70,11 @@ class LanguageModel(TextEstimator):
 
         Args:
             prompts: A list of texts.
-            random_state: The seed for sampling. The same seed gives the same texts; None: the run's.
+            random_state: The random seed for sampling. The default is the seed of the run.
             **decode: Decoding settings, such as `max_new_tokens=50` and `temperature=0.7`.
         """
         if "seed" in decode:
-            raise ConfigError("seed: a continuation is drawn by its random_state")
+            raise ConfigError("seed is not a decoding setting; use random_state")
         settings = {
             name: coerce_setting(f"decode.{name}", to_python_scalar(value)) for name, value in decode.items()
         }

@@ -1,4 +1,4 @@
-"""A translator of sentences."""
+"""Translation as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triform.sklearn.validation import Array, check_pairs, check_targets, to_obj
 class Translator(TextEstimator):
     """A translator: a Transformer encoder-decoder. X are sentences, y their translations.
 
-    For the parameters see `TextEstimator`.
+    See `TextEstimator` for the parameters.
 
     Example:
         >>> from triform.sklearn import Translator
@@ -28,7 +28,7 @@ class Translator(TextEstimator):
         """Train on pairs. Pairs with an empty side are skipped.
 
         Raises:
-            InputError: The texts cannot be used, or no pair has text on both sides.
+            InputError: The texts cannot be used, or every pair has an empty side.
         """
         sources = self.check_texts(X, "X")
         targets = check_targets(y, len(sources), self)
@@ -37,12 +37,12 @@ class Translator(TextEstimator):
         return self
 
     def predict(self, X: object) -> Array:
-        """Return a translation of every sentence, decoded as the settings say (beam search with 4 by default)."""
+        """Return a translation of every sentence. The default is beam search with 4 hypotheses."""
         run = self._fitted_run
         return to_object_array([prediction.output for prediction in run.predict(self.check_texts(X, "X"))])
 
     def score(self, X: object, y: object) -> float:
-        """Return the corpus BLEU of sacreBLEU, divided by 100: 1.0 if every translation equals `y`."""
+        """Return the corpus BLEU of sacreBLEU divided by 100, which is 1.0 if every translation equals `y`."""
         translations = self.predict(X)
         return (
             compute_translation_metrics(translations.tolist(), check_targets(y, len(translations), self))["bleu"]

@@ -1,4 +1,4 @@
-"""Validation of what a user gives to an estimator. Errors name parameters, not options of a command."""
+"""Validate the arguments of an estimator. Errors name parameters instead of command-line options."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triform.text.estimator import TextEstimatorBase, describe_value, has_lone_s
 Array = np.ndarray[Any, Any]
 # Advice to users of the command line, and the same advice to users of an estimator.
 MESSAGE_REPLACEMENTS = {
-    "give --valid FILE, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
-    "give a validation set, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
-    "give --valid, or data.valid_fraction=0": "set validation_fraction to 0",
-    "use --device auto or cpu": "use device='auto' or 'cpu'",
+    "use --valid FILE, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
+    "use a validation file, or raise data.valid_fraction": "raise validation_fraction, or set it to 0",
+    "use --valid FILE, or set data.valid_fraction=0": "set validation_fraction to 0",
+    "use --device auto or --device cpu": "use device='auto' or 'cpu'",
     "choose another --out": "choose another path",
-    ", then go on with --resume": ", then try again",
+    ", then continue with --resume": ", then try again",
     "or train again with --overwrite": "or train again",
-    "train it further with --resume": "train it further with triform train --resume",
+    "continue its training with --resume": "continue its training with triform train --resume",
     "let --set train.auto_batch=true find it": "let settings={'train.auto_batch': True} find it",
     "with --from RUN (train.init_from)": "with settings={'train.init_from': RUN}",
     "leave out --embeddings or --from": "leave out one of them",
@@ -32,12 +32,12 @@ MESSAGE_REPLACEMENTS = {
 
 
 class InputError(DataError, ValueError):
-    """Texts or labels that cannot be used. It is a ValueError too, as callers of scikit-learn expect."""
+    """Texts or labels that cannot be used. It is also a ValueError, as users of scikit-learn expect."""
 
 
 @contextmanager
 def translate_errors(file: str = "") -> Iterator[None]:
-    """Raise errors again in the words of an estimator. The temporary file that `fit` wrote is called X."""
+    """Raise errors again in the terms of an estimator. The temporary file of `fit` is called X."""
     try:
         yield
     except TriformError as error:
@@ -51,7 +51,7 @@ def translate_errors(file: str = "") -> Iterator[None]:
 
 
 def to_python_scalar(value: object) -> object:
-    """Return a NumPy number, as parameter grids hold them, as a Python number."""
+    """Convert a NumPy number, as in parameter grids, to a Python number."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -65,7 +65,7 @@ def resolve_seed(random_state: int | np.random.RandomState | None) -> int:
 
 
 def check_settings(settings: object) -> Mapping[str, object]:
-    """Return `settings`, or refuse what is not a mapping from names."""
+    """Return `settings` if it is a mapping with string keys, or raise a ConfigError."""
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(
             f"settings={short_repr(settings)} must be a dict of names and values, such as {{'model.d_ff': 64}}"
@@ -91,26 +91,26 @@ def check_labels(y: object, n_texts: int, estimator: TextEstimatorBase) -> Array
 
 
 def class_names(classes: Array) -> tuple[str, ...]:
-    """Return the names of the classes in the run, in their order."""
+    """Return the labels of the run for the classes, in order."""
     return tuple(str(label).strip() for label in classes.tolist())
 
 
 def check_class_names(classes: Array) -> tuple[str, ...]:
-    """Return the names of the classes, or refuse classes that cannot be learned."""
+    """Return the labels of the run for the classes, or refuse classes that cannot be used."""
     if len(classes) < 2:
         raise InputError(
-            f"y has one class only, {short_repr(classes.tolist()[0])}; a classifier needs at least two classes"
+            f"y has only one class, {short_repr(classes.tolist()[0])}; a classifier needs at least two classes"
         )
     names = class_names(classes)
     for index, name in enumerate(names):
         if not name:
             raise InputError(f"y has an empty label, {short_repr(classes.tolist()[index])}; name the class")
         if has_lone_surrogate(name):
-            raise InputError(f"y has a label with half of a surrogate pair, {short_repr(name)}; mend the label")
+            raise InputError(f"y has a label with half of a surrogate pair, {short_repr(name)}; correct the label")
         if name in names[:index]:
             duplicates = short_repr(classes.tolist()[names.index(name)]), short_repr(classes.tolist()[index])
             raise InputError(
-                f"y has labels that read alike, {duplicates[0]} and {duplicates[1]}; give them different names"
+                f"y has labels that look the same, {duplicates[0]} and {duplicates[1]}; give them different names"
             )
     return names
 
@@ -125,16 +125,16 @@ def check_targets(y: object, n_texts: int, estimator: TextEstimatorBase) -> list
 
 
 def check_pairs(sources: Sequence[str], targets: Sequence[str]) -> None:
-    """Refuse pairs of which none has text on both sides."""
+    """Raise an InputError if every pair has an empty side."""
     blank = [name for name, texts in (("X", sources), ("y", targets)) if not any(map(str.strip, texts))]
     if blank:
-        raise InputError(f"{' and '.join(blank)}: no row has any text")
+        raise InputError(f"{' and '.join(blank)}: all rows are empty")
     if not any(source.strip() and target.strip() for source, target in zip(sources, targets, strict=True)):
-        raise InputError("X and y: no row has text on both sides")
+        raise InputError("X and y: every row has an empty side")
 
 
 def to_object_array(texts: Sequence[str]) -> Array:
-    """Return texts as an array of objects: in an array of strings, all would take the room of the longest."""
+    """Return texts as an array of objects. In an array of strings, all would take the size of the longest."""
     array: Array = np.empty(len(texts), dtype=object)
     array[:] = texts
     return array

@@ -1,4 +1,4 @@
-"""Text features as a scikit-learn transformer: the vectors that a classifier's head reads."""
+"""Text features as a scikit-learn transformer: the vectors that the head of a classifier reads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from triform.tasks.classify import ClassificationPredictor
 
 
 class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEstimator):
-    """Turns texts into vectors of `d_model` numbers: the pooled states of a Transformer encoder.
+    """Transformer of texts into vectors: the pooled states of a Transformer encoder, of width `d_model`.
 
-    `fit(X, y)` trains a classifier, whose head is not used. With `run`, the folder of a classifier that was
-    trained before, `fit` only opens it. `model.pooling` says how states are pooled; by default, their mean.
+    `fit(X, y)` trains a classifier, whose head is not used. With `run`, the folder of a trained classifier, `fit`
+    only opens it. The setting `model.pooling` selects how states are pooled; the default is their mean.
 
     Args:
         run: The folder of a trained classifier.
 
-    For the other parameters see `TextEstimator`.
+    See `TextEstimator` for the other parameters.
 
     Example:
         >>> from triform.sklearn import TextVectorizer
@@ -68,10 +68,10 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         self.run = run
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Train on texts and their classes; with a `run`, only open it and ignore `y`.
+        """Train on texts and their classes. With `run`, only open the run and ignore `y`.
 
         Raises:
-            ConfigError: Settings were given together with `run`, which has its own.
+            ConfigError: Parameters were set together with `run`, which determines them.
         """
         if self.run is None:
             fit_classifier(self, X, y)
@@ -82,21 +82,19 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
             name for name in (*PARAMETER_SETTINGS, "preset", "settings") if getattr(self, name) != defaults[name]
         ]
         if changed:
-            raise ConfigError(
-                f"run={str(self.run)!r} has learned with settings of its own; leave out {', '.join(changed)}"
-            )
+            raise ConfigError(f"run={str(self.run)!r} determines all settings; remove {', '.join(changed)}")
         estimator = self.from_run(self.run, device=self.device)
         self._store_run(estimator._fitted_run, estimator._files)
         return self
 
     def transform(self, X: object) -> Array:
-        """Return the vectors of texts: (n_texts, d_model), float32."""
+        """Return the vectors of texts as float32: (n_texts, d_model)."""
         predictor = cast(ClassificationPredictor, self._fitted_run.task.predictor)
         return predictor.pooled_states(self.check_texts(X, "X"))
 
     @property
     def _n_features_out(self) -> int:
-        """Read by `get_feature_names_out`."""
+        """The number of features, which `get_feature_names_out` reads."""
         return self._fitted_run.config.model.d_model
 
     def __sklearn_tags__(self) -> Any:

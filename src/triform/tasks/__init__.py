@@ -1,4 +1,4 @@
-"""The three tasks: classify, generate and translate. Each is a class, found by its name in `TASKS`."""
+"""The three tasks, classify, generate and translate. `TASKS` maps names to classes."""
 
 from triform.config import TaskName
 from triform.tasks.batch import Batch, Dataset

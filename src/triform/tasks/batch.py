@@ -1,4 +1,4 @@
-"""Batches and datasets: encoded examples as tensors, for one training step or one pass over a file."""
+"""Base classes of batches and datasets of encoded examples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The tensors of one step and their counts. A batch gathered on a device leaves its counts at 0."""
+    """The tensors of one step and their counts. A batch that is gathered on a device has counts of 0."""
 
     n_predictions: int = 0
     n_tokens: int = 0  # without padding
-    n_positions: int = 0  # with padding: what is computed
+    n_positions: int = 0  # with padding
 
     def to(self, device: torch.device) -> Self:
         """Return the batch with its tensors on a device."""
@@ -39,7 +39,7 @@ class Batch:
 
 
 class Dataset(ABC):
-    """Encoded examples that can be read in any order."""
+    """Base class of datasets of encoded examples, which can be read in any order."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
-        """Return an endless sequence of training batches, as indices."""
+        """Return a sampler that yields the indices of training batches without end."""
 
     @abstractmethod
     def batch(self, indices: Indices) -> Any:
@@ -59,16 +59,16 @@ class Dataset(ABC):
 
     @abstractmethod
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceDataset | None:
-        """Copy the examples to a device, where batches are gathered. None if there are too many."""
+        """Copy the examples to a device, where batches are gathered; None if there are too many."""
 
 
 class BucketedDataset(Dataset):
-    """Examples of different lengths. Batches hold examples of similar length."""
+    """Base class of datasets whose batches contain examples of similar length."""
 
-    EVAL_TOKENS = 8_192  # tokens of one evaluation batch; only the speed depends on it
+    EVAL_TOKENS = 8_192  # tokens per evaluation batch; it affects only the speed
     lengths: Indices
     max_len: int
-    versions = 1  # encodings of every example, stored one after another; see `tokenizer_versions`
+    versions = 1  # encodings of each example, stored one after another; see `tokenizer_versions`
 
     def __len__(self) -> int:
         return len(self.lengths) // self.versions
@@ -91,7 +91,7 @@ class BucketedDataset(Dataset):
 def iter_chunks(
     items: Iterable[Item], size: int = 2048, *, count_characters: Callable[[Item], int] = lambda item: 0
 ) -> Iterator[list[Item]]:
-    """Yield lists of up to `size` items, shorter once they hold a million characters."""
+    """Yield lists of up to `size` items, or fewer if they have a million characters."""
     chunk: list[Item] = []
     n_characters = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""The data of text classification: labelled texts, encoded, in batches and on a device."""
+"""Labelled texts for classification: reading, encoding and batching, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from triform.text import DEFAULT_SPECIAL_TOKENS, SpecialTokens, Tokenizer, Token
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationBatch(Batch):
-    """Texts and their label numbers."""
+    """A batch of texts and their label ids."""
 
     tokens: Tensor  # (B, T)
-    keep: Tensor | None  # (B, T), None where nothing is padded
+    keep: Tensor | None  # (B, T); None if there is no padding
     labels: Tensor  # (B)
 
 
 class ClassificationDataset(BucketedDataset):
-    """Encoded texts with label numbers. The store holds whole texts; batches cut them at `max_len` tokens."""
+    """Encoded texts with label ids. The store holds whole texts; batches truncate them to `max_len` tokens."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class ClassificationDataset(BucketedDataset):
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
         self.special, self.pad_token = special, special.pad_or_zero
         self.lengths = np.minimum(store.lengths, max_len)
-        self._tokens, self._offsets = store.tokens, store.offsets  # read for every text of every step
+        self._tokens, self._offsets = (
+            store.tokens,
+            store.offsets,
+        )  # kept as attributes because every step reads them
 
     def batch(self, indices: Indices) -> ClassificationBatch:
         tokens, keep = pad([self.truncated_row(index) for index in indices.tolist()], fill=self.pad_token)
@@ -76,7 +79,7 @@ class ClassificationDataset(BucketedDataset):
         )
 
     def truncated_row(self, index: int) -> NDArray[Any]:
-        """Return the tokens of one text, as many as the model reads."""
+        """Return the tokens of one text, truncated to what the model reads."""
         row = self._tokens[self._offsets[index] : self._offsets[index + 1]]
         return row if len(row) <= self.max_len else self.special.truncate(row, self.max_len)
 
@@ -84,11 +87,12 @@ class ClassificationDataset(BucketedDataset):
         return DeviceClassificationDataset(self, device, train) if fits_on_device(self.store) else None
 
     def count_truncated(self) -> int:
+        """Return the number of texts that batches truncate."""
         return int((self.store.lengths[: len(self)] > self.max_len).sum())
 
 
 class DeviceClassificationDataset:
-    """The dataset on a device, where batches are gathered from row numbers."""
+    """A classification dataset on a device, where batches are gathered from row indices."""
 
     def __init__(self, dataset: ClassificationDataset, device: torch.device, train: TrainConfig) -> None:
         self.lengths, self.max_len, self.train = dataset.lengths, dataset.max_len, train
@@ -113,10 +117,11 @@ class DeviceClassificationDataset:
 
 
 class ClassificationData(TaskData):
-    """Reads and encodes labelled texts."""
+    """The data of a classifier: reads and encodes labelled texts."""
 
     @property
     def label_ids(self) -> dict[str, int]:
+        """The id of each label."""
         return {label: index for index, label in enumerate(self.config.data.labels)}
 
     def read_examples(self, name: str) -> Iterator[LabelledText]:
@@ -133,11 +138,11 @@ class ClassificationData(TaskData):
         n_characters = 0
         mask = validation_mask(0.0 if self.validation_name else self.config.data.valid_fraction)
         for row, is_held_out in zip(self.read_examples(self.training_name), mask, strict=False):
-            labels.add(row.label)  # also a label so rare that all its rows are held out
+            labels.add(row.label)  # including a rare label whose rows are all in the validation data
             n_characters += 0 if is_held_out else len(row.text)
         if len(labels) < 2 and not self.config.data.labels:
             problem = f"only one label, {next(iter(labels))!r}" if labels else "no rows to train on"
-            raise DataError(f"has {problem}; a classifier needs at least two labels", path=self.training_name)
+            raise DataError(f"found {problem}; a classifier needs at least two labels", path=self.training_name)
         return self.config.data.labels or tuple(sorted(labels, key=_label_sort_key)), n_characters
 
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
@@ -158,7 +163,7 @@ class ClassificationData(TaskData):
             for row in examples():
                 if row.label not in label_ids:
                     raise DataError(
-                        f"label {row.label!r} was never seen in training; known are {', '.join(label_ids)}",
+                        f"label {row.label!r} is not in the training data; its labels are {', '.join(label_ids)}",
                         path=name,
                         line=row.line,
                     )
@@ -181,11 +186,12 @@ class ClassificationData(TaskData):
         dataset = ClassificationDataset(store, labels, self.config.data.max_len, versions, special)
         if not len(dataset):
             raise DataError(
-                "no rows are left for validation; give --valid FILE, or raise data.valid_fraction", path=name
+                "no rows are left for validation; use --valid FILE, or raise data.valid_fraction", path=name
             )
         if n_truncated := dataset.count_truncated():
             notices.append(
-                f"{name}: {n_truncated} of {len(dataset)} texts were cut at data.max_len={dataset.max_len} tokens"
+                f"{name}: {n_truncated} of {len(dataset)} texts were truncated to {dataset.max_len} tokens "
+                "(data.max_len)"
             )
         return dataset
 
@@ -195,7 +201,7 @@ class ClassificationData(TaskData):
         rows = filter_lines(self.read_examples(name), lines)
         encoded = self.encode(name, lambda: rows, [self.tokenizers])
         if not len(encoded.stores[0]):
-            raise DataError("has no rows to evaluate on", path=name)
+            raise DataError("no rows to evaluate on", path=name)
         return self.build_dataset(name, encoded, notices)
 
     def describe(self, encoded: EncodedExamples, n_versions: int) -> list[str]:
@@ -214,13 +220,13 @@ class ClassificationData(TaskData):
 
 
 def encode_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[TokenRows]:
-    """Yield texts as tokens between special tokens, many at a time."""
+    """Yield texts as tokens with special tokens around them, many texts at a time."""
     for rows in encode_stream(tokenizer, iter_chunks(texts, count_characters=len)):
         yield tokenizer.special_tokens.wrap_rows(rows)
 
 
 def _label_sort_key(label: str) -> tuple[float, str]:
-    """Sort numbers by size, before everything else."""
+    """Return a sort key that puts numbers first, ordered by value."""
     try:
         value = float(label)
     except ValueError:
@@ -229,6 +235,6 @@ def _label_sort_key(label: str) -> tuple[float, str]:
 
 
 def _default_max_len(store: TokenStore) -> int:
-    """Return a length that fits every text if all are short, else 95 % of them, and at most 512 tokens."""
+    """Return a length that fits all texts if they are short, else 95 % of them, and at most 512 tokens."""
     longest = int(store.lengths.max())
     return max(16, longest) if longest <= 256 else min(512, int(np.ceil(np.quantile(store.lengths, 0.95))))

@@ -41,7 +41,7 @@ MAX_SAMPLED_ROWS = 50_000  # validation rows from which the samples of the repor
 
 @dataclass(frozen=True)
 class ClassificationPredictor(Predictor):
-    """Predicts labels with their probabilities, and computes pooled encoder states."""
+    """Predictor of labels with their probabilities, and of pooled encoder states."""
 
     task: Classify
 
@@ -62,7 +62,7 @@ class ClassificationPredictor(Predictor):
 
     @torch.inference_mode()
     def pooled_states(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return the vectors that the classification head reads, one row of `d_model` numbers for each text."""
+        """Return the input of the classification head: one row of `d_model` numbers for each text."""
         vectors: NDArray[np.float32] = np.empty((len(texts), self.task.config.model.d_model), dtype=np.float32)
         model = self.task.model
         for indices, tokens, keep in iter_inputs(self.task, self._encode(texts)):
@@ -77,7 +77,7 @@ class ClassificationPredictor(Predictor):
         return ClassificationDataset(store, no_labels, max_len, special=tokenizer.special_tokens)
 
     def _build_prediction(self, text: str, row: NDArray[Any], probabilities: list[float]) -> Prediction:
-        """`row` holds the tokens of the text between special tokens, before they were cut."""
+        """Return the prediction for a text. `row` has its tokens with special tokens, before truncation."""
         labels, tokenizer = self.task.config.data.labels, self.task.tokenizer
         predicted = max(range(len(probabilities)), key=probabilities.__getitem__)
         before, after = tokenizer.special_tokens.before, tokenizer.special_tokens.after
@@ -105,7 +105,7 @@ class ClassificationPredictor(Predictor):
 
 @dataclass(frozen=True)
 class ClassificationEvaluator(Evaluator):
-    """Computes loss, accuracy and F1 from the loss and the confusion matrix."""
+    """Evaluator of classifiers: loss, accuracy and F1."""
 
     task: Classify
 
@@ -172,10 +172,10 @@ class Classify(Task):
 
 
 def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[Indices, Tensor, Any]]:
-    """Yield all texts for inference: their indices, their tokens and their layout.
+    """Yield all texts for inference in batches of indices, tokens and layout.
 
-    On a CPU texts are packed, because padding would be computed too. On other devices they are padded: packed
-    attention would start a kernel for each text.
+    On a CPU texts are packed, which saves the computation of padding. On other devices they are padded, because
+    packed attention would start one kernel per text.
     """
     task.model.eval()
     device = task.device
@@ -187,9 +187,9 @@ def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[I
 
 
 def label_metric_sums(logits: Tensor, labels: Tensor) -> Tensor:  # (B, n), (B) -> (1 + n²)
-    """Return the loss, and the confusion matrix: how often each label was predicted for each."""
+    """Return the summed loss and the confusion matrix as one vector."""
     loss, n_labels = cross_entropy(logits, labels, 0.0), logits.shape[-1]
-    cell_indices = labels * n_labels + logits.argmax(-1)  # in the matrix of n rows and columns
+    cell_indices = labels * n_labels + logits.argmax(-1)  # in the flattened (n, n) matrix
     confusion = loss.new_zeros(n_labels * n_labels).scatter_add(
         0, cell_indices, torch.ones_like(cell_indices, dtype=loss.dtype)
     )

@@ -1,4 +1,4 @@
-"""The data of a task: which files it reads, how they are split and encoded. Nothing here needs a model."""
+"""The data of a task: reading, splitting and encoding files. Nothing here needs a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from triform.tasks.learned_tokenizers import reader_options, train_or_load_token
 from triform.tasks.splits import validation_mask
 from triform.text import Tokenizer
 
-TokenizerVersions = Sequence[Sequence[Tokenizer]]  # of every tokenizer; see `tokenizer_versions`
+TokenizerVersions = Sequence[Sequence[Tokenizer]]  # the versions of each tokenizer; see `tokenizer_versions`
 
 
 class EncodedExamples(NamedTuple):
-    """Examples as tokens."""
+    """Encoded examples of a split."""
 
-    stores: tuple[TokenStore, ...]  # the texts; of pairs, the sources and the targets
-    values: NDArray[np.int64]  # labels of classify, the number of bytes of generate
+    stores: tuple[TokenStore, ...]  # the texts, or the sources and the targets
+    values: NDArray[np.int64]  # the labels (classify) or the number of bytes (generate)
 
     @property
     def n_tokens(self) -> int:
@@ -41,88 +41,92 @@ class EncodedExamples(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskData(ABC):
-    """Abstract base of the data of the three tasks."""
+    """Abstract base class of the data of the three tasks."""
 
     config: Config
     tokenizers: tuple[Tokenizer, ...] = ()  # empty until they have been trained
-    store_names: ClassVar[tuple[str, ...]] = ("",)  # endings of the files in which an encoded split is stored
+    store_names: ClassVar[tuple[str, ...]] = ("",)  # suffixes of the files that store an encoded split
 
     # -- files and splits
 
     def with_resolved_names(self) -> Self:
-        """Return the data with the built-in set filled in where no file is given."""
+        """Return the data with the built-in set as the default file."""
         train = builtin_sets.resolve_path(self.config.data.train, self.config.task)
         valid = self.config.data.valid or builtin_sets.validation_path(train)
         return replace(self, config=build_config({"data.train": train, "data.valid": valid}, self.config))
 
     @property
     def training_files(self) -> list[str]:
+        """The files to train on."""
         return [self.config.data.train]
 
     @property
     def training_name(self) -> str:
-        """How messages call the training files."""
+        """The name of the training files in messages."""
         return ",".join(self.training_files)
 
     @property
     def validation_name(self) -> str:
-        """The validation file, or nothing where validation data is held out of the training file."""
+        """The validation file; empty if validation data is a part of the training file."""
         return self.config.data.valid
 
     @property
     def split_key(self) -> object:
-        """What decides which examples are held out of the training file."""
+        """The value that determines which examples of the training file are used for validation."""
         return 0.0 if self.validation_name else self.config.data.valid_fraction
 
     @property
     def cache_key(self) -> list[object]:
-        """What decides the examples of a split, besides the content of the files."""
+        """The values that, with the content of the files, determine the examples of a split."""
         return [self.split_key, reader_options(self.config.data)]
 
     def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
+        """Return the token cache of the training files."""
         return TokenCache(self.training_files, folder / TOKENS_FOLDER, notices)
 
     @abstractmethod
     def read_examples(self, name: str) -> Iterator[Any]:
-        """Read the examples of a file."""
+        """Yield the examples of a file."""
 
     def split_examples(self, *, held_out: bool) -> Iterator[Any]:
-        """Read the examples to train on, or those held out of the same file."""
+        """Yield the training examples, or those of the same file that are held out for validation."""
         mask = validation_mask(0.0 if self.validation_name else self.config.data.valid_fraction)
         pairs = zip(self.read_examples(self.training_name), mask, strict=False)
         return (example for example, is_held_out in pairs if is_held_out == held_out)
 
     def training_examples(self) -> Iterator[Any]:
+        """Yield the training examples."""
         return self.split_examples(held_out=False)
 
     def iter_examples(self, name: str = "") -> Iterator[Any]:
-        """Read the examples of a file, or those used for validation, as text."""
+        """Yield the examples of a file as text, or the validation examples if there is no name."""
         name = name or self.validation_name
         return self.read_examples(name) if name else self.split_examples(held_out=True)
 
     def source_text(self, example: Any) -> str:
-        """The input text of an example."""
+        """Return the input text of an example."""
         return str(example.text)
 
-    # -- what is learned from the training file before a model exists
+    # -- what the training file determines before a model exists
 
     @abstractmethod
     def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
         """Read the training examples once.
 
         Returns:
-            The data with what its settings leave to the file, such as the labels; and the number of characters
+            The data with the settings that the file determines, such as the labels, and the number of characters
             for each tokenizer.
         """
 
     def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, ...]:
+        """Return the tokenizers: loaded from `tokenizer.file`, else trained on the training examples."""
         texts = map(self.source_text, self.training_examples())  # read only if a tokenizer is trained
         config = self.config.tokenizer
         return (train_or_load_tokenizer(cache, config, self.cache_key, texts, sum(n_characters)),)
 
     @abstractmethod
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
-        """Return the settings that the encoded training examples decide: lengths and vocabulary sizes."""
+        """Return the settings that the encoded training examples determine: lengths and vocabulary sizes."""
 
     # -- encoding
 
@@ -137,16 +141,16 @@ class TaskData(ABC):
         """Encode examples with every version of the tokenizers.
 
         Args:
-            name: The file that errors name.
-            examples: Called once for every reading.
-            versions: See `tokenizer_versions`.
-            path: Where tokens are written while they are computed; None keeps them in memory.
+            name: The file name in error messages.
+            examples: A function that starts reading the examples. It may be called several times.
+            versions: The versions of each tokenizer; see `tokenizer_versions`.
+            path: Where the tokens are written while they are computed. With None they stay in memory.
         """
 
     def encode_split(
         self, split: str, versions: TokenizerVersions, cache: TokenCache | None = None
     ) -> EncodedExamples:
-        """Encode the "train" or "valid" examples of the training file, or read them from the cache."""
+        """Encode the "train" or "valid" split, or read it from the cache."""
 
         def examples() -> Iterator[Any]:
             return self.training_examples() if split == "train" else self.split_examples(held_out=True)
@@ -162,7 +166,7 @@ class TaskData(ABC):
             stores = tuple(TokenStore.open(folder / f"{split}{name}") for name in self.store_names)
             values = np.load(folder / f"{split}.values.npy", allow_pickle=False)
             if values.dtype != np.int64 or values.shape != self.values_shape(stores):
-                raise ValueError(f"{split}.values.npy does not fit the texts")
+                raise ValueError(f"{split}.values.npy does not match the texts")
             return EncodedExamples(stores, values)
 
         tokenizers = [first.to_json() for first, *_ in versions]
@@ -176,24 +180,24 @@ class TaskData(ABC):
 
     @abstractmethod
     def build_dataset(self, name: str, encoded: EncodedExamples, notices: list[str], *, versions: int = 1) -> Any:
-        """Return encoded examples as a dataset. `notices` are told what was cut."""
+        """Return encoded examples as a dataset. Messages about truncated examples are added to `notices`."""
 
     @abstractmethod
     def load_dataset(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Any:
-        """Read a file (or `source,target`) to evaluate on.
+        """Read a dataset to evaluate on.
 
         Args:
-            name: The file.
-            notices: Receives sentences about what was cut or skipped.
-            lines: Only use examples that begin on one of these lines.
+            name: The file, or two aligned files as `source,target`.
+            notices: Receives messages about truncated and skipped examples.
+            lines: Use only the examples that start on one of these lines.
         """
 
     def load_validation_dataset(self, notices: list[str], folder: Path | None = None) -> Any:
-        """Read the validation file, or what is held out of the training file. None if there is neither.
+        """Read the validation data; None if there is none.
 
         Args:
-            notices: Receives sentences about what was cut or skipped.
-            folder: The run folder, where tokens are cached during training.
+            notices: Receives messages about truncated and skipped examples.
+            folder: The run folder, in which tokens are cached during training.
         """
         if self.validation_name:
             return self.load_dataset(self.validation_name, notices)
@@ -230,7 +234,7 @@ class TaskData(ABC):
         """Return encoded examples as a dataset to evaluate on."""
         return self.build_dataset(name, encoded, notices)
 
-    # -- what users should know, and baselines
+    # -- notices and baselines
 
     def describe(self, encoded: EncodedExamples, n_versions: int) -> list[str]:
         """Return notices about how the training file was read."""
@@ -247,5 +251,5 @@ class TaskData(ABC):
         return leak_warnings(cache, self.validation_name, self.cache_key, train_texts, valid_texts)
 
     def fit_baselines(self) -> FittedBaselines:
-        """Fit models that need no Transformer on the training data."""
+        """Fit the baselines, which are models without a Transformer, on the training data."""
         return fit_baselines(self.config.task, self.training_examples())

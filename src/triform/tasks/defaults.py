@@ -1,7 +1,7 @@
 """Default settings, chosen from the size of the data.
 
-Small data gets a small model, small batches and many epochs; large data gets a larger model, large batches and few
-epochs. Settings that the user gives are never changed.
+Small data gets a small model, small batches and many epochs. Large data gets a larger model, large batches and few
+epochs. Settings of the user are never changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MILLION = 1_000_000
 
 
 def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
-    """Choose words for small labelled sets, characters for very short texts, and byte-level BPE otherwise."""
+    """Choose a tokenizer: words for small labelled sets, characters for very short texts, else byte-level BPE."""
     if config.tokenizer.kind != "auto":
         return config
     if config.tokenizer.file:
@@ -28,7 +28,7 @@ def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
 
 
 def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Config:
-    """Return the config with `settings` put over it, and with defaults for a number of training tokens."""
+    """Return the config overridden by `settings`, with defaults for a number of training tokens."""
     config = build_config(settings, config)
     config = build_config(_only_unset(config, _model_defaults(config, n_tokens)), config)
     if not config.model.is_recurrent:
@@ -37,7 +37,7 @@ def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Confi
 
 
 def resolve_step_defaults(config: Config, max_steps: int) -> Config:
-    """Return the config with defaults for a number of steps: warm-up, validation, logging and checkpoints."""
+    """Return the config with defaults that depend on the number of steps, such as warm-up and validation."""
     eval_every = max(1, min(1_000, max_steps // 10))
     defaults: Settings = {
         "train.eval_every": eval_every,
@@ -51,10 +51,10 @@ def resolve_step_defaults(config: Config, max_steps: int) -> Config:
 
 
 def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
-    """Return the config with a default patience: validations without progress until training stops; 0: never.
+    """Return the config with a default patience, the number of validations without progress before stopping.
 
-    Only classifiers, which overfit soon, stop early. Metrics on few examples vary by chance, so small sets
-    get more patience. It always covers an epoch.
+    Only classifiers stop early, because they overfit soon; for other tasks it is 0. Metrics on few examples vary by
+    chance, so small sets get more patience. The patience always covers an epoch.
     """
     if config.train.patience >= 0:
         return config
@@ -64,7 +64,7 @@ def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -
 
 
 def _only_unset(config: Config, defaults: Settings) -> Settings:
-    """Return the proposed settings that the config leaves open."""
+    """Return those defaults whose settings are not set in the config."""
     current = flatten_config(config)
     return {name: value for name, value in defaults.items() if not current[name]}
 
@@ -76,9 +76,11 @@ def _model_defaults(config: Config, n_tokens: int) -> Settings:
     if n_tokens > 50 * MILLION:
         d_model, n_layers, n_heads = 512, 6, 8
     d_model = config.model.d_model or d_model
-    if config.model.is_recurrent:  # their layers cost as much as a Transformer's
+    if config.model.is_recurrent:  # a recurrent layer costs as much as a layer of the Transformer
         return {"model.d_model": d_model, "model.n_layers": min(n_layers, 3)}
-    if config.model.n_heads and d_model % config.model.n_heads:  # the number of heads decides the width
+    if (
+        config.model.n_heads and d_model % config.model.n_heads
+    ):  # the width must be a multiple of the number of heads
         d_model = config.model.n_heads * max(1, d_model // config.model.n_heads)
         d_model *= 1 + d_model % 2  # sinusoidal positions need an even width
     while d_model % n_heads:
@@ -87,19 +89,19 @@ def _model_defaults(config: Config, n_tokens: int) -> Settings:
 
 
 def default_d_ff(model: ModelConfig) -> int:
-    """Return four times the model's width; for gated layers, which have one more matrix, two thirds of that."""
+    """Return four times the model's width, or two thirds of that for gated layers, which have one more matrix."""
     return 8 * round(model.d_model / 3) if model.activation == "swiglu" else 4 * model.d_model
 
 
 def _train_defaults(config: Config, n_tokens: int) -> Settings:
-    """Choose the learning rate by the width, and the batch and the epochs by the amount of data."""
+    """Choose the learning rate by the width, and batch size and epochs by the amount of data."""
     train, d_model = config.train, config.model.d_model
     lr = 2e-3 if d_model <= 128 else 1e-3 if d_model <= 256 else 5e-4
     is_fine_tuning = bool(train.init_from) and not train.lora_rank  # a high rate would destroy trained weights
     defaults: Settings = {"train.lr": lr / 10 if is_fine_tuning else lr, "train.lora_alpha": 2.0 * train.lora_rank}
     batch_tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
-        if config.task == "generate":  # windows are all of one length
+        if config.task == "generate":  # all windows have the same length
             defaults["train.batch_size"] = max(1, batch_tokens // config.data.max_len)
         else:
             defaults["train.batch_tokens"] = batch_tokens

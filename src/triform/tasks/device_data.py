@@ -1,7 +1,7 @@
-"""Datasets on a device: a step sends only row numbers there, and the device gathers the batch.
+"""Datasets on a device: each step sends only row indices, and the device gathers the batch.
 
-Gathered batches have few different shapes: their widths and numbers of rows are rounded up. A row numbered -1 is
-padding and does not contribute to the loss. A CUDA graph can then be replayed for every batch of its shape.
+Widths and numbers of rows are rounded up, so that gathered batches have few different shapes and a CUDA graph can
+be replayed for every batch of its shape. Row index -1 is padding and does not contribute to the loss.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from triform.data.samplers import Indices
 from triform.data.token_store import TokenStore
 
 MAX_DEVICE_TOKENS = 1 << 31  # four bytes each; larger data stays on the host
-COPY_CHUNK = 1 << 24  # tokens sent at a time
+COPY_CHUNK = 1 << 24  # tokens copied at a time
 PAD_ROW = -1
 
 
 class BatchPlan(NamedTuple):
-    """A batch before it is gathered: its shape, its row numbers with padding, and its counts."""
+    """A batch before it is gathered: its shape, its row indices with padding, and its counts."""
 
     shape: tuple[int, ...]
     rows: Indices
     n_predictions: int
     n_tokens: int  # without padding
-    n_positions: int  # with padding: what is computed
+    n_positions: int  # with padding
 
 
 class DeviceDataset(Protocol):
-    """A dataset on a device."""
+    """The interface of datasets on a device."""
 
     def plan(self, indices: Indices) -> BatchPlan:
         """Return the plan of a batch of these examples."""
 
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> Any:
-        """Return the batch of a plan. Nothing is copied to the host, so the device is not waited for."""
+        """Return the batch of a plan. Nothing is copied to the host, so this does not wait for the device."""
 
 
 def padded_batch_size(n_examples: int, width: int, train: TrainConfig) -> int:
-    """Return the number of rows, the same for every batch of a width, so that there are few shapes."""
+    """Return the number of rows of a batch, equal for all batches of a width, so that there are few shapes."""
     return train.batch_size or max(n_examples, train.batch_tokens // width)
 
 
 def pad_indices(indices: Indices, n_rows: int) -> Indices:
-    """Return row numbers with padding up to a number of rows."""
+    """Return row indices, padded with -1 to a number of rows."""
     return np.concatenate([indices, np.full(n_rows - len(indices), PAD_ROW)])
 
 
 def fits_on_device(*stores: TokenStore) -> bool:
+    """Return whether the tokens are few enough to be kept on a device."""
     return sum(store.n_tokens for store in stores) <= MAX_DEVICE_TOKENS
 
 
 def copy_to_device(array: Any, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Copy an array, which may be mapped from disk, to the device in chunks."""
+    """Copy an array, which may be memory-mapped, to the device in chunks."""
     result = torch.empty(len(array), dtype=dtype, device=device)
     for start in range(0, len(array), COPY_CHUNK):
         chunk = np.asarray(array[start : start + COPY_CHUNK], dtype=np.int64)
@@ -65,7 +66,7 @@ def copy_to_device(array: Any, device: torch.device, dtype: torch.dtype = torch.
 
 
 class DeviceSequences:
-    """Sequences on a device, cut at a length. The special tokens after a text (`suffix`) are kept."""
+    """Sequences on a device, truncated to a length. The special tokens after a text (`suffix`) are kept."""
 
     def __init__(self, store: TokenStore, max_len: int, device: torch.device, suffix: tuple[int, ...] = ()) -> None:
         lengths = store.lengths

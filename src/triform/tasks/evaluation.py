@@ -1,4 +1,4 @@
-"""Evaluation: a pass over a dataset adds up sums, from which the metrics are computed once at the end."""
+"""Base classes of evaluators, which add up sums over a dataset and compute the metrics once at the end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from triform.evaluation.metrics import Metrics
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
 from triform.tasks.batch import iter_chunks
 
-SUMS_PER_SYNC = 256  # batches of an evaluation that are added up together
-MAX_EVAL_LOGITS = 1 << 26  # logits of an evaluation that exist at once: 256 MB in float32
+SUMS_PER_SYNC = 256  # batches whose sums are added up together
+MAX_EVAL_LOGITS = 1 << 26  # logits in memory at once: 256 MB in float32
 
 
 @dataclass(frozen=True)
 class Evaluator(ABC):
-    """Abstract base: computes the metrics of a task's model."""
+    """Abstract base class of evaluators, which compute the metrics of a task's model."""
 
     task: Any
 
@@ -31,15 +31,15 @@ class Evaluator(ABC):
         """Return the metrics on a dataset. The model is left in evaluation mode.
 
         Args:
-            data: What `TaskData.load_dataset` returned.
-            quick: Use less of the data, as validation during training does.
-            decode: How to decode, for metrics that need it; None: as the run's settings say.
+            data: A dataset from `TaskData.load_dataset`.
+            quick: Use only a part of the data, as validation during training does.
+            decode: Decoding settings for metrics that need them. The default is the run's settings.
         """
         return self.compute_metrics(self.sum_metrics(data, quick=quick), data, quick=quick, decode=decode)
 
     @torch.inference_mode()
     def sum_metrics(self, data: Any, *, quick: bool = False) -> list[float]:
-        """Return the sums over a dataset from which `compute_metrics` computes the metrics."""
+        """Return the sums over a dataset that `compute_metrics` needs."""
         self.task.model.eval()
         batches = self.batches(data, quick=quick)
         sums: list[float] = add_metric_sums(
@@ -63,7 +63,7 @@ class Evaluator(ABC):
         """Compute the metrics from the sums over a dataset."""
 
     def is_better(self, metrics: Metrics, best: Metrics | None) -> bool:
-        """Return whether metrics beat the best ones so far. If the task's metric is equal, the lower loss wins."""
+        """Return whether metrics are better than the best so far. On a tie, the lower loss wins."""
         if best is None:
             return True
         sign, name = (1 if self.task.higher_is_better else -1), self.task.metric
@@ -71,27 +71,27 @@ class Evaluator(ABC):
 
 
 class TokenEvaluator(Evaluator):
-    """Abstract base of the evaluators that predict tokens: sums are the loss, the hits and the predictions."""
+    """Abstract base class of evaluators of token predictions. Sums: loss, correct tokens, predictions."""
 
     @abstractmethod
     def hidden_states(self, batch: Any) -> Tensor:
-        """Return what the language-model head reads: (B, T, D)."""
+        """Return the input of the language-model head: (B, T, D)."""
 
     def metric_sums(self, batch: Any) -> Tensor:
         model, vocab_size = self.task.model, self.task.target_tokenizer.vocab_size
         return token_metric_sums(self.hidden_states(batch), model.lm_head, batch.targets, vocab_size)
 
     def teacher_forced_metrics(self, data: Any) -> Metrics:
-        """Return the loss and accuracy where each token is predicted from the true tokens before it."""
+        """Return loss and accuracy when each token is predicted from the true tokens before it."""
         loss, n_correct, n_predictions = self.sum_metrics(data)
         return {"loss": loss / n_predictions, "token_accuracy": n_correct / n_predictions}
 
 
 def token_metric_sums(hidden_states: Tensor, head: nn.Module, targets: Tensor, vocab_size: int) -> Tensor:
-    """Return the loss, the hits and the number of predictions: (B, T, D), (B, T) -> (3).
+    """Return the summed loss, the number of correct tokens and the number of predictions: (B, T, D), (B, T) -> (3).
 
-    The logits of a large vocabulary are computed some rows at a time. All of them would take gigabytes, and one
-    operation would take so long that Ctrl-C has to wait for it.
+    The logits of a large vocabulary are computed in chunks of rows. All of them at once would take gigabytes, and
+    Ctrl-C would have to wait for one long operation.
     """
     chunk_rows = max(1, MAX_EVAL_LOGITS // vocab_size)
     chunked = (tensor.split(chunk_rows) for tensor in (hidden_states.flatten(0, -2), targets.flatten()))  # type: ignore[no-untyped-call]
@@ -106,9 +106,9 @@ def _token_metric_sums(logits: Tensor, targets: Tensor) -> Tensor:  # (N, V), (N
 
 
 def add_metric_sums(sums: Iterable[Tensor]) -> Tensor:
-    """Add up sums in float64, many at a time, so that the device is rarely waited for.
+    """Add up sums in float64, many at a time, so that the host rarely waits for the device.
 
-    Not all at once: the confusion matrix of a thousand labels has a million entries.
+    They are not added all at once, because the confusion matrix of a thousand labels has a million entries.
     """
     chunk_sums = (torch.stack(chunk).cpu().double().sum(dim=0) for chunk in iter_chunks(sums, SUMS_PER_SYNC))
     return reduce(torch.add, chunk_sums)

@@ -1,4 +1,4 @@
-"""One text as an explanation needs it: the inputs of the model, and the tokens by which attention is labelled."""
+"""The input of an explanation: one encoded text, and the tokens that label its attention maps."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from triform.tasks.translate import Translate
 class ExplanationInput:
     """One text as the model reads it."""
 
-    inputs: tuple[Tensor, ...]  # what the model is called with
-    pieces: dict[str, tuple[list[str], list[str]]]  # of each attention stack, the tokens of its queries and keys
+    inputs: tuple[Tensor, ...]  # the arguments of the model
+    pieces: dict[str, tuple[list[str], list[str]]]  # for each attention stack, the tokens of queries and keys
     prediction: Prediction
     notes: tuple[str, ...] = ()
 
 
 def build_explanation_input(task: Task, text: str, target: str = "", max_new_tokens: int = 0) -> ExplanationInput:
-    """Encode a text, with a target or with the model's own output.
+    """Encode a text together with a target or with the model's own output.
 
     Args:
         task: The task of the run.
         text: The text to explain.
-        target: The label, continuation or translation to explain; empty: the model's own.
-        max_new_tokens: For generate, how many tokens the model writes if no target is given.
+        target: The label, continuation or translation to explain. The default is the model's prediction.
+        max_new_tokens: For generate: the number of tokens to generate if there is no target.
 
     Raises:
         DataError: The text is empty, or the target is not a label.
     """
     if not text.strip():
-        raise DataError("the text is empty: there is nothing to look at")
+        raise DataError("the text is empty, so there is nothing to explain")
     return BUILDERS[task.name](task, text, target, max_new_tokens)
 
 
 def _classification_input(task: Classify, text: str, target: str, max_new_tokens: int) -> ExplanationInput:
     labels, tokenizer = task.config.data.labels, task.tokenizer
     if target and target not in labels:
-        raise DataError(f"there is no label {target!r}; known are {', '.join(labels)}")
+        raise DataError(f"unknown label {target!r}; choose from {', '.join(labels)}")
     special, max_len = tokenizer.special_tokens, task.config.data.max_len
     tokens, _ = truncate_with_notes(tokenizer.encode(text), max_len, "text", special)
     pieces = tokenizer.format_pieces(tokens)
@@ -68,7 +68,7 @@ def _generation_input(task: Generate, text: str, target: str, max_new_tokens: in
         generated = predictor.generate([prompt], decode=decode)[0]
     else:
         generated = tokenizer.encode(target)
-    # as in decoding, the model reads the newest tokens
+    # As in decoding, the model reads the newest tokens.
     tokens, notes = truncate_with_notes(prompt + generated, task.config.data.max_len, "text", keep_last=True)
     notes += [*unknown_word_notes(text, tokenizer), *unknown_word_notes(target, tokenizer)]
     pieces = tokenizer.format_pieces(tokens)
@@ -91,7 +91,7 @@ def _translation_input(task: Translate, text: str, target: str, max_new_tokens: 
     special = target_tokenizer.special_tokens
     source_pieces = source_tokenizer.format_pieces(source)
     target_pieces = target_tokenizer.format_pieces([special.start_token, *target_tokens, special.end_token])
-    # one position is taken by the begin token
+    # The start token takes one position.
     target_tokens, target_notes = truncate_with_notes(target_tokens, max_len - 1, "target")
     n_target = len(target_tokens) + 1
     inputs = ([source], [[special.start_token, *target_tokens]])
@@ -108,7 +108,7 @@ def _translation_input(task: Translate, text: str, target: str, max_new_tokens: 
             *target_notes,
             *unknown_word_notes(text, source_tokenizer),
             *unknown_word_notes(target, target_tokenizer),
-            "rows of cross-attention are named after the token that is being written",
+            "each row of cross-attention is labelled with the token that is being generated",
         ),
     )
 

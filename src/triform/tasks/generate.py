@@ -27,14 +27,14 @@ from triform.tasks.losses import lm_training_loss
 from triform.tasks.prediction import Prediction, Predictor, format_word_list, truncation_notes
 from triform.tasks.task import Task
 
-QUICK_BATCHES = 32  # half a million tokens are enough for a validation during training
+QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
 DEFAULT_NEW_TOKENS = 200
-MAX_PROMPT_LINES = 1_000  # lines of held-out text from which the prompts of the report are chosen
+MAX_PROMPT_LINES = 1_000  # lines of validation text from which the prompts of the report are chosen
 
 
 @dataclass(frozen=True)
 class TextGenerator(Predictor):
-    """Continues prompts."""
+    """Predictor that continues prompts."""
 
     task: Generate
 
@@ -48,7 +48,7 @@ class TextGenerator(Predictor):
     def generate(
         self, prompts: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
     ) -> list[list[int]]:
-        """Return the tokens that continue each prompt. For `decode` and `seed` see `predict`."""
+        """Return the tokens that continue each prompt. See `predict` for `decode` and `seed`."""
         model, config = self.task.model.eval(), self.task.config
         decode = decode or config.decode
         max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
@@ -58,15 +58,15 @@ class TextGenerator(Predictor):
         return generate(adapter, requests, decode, self.task.token_constraints, default_strategy="sample")
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a prompt. An empty one becomes a newline or, without one in the vocabulary, an end token."""
+        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token."""
         tokenizer = self.task.tokenizer
         if unknown := tokenizer.find_unknown(text):
             if tokenizer.kind == "imported":
-                remedy = "leave it out; the imported tokenizer has no token for it"
+                remedy = "remove it; the imported tokenizer has no token for it"
             else:
-                remedy = "leave it out, or train with tokenizer.kind=bpe, which knows every text"
+                remedy = "remove it, or train with tokenizer.kind=bpe, which encodes every text"
             raise DataError(
-                f"the prompt has what the model never saw in training: {format_word_list(unknown)}; {remedy}"
+                f"the prompt contains text that is not in the vocabulary: {format_word_list(unknown)}; {remedy}"
             )
         special, tokens = tokenizer.special_tokens, tokenizer.encode(text)
         if special.before:
@@ -76,7 +76,7 @@ class TextGenerator(Predictor):
         return tokens or [special.end_token]
 
     def decode_continuation(self, prompt: list[int], tokens: list[int]) -> str:
-        """Return the text that the tokens add to the prompt, so that spaces between words are right."""
+        """Return the text that the tokens add to the prompt, with the right spaces between words."""
         decode = self.task.tokenizer.decode
         prompt_text, full_text = decode(prompt), decode(prompt + tokens)
         return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else decode(tokens)
@@ -104,7 +104,7 @@ class TextGenerator(Predictor):
         return [prompt for prompt in prompts if prompt and not tokenizer.find_unknown(prompt)]
 
     def _original_prompts(self) -> list[str]:
-        """Return the first words of a few lines, for tokenizers that do not give the text back."""
+        """Return the first words of a few lines, for tokenizers that are not lossless."""
         examples = self.task.data.iter_examples()
         lines = (line.split(maxsplit=8)[:8] for chunk in examples for line in chunk.text.splitlines())
         prompts = [" ".join(words) for words in islice(lines, MAX_PROMPT_LINES) if words]
@@ -114,7 +114,7 @@ class TextGenerator(Predictor):
 
 @dataclass(frozen=True)
 class LanguageModelEvaluator(TokenEvaluator):
-    """Computes the loss of every token, and from it perplexity and bits per byte."""
+    """Evaluator of language models: loss per token, perplexity and bits per byte."""
 
     task: Generate
 
@@ -130,7 +130,7 @@ class LanguageModelEvaluator(TokenEvaluator):
         self, sums: list[float], data: LanguageModelDataset, *, quick: bool, decode: DecodeConfig | None = None
     ) -> Metrics:
         total_loss, n_correct, n_predictions = sums
-        n_bytes = data.n_bytes * n_predictions / len(data)  # only for tokenizers that keep every character
+        n_bytes = data.n_bytes * n_predictions / len(data)  # used only for lossless tokenizers
         return {
             "loss": total_loss / n_predictions,
             "perplexity": perplexity(total_loss / n_predictions),
@@ -141,12 +141,12 @@ class LanguageModelEvaluator(TokenEvaluator):
 
     @torch.inference_mode()
     def position_losses(self, data: LanguageModelDataset) -> list[float] | None:
-        """Return the mean loss at each position of a window. None if the text is shorter than one window."""
+        """Return the mean loss at each position of a window; None if the text is shorter than a window."""
         task, width = self.task, data.max_len
         task.model.eval()
         totals, n_windows = torch.zeros(width, dtype=torch.float64, device=task.device), 0
         for batch in data.batches():
-            if batch.tokens.shape[1] == width:  # not the last window, which is shorter
+            if batch.tokens.shape[1] == width:  # the last window is shorter
                 logits = task.model(batch.tokens.to(task.device)).float()  # (B, T, V)
                 targets = batch.targets.to(task.device).flatten()
                 losses = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")

@@ -1,4 +1,4 @@
-"""Warnings about the labels of a classification set, given before training: what accuracy would hide."""
+"""Warnings before training about labels for which accuracy would be misleading."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from triform.errors import WarningText
 from triform.evaluation.metrics import Labels
 from triform.formatting import format_metric
 
-MAX_MAJORITY_SHARE = 0.8  # of the training texts: beyond it, accuracy says little about the other labels
+MAX_MAJORITY_SHARE = 0.8  # of the training texts; above it, accuracy says little about the other labels
 MAX_LABEL_RATIO = 20  # the most frequent label may be this many times as frequent as the rarest
-MIN_VALID_TEXTS = 100  # fewer leave a 95 % interval of more than ± 9.8 points
+MIN_VALID_TEXTS = 100  # with fewer, the 95 % interval is wider than ± 9.8 points
 MAX_NUMBER_LABELS = 20  # distinct numbers that may still be categories, such as ratings
-MIN_TEXTS_PER_NUMBER = 10  # of categories that are numbered 0, 1, 2, ... or 1, 2, 3, ...
+MIN_TEXTS_PER_NUMBER = 10  # for categories that are numbered 0, 1, 2, ... or 1, 2, 3, ...
 
 
 def label_warnings(name: str, labels: Sequence[str], train: Labels, valid: Labels | None) -> list[str]:
-    """Warn of labels that are numbers or unbalanced, and of a validation set too small to choose by.
+    """Return warnings about numeric labels, unbalanced labels and a validation set that is too small.
 
     Args:
-        name: The training file, which every sentence about training labels begins with.
-        labels: The labels in the order of their numbers.
-        train: The label number of every training text.
-        valid: The label number of every validation text, or None where nothing is held out.
+        name: The training file, for the messages.
+        labels: The labels, ordered by id.
+        train: The label id of every training text.
+        valid: The label id of every validation text, or None if there is no validation data.
     """
     number_warnings = _number_label_warnings(name, labels, len(train))
     warnings = number_warnings or _imbalance_warnings(name, labels, train, valid)
@@ -43,9 +43,9 @@ def _number_label_warnings(name: str, labels: Sequence[str], n_texts: int) -> li
         return []
     return [
         WarningText(
-            f"{name}: the label column looks like numbers with {count:,} distinct values. Triform classifies, it "
-            "does not regress: every value is a label of its own, and none is closer to another. To predict a "
-            "quantity, replace the numbers by a few ranges, such as low, medium and high"
+            f"{name}: the label column contains numbers with {count:,} distinct values. Triform does not support "
+            "regression: each value becomes a separate label, and no two labels are closer than others. To predict "
+            "a quantity, replace the numbers by a few ranges, such as low, medium and high"
         )
     ]
 
@@ -62,9 +62,9 @@ def _imbalance_warnings(name: str, labels: Sequence[str], train: Labels, valid: 
     shares = [f"{label!r} is {100 * counts[index] / len(train):.1f} %" for index, label in enumerate(labels)]
     return [
         WarningText(
-            f"{name}: the labels are unbalanced: of the training texts {shares[majority]} and {shares[rarest]}. "
-            f"Always answering {labels[majority]!r} has an accuracy of {accuracy} on the {split_name} texts: "
-            "judge the model by f1 as well, which weighs every label alike"
+            f"{name}: the labels are unbalanced: in the training texts, {shares[majority]} and {shares[rarest]}. "
+            f"Always predicting {labels[majority]!r} has an accuracy of {accuracy} on the {split_name} texts. "
+            "Compare models by F1 as well, which gives all labels the same weight"
         )
     ]
 
@@ -72,11 +72,14 @@ def _imbalance_warnings(name: str, labels: Sequence[str], train: Labels, valid: 
 def _small_validation_warnings(n_texts: int) -> list[str]:
     if n_texts >= MIN_VALID_TEXTS:
         return []
-    points = 196 * math.sqrt(0.25 / n_texts)  # the normal approximation at an accuracy of 50 %, where it is widest
-    texts = "only 1 text is" if n_texts == 1 else f"only {n_texts} texts are"
+    points = 196 * math.sqrt(
+        0.25 / n_texts
+    )  # the normal approximation at an accuracy of 50 %, where the interval is widest
+    texts = "only 1 text" if n_texts == 1 else f"only {n_texts} texts"
     return [
         WarningText(
-            f"{texts} held out for validation: the 95 % interval of an accuracy is up to ± {points:.0f} percentage "
-            "points, too wide to choose the best weights by; give more with --valid FILE or data.valid_fraction"
+            f"the validation data has {texts}: the 95 % interval of the accuracy is up to ± {points:.0f} "
+            "percentage points, too wide to select the best weights; use more with --valid FILE or "
+            "data.valid_fraction"
         )
     ]

@@ -1,4 +1,4 @@
-"""The data of a language model: text as one long sequence of tokens, read in windows."""
+"""Text for language models: one long sequence of tokens that is read in windows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from triform.tasks.splits import find_split_point
 from triform.text import Tokenizer, encode_stream
 
 EVAL_TOKENS = 16_384
-EVAL_WINDOWS_PER_STATE = 16  # windows through which a recurrent model is read in an evaluation without forgetting
+EVAL_WINDOWS_PER_STATE = 16  # windows that share the state of a recurrent model in an evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelBatch(Batch):
-    """Windows of tokens."""
+    """A batch of windows of tokens."""
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T): the tokens shifted by one
@@ -45,12 +45,12 @@ class LanguageModelDataset(Dataset):
     """One long sequence of tokens. Training reads windows at random positions, evaluation reads all of it once."""
 
     def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
-        """With a `stride`, evaluation windows begin so many tokens apart; 0: they do not overlap."""
+        """Build a dataset whose evaluation windows start `stride` tokens apart. With 0 they do not overlap."""
         self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
-        self.resets_state = bool(stride)  # with a stride, a recurrent model begins each window with an empty state
+        self.resets_state = bool(stride)  # with a stride, a recurrent model starts each window with an empty state
 
     def __len__(self) -> int:
-        """Return the number of predictions: every token but the first."""
+        """Return the number of predictions, one for each token except the first."""
         return max(0, self.store.n_tokens - 1)
 
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
@@ -78,13 +78,13 @@ class LanguageModelDataset(Dataset):
         return DeviceLanguageModelDataset(self, device) if fits_on_device(self.store) else None
 
     def with_stride(self, stride: int) -> LanguageModelDataset:
-        """Return the text in overlapping windows: every token is predicted once, most with more context."""
+        """Return the text in overlapping windows. Each token is predicted once, most of them with more context."""
         if not 1 <= stride <= self.max_len:
-            raise ConfigError(f"a stride of {stride}: give 1 to {self.max_len}, the tokens that the model reads")
+            raise ConfigError(f"stride={stride} must be between 1 and {self.max_len}, the length of a window")
         return LanguageModelDataset(self.store, self.n_bytes, self.max_len, stride)
 
     def with_long_windows(self) -> LanguageModelDataset:
-        """Return the text in few, long windows, for recurrent models, which carry a state through them."""
+        """Return the text in a few long windows for recurrent models, which carry their state through them."""
         return (
             self
             if self.resets_state
@@ -98,7 +98,7 @@ class LanguageModelDataset(Dataset):
         return -(-n_windows // max(1, EVAL_TOKENS // self.max_len)) + (n_covered < len(self))
 
     def batches(self) -> Iterator[LanguageModelBatch]:
-        """Yield windows a stride apart. The last, shorter one is a batch of its own."""
+        """Yield windows a stride apart. The last, shorter window is a separate batch."""
         starts = np.arange(0, len(self) - self.max_len + 1, self.stride)
         for chunk in iter_chunks(starts, max(1, EVAL_TOKENS // self.max_len)):
             yield self._mask_scored_targets(self._gather_windows(np.array(chunk), self.max_len), chunk[0] == 0)
@@ -108,7 +108,7 @@ class LanguageModelDataset(Dataset):
             yield self._mask_scored_targets(self._gather_windows(np.array([start]), len(self) - start), start == 0)
 
     def _mask_scored_targets(self, batch: LanguageModelBatch, includes_first: bool) -> LanguageModelBatch:
-        """Ignore the targets that the window before has predicted. The first window has none before it."""
+        """Ignore the targets that the previous window has predicted. The first window has no previous one."""
         if self.stride == self.max_len:
             return batch
         targets = batch.targets.clone()
@@ -117,7 +117,7 @@ class LanguageModelDataset(Dataset):
 
 
 class DeviceLanguageModelDataset:
-    """The dataset on a device. All windows have one width and nothing is padded, so there is one shape."""
+    """A language-model dataset on a device. All windows have the same width, so there is only one shape."""
 
     def __init__(self, dataset: LanguageModelDataset, device: torch.device) -> None:
         self.width = dataset.max_len
@@ -133,10 +133,11 @@ class DeviceLanguageModelDataset:
 
 
 class LanguageModelData(TaskData):
-    """Reads and encodes running text, or documents."""
+    """The data of a language model: reads and encodes plain text or documents."""
 
     @cached_property
     def split_point(self) -> int | None:
+        """The end of the training part, in characters or documents; None if there is no validation part."""
         return find_split_point(self.config)
 
     @property
@@ -163,7 +164,9 @@ class LanguageModelData(TaskData):
 
     def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, ...]:
         (tokenizer,) = super().train_or_load_tokenizers(cache, n_characters)
-        if not self.config.train.init_from:  # the model never reads what an imported tokenizer puts around a text
+        if (
+            not self.config.train.init_from
+        ):  # the model never reads the tokens that an imported tokenizer adds around a text
             tokenizer.special_tokens = tokenizer.special_tokens._replace(before=(), after=())
         return (tokenizer,)
 
@@ -172,8 +175,8 @@ class LanguageModelData(TaskData):
         max_len = self.config.data.max_len or max(2, min(128, n_tokens // 4))
         if n_tokens <= max_len:
             raise DataError(
-                f"has only {n_tokens} tokens to train on; data.max_len={max_len} needs more: "
-                "lower it or give more text",
+                f"only {n_tokens} tokens to train on, and data.max_len={max_len} needs more; "
+                "lower data.max_len or use more text",
                 path=self.training_name,
             )
         return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
@@ -236,14 +239,14 @@ class LanguageModelData(TaskData):
         return self.build_dataset(self.training_name, EncodedExamples((sample,), np.array([n_bytes])), [])
 
     def load_documents(self, documents: Sequence[str]) -> LanguageModelDataset:
-        """Return documents that are held in memory as a dataset to evaluate on."""
+        """Return documents in memory as a dataset to evaluate on."""
         chunks = (TextChunk(text, True, line) for line, text in enumerate(documents, 1))
         return self.build_dataset("", self.encode("", lambda: chunks, [self.tokenizers]), [])
 
     def build_eval_dataset(self, name: str, encoded: EncodedExamples, notices: list[str]) -> LanguageModelDataset:
         (store,), (tokenizer,) = encoded.stores, self.tokenizers
         if store.n_tokens < 2:
-            raise DataError("has fewer than two tokens to evaluate on; give more text", path=name)
+            raise DataError("fewer than two tokens to evaluate on; use more text", path=name)
         if tokenizer.unk is not None and (n_unknown := store.count(tokenizer.unk)):
             message = f"{n_unknown} of {store.n_tokens} tokens are not in the vocabulary"
             notices.append(f"{name}: {message} ({tokenizer.vocabulary[tokenizer.unk]})")

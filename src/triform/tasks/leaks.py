@@ -12,15 +12,22 @@ from triform.data.readers import fingerprint
 from triform.data.token_cache import TokenCache
 from triform.errors import DataError, WarningText
 
-LEAK_PHRASE = "is memory"  # part of every warning about a leak, by which others recognise it
+LEAK_PHRASE = "measures memorisation"  # part of every warning about a leak, by which reports recognise it
 
 
 def leak_warnings(
     cache: TokenCache, valid: str, cache_key: object, train_texts: Iterator[str], valid_texts: Iterator[str]
 ) -> list[str]:
-    """Warn if validation texts are also training texts. `valid` is their file, if they have one of their own.
+    """Return a warning if validation texts also occur in the training data.
 
-    Only equal texts are found; `triform audit` finds similar ones. The result for a large file is cached.
+    Only equal texts are found; `triform audit` also finds similar ones. The result for a large file is cached.
+
+    Args:
+        cache: The token cache of the training files.
+        valid: The validation file; empty if the validation texts are a part of the training file.
+        cache_key: The values that determine the split.
+        train_texts: The training texts.
+        valid_texts: The validation texts.
     """
 
     def count_repeats() -> list[int]:
@@ -34,45 +41,41 @@ def leak_warnings(
     name = ",".join(cache.files)
     command = ["triform", "audit", "--train", name, *(["--valid", valid] if valid else [])]
     description = (
-        "are in the training data too" if valid else "held out for validation are repeats of rows trained on"
+        "also occur in the training data" if valid else "held out for validation also occur in the training rows"
     )
     share = f"{n_repeated} of {total} rows ({100 * n_repeated / total:.1f} %)"
     return [
         WarningText(
-            f"{valid or name}: {share} {description}: what they score {LEAK_PHRASE}; see {shlex.join(command)}"
+            f"{valid or name}: {share} {description}; their score {LEAK_PHRASE}: run `{shlex.join(command)}`"
         )
     ]
 
 
 def same_text_warnings(train: str, valid: str) -> list[str]:
-    """Warn if two running texts are the same file. Their lines are not compared, because lines often repeat."""
+    """Return a warning if two plain texts are the same. Lines are not compared, because they often repeat."""
     if not valid or fingerprint(valid) != fingerprint(train):
         return []
-    return [
-        WarningText(
-            f"{valid}: is the training text itself: what it scores {LEAK_PHRASE}; give --valid another file"
-        )
-    ]
+    return [WarningText(f"{valid} is the training text; its score {LEAK_PHRASE}: use another file for --valid")]
 
 
 def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str]:
-    """Warn where a file to be scored has the content of the training data.
+    """Return a warning if a file to evaluate on has the content of the training data.
 
     Args:
         name: A file, or `source,target`.
         train_fingerprints: The fingerprints of the training files, in the same order.
     """
-    with suppress(DataError):  # what cannot be read is for the reader to refuse
+    with suppress(DataError):  # the reader reports files that cannot be read
         if train_fingerprints and [fingerprint(file) for file in _split_file_names(name)] == train_fingerprints:
-            description = "has the same content as the training data: what it scores"
+            description = "has the same content as the training data; its score"
             return [
                 WarningText(
-                    f"{name}: {description} {LEAK_PHRASE} and says nothing about new text; score another file"
+                    f"{name} {description} {LEAK_PHRASE} and says nothing about new text: evaluate on another file"
                 )
             ]
     return []
 
 
 def _split_file_names(names: str) -> list[str]:
-    """Split `source,target` into two names, unless there is a file of this name."""
+    """Split `source,target` into two names, unless there is a file with this name."""
     return names.split(",") if "," in names and not Path(names).exists() else [names] if names else []

@@ -1,4 +1,4 @@
-"""Predictions, and the notes that tell users what the model could not read."""
+"""Predictions, with notes about input that the model could not read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from triform.text import SpecialTokens, Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The answer to one text: a label with all probabilities, a continuation or a translation."""
+    """The prediction for one text: a label with all probabilities, a continuation or a translation."""
 
     input: str
     output: str
     probabilities: dict[str, float] | None = None
-    cut: bool = False  # whether the input was longer than what the model reads
-    notes: tuple[str, ...] = ()  # sentences about this input, for example that no word of it is known
+    cut: bool = False  # whether the input was longer than the model reads
+    notes: tuple[str, ...] = ()  # messages about this input, for example that it has no known word
 
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """Abstract base: turns texts into predictions. Several threads may use one: a call changes nothing."""
+    """Abstract base class of predictors. Several threads may use one, because a call changes nothing."""
 
     task: Any
 
@@ -38,19 +38,19 @@ class Predictor(ABC):
 
         Args:
             texts: The inputs.
-            decode: How to decode, for tasks that write text; None: as the run's settings say.
-            seed: The seed for sampling; None: the run's.
+            decode: Decoding settings, for tasks that generate text. The default is the run's settings.
+            seed: The random seed for sampling. The default is the seed of the run.
         """
 
     @abstractmethod
     def sample_predictions(self, data: Any) -> list[dict[str, str]]:
-        """Return a few inputs with outputs (and the expected ones) from a dataset, for the report."""
+        """Return a few inputs of a dataset with their outputs and the expected outputs, for the report."""
 
 
 def truncate_with_notes(
     tokens: list[int], max_len: int, subject: str, special: SpecialTokens | None = None, *, keep_last: bool = False
 ) -> tuple[list[int], list[str]]:
-    """Return the tokens that the model reads, between special tokens if given, and a note if that is not all."""
+    """Truncate tokens to what the model reads, add special tokens if given, and return notes about truncation."""
     kept_tokens = special.wrap(tokens) if special else tokens
     if len(kept_tokens) > max_len:
         kept_tokens = (
@@ -61,22 +61,22 @@ def truncate_with_notes(
 
 
 def truncation_notes(n_tokens: int, max_read: int, subject: str = "text", *, keep_last: bool = False) -> list[str]:
-    """Return a note if a text has more tokens than the model reads."""
+    """Return a note if a text has more tokens than the model reads, else an empty list."""
     end = "last" if keep_last else "first"
     message = f"only the {end} {max(0, max_read)} of {n_tokens} tokens of the {subject} were read"
     return [message] if n_tokens > max_read else []
 
 
 def empty_text_notes(text: str, tokens: Sequence[int] | NDArray[Any], tokenizer: Tokenizer) -> list[str]:
-    """Return a note if a text tells the model nothing. `tokens` are without special tokens around them."""
+    """Return a note if a text is empty or has no known word. `tokens` are without special tokens."""
     if not text.strip():
         return ["the text is empty"]
     has_known_token = any(token != tokenizer.unk for token in tokens)
-    return [] if has_known_token else ["no word of the text is known to the model"]
+    return [] if has_known_token else ["the vocabulary has no word of the text"]
 
 
 def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return a note if a text has words that the vocabulary lacks."""
+    """Return a note if a text has words that are not in the vocabulary."""
     words = tokenizer.find_unknown(text)
     if not words or tokenizer.unk is None:
         return []
@@ -84,4 +84,5 @@ def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def format_word_list(words: Sequence[str]) -> str:
+    """Return the first words of a list, quoted, for a message."""
     return ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")

@@ -1,4 +1,4 @@
-"""Which part of a training file is held out for validation."""
+"""Choose the part of a training file that is held out for validation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from triform.errors import DataError
 
 
 def validation_mask(fraction: float) -> Iterator[bool]:
-    """Yield for each row whether it is held out: a few at random of every few rows, so short files have some too.
+    """Yield for each row whether it is held out for validation.
 
-    The random seed is fixed: runs with different seeds are evaluated on the same rows.
+    Rows are drawn at random from every block of a few rows, so that short files have validation rows too. The
+    random seed is fixed, so that runs with different seeds are evaluated on the same rows.
     """
     if not fraction:
         yield from repeat(False)
@@ -28,14 +29,16 @@ def validation_mask(fraction: float) -> Iterator[bool]:
 
 
 def find_split_point(config: Config) -> int | None:
-    """Return where the training part of a text file ends, in characters or documents. None: nothing is held out."""
+    """Return the end of the training part of a text, in characters or documents; None if it is the whole text."""
     data = config.data
     if data.valid or not data.valid_fraction:
         return None
     units = count_units(data.train, data)
     if units < 2:
         raise DataError(
-            "is one document: nothing can be held out; give --valid, or data.valid_fraction=0", path=data.train
+            "the file has only one document, so none can be held out for validation; "
+            "use --valid FILE, or set data.valid_fraction=0",
+            path=data.train,
         )
     return max(1, int((1 - data.valid_fraction) * units))
 

@@ -1,6 +1,6 @@
-"""A task is a model with its tokenizers and its loss. Its data, evaluation and prediction are objects of their own.
+"""A task combines a model with its tokenizers and its loss. Data, evaluation and prediction are separate objects.
 
-Losses are sums over predictions. The trainer divides once, by the number of predictions of the whole step.
+Losses are sums over predictions. The trainer divides once, by the number of predictions in the whole step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from triform.text import Tokenizer
 
 
 class Task(ABC):
-    """Abstract base of `Classify`, `Generate` and `Translate`.
+    """Abstract base class of `Classify`, `Generate` and `Translate`.
 
     Args:
-        config: Settings in which nothing that the model needs is left open.
-        tokenizers: The tokenizer; for translate one for the source and one for the target.
+        config: Resolved settings, which are final.
+        tokenizers: The tokenizer, or for translate one for the source and one for the target.
     """
 
     name: ClassVar[TaskName]
-    unit: ClassVar[str]  # what its examples are called
+    unit: ClassVar[str]  # the name of its examples in messages
     metric: ClassVar[str]  # the metric that selects the best weights
     higher_is_better: ClassVar[bool]
     shown_metrics: ClassVar[tuple[str, ...]]  # the metrics in the table of several sets
@@ -47,7 +47,7 @@ class Task(ABC):
     def __init__(self, config: Config, *tokenizers: Tokenizer) -> None:
         self.config, self.tokenizers = config, tokenizers
         self.tokenizer = tokenizers[0]  # of the input text
-        self.target_tokenizer = tokenizers[-1]  # of the text that the model writes
+        self.target_tokenizer = tokenizers[-1]  # of the generated text
         self.sizes = self._data_sizes()
         require_memory(config, self.sizes)
         self.model = self.build_model()
@@ -57,64 +57,65 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Return a new model, with initial weights."""
+        """Return a new model with initial weights."""
 
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
-        """Return the loss, summed over the batch's predictions."""
+        """Return the loss, summed over the predictions of the batch."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "config" and "config" in vars(self):
-            raise AttributeError("the settings of a task are final; with_config returns another task")
+            raise AttributeError("the settings of a task are final; use with_config to get another task")
         super().__setattr__(name, value)
 
     def with_config(self, config: Config) -> Self:
-        """Return this task with other settings, sharing its model and tokenizers.
+        """Return a task with other settings that shares the model and the tokenizers.
 
-        Training settings can only be completed once the data has been read, for example the number of steps.
+        Some training settings, such as the number of steps, are known only after the data has been read.
         """
         task = copy(self)
         vars(task)["config"] = config
         return task
 
     def tokenizer_for(self, module_name: str) -> Tokenizer:
-        """Return the tokenizer whose tokens a module reads, named as in `model.named_modules()`."""
+        """Return the tokenizer of the tokens that a module reads. Modules have the names of `named_modules()`."""
         return self.tokenizer if module_name.startswith("encoder.") else self.target_tokenizer
 
     @property
     def device(self) -> torch.device:
+        """The device of the model."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
     @property
     def data(self) -> TaskData:
-        """Reads, splits and encodes files. It needs no model."""
+        """The data of the task, which needs no model."""
         return self.data_class(self.config, self.tokenizers)
 
     @property
     @abstractmethod
     def evaluator(self) -> Evaluator:
-        """Computes the metrics of the model."""
+        """The evaluator of the model."""
 
     @property
     @abstractmethod
     def predictor(self) -> Predictor:
-        """Turns texts into predictions."""
+        """The predictor of the model."""
 
     @classmethod
     def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> PreparedTask:
-        """Read the data, train tokenizers, resolve open settings and build the model.
+        """Read the data, train tokenizers, resolve automatic settings and build the model.
 
-        All random numbers from here on, initial weights and dropout, follow from the seed.
+        The seed of the settings determines all later random numbers, such as initial weights and dropout.
 
         Args:
-            config: Settings, some of which may be left open.
+            config: Settings, some of which may be automatic.
             folder: The run folder.
             resume: Use the tokenizers of the run folder instead of training new ones.
 
         Raises:
             DataError: A file cannot be used.
-            ConfigError: The settings do not fit the data, or the model does not fit into memory.
+            ConfigError: The settings do not match the data, or the model does not fit into memory.
         """
         torch.manual_seed(config.seed)
         data, notices = cls.data_class(config).with_resolved_names(), list[str]()
@@ -140,17 +141,17 @@ class Task(ABC):
 
     @classmethod
     def load(cls, config: Config, folder: Path) -> Self:
-        """Open the task of a run folder. Its model does not have the trained weights yet."""
+        """Load the task of a run folder with initial weights."""
         return cls(config, *load_tokenizers(config, folder))
 
     def save(self, folder: Path) -> None:
-        """Write what `load` needs beside the config."""
+        """Write the files that `load` needs in addition to the config."""
         save_tokenizers(self.tokenizers, folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
-    """A task with its settings resolved, its data, and notices for the user: what a trainer needs."""
+    """A task with resolved settings, its datasets, and notices for the user."""
 
     task: Task
     train: Dataset
@@ -159,5 +160,5 @@ class PreparedTask:
     notices: tuple[str, ...]
 
     def with_config(self, config: Config, notices: Iterable[str] = ()) -> PreparedTask:
-        """Return the same data and model with other settings, and with more notices for the user."""
+        """Return the same data and model with other settings and more notices."""
         return replace(self, task=self.task.with_config(config), notices=(*self.notices, *notices))

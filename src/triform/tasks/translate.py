@@ -1,4 +1,4 @@
-"""Translation: an encoder-decoder turns a sentence into another language."""
+"""Translation: an encoder-decoder translates sentences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_BLEU = 1.0  # below this, differences in BLEU come from a few n-grams that a
 
 @dataclass(frozen=True)
 class TextTranslator(Predictor):
-    """Translates sentences."""
+    """Predictor of translations."""
 
     task: Translate
 
@@ -53,7 +53,7 @@ class TextTranslator(Predictor):
     def generate(
         self, sources: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
     ) -> list[list[int]]:
-        """Return the tokens that translate each source. For `decode` and `seed` see `predict`."""
+        """Return the tokens that translate each source. See `predict` for `decode` and `seed`."""
         model, config, tokenizer = self.task.model.eval(), self.task.config, self.task.target_tokenizer
         decode, max_target_len = decode or config.decode, config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
@@ -75,7 +75,7 @@ class TextTranslator(Predictor):
 
 @dataclass(frozen=True)
 class TranslationEvaluator(TokenEvaluator):
-    """Computes the loss of every target token, and BLEU and chrF of the model's own translations."""
+    """Evaluator of translation: loss per target token, and BLEU and chrF of generated translations."""
 
     task: Translate
 
@@ -123,11 +123,12 @@ class Translate(Task):
 
     def __init__(self, config: Config, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> None:
         if target_tokenizer.special_tokens.eos_or_bos is None:
-            raise ConfigError("translate needs a token that ends a text; this vocabulary has none")
+            raise ConfigError("translate needs a tokenizer with an end token, and this vocabulary has none")
         super().__init__(config, source_tokenizer, target_tokenizer)
 
     @property
     def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the source text."""
         return self.tokenizer
 
     def _data_sizes(self) -> DataSizes:
@@ -138,7 +139,7 @@ class Translate(Task):
         return use_fast_kernels(build_seq2seq(self.config.model, self.sizes))
 
     def decoder_states(self, batch: TranslationBatch) -> Tensor:  # (B, T, D)
-        """Return what the language-model head reads."""
+        """Return the input of the language-model head."""
         encoder_states = self.model.encoder(batch.source, batch.source_keep)  # (B, S, D)
         return self.model.decoder_states(batch.decoder_input, encoder_states, batch.source_keep)
 

@@ -1,4 +1,4 @@
-"""The data of translation: sentence pairs, encoded, in batches and on a device."""
+"""Sentence pairs for translation: reading, encoding and batching, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from triform.text.exporting import Side
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationBatch(Batch):
-    """Sources, and targets shifted by one."""
+    """A batch of sources, decoder inputs and targets."""
 
     source: Tensor  # (B, S)
     source_keep: Tensor | None  # (B, S)
-    decoder_input: Tensor  # (B, T): begin token and target
+    decoder_input: Tensor  # (B, T): start token and target
     targets: Tensor  # (B, T): target and end token
 
 
 class TranslationDataset(BucketedDataset):
-    """Encoded pairs. Datasets to evaluate on also keep the pairs as text, to translate and compare."""
+    """Encoded pairs. Datasets to evaluate on also keep the pairs as text, for BLEU and chrF."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TranslationDataset(BucketedDataset):
         self.source, self.target, self.max_len, self.raw_pairs = source, target, max_len, raw_pairs
         self.versions, self.special = versions, special
         self.source_lengths = np.minimum(source.lengths, max_len)
-        self.full_lengths = np.maximum(source.lengths, target.lengths + 1)  # uncut
+        self.full_lengths = np.maximum(source.lengths, target.lengths + 1)  # without truncation
         self.lengths = np.minimum(self.full_lengths, max_len)
 
     def batch(self, indices: Indices) -> TranslationBatch:
@@ -106,16 +106,17 @@ class TranslationDataset(BucketedDataset):
         return int((np.maximum.reduceat(shuffled, starts) * batch_rows).sum() - lengths.sum())
 
     def count_truncated(self) -> int:
+        """Return the number of pairs that batches truncate."""
         return int((self.full_lengths[: len(self)] > self.max_len).sum())
 
 
 class DeviceTranslationDataset:
-    """The dataset on a device, where batches are gathered from row numbers."""
+    """A translation dataset on a device, where batches are gathered from row indices."""
 
     def __init__(self, dataset: TranslationDataset, device: torch.device, train: TrainConfig) -> None:
         self.max_len, self.train, self.special = dataset.max_len, train, dataset.special
         self.source_lengths = dataset.source_lengths
-        self.target_lengths = np.minimum(dataset.target.lengths + 1, dataset.max_len)  # with the begin token
+        self.target_lengths = np.minimum(dataset.target.lengths + 1, dataset.max_len)  # with the start token
         self.source = DeviceSequences(dataset.source, dataset.max_len, device, dataset.special[0].after)
         self.target = DeviceSequences(dataset.target, dataset.max_len, device)
 
@@ -150,7 +151,7 @@ class DeviceTranslationDataset:
 
 
 class TranslationData(TaskData):
-    """Reads and encodes sentence pairs, from one file or from two aligned ones."""
+    """The data of translation: reads and encodes sentence pairs from one file or two aligned files."""
 
     store_names = (".source", ".target")
 
@@ -177,7 +178,7 @@ class TranslationData(TaskData):
         return read_pairs_or_aligned(name, self.config.data)
 
     def training_examples(self) -> Iterator[TextPair]:
-        """Read the pairs to train on. Nothing is learned from a pair with an empty side."""
+        """Yield the training pairs. Pairs with an empty side are skipped."""
         return filter(_has_both_sides, self.split_examples(held_out=False))
 
     def source_text(self, example: TextPair) -> str:
@@ -186,13 +187,11 @@ class TranslationData(TaskData):
     def scan(self, cache: TokenCache) -> tuple[Self, list[int]]:
         *n_characters, n_skipped = cache.get_or_compute(["pairs", self.cache_key], self._count_characters)
         if n_skipped:
-            cache.notices.append(
-                f"{self.training_name}: {n_skipped} pairs with an empty side were left out of training"
-            )
+            cache.notices.append(f"{self.training_name}: {n_skipped} pairs with an empty side were skipped")
         return self, n_characters
 
     def _count_characters(self) -> list[int]:
-        """Return the characters of sources and of targets, and how many pairs have an empty side."""
+        """Return the numbers of characters of sources and targets, and of pairs with an empty side."""
         n_source = n_target = n_skipped = 0
         for pair in self.split_examples(held_out=False):
             if _has_both_sides(pair):
@@ -217,18 +216,18 @@ class TranslationData(TaskData):
             return tokenizer, tokenizer
         target_tokenizer = train("target", targets, n_characters[1], "target")
         if tokenizer.vocabulary != target_tokenizer.vocabulary:
-            raise ConfigError(
-                f"tokenizer.file={config.file} holds two vocabularies: set tokenizer.joint_vocab=false"
-            )
+            raise ConfigError(f"tokenizer.file={config.file} has two vocabularies; set tokenizer.joint_vocab=false")
         return tokenizer, target_tokenizer
 
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
         source, target = encoded.stores
         if not len(source):
-            raise DataError("no pairs to train on: each has an empty side", path=self.training_name)
+            raise DataError("no pairs to train on: every pair has an empty side", path=self.training_name)
         longest = int(max(source.lengths.max(), target.lengths.max() + 1))
         settings: Settings = {"data.max_len": self.config.data.max_len or min(256, longest + 8)}
-        if self.config.tokenizer.joint_vocab:  # two vocabularies have two sizes: each is found from the data again
+        if (
+            self.config.tokenizer.joint_vocab
+        ):  # separate vocabularies have different sizes, which the data determines again
             settings["tokenizer.vocab_size"] = tokenizers[0].vocab_size
         return settings
 
@@ -268,11 +267,12 @@ class TranslationData(TaskData):
         dataset = TranslationDataset(source, target, self.config.data.max_len, raw_pairs, versions, special)
         if not len(dataset):
             raise DataError(
-                "no pairs are left for validation; give a validation set, or raise data.valid_fraction", path=name
+                "no pairs are left for validation; use a validation file, or raise data.valid_fraction", path=name
             )
         if n_truncated := dataset.count_truncated():
             notices.append(
-                f"{name}: {n_truncated} of {len(dataset)} pairs were cut at data.max_len={dataset.max_len} tokens"
+                f"{name}: {n_truncated} of {len(dataset)} pairs were truncated to {dataset.max_len} tokens "
+                "(data.max_len)"
             )
         return dataset
 
@@ -281,11 +281,11 @@ class TranslationData(TaskData):
     ) -> TranslationDataset:
         pairs = list(filter_lines(self.read_examples(name), lines))
         if not any(map(_has_both_sides, pairs)):
-            raise DataError("has no pair with both sides filled to evaluate on", path=name)
+            raise DataError("no pairs with two non-empty sides to evaluate on", path=name)
         return self._build_from_pairs(name, pairs, notices)
 
     def load_validation_dataset(self, notices: list[str], folder: Path | None = None) -> TranslationDataset | None:
-        """Read the validation pairs. They are translated, so they are kept as text and not cached as tokens."""
+        """Read the validation pairs. They are kept as text, because they are translated, and not cached."""
         if self.validation_name:
             return self.load_dataset(self.validation_name, notices)
         if not self.config.data.valid_fraction:

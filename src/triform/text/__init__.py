@@ -1,4 +1,4 @@
-"""Tokenizers: Triform's own and those of other libraries behind one interface. This package does not use torch."""
+"""Tokenizers, Triform's own and imported ones, behind one interface. No torch."""
 
 from triform.text.base import (
     BOS,

@@ -1,4 +1,4 @@
-"""The base class of all tokenizers: text to token ids and back."""
+"""The base classes of all tokenizers, which map text to token ids and back."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import write_text
 
-SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")  # of every vocabulary that is learned here
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")  # the first tokens of every vocabulary that Triform trains
 PAD, UNK, BOS, EOS = range(4)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-FORMAT_VERSION = 1  # of the saved file; a higher number in a file means it is newer than this code
+FORMAT_VERSION = 1  # of the saved file; a file with a higher number was written by a newer Triform
 
-# A line break before anything but whitespace ends a token in every kind that is learned here: long text may be cut
-# there.
+# In every kind of tokenizer that Triform trains, a line break before a non-whitespace character ends a token, so a
+# long text may be split there.
 SAFE_SPLIT = re.compile(r"\n(?=\S)")
-_MIN_CHUNK_CHARS = 4096  # characters; short enough to share among cores, long enough that the sharing costs nothing
-_MAX_BATCH_CHARS = 1 << 19  # characters a call: the library keeps about 100 bytes for each until the call returns
+_MIN_CHUNK_CHARS = 4096  # characters; small enough to spread over the cores, large enough to make that cheap
+_MAX_BATCH_CHARS = 1 << 19  # characters per call; the library needs about 100 bytes for each during the call
 
 
 class TokenRows(NamedTuple):
-    """Tokens of many texts end to end, and how many each text has."""
+    """The tokens of many texts in one array, and the number of tokens of each text."""
 
     tokens: NDArray[Any]  # unsigned integers
     lengths: NDArray[np.int64]
 
     def append_token(self, token: int, row_mask: NDArray[np.bool_]) -> TokenRows:
-        """With one more token at the end of the chosen rows."""
+        """Return the rows with one more token at the end of those that the mask selects."""
         ends = np.cumsum(self.lengths)[row_mask]
         return TokenRows(np.insert(self.tokens, ends, token), self.lengths + row_mask) if len(ends) else self
 
     def wrap(self, before: Sequence[int], after: Sequence[int]) -> TokenRows:
-        """With the same tokens before and after each row."""
+        """Return the rows with the same tokens added before and after each of them."""
         ends = np.cumsum(self.lengths)[:, None]
         starts = ends - self.lengths[:, None]
         positions = np.hstack([starts.repeat(len(before), 1), ends.repeat(len(after), 1)])
@@ -54,54 +54,54 @@ class TokenRows(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of the special tokens; None for a token that the vocabulary lacks."""
+    """The ids of the special tokens. A token that is not in the vocabulary is None."""
 
     pad: int | None = PAD
     unk: int | None = UNK
     bos: int | None = BOS
     eos: int | None = EOS
-    before: tuple[int, ...] = ()  # what a model expects around a text that it reads as a whole
+    before: tuple[int, ...] = ()  # the tokens that an encoder expects before a text; `after`: those after it
     after: tuple[int, ...] = ()
 
     @property
     def pad_or_zero(self) -> int:
-        """Stands where there is no text; it is masked, so any token will do."""
+        """The token that fills rows up: padding or, without it, token 0, which is masked as well."""
         return 0 if self.pad is None else self.pad
 
     @property
     def eos_or_bos(self) -> int | None:
-        """Ends a text or, where only a beginning is known, stands between texts."""
+        """The token that separates texts: EOS or, without it, BOS."""
         return self.bos if self.eos is None else self.eos
 
     @property
     def end_token(self) -> int:
-        """Stands for a text of nothing."""
+        """The token that stands for an empty text."""
         return next((token for token in (self.eos_or_bos, self.unk) if token is not None), self.pad_or_zero)
 
     @property
     def start_token(self) -> int:
-        """The token that a decoder starts from."""
+        """The first token that a decoder reads."""
         return self.end_token if self.bos is None else self.bos
 
     @property
     def unk_or_pad(self) -> int:
-        """Says as little as a token can: the unknown one or, where everything is known, filling."""
+        """The token without meaning: the unknown token or, without it, padding."""
         return next((token for token in (self.unk, self.pad) if token is not None), self.end_token)
 
     def wrap_rows(self, rows: TokenRows) -> TokenRows:
-        """Texts as a model reads them; none is empty."""
+        """Return rows with their special tokens, as a model reads them. No row stays empty."""
         if self.before or self.after:
             return rows.wrap(self.before, self.after)
         return rows.append_token(self.end_token, rows.lengths == 0)
 
     def truncate(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
-        """Truncate a row to a length, and keep the special tokens that belong at its end."""
+        """Truncate a row to a length, and keep the special tokens at its end."""
         if len(row) <= max_len or not self.after:
             return row[:max_len]
         return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
 
     def wrap(self, tokens: Sequence[int], max_len: int = 0) -> list[int]:
-        """One text in its frame; with a length it is cut to fit."""
+        """Return one text with its special tokens, truncated to `max_len` tokens unless that is 0."""
         content = tokens[: max(0, max_len - len(self.before) - len(self.after))] if max_len else tokens
         return [*self.before, *content, *self.after] or [self.end_token]
 
@@ -110,11 +110,14 @@ DEFAULT_SPECIAL_TOKENS = SpecialTokens()
 
 
 class Tokenizer(ABC):
-    """Text to tokens and back. Special tokens are never found in a text: a literal "<eos>" is five characters."""
+    """Base class of tokenizers, which map text to token ids and back.
+
+    Text never encodes to special tokens: a literal "<eos>" is encoded as five characters.
+    """
 
     kind: ClassVar[str]
-    lossless: bool = True  # whether decoding gives back the text, spaces and all
-    single_threaded: ClassVar[bool] = False  # whether encoding keeps one core busy, however many there are
+    lossless: bool = True  # whether decoding restores the text exactly, including spaces
+    single_threaded: ClassVar[bool] = False  # whether encoding uses only one core
 
     def __init__(self, pieces: list[str], special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS) -> None:
         self._pieces, self.special_tokens = pieces, special_tokens
@@ -122,48 +125,49 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
+        """The number of tokens in the vocabulary."""
         return len(self._pieces)
 
     @property
     def vocabulary(self) -> Sequence[str]:
-        """Every token as the vocabulary spells it, by number; no two alike."""
+        """All tokens in the spelling of the vocabulary, ordered by id. No two are equal."""
         return self._pieces
 
     @property
     def banned_tokens(self) -> tuple[int, ...]:
-        """Tokens that a model must not choose."""
+        """The tokens that a model must not generate."""
         return tuple(token for token in (self.pad, self.unk, self.bos) if token not in (None, self.eos))
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Tokens of one text; no special token is added."""
+        """Return the token ids of one text, without special tokens."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, the same as one by one."""
+        """Return the token ids of each text, equal to those of `encode`."""
 
     def encode_rows(self, texts: Sequence[str]) -> TokenRows:
-        """Return the tokens of each text as one array with lengths."""
-        rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # one may be cut and shared
+        """Return the token ids of all texts in one array, with the length of each."""
+        rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # `encode` may split it
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
         return TokenRows(tokens, lengths)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest unsigned integers that can hold any token."""
+        """The smallest unsigned integer type that holds every token id."""
         return token_dtype(self.vocab_size)
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens: special ones are left out, the unknown one is a replacement character."""
+        """Return the text of tokens. Special tokens are left out; unknown ones become a replacement character."""
 
     def format_piece(self, token: int) -> str:
-        """One token as a person would read it."""
+        """Return the readable text of one token."""
         return self._pieces[token]
 
     def format_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Each token as a person would read it among the others."""
+        """Return the readable text of each token, given its neighbours."""
         return [self.format_piece(token) for token in tokens]
 
     @abstractmethod
@@ -172,18 +176,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_json(self) -> str:
-        """Everything that `load_tokenizer` needs."""
+        """Return the content of the file that `load_tokenizer` reads."""
 
     def save(self, path: Path) -> None:
-        """Write one JSON file."""
+        """Write the tokenizer to a JSON file."""
         try:
             write_text(path, self.to_json())
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from error
+            raise CheckpointError(f"{path} cannot be written ({error.strerror or error})") from error
 
 
 class BackendTokenizer(Tokenizer):
-    """One whose vocabulary and rules are held by the library."""
+    """Base class of tokenizers that are built on the `tokenizers` library."""
 
     def __init__(self, backend: Core, special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS) -> None:
         ids = backend.get_vocab()
@@ -192,7 +196,7 @@ class BackendTokenizer(Tokenizer):
         if (special_tokens is DEFAULT_SPECIAL_TOKENS and tuple(self._pieces[:4]) != SPECIAL_TOKENS) or sorted(
             ids.values()
         ) != list(range(len(ids))):
-            raise ValueError(f"the vocabulary must be numbered from 0 and begin with {' '.join(SPECIAL_TOKENS)}")
+            raise ValueError(f"the vocabulary must be numbered from 0 and start with {' '.join(SPECIAL_TOKENS)}")
 
     def encode(self, text: str) -> list[int]:
         parts = list(split_long_text(text, _MIN_CHUNK_CHARS))
@@ -203,7 +207,7 @@ class BackendTokenizer(Tokenizer):
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, the same as one by one, spread over the cores."""
+        """Return the token ids of each text, equal to those of `encode`. The work is spread over the cores."""
         disable_fork_warning()
         encoded: list[list[int]] = []
         batch: list[str] = []
@@ -227,7 +231,7 @@ class BackendTokenizer(Tokenizer):
         return {"format": FORMAT_VERSION, "kind": self.kind}
 
     def to_json(self) -> str:
-        """Our kind, and the library's own format inside."""
+        """Return the header with the library's own format inside."""
         content = {"triform": self.header(), "tokenizer": json.loads(self._backend.to_str())}
         return json.dumps(content, ensure_ascii=False)
 
@@ -238,19 +242,19 @@ class BackendTokenizer(Tokenizer):
 
 
 class TrainingText:
-    """Texts read once: checked, counted, and named for messages."""
+    """Texts to train a tokenizer on: an iterator that validates them and counts their characters."""
 
     def __init__(self, texts: Iterable[str], name: str, expected_characters: int = 0) -> None:
         self._texts, self.name, self.n_characters = texts, name, 0
-        self._expected_characters = expected_characters  # characters, where they were counted before
+        self._expected_characters = expected_characters  # 0 if unknown
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
             check_text(text, self.name)
             self.n_characters += len(text)
-            yield from split_long_text(text, _MIN_CHUNK_CHARS)  # a whole book may be one text
+            yield from split_long_text(text, _MIN_CHUNK_CHARS)  # one text may be a whole book
         if not self.n_characters:
-            raise DataError(f"{self.name}: there is no text to make a vocabulary from")
+            raise DataError(f"{self.name}: there is no text to train a tokenizer on")
 
     def sample(self, max_characters: int) -> Iterator[str]:
         """Yield all parts, or about `max_characters` characters spread over the text if it is longer."""
@@ -264,11 +268,12 @@ class TrainingText:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the integer type that stores the token ids of a vocabulary."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def split_long_text(text: str, min_length: int, boundary: re.Pattern[str] = SAFE_SPLIT) -> Iterator[str]:
-    """Parts of at least `length` characters that encode to the same tokens as the whole."""
+    """Yield parts of at least `min_length` characters that encode to the same tokens as the whole text."""
     start = 0
     while match := boundary.search(text, start + min_length):
         yield text[start : match.end()]
@@ -277,42 +282,42 @@ def split_long_text(text: str, min_length: int, boundary: re.Pattern[str] = SAFE
 
 
 def check_text(text: str, name: str = "the text") -> None:
-    """Refuse lone surrogates: they are no characters, and UTF-8 cannot hold them."""
+    """Refuse a text with lone surrogates, which are not characters and cannot be written as UTF-8."""
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise DataError(
             f"{name}: character {error.start + 1} is a lone surrogate (U+{code:04X}), which is not text; "
-            "save it again as UTF-8"
+            "save the text as UTF-8"
         ) from None
 
 
 def check_vocab_size(vocab_size: int, *, minimum: int) -> None:
-    """Refuse a size too small for any data; 0 is a size left open."""
+    """Refuse a vocabulary size that is too small for any data. With 0, the size is chosen automatically."""
     if vocab_size and vocab_size < minimum:
         raise ConfigError(f"tokenizer.vocab_size={vocab_size} is too small: it must be at least {minimum}")
 
 
 def check_vocab_size_limit(vocab_size: int, *, maximum: int, name: str) -> None:
-    """Refuse a size that the data cannot fill."""
+    """Refuse a vocabulary size that is larger than the data allows."""
     if vocab_size > maximum:
         raise ConfigError(
             f"tokenizer.vocab_size={vocab_size} is more than {name} allows ({maximum} at most); "
-            f"set it to {maximum} or lower, or leave it out"
+            f"set it to {maximum} or lower, or remove the setting"
         )
 
 
 def build_lowercaser(config: TokenizerConfig) -> normalizers.Normalizer | None:
-    """The library's step that lowers case, where the config asks for it."""
-    # Character by character, unlike str.lower (final sigma), so that cutting a text changes nothing.
+    """Return the library's lowercasing step, or None if the settings keep case."""
+    # It works character by character, unlike str.lower (final sigma), so splitting a text changes nothing.
     return normalizers.Lowercase() if config.lowercase else None
 
 
 @cache
 def disable_fork_warning() -> None:
-    """Let forked children tokenize on one core, without the warning older `tokenizers` print at a fork."""
-    if not hasattr(os, "register_at_fork"):  # Windows does not fork
+    """Make forked children tokenize on one core, without the warning that older `tokenizers` print at a fork."""
+    if not hasattr(os, "register_at_fork"):  # Windows has no fork
         return
     env_name = "TOKENIZERS_PARALLELISM"
     was_unset: list[bool] = []

@@ -1,4 +1,4 @@
-"""Byte-level BPE with the GPT-4 split pattern; it encodes any Unicode text without unknown tokens."""
+"""Byte-level BPE with the GPT-4 split pattern. It encodes any Unicode text without unknown tokens."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from triform.text.base import (
 from triform.text.split_patterns import GPT4_PATTERN, SEPARATOR, SPLIT_PATTERNS, find_word_pattern
 
 BASE_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # before the first merge
-CHARS_PER_TOKEN = 200  # a size left open: one piece for so many characters of text, between the two bounds
+CHARS_PER_TOKEN = 200  # automatic vocabulary size: one token per this many characters, between the two bounds
 MIN_AUTO_VOCAB, MAX_AUTO_VOCAB = 512, 16384
-MAX_TRAIN_CHARS = 1 << 25  # characters to learn from; more would hardly change the pieces, and take minutes
-MIN_PAIR_COUNT = 2  # a pair seen once teaches nothing
-MAX_CACHED_WORD_CHARS = 64  # characters of a word worth remembering
-MAX_TRAIN_WORD_CHARS = 1_000  # characters of a word that a vocabulary is learned from; longer ones are cut
+MAX_TRAIN_CHARS = 1 << 25  # characters to train on; more text hardly changes the vocabulary and takes minutes
+MIN_PAIR_COUNT = 2  # a pair that occurs once is not merged
+MAX_CACHED_WORD_CHARS = 64  # characters; longer words are not cached
+MAX_TRAIN_WORD_CHARS = 1_000  # characters; longer words are split before training
 MAX_CACHED_WORDS = 1 << 18  # words; about 50 MB
-MAX_GROUP_CHARS = 1 << 20  # characters of a group of texts that are encoded together
+MAX_GROUP_CHARS = 1 << 20  # characters of the texts that are encoded together
 
-_INVALID_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" shows a byte that is not UTF-8
+_INVALID_BYTE = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes a byte that is not UTF-8
 
 
 class WordCache(dict[str, bytes]):
@@ -51,7 +51,7 @@ class WordCache(dict[str, bytes]):
     def __init__(self, backend: Core, typecode: str, separator: int = PAD) -> None:
         super().__init__()
         self._model, self._typecode = backend.model, typecode
-        self.separator = separator  # which no text can give
+        self.separator = separator  # a token that no text encodes to
         self._byte_to_char = dict(enumerate(byte_characters()))
 
     def __missing__(self, word: str) -> bytes:
@@ -75,10 +75,10 @@ class WordCache(dict[str, bytes]):
 
 
 class BpeTokenizer(BackendTokenizer):
-    """Lossless on every text, seen or not (unless lowercase is set: case is then gone before encoding).
+    """Byte-level BPE, lossless on every text unless it lowercases.
 
-    The same words come again and again, so each is split into tokens once and remembered. That is several times
-    faster than the library's own encoding, on one core. The file holds the library's model; tests keep both equal.
+    Words repeat, so each word is split into tokens once and cached. On one core this is several times faster than
+    the library's encoding. The file holds the library's model, and tests compare the two.
     """
 
     kind: ClassVar[str] = "bpe"
@@ -99,7 +99,7 @@ class BpeTokenizer(BackendTokenizer):
             self._token_bytes[special_tokens.unk] = REPLACEMENT.encode()
 
     def _find_special_names(self) -> dict[int, str]:
-        """The special tokens with their names."""
+        """Return the names of the special tokens by id."""
         return dict(enumerate(SPECIAL_TOKENS))
 
     def _spell_bytes(self, token: int) -> bytes:
@@ -112,7 +112,7 @@ class BpeTokenizer(BackendTokenizer):
         backend = Core(models.BPE())
         backend.normalizer = build_lowercaser(config)
         split = pre_tokenizers.Split(Regex(GPT4_PATTERN), "isolated")
-        # the library's training takes time quadratic in the length of a word
+        # The library's training time is quadratic in the length of a word.
         split_long_words = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{MAX_TRAIN_WORD_CHARS}}}"), "isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, split_long_words, byte_level])
@@ -125,8 +125,8 @@ class BpeTokenizer(BackendTokenizer):
         )
         backend.train_from_iterator(texts.sample(MAX_TRAIN_CHARS), trainer)
         check_vocab_size_limit(config.vocab_size, maximum=backend.get_vocab_size(), name=texts.name)
-        # How much text there is, is known only now. Merges are in order, so the first ones are exactly
-        # those that a training to the smaller size would have learned.
+        # The amount of text is known only now. Merges are in order, so the first ones are exactly those that
+        # training to the smaller size would have found.
         vocab_size = config.vocab_size or min(
             max(texts.n_characters // CHARS_PER_TOKEN, MIN_AUTO_VOCAB), MAX_AUTO_VOCAB
         )
@@ -157,7 +157,7 @@ class BpeTokenizer(BackendTokenizer):
         )
 
     def _encode_group(self, texts: list[str]) -> TokenRows:
-        """Many texts as one, which spares most of the work that short ones are."""
+        """Encode many texts as one, which saves most of the overhead of short texts."""
         for text in texts:
             check_text(text)
         joined = self._lowercase(SEPARATOR.join(texts))
@@ -172,12 +172,12 @@ class BpeTokenizer(BackendTokenizer):
         return TokenRows(tokens[~is_separator], np.diff(ends) - 1)
 
     def _encode_text(self, text: str) -> bytes:
-        """Return the tokens of one text, in lower case if the tokenizer is."""
+        """Return the tokens of one text, which is lowercased if the tokenizer does so."""
         pattern = None if SEPARATOR in text else find_word_pattern(text, self._pattern)
         if pattern is not None:
             return self._word_cache.encode_words(_find_words(pattern, text))
         split_pattern = SPLIT_PATTERNS.get(self._pattern)
-        # Split by lines first: only some lines need the library.
+        # Split into lines first, because only some lines need the library.
         if split_pattern and len(lines := list(split_long_text(text, 1, split_pattern.safe_split))) > 1:
             return b"".join(map(self._encode_text, lines))
         return array(self.dtype.char, self._backend.encode(text, add_special_tokens=False).ids).tobytes()
@@ -195,7 +195,7 @@ class BpeTokenizer(BackendTokenizer):
         return _INVALID_BYTE.sub(_format_byte, text)
 
     def format_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """As `format_piece`, but a character whose bytes span several tokens is shown in each, with its share."""
+        """Return the readable text of each token. A character that spans several tokens appears in each of them."""
         token_bytes = [b"" if token in self._special_names else self._token_bytes[token] for token in tokens]
         byte_owners = [index for index, part in enumerate(token_bytes) for _ in part]
         texts = [self._special_names.get(token, "") for token in tokens]
@@ -214,7 +214,7 @@ class BpeTokenizer(BackendTokenizer):
 
     @property
     def pattern(self) -> str:
-        """The split pattern, if it is a known one."""
+        """The split pattern if it is a known one, else an empty string."""
         return self._pattern
 
     def ranks(self) -> tuple[dict[bytes, int], dict[str, int]]:
@@ -232,7 +232,7 @@ class BpeTokenizer(BackendTokenizer):
 
 
 def _group_texts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts that hold a million characters together, or one alone that is longer."""
+    """Yield groups of texts with about a million characters each. A longer text is a group by itself."""
     group: list[str] = []
     n_characters = 0
     for text in texts:
@@ -256,7 +256,7 @@ def _format_byte(match: re.Match[str]) -> str:
 
 
 def _truncate_vocab(backend: Core, vocab_size: int) -> models.BPE:
-    """The trained model as it was when it had `size` pieces, without the library's added tokens."""
+    """Return the first `vocab_size` tokens of a trained model, without the library's added tokens."""
     ids = backend.get_vocab(with_added_tokens=False)
     merges: list[tuple[str, str]] = []
     for left, right in json.loads(backend.to_str())["model"]["merges"]:
@@ -267,7 +267,7 @@ def _truncate_vocab(backend: Core, vocab_size: int) -> models.BPE:
 
 
 def byte_characters() -> list[str]:
-    """The visible character that byte-level BPE writes for each byte (the GPT-2 table)."""
+    """Return the visible character that byte-level BPE writes for each byte (the GPT-2 table)."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in visible]
     byte_to_char = {byte: chr(byte) for byte in visible} | {

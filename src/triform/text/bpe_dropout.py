@@ -1,6 +1,6 @@
-"""Byte BPE that splits the same word now one way, now another, so that a model learns from more than one spelling.
+"""BPE dropout: split the same word in different ways, so that a model learns from several encodings of a text.
 
-Each merge is left out at random (BPE-dropout, arXiv:1910.13267). Only training text is split so.
+Merges are left out at random (arXiv:1910.13267). This applies only to training text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tokenizers import Tokenizer as Core
 
 from triform.text.bpe import BpeTokenizer, WordCache
 
-N_VERSIONS = 10  # ways in which a training set is split; epochs take them in turn
+N_VERSIONS = 10  # encodings of a training set; each epoch uses the next one
 
 
 class BpeDropoutCache(WordCache):
-    """A word is split in one way for each version, drawn from the word itself: again is the same again."""
+    """Word cache with BPE dropout. The word and the version determine how a word is split."""
 
     def __init__(self, backend: Core, typecode: str, dropout: float, version: int) -> None:
         super().__init__(backend, typecode)
@@ -46,6 +46,8 @@ class BpeDropoutCache(WordCache):
 
 
 class BpeDropoutTokenizer(BpeTokenizer):
+    """Byte-level BPE that leaves out merges at random. Each version splits words in another way."""
+
     def __init__(self, backend: Core, dropout: float, version: int) -> None:
         super().__init__(backend)
         self.dropout, self.version = dropout, version
@@ -56,4 +58,5 @@ class BpeDropoutTokenizer(BpeTokenizer):
 
 
 def build_dropout_versions(tokenizer: BpeTokenizer, dropout: float) -> list[BpeDropoutTokenizer]:
+    """Return a tokenizer with BPE dropout for each encoding of the training set."""
     return [BpeDropoutTokenizer(tokenizer._backend, dropout, version) for version in range(N_VERSIONS)]

@@ -24,10 +24,10 @@ from triform.text.base import (
 
 
 class CharTokenizer(BackendTokenizer):
-    """Lossless on any text whose characters were all seen in training.
+    """Tokenizer of single characters, lossless on text whose characters all occur in the training text.
 
-    A dictionary does the encoding: for single characters it is about six times faster than the library's
-    word-level model and needs no memory beyond the ids. The file holds that model; a test keeps both equal.
+    Characters are encoded with a dictionary, which is about six times faster than the library's word-level model
+    and needs no memory beyond the ids. The file holds the library's model, and a test compares the two.
     """
 
     kind: ClassVar[str] = "char"
@@ -49,12 +49,14 @@ class CharTokenizer(BackendTokenizer):
         max_size = n_special + len(counts)
         check_vocab_size_limit(config.vocab_size, maximum=max_size, name=texts.name)
         frequent = sorted(counts, key=lambda character: (-counts[character], character))
-        # By code point, so that ids do not move when the counts of the same characters do.
+        # Sort by code point, so that the ids do not depend on the counts.
         vocabulary = sorted(frequent[: (config.vocab_size or max_size) - n_special])
         ids = {piece: token for token, piece in enumerate([*SPECIAL_TOKENS, *vocabulary])}
         backend = Core(models.WordLevel(ids, unk_token=SPECIAL_TOKENS[UNK]))
         backend.normalizer = lowercaser
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")  # (?m): . is any character
+        backend.pre_tokenizer = pre_tokenizers.Split(
+            Regex("(?m)."), "isolated"
+        )  # with (?m), . matches any character
         backend.decoder = decoders.Fuse()
         return cls(backend)
 

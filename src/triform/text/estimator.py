@@ -1,4 +1,4 @@
-"""The base of the estimators in `triform.scratch` and `triform.sklearn`: both read lists of texts."""
+"""The base class of the estimators in `triform.scratch` and `triform.sklearn`, which read lists of texts."""
 
 from __future__ import annotations
 
@@ -11,62 +11,64 @@ from triform.errors import DataError
 
 
 class TextEstimatorBase:
-    """An estimator of one task that validates its input. It needs neither torch nor scikit-learn."""
+    """Base class of estimators that validates texts. It needs neither torch nor scikit-learn."""
 
     task: ClassVar[TaskName]
-    input_error: ClassVar[type[DataError]] = DataError  # what is raised for texts that cannot be used
+    input_error: ClassVar[type[DataError]] = DataError  # raised for texts that cannot be used
 
     @classmethod
     def check_texts(cls, values: object, name: str, *, allow_empty: bool = False) -> list[str]:
         """Return texts as a list of strings.
 
         Args:
-            values: Anything that can be iterated over once, such as a list or a column of a table.
+            values: Any iterable, such as a list or a column of a table.
             name: The name of the argument, for error messages.
-            allow_empty: Whether there may be no texts at all.
+            allow_empty: Accept an empty list.
 
         Raises:
-            DataError: Something else than texts was given.
+            DataError: A value is not a text.
         """
         if isinstance(values, str | bytes):
-            raise cls.input_error(f"{name} is one text, {short_repr(values)}; give a list of texts")
+            raise cls.input_error(f"{name} is a single text, {short_repr(values)}; pass a list of texts")
         shape = getattr(values, "shape", None)
         if shape is not None and len(shape) != 1:
             raise cls.input_error(
                 f"{name} is a {type(values).__name__} of shape {tuple(shape)}; "
-                "a list of texts has one dimension: choose the column that holds them"
+                "texts must have one dimension: select the column that contains them"
             )
         if isinstance(values, dict | set) or not isinstance(values, Iterable):
             kind = type(values).__name__
-            raise cls.input_error(f"{name} is {short_repr(values)} ({kind}); give a list of texts")
+            raise cls.input_error(f"{name} is {short_repr(values)} ({kind}); pass a list of texts")
         texts = list(values)
         if not texts and not allow_empty:
-            raise cls.input_error(f"{name} is empty: 0 texts; give at least 1")
+            raise cls.input_error(f"{name} is empty; pass at least one text")
         for row, text in enumerate(texts):
             if not isinstance(text, str):
                 raise cls.input_error(
                     f"{name}: row {row} is {describe_value(text)}; every row must be a text (str)"
                 )
             if has_lone_surrogate(text):
-                raise cls.input_error(f"{name}: row {row} holds half of a surrogate pair (\\ud...); mend the text")
-        return [str(text) for text in texts]  # elements of a NumPy array are of a subclass
+                raise cls.input_error(
+                    f"{name}: row {row} contains half of a surrogate pair (\\ud...); correct the text"
+                )
+        return [str(text) for text in texts]  # elements of a NumPy array are a subclass of str
 
     @classmethod
     def check_same_length(cls, first_name: str, n_first: int, second_name: str, n_second: int) -> None:
-        """Refuse two lists whose rows do not belong together."""
+        """Refuse two lists of different lengths."""
         if n_first != n_second:
             raise cls.input_error(
-                f"{first_name} has {n_first} texts but {second_name} has {n_second}: every text needs its own"
+                f"{first_name} has {n_first} texts but {second_name} has {n_second}; they must have the same length"
             )
 
 
 def is_missing(value: object) -> bool:
-    """Return whether a value is None, NaN, or what pandas writes for them."""
+    """Return whether a value is None, NaN, or a missing value of pandas."""
     return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Return whether a text holds half of a surrogate pair, which cannot be written to a file."""
+    """Return whether a text contains half of a surrogate pair, which cannot be written as UTF-8."""
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 

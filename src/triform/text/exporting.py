@@ -1,4 +1,4 @@
-"""Write tokenizers as the files that other libraries read."""
+"""Export tokenizers to the file formats of other libraries."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ TokenizerFormat = Literal["huggingface", "tiktoken"]
 def write_tokenizer(
     tokenizer: Tokenizer, folder: Path | str, *, file_format: TokenizerFormat = "huggingface", side: Side = "source"
 ) -> list[Path]:
-    """Write the files by which another library gives the same ids, and say which.
+    """Write the files with which another library encodes text to the same ids.
 
-    huggingface: tokenizer.json and tokenizer_config.json, and what older programs read: vocab.json with merges.txt
-    for byte BPE, vocab.txt for WordPiece. A SentencePiece model is written as the file that it is; `side` names
-    Marian's. tiktoken: a rank file, for byte BPE whose ids are in the order of its merges.
+    Args:
+        tokenizer: The tokenizer to export.
+        folder: The folder to write to.
+        file_format: "huggingface" writes tokenizer.json and tokenizer_config.json, and for older programs also
+            vocab.json with merges.txt (byte-level BPE) or vocab.txt (WordPiece); a SentencePiece model is written
+            as its original file. "tiktoken" writes a rank file, for byte-level BPE whose ids follow the order of
+            its merges.
+        side: Which of the two SentencePiece models of Marian this is, for its file name.
+
+    Returns:
+        The files that were written.
     """
     folder = Path(folder)
     try:
@@ -46,7 +54,7 @@ def write_tokenizer(
             else _write_huggingface(tokenizer, folder)
         )
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        raise CheckpointError(f"{folder} cannot be written ({error.strerror or error})") from error
 
 
 def _write_huggingface(tokenizer: BackendTokenizer, folder: Path) -> list[Path]:
@@ -74,7 +82,7 @@ def _write_huggingface(tokenizer: BackendTokenizer, folder: Path) -> list[Path]:
 
 
 def _build_template(tokenizer: BackendTokenizer) -> processors.PostProcessor | None:
-    """The step that puts the special tokens around a text that this tokenizer puts there."""
+    """Return the library's step that adds the special tokens of this tokenizer to a text."""
     before, after = ([tokenizer.vocabulary[token] for token in tokens] for tokens in tokenizer.special_tokens[4:])
     if not before and not after:
         return None
@@ -103,14 +111,16 @@ def _build_tokenizer_config(tokenizer: BackendTokenizer) -> dict[str, Any]:
 
 def _write_tiktoken(tokenizer: BackendTokenizer, folder: Path) -> list[Path]:
     if not isinstance(tokenizer, BpeTokenizer):
-        raise CheckpointError(f"tiktoken reads byte BPE alone; this tokenizer is {tokenizer.kind}")
+        raise CheckpointError(f"tiktoken supports only byte-level BPE; this tokenizer is {tokenizer.kind}")
     if tokenizer.backend.normalizer is not None:
-        raise CheckpointError("tiktoken changes no text before it cuts it; this tokenizer does (lowercase)")
+        raise CheckpointError("tiktoken cannot lowercase text, and this tokenizer does")
     if not tokenizer.pattern:
-        raise CheckpointError("tiktoken has no place for the rule by which this tokenizer cuts text")
+        raise CheckpointError("tiktoken does not support the way in which this tokenizer splits text into words")
     ranks, special_tokens = tokenizer.ranks()
     if tokenizer.merges() != derive_merges(ranks):
-        raise CheckpointError("tiktoken's ids are the order of merges; those of this vocabulary are not")
+        raise CheckpointError(
+            "tiktoken numbers tokens in the order of their merges, and the ids of this vocabulary differ from that"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.tiktoken"
     write_ranks(path, ranks, tokenizer.pattern, special_tokens)
@@ -121,7 +131,7 @@ def _write_sentencepiece(
     tokenizer: SentencePieceTokenizer, folder: Path, file_format: TokenizerFormat, side: Side
 ) -> list[Path]:
     if file_format != "huggingface":
-        raise CheckpointError("tiktoken reads byte BPE alone; this is a SentencePiece model")
+        raise CheckpointError("tiktoken supports only byte-level BPE; this tokenizer is a SentencePiece model")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"{side}.spm" if tokenizer.ids else "tokenizer.model")
     path.write_bytes(tokenizer.model)

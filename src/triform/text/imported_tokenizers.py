@@ -1,4 +1,4 @@
-"""Tokenizers of other libraries behind Triform's interface, with the same ids."""
+"""Imported tokenizers of other libraries behind Triform's interface, with the same ids."""
 
 from __future__ import annotations
 
@@ -23,21 +23,26 @@ from triform.text.bpe import BpeTokenizer, byte_characters
 from triform.text.split_patterns import GPT2_PATTERN, GPT4_PATTERN, SPLIT_PATTERNS
 
 IMPORTED_KIND = "imported"
-# What GPT-4's pattern is called in Llama 3 and others; it cuts alike.
+# The spelling of GPT-4's pattern in Llama 3 and other models. It splits text in the same way.
 _EQUIVALENT_PATTERNS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+": GPT4_PATTERN
 }
-# Text that comes back unchanged only from a vocabulary that loses nothing.
+# Only a lossless vocabulary decodes this text unchanged.
 _LOSSLESS_PROBE = " Two  spaces,\ta tab,\r\n\n a ﬁne É, e\u0301, 猫 🙂\u200d\x07 "
 
 
 def build_imported_header(model: str, special_tokens: SpecialTokens) -> dict[str, Any]:
+    """Return the entries that Triform adds to the file of an imported tokenizer."""
     return {"format": FORMAT_VERSION, "kind": IMPORTED_KIND, "model": model, "special": special_tokens._asdict()}
 
 
 def parse_special_tokens(saved: Mapping[str, Any], vocab_size: int) -> SpecialTokens:
-    """Special tokens as a header holds them; a ValueError where they lie beyond the vocabulary."""
+    """Read the special tokens from a header.
+
+    Raises:
+        ValueError: A token is not in the vocabulary.
+    """
     before, after = tuple(saved["before"]), tuple(saved["after"])
     special_tokens = SpecialTokens(saved["pad"], saved["unk"], saved["bos"], saved["eos"], before, after)
     tokens = (
@@ -46,15 +51,18 @@ def parse_special_tokens(saved: Mapping[str, Any], vocab_size: int) -> SpecialTo
         *special_tokens.after,
     )
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
-        raise ValueError(f"special tokens beyond the {vocab_size} of the vocabulary")
+        raise ValueError(f"a special token is not one of the {vocab_size} tokens of the vocabulary")
     return special_tokens
 
 
 def parse_backend(content: Any) -> Core:
-    """The library's tokenizer from its JSON content; whatever Exception the library raises where it cannot be read.
+    """Build a tokenizer of the library from its JSON content.
 
-    The library cuts the second piece of a merge behind `continuing_subword_prefix` without looking, and ends the
-    process where that falls inside a character: such merges are refused before it sees them.
+    The library removes `continuing_subword_prefix` from the second piece of a merge by its length alone, and aborts
+    the process if that splits a character. Such merges are therefore refused here.
+
+    Raises:
+        Exception: The library cannot read the content.
     """
     model = content.get("model") if isinstance(content, dict) else None
     prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
@@ -63,12 +71,14 @@ def parse_backend(content: Any) -> Core:
         for merge in merges:
             parts = merge.split(" ") if isinstance(merge, str) else merge
             if not (isinstance(parts, list) and parts and str(parts[-1]).startswith(prefix)):
-                raise ValueError(f"the merge {merge!r} does not go on with continuing_subword_prefix {prefix!r}")
+                raise ValueError(
+                    f"the second piece of merge {merge!r} does not start with continuing_subword_prefix {prefix!r}"
+                )
     return Core.from_str(json.dumps(content))
 
 
 def wrap_backend(backend: Core, special_tokens: SpecialTokens) -> ImportedBpe | ImportedSubword:
-    """Wrap a tokenizer of the library in the class that fits. Byte-level BPE has a faster one."""
+    """Wrap a tokenizer of the library. Byte-level BPE gets a faster class."""
     return (ImportedBpe if is_byte_level(backend) else ImportedSubword)(backend, special_tokens)
 
 
@@ -81,6 +91,7 @@ def disable_special_handling(backend: Core) -> Core:
 
 
 def special_token_names(backend: Core) -> dict[int, str]:
+    """Return the names of the special tokens by id."""
     return {
         token: added_token.content
         for token, added_token in backend.get_added_tokens_decoder().items()
@@ -89,7 +100,7 @@ def special_token_names(backend: Core) -> dict[int, str]:
 
 
 class ImportedTokenizer(BackendTokenizer):
-    """Base class of tokenizers that the library reads."""
+    """Base class of imported tokenizers that the `tokenizers` library can read."""
 
     kind: ClassVar[str] = IMPORTED_KIND
 
@@ -105,17 +116,17 @@ class ImportedTokenizer(BackendTokenizer):
 
 
 class ImportedBpe(ImportedTokenizer, BpeTokenizer):
-    """Byte-level BPE of GPT-2, GPT-4, Llama 3 and their like."""
+    """Byte-level BPE of GPT-2, GPT-4, Llama 3 and similar models."""
 
     def __init__(self, backend: Core, special_tokens: SpecialTokens) -> None:
         super().__init__(disable_special_handling(backend), special_tokens, fast_split_pattern(backend))
         if not self._pattern:
-            self._lowercaser = None  # the library does it all
+            self._lowercaser = None  # the library normalises the text
         self.lossless = is_lossless(self)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return token_dtype(self.vocab_size + (not self._special_names))  # something must stand between texts
+        return token_dtype(self.vocab_size + (not self._special_names))  # one more id separates texts
 
     def _find_special_names(self) -> dict[int, str]:
         self._added_tokens = frozenset(self._backend.get_added_tokens_decoder())
@@ -126,7 +137,7 @@ class ImportedBpe(ImportedTokenizer, BpeTokenizer):
 
 
 class ImportedSubword(ImportedTokenizer):
-    """Any other model of the library: WordPiece, unigram, BPE over characters, whole words."""
+    """Any other model of the library: WordPiece, unigram, character-level BPE or words."""
 
     def __init__(self, backend: Core, special_tokens: SpecialTokens) -> None:
         super().__init__(disable_special_handling(backend), special_tokens)
@@ -158,11 +169,12 @@ class ImportedSubword(ImportedTokenizer):
 
 
 def is_lossless(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer restores a difficult text exactly."""
     return tokenizer.decode(tokenizer.encode(_LOSSLESS_PROBE)) == _LOSSLESS_PROBE
 
 
 def visible_pieces(tokens: Sequence[int], tokenizer: Tokenizer, special_tokens: Container[int | None]) -> list[str]:
-    """Return the pieces of a text without special tokens. Unknown ones are shown as a replacement character."""
+    """Return the pieces of a text without special tokens. Unknown ones become a replacement character."""
     return [
         REPLACEMENT if token == tokenizer.unk else tokenizer.vocabulary[token]
         for token in tokens
@@ -171,12 +183,12 @@ def visible_pieces(tokens: Sequence[int], tokenizer: Tokenizer, special_tokens: 
 
 
 def padding_tokens(special_tokens: SpecialTokens) -> tuple[int, ...]:
-    """Return the tokens that an imported model must not generate: padding, unless it also ends a text."""
+    """Return the tokens that an imported model must not generate: padding, unless it is also the end token."""
     return () if special_tokens.pad in (None, special_tokens.eos) else (special_tokens.pad,)
 
 
 def is_byte_level(backend: Core) -> bool:
-    """Whether pieces are spelled in the characters that stand for bytes, all 256 of them."""
+    """Return whether the vocabulary spells pieces in the 256 characters that stand for bytes."""
     if not isinstance(backend.model, models.BPE) or _component_state(backend.decoder).get("type") != "ByteLevel":
         return False
     steps = _pre_tokenizer_steps(backend)

@@ -1,4 +1,4 @@
-"""Read the vocabulary files of other libraries, recognised by their names, with the same ids."""
+"""Import tokenizers from the vocabulary files of other libraries, which are recognised by their names."""
 
 from __future__ import annotations
 
@@ -32,15 +32,22 @@ def read_tokenizer(
     pattern: str = "",
     special_tokens: Mapping[str, int] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a folder or file: Triform's, Hugging Face's, GPT-2's, BERT's, tiktoken's, SentencePiece's.
+    """Read the tokenizer in a folder or file of Triform, Hugging Face, GPT-2, BERT, tiktoken or SentencePiece.
 
-    `side` chooses between Marian's two. A rank file of tiktoken needs the name of its `encoding`, where that is not
-    the file's name, or a `pattern` with the `special` tokens.
+    Args:
+        path: The folder or file.
+        side: Which of the two SentencePiece models of Marian to read.
+        encoding: The encoding of a tiktoken rank file, if it is not the file's name.
+        pattern: The split pattern of a tiktoken rank file without a known encoding.
+        special_tokens: The special tokens of a tiktoken rank file without a known encoding, with their ids.
+
+    Raises:
+        CheckpointError: There is no such file, its format is unknown, or it is damaged.
     """
     path = Path(path)
     file = _find_tokenizer_file(path, side) if path.is_dir() else path
     if not file.is_file():
-        raise CheckpointError(f"{file}: there is no tokenizer file here")
+        raise CheckpointError(f"{file}: no such tokenizer file")
     try:
         return _read_file(file, side, encoding, pattern, special_tokens)
     except ValueError as error:
@@ -48,7 +55,7 @@ def read_tokenizer(
 
 
 def _find_tokenizer_file(folder: Path, side: Side) -> Path:
-    """The file by which a folder's tokenizer is read."""
+    """Return the tokenizer file in a folder."""
     names = [
         f"{side}.spm",
         "tokenizer.json",
@@ -58,12 +65,12 @@ def _find_tokenizer_file(folder: Path, side: Side) -> Path:
     paths = [folder / name for name in (*names, "vocab.txt", *SENTENCEPIECE_FILES) if (folder / name).is_file()]
     paths += sorted(folder.glob("*.tiktoken"))
     if paths and paths[0].name == "vocab.json" and any(folder.glob("*.spm")):
-        return folder / names[0]  # Marian's other half, which is missing
+        return folder / names[0]  # the other file of Marian, which is missing
     if paths:
         return paths[0]
     if (folder / "meta.pkl").is_file():
         return folder / "meta.pkl"
-    raise CheckpointError(f"{folder}: no tokenizer is here; known are {KNOWN_FILES}")
+    raise CheckpointError(f"{folder}: no tokenizer found; known files are {KNOWN_FILES}")
 
 
 def _read_file(
@@ -71,8 +78,8 @@ def _read_file(
 ) -> Tokenizer:
     if file.suffix in (".pkl", ".pickle"):
         raise CheckpointError(
-            f"{file}: a pickle can run any program when it is read, so it is not; nanoGPT makes it from the text: "
-            "train a tokenizer with tokenizer.kind=char, or write its itos as a tokenizer.json"
+            f"{file} is a pickle, which can run code when it is opened, so Triform refuses it; nanoGPT builds it "
+            "from the text: train a tokenizer with tokenizer.kind=char, or save its itos as tokenizer.json"
         )
     for pair in GPT2_FILES:
         if file.name in pair:
@@ -87,18 +94,18 @@ def _read_file(
         content = read_json(file)
         is_triform = isinstance(content, dict) and "triform" in content
         return load_tokenizer(file) if is_triform else read_tokenizer_json(file)
-    raise CheckpointError(f"{file}: not a file of a tokenizer that is known here; known are {KNOWN_FILES}")
+    raise CheckpointError(f"{file}: unknown tokenizer format; known files are {KNOWN_FILES}")
 
 
 def _sibling_file(file: Path, name: str) -> Path:
     sibling = file.with_name(name)
     if not sibling.is_file():
-        raise CheckpointError(f"{sibling}: this file belongs to {file.name} and is missing")
+        raise CheckpointError(f"{sibling} is missing; {file.name} cannot be used without it")
     return sibling
 
 
 def _is_rank_file(file: Path) -> bool:
-    """Llama 3 calls its rank file tokenizer.model."""
+    """Return whether a file is a tiktoken rank file. Llama 3 names its rank file tokenizer.model."""
     with file.open("rb") as stream:
         return file.suffix == ".model" and _RANK_LINE.match(stream.read(200)) is not None
 
@@ -113,8 +120,8 @@ def _read_sentencepiece(file: Path, side: Side) -> Tokenizer:
         )
         special_tokens = find_special_tokens(ids, settings)
         if special_tokens.unk is None or special_tokens.eos is None:
-            raise CheckpointError(f"{file.with_name('vocab.json')}: lacks <unk> or </s>, which Marian needs")
-        # Marian begins to write from its padding, and reads an end after each text
+            raise CheckpointError(f"{file.with_name('vocab.json')} lacks <unk> or </s>, which Marian needs")
+        # Marian's decoder starts with the padding token, and its encoder expects EOS after each text.
         start = special_tokens.pad if special_tokens.bos is None else special_tokens.bos
         return SentencePieceTokenizer(model, special_tokens._replace(bos=start, after=(special_tokens.eos,)), ids)
     sp_processor = load_processor(model)

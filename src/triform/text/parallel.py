@@ -1,9 +1,9 @@
-"""Encode large amounts of text in order, part by part, on all cores.
+"""Encode large amounts of text on all cores, and keep the order.
 
-Splitting text into words holds Python's global lock, so threads would not help; worker processes are used instead.
+Splitting text into words holds Python's global interpreter lock, so worker processes are used instead of threads.
 They are plain child processes that receive text through a pipe: unlike a fork they share no state with the program,
 and unlike `multiprocessing` they do not run its main module again. They start only when there is enough text to be
-faster; if they cannot start, or die, the text is encoded in this process.
+faster. If they cannot start, or die, the text is encoded in this process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import IO
 from triform.errors import TriformError
 from triform.text.base import Tokenizer, TokenRows
 
-MIN_PARALLEL_CHARS = 1 << 24  # characters that are encoded before other processes are worth starting
-MAX_WORKERS = 8  # processes; the one that reads and writes could not keep more of them busy
-WORKER_ERRORS = (OSError, EOFError, pickle.UnpicklingError)  # what talking to a child that died raises
+MIN_PARALLEL_CHARS = 1 << 24  # characters; with less text, starting workers takes longer than it saves
+MAX_WORKERS = 8  # processes; the parent could not keep more of them busy
+WORKER_ERRORS = (OSError, EOFError, pickle.UnpicklingError)  # raised when a child process has died
 
 _WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel import worker_main; worker_main()"
 
@@ -54,14 +54,14 @@ def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]]) -> It
     if first is None:
         return
     workers = [EncodeWorker(tokenizer) for _ in range(min(available_cpus(), MAX_WORKERS))]
-    # A child has one part at a time, so no pipe can fill up.
+    # Each child has one part at a time, so no pipe can fill up.
     pending: deque[tuple[EncodeWorker, Sequence[str]]] = deque()
     round_robin = cycle(workers)
     try:
         worker = next(round_robin)
         worker.send(first)
         pending.append((worker, first))
-        for part in parts:  # read while the children are at work
+        for part in parts:  # read while the children are encoding
             if len(pending) == len(workers):
                 yield _receive_rows(tokenizer, *pending.popleft())
             worker = next(round_robin)
@@ -75,7 +75,7 @@ def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]]) -> It
 
 
 class EncodeWorker:
-    """A process that encodes what it is sent; one that died answers None."""
+    """A child process that encodes the texts it receives. If it has died, `receive` returns None."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         code = _WORKER_CODE.format(path=[str(Path(entry).absolute()) for entry in sys.path])
@@ -103,11 +103,11 @@ class EncodeWorker:
             return None
 
     def close(self) -> None:
-        """It ends when nothing more can come."""
+        """Close the pipe, which ends the process, and wait for it."""
         if self._input is None or self._output is None:
             return
         for pipe in (self._input, self._output):
-            with suppress(OSError):  # it died with something unread
+            with suppress(OSError):  # the process died with unread input
                 pipe.close()
         self._input = self._output = None
         self._process.wait()
@@ -120,11 +120,13 @@ def _write_message(pipe: IO[bytes], message: object) -> None:
 
 def _receive_rows(tokenizer: Tokenizer, worker: EncodeWorker, part: Sequence[str]) -> TokenRows:
     rows = worker.receive()
-    return rows if isinstance(rows, TokenRows) else tokenizer.encode_rows(part)  # bad text is an error here
+    return (
+        rows if isinstance(rows, TokenRows) else tokenizer.encode_rows(part)
+    )  # text that cannot be encoded raises here
 
 
 def worker_main() -> None:
-    """The life of a child: a tokenizer, then part after part, until there are no more."""
+    """Run a worker: read a tokenizer, then encode part after part until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     requests, responses = sys.stdin.buffer, sys.stdout.buffer
     try:

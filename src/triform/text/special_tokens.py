@@ -1,4 +1,4 @@
-"""Find the special tokens of an imported vocabulary, from the files beside it or by well-known names."""
+"""Find the special tokens of an imported vocabulary in the files next to it or by well-known names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triform.errors import CheckpointError
 from triform.io.files import read_json
 from triform.text.base import SpecialTokens
 
-# In order of preference; where a vocabulary has only a [CLS] and a [SEP], these begin and end its texts.
+# In order of preference. If a vocabulary has only [CLS] and [SEP], they start and end its texts.
 CONFIG_KEYS = {
     "pad": ("pad_token",),
     "unk": ("unk_token",),
@@ -28,14 +28,14 @@ COMMON_NAMES = {
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings in the JSON files beside a vocabulary; later files override earlier ones."""
+    """Read the settings in the JSON files next to a vocabulary. Later files override earlier ones."""
     settings: dict[str, Any] = {}
     for name in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
         if path.is_file():
             content = read_json(path)
             if not isinstance(content, dict):
-                raise CheckpointError(f"{path}: not a JSON object")
+                raise CheckpointError(f"{path}: expected a JSON object")
             settings |= {key: value for key, value in content.items() if value is not None}
     return settings
 
@@ -53,19 +53,22 @@ def find_special_tokens(
     if settings.get("is_encoder_decoder"):
         start_id = _token_id(settings.get("decoder_start_token_id"), len(ids))
         token_ids["bos"] = token_ids["bos"] if start_id is None else start_id
-    if token_ids["unk"] in (token_ids["bos"], token_ids["eos"]):  # as GPT-2 says it: there is none
+    if token_ids["unk"] in (token_ids["bos"], token_ids["eos"]):  # GPT-2's way to declare that there is none
         token_ids["unk"] = None
     return SpecialTokens(**token_ids)  # type: ignore[arg-type]
 
 
 def adds_bos(settings: Mapping[str, Any]) -> bool:
-    """Whether texts begin with the BOS token. Llama's do, unless a file says otherwise or names another class."""
+    """Return whether texts start with the BOS token.
+
+    Those of Llama do, unless a file says otherwise or names another class.
+    """
     family = str(settings.get("tokenizer_class") or settings.get("model_type", ""))
     return bool(settings.get("add_bos_token", "llama" in family.lower()))
 
 
 def find_template_tokens(backend: Core) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What a tokenizer.json puts before and after a text, found by letting it."""
+    """Return the tokens that a tokenizer.json adds before and after a text, found by encoding a short text."""
     for text in ("a", "1", ".", "\n"):
         plain_ids = backend.encode(text, add_special_tokens=False).ids
         wrapped_ids = backend.encode(text).ids

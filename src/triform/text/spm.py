@@ -1,4 +1,4 @@
-"""SentencePiece models, read by the `sentencepiece` package; Marian models number the pieces differently."""
+"""SentencePiece models, read by the `sentencepiece` package. Marian models number the pieces differently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triform.text.imported_tokenizers import (
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Unigram or BPE. `ids` is Marian's vocabulary; without one, a piece has the number that the model gives it."""
+    """A SentencePiece model (unigram or BPE). Marian's vocabulary `ids` overrides the model's own ids."""
 
     kind: ClassVar[str] = IMPORTED_KIND
 
@@ -34,10 +34,12 @@ class SentencePieceTokenizer(Tokenizer):
 
     @property
     def model(self) -> bytes:
+        """The content of the model file."""
         return self._model
 
     @property
     def ids(self) -> Mapping[str, int] | None:
+        """Marian's vocabulary, if there is one."""
         return self._ids
 
     @property
@@ -61,7 +63,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._ids.get(piece, self.special_tokens.unk_or_pad)
 
     def _split_pieces(self, texts: Sequence[str]) -> list[list[str]]:
-        """The pieces of texts; for Marian, a target language in front (>>fra<<) is one."""
+        """Return the pieces of texts. For Marian, a language code at the start (>>fra<<) is one piece."""
         language_codes = [_language_code(text) if self._ids else "" for text in texts]
         bodies = [text.removeprefix(code) for text, code in zip(texts, language_codes, strict=True)]
         rows: list[list[str]] = self._processor.encode(bodies, out_type=str)
@@ -90,16 +92,22 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def parse_saved_model(body: Mapping[str, Any]) -> tuple[bytes, dict[str, int] | None]:
-    """What `to_json` wrote."""
+    """Return the model and Marian's vocabulary from the output of `to_json`."""
     return b64decode(body["model"], validate=True), body["ids"]
 
 
 def load_processor(model: bytes) -> Any:
+    """Load a SentencePiece model.
+
+    Raises:
+        CheckpointError: The `sentencepiece` package is not installed.
+        ValueError: The model is damaged.
+    """
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
         raise CheckpointError(
-            "this vocabulary is a SentencePiece model, which needs a package; install it with "
+            "this vocabulary is a SentencePiece model, which needs the sentencepiece package; install it with "
             + install_command("sentencepiece")
         ) from None
     try:

@@ -1,7 +1,7 @@
-"""tiktoken's rank files: a piece in base64 and its rank on each line, nothing more.
+"""tiktoken's rank files: each line has a piece in base64 and its rank.
 
-The file holds neither the split pattern nor the special tokens. They follow from the name of the encoding, are read
-from a JSON file beside it (which `write_ranks` writes), or are given as arguments.
+The file contains neither the split pattern nor the special tokens. They follow from the name of the encoding, are
+read from a JSON file next to it (written by `write_ranks`), or are arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _O200K_PATTERN = "|".join(
     ]
 )
 _FILL_IN_MIDDLE = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
-# The pattern and the special tokens of each.
+# The pattern and the special tokens of each encoding.
 ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
     "r50k_base": (GPT2_PATTERN, {_END_OF_TEXT: 50256}),
     "p50k_base": (GPT2_PATTERN, {_END_OF_TEXT: 50256}),
@@ -44,7 +44,17 @@ ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
 def read_ranks(
     path: Path, encoding: str = "", pattern: str = "", special_tokens: Mapping[str, int] | None = None
 ) -> ImportedBpe:
-    """Read a rank file. The encoding is named, or known by the file's name, or defined by its pattern."""
+    """Read a rank file.
+
+    Args:
+        path: The rank file.
+        encoding: The name of the encoding. The default is the file's name.
+        pattern: The split pattern of an unknown encoding.
+        special_tokens: The special tokens of an unknown encoding, with their ids.
+
+    Raises:
+        CheckpointError: The file cannot be used, or its encoding is unknown.
+    """
     ranks = _read_rank_file(path)
     sidecar = path.with_name(f"{path.name}.json")
     name = encoding or path.stem
@@ -56,20 +66,20 @@ def read_ranks(
         definition = _read_sidecar(sidecar)
     else:
         raise CheckpointError(
-            f"{path}: a rank file does not hold its split pattern: name the encoding "
-            f"({', '.join(ENCODINGS)}), or give the pattern and the special tokens"
+            f"{path}: a rank file does not contain its split pattern; name the encoding "
+            f"({', '.join(ENCODINGS)}), or specify the pattern and the special tokens"
         )
     return _build_tokenizer(path, ranks, *definition)
 
 
 def _read_sidecar(sidecar: Path) -> tuple[str, dict[str, int]]:
-    """The pattern and the special tokens as `write_ranks` leaves them."""
+    """Read the pattern and the special tokens that `write_ranks` wrote."""
     match read_json(sidecar):
         case {"pattern": str(pattern), "special_tokens": dict(special)} if all(
             type(token) is int and token >= 0 for token in special.values()
         ):
             return pattern, special
-    raise CheckpointError(f"{sidecar}: a pattern, and special_tokens with their numbers are expected")
+    raise CheckpointError(f"{sidecar}: expected a pattern, and special_tokens with their ids")
 
 
 def _build_tokenizer(
@@ -78,13 +88,13 @@ def _build_tokenizer(
     special_names = {token: name for name, token in special_tokens.items()}
     if conflicts := sorted(special_names.keys() & set(ranks.values())):
         raise CheckpointError(
-            f"{path}: {special_names[conflicts[0]]} is to be {conflicts[0]}, which is the rank of a piece"
+            f"{path}: the id of {special_names[conflicts[0]]}, {conflicts[0]}, is already the rank of a piece"
         )
     max_id = max([*ranks.values(), *special_names])
     unused_ids = set(range(max_id + 1)) - set(ranks.values()) - special_names.keys()
     if unused_ids and min(unused_ids) < max(ranks.values()):
-        raise CheckpointError(f"{path}: no piece has rank {min(unused_ids)}, and others have higher ones")
-    for token in unused_ids:  # tiktoken leaves numbers unused between the special tokens
+        raise CheckpointError(f"{path}: no piece has rank {min(unused_ids)}, although higher ranks exist")
+    for token in unused_ids:  # tiktoken leaves some ids between the special tokens unused
         special_names[token] = f"<|unused_{token}|>"
     byte_to_char = dict(enumerate(byte_characters()))
     symbols = {piece: piece.decode("latin-1").translate(byte_to_char) for piece in ranks}
@@ -92,7 +102,7 @@ def _build_tokenizer(
     ids = {symbols[piece]: rank for piece, rank in ranks.items()} | {
         name: token for token, name in special_names.items()
     }
-    # A word that is a piece is taken whole, even one that merges do not lead to.
+    # A word that is a piece becomes one token, even if no merges lead to it.
     ignore_merges = len(merges) < len(ranks) - 256
     model = models.BPE(ids, merges, ignore_merges=ignore_merges)
     backend = build_byte_level_backend(
@@ -100,16 +110,18 @@ def _build_tokenizer(
     )
     for name in special_tokens:
         if ignore_merges and len(backend.pre_tokenizer.pre_tokenize_str(name)) == 1:
-            raise CheckpointError(f"{path}: the special token {name!r} is a word, which texts can have in them")
+            raise CheckpointError(
+                f"{path}: the special token {name!r} is an ordinary word, which texts may contain"
+            )
     return ImportedBpe(backend, find_special_tokens(ids, {}))
 
 
 def derive_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The last merge of each piece, by rank.
+    """Return the last merge of each piece, ordered by rank.
 
-    tiktoken joins the neighbours that make the piece of lowest rank. Inside a piece it does so in the same order
-    wherever the piece stands (else something would have been joined across its edge), so each piece has one last
-    merge, found by joining its bytes; a piece that joining does not lead to has none.
+    tiktoken merges the neighbours that form the piece with the lowest rank. Inside a piece the order of merges is
+    always the same (otherwise a merge across its edge would have come first), so each piece has one last merge,
+    which is found by merging its bytes. A piece that no merges lead to has none.
     """
     no_rank = 1 + max(ranks.values())
     get_rank = ranks.get
@@ -142,23 +154,23 @@ def _read_rank_file(path: Path) -> dict[bytes, int]:
             piece_bytes, token = b64decode(piece, validate=True), int(rank)
         except (ValueError, NotBase64):
             raise CheckpointError(
-                f"{path}, line {line_number}: a piece in base64, a space and its rank are expected"
+                f"{path}, line {line_number}: expected a piece in base64, a space and its rank"
             ) from None
         if token < 0 or not piece_bytes:
-            raise CheckpointError(f"{path}, line {line_number}: an empty piece, or a rank below 0")
+            raise CheckpointError(f"{path}, line {line_number}: the piece is empty, or its rank is below 0")
         if piece_bytes in ranks or token in line_by_id:
             duplicate = "piece" if piece_bytes in ranks else "rank"
             earlier_line = line_by_id[ranks.get(piece_bytes, token)]
-            raise CheckpointError(f"{path}, line {line_number}: the {duplicate} of line {earlier_line} again")
+            raise CheckpointError(f"{path}, line {line_number}: the same {duplicate} as in line {earlier_line}")
         ranks[piece_bytes] = token
         line_by_id[token] = line_number
     if n_missing := sum(bytes([byte]) not in ranks for byte in range(256)):
-        raise CheckpointError(f"{path}: lacks {n_missing} of the 256 bytes that every text is made of")
+        raise CheckpointError(f"{path} lacks {n_missing} of the 256 bytes that every text is made of")
     return ranks
 
 
 def write_ranks(path: Path, ranks: Mapping[bytes, int], pattern: str, special_tokens: Mapping[str, int]) -> None:
-    """The file, and beside it the pattern and the special tokens."""
+    """Write a rank file and, next to it, a JSON file with the pattern and the special tokens."""
     lines = [
         f"{b64encode(piece).decode()} {rank}\n" for piece, rank in sorted(ranks.items(), key=lambda item: item[1])
     ]

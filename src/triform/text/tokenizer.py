@@ -1,4 +1,4 @@
-"""The kinds of tokenizer; train one on texts, or load one from a file."""
+"""Train a tokenizer on texts, or load one from a file."""
 
 from __future__ import annotations
 
@@ -26,46 +26,57 @@ TOKENIZERS: dict[str, type[BpeTokenizer | CharTokenizer | WordTokenizer]] = {
 def train_tokenizer(
     config: TokenizerConfig, texts: Iterable[str], *, name: str = "the data", n_characters: int = 0
 ) -> Tokenizer:
-    """Learn a vocabulary; `texts` are read once and never held all together, `name` is for messages.
+    """Train a tokenizer.
 
-    Where it is known how long they are, BPE is content with a part of a very long text.
+    Args:
+        config: Tokenizer settings.
+        texts: The texts, which are read once and are never all in memory.
+        name: The name of the data, for error messages.
+        n_characters: The number of characters in all texts. If it is known, BPE trains on a sample of a very
+            long text.
     """
     if config.kind == IMPORTED_KIND:
         raise ConfigError(
-            f"tokenizer.kind={IMPORTED_KIND} is not learned from texts: name its file in tokenizer.file"
+            f"tokenizer.kind={IMPORTED_KIND} cannot be trained on texts; set tokenizer.file to its file"
         )
     assert config.kind in TOKENIZERS, f"tokenizer.kind={config.kind} must be chosen before training"
     return TOKENIZERS[config.kind].train(config, TrainingText(texts, name, n_characters))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer saved in a file, whatever its kind."""
+    """Load a tokenizer of any kind from the file that `Tokenizer.save` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or was written by a newer Triform.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         header, body = content["triform"], content["tokenizer"]
         version, kind = int(header["format"]), str(header["kind"])
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: there is no tokenizer file here") from None
+        raise CheckpointError(f"{path}: no such tokenizer file") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"{path}: not a Triform tokenizer, or a damaged one") from None
+        raise CheckpointError(f"{path} is not a Triform tokenizer, or is damaged") from None
     if version > FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format {version} is newer than this Triform reads ({FORMAT_VERSION})")
+        raise CheckpointError(
+            f"{path} has format {version}, and this Triform reads formats up to {FORMAT_VERSION}; upgrade Triform"
+        )
     if kind not in (*TOKENIZERS, IMPORTED_KIND):
         raise CheckpointError(
-            f"{path}: unknown tokenizer kind '{kind}'; known are {', '.join((*TOKENIZERS, IMPORTED_KIND))}"
+            f"{path}: unknown tokenizer kind {kind!r}; choose from {', '.join((*TOKENIZERS, IMPORTED_KIND))}"
         )
     try:
         return _load_imported(header, body) if kind == IMPORTED_KIND else TOKENIZERS[kind](parse_backend(body))
     except TriformError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: a damaged tokenizer ({error})") from None
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path}: the tokenizer is damaged ({error})") from None
 
 
 def _load_imported(header: dict[str, Any], body: dict[str, Any]) -> Tokenizer:
-    """One from elsewhere, as it was saved."""
+    """Load an imported tokenizer."""
     if header["model"] == "sentencepiece":
         model, ids = parse_saved_model(body)
         return SentencePieceTokenizer(model, parse_special_tokens(header["special"], 1 << 31), ids)

@@ -24,20 +24,22 @@ from triform.text.base import (
     disable_fork_warning,
 )
 
-# Letters, marks and digits, with apostrophes between them kept (don't, l’homme); any other visible
-# character stands alone.
+# A word is letters, marks and digits, with apostrophes between them (don't, l’homme). Any other visible character
+# is a word too.
 WORD_PATTERN = r"[\p{L}\p{M}\p{N}]+(?:['’][\p{L}\p{M}\p{N}]+)*|\S"
-_ASCII_WORD = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|\S", re.ASCII)  # the same, four times as fast
+_ASCII_WORD = re.compile(
+    r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|\S", re.ASCII
+)  # the same for ASCII text, four times as fast
 _UNLIMITED = 2**31 - 1
 
-_QUOTES = frozenset("\"'")  # the first of a pair opens, the next one closes
+_QUOTES = frozenset("\"'")  # the first of a pair opens a quotation, the second closes it
 _JOINING = frozenset("-/_")
 _OPENING = frozenset("$£#@")
 _CLOSING = frozenset(".,;:!?%…")
 
 
 class WordTokenizer(BackendTokenizer):
-    """Words by frequency, then alphabet. Decoding is readable but not exact: the spacing is guessed."""
+    """Tokenizer of words, ordered by frequency, then alphabetically. Decoding guesses the spaces between words."""
 
     kind: ClassVar[str] = "word"
     lossless: bool = False
@@ -54,7 +56,7 @@ class WordTokenizer(BackendTokenizer):
         backend = Core(models.WordLevel(unk_token=SPECIAL_TOKENS[UNK]))
         backend.normalizer = build_lowercaser(config)
         backend.pre_tokenizer = _build_splitter()
-        # All words first: how many there are decides whether the size asked for can be had.
+        # Count all words first, because their number limits the vocabulary size.
         trainer = trainers.WordLevelTrainer(
             vocab_size=_UNLIMITED,
             min_frequency=config.min_count,
@@ -64,10 +66,12 @@ class WordTokenizer(BackendTokenizer):
         backend.train_from_iterator(iter(texts), trainer)
         ids = backend.get_vocab(with_added_tokens=False)
         if len(ids) == n_special:
-            raise DataError(f"{texts.name}: no word is seen {config.min_count} times or more (min_count)")
+            raise DataError(
+                f"{texts.name}: no word occurs {config.min_count} times or more; lower tokenizer.min_count"
+            )
         check_vocab_size_limit(config.vocab_size, maximum=len(ids), name=texts.name)
         vocabulary = sorted(ids, key=ids.__getitem__)[: config.vocab_size or len(ids)]
-        # A new one, without the library's added tokens: those would be found inside texts.
+        # Build a new tokenizer without the library's added tokens, which would be matched inside texts.
         trained = Core(models.WordLevel({word: ids[word] for word in vocabulary}, unk_token=SPECIAL_TOKENS[UNK]))
         trained.normalizer, trained.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         return cls(trained)
@@ -75,7 +79,7 @@ class WordTokenizer(BackendTokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         parts: list[str] = []
         open_quotes: set[str] = set()
-        space_allowed = False  # may a space follow what is written so far?
+        space_allowed = False  # whether a space may follow the previous word
         for token in tokens:
             if token < len(SPECIAL_TOKENS) and token != UNK:
                 continue
@@ -94,7 +98,7 @@ class WordTokenizer(BackendTokenizer):
 
 
 def split_words(text: str, *, lowercase: bool = False) -> list[str]:
-    """A text as this tokenizer cuts it, before any vocabulary."""
+    """Split a text into words as this tokenizer does."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower() if lowercase else text)
     if lowercase:
@@ -107,7 +111,7 @@ def _build_splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def _allows_spaces(word: str) -> tuple[bool, bool]:
-    """Whether a space goes well before the word, and after it."""
+    """Return whether a space may precede the word, and whether one may follow it."""
     if len(word) > 1:
         return True, True
     category = unicodedata.category(word)

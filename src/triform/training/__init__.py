@@ -1,1 +1,1 @@
-"""The trainer knows when: steps, validation, checkpoints, the end. What is learned is the task's affair."""
+"""Training: the loop, optimizers and schedules, checkpoints, fine-tuning, and ensembles of seeds."""

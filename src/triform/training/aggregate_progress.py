@@ -1,4 +1,4 @@
-"""One progress display for several runs that are trained together: their events are combined into means."""
+"""One progress display for several runs that are trained together. It shows the means of their events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triform.training.display import ProgressDisplay
 
 
 class RunProgress(Callback):
-    """Passes the events of one run on to an `AggregateProgress`."""
+    """Callback that passes the events of one run on to an `AggregateProgress`."""
 
     def __init__(self, aggregate: AggregateProgress) -> None:
         self.aggregate = aggregate
@@ -31,10 +31,12 @@ class RunProgress(Callback):
 
 
 class AggregateProgress:
-    """Waits until all runs that still train have logged, or validated, for the nth time, and shows the mean.
+    """Combines the events of several runs.
+
+    When all active runs have logged or validated for the nth time, the mean of these events is shown.
 
     Args:
-        display: Where the combined events are shown.
+        display: The display of the combined events.
     """
 
     AVERAGED_FIELDS = ("loss", "lr", "step_ms", "real_share", "grad_norm")
@@ -45,7 +47,7 @@ class AggregateProgress:
         self.runs: list[RunProgress] = []
         self.pending: dict[str, list[Event]] = {}  # events that not all runs have emitted yet
         self.end_events: list[Event] = []
-        self.lock = Lock()  # runs write their files, and emit events, in threads
+        self.lock = Lock()  # runs write files and emit events in threads
 
     def add_run(self) -> RunProgress:
         """Return a callback for one more run."""
@@ -81,7 +83,7 @@ class AggregateProgress:
         self.display.on_event(summary | {"event": "seeds", "n": len(events), "spread": text})
 
     def _emit_end(self) -> None:
-        """Show the end of the longest run. The results of all are shown by the command."""
+        """Show the end of the longest run. The command shows the results of all runs."""
         last = max(self.end_events, key=lambda event: event["step"])
         self.display.on_event({name: value for name, value in last.items() if not name.startswith("best")})
 

@@ -1,7 +1,7 @@
-"""Optimizers for many models at once: weights are a matrix with one row per model, and so is the state.
+"""Optimizers for many models at once: the weights, and the optimizer state, are matrices with one row per model.
 
-Each row has its own learning rate and weight decay. The updates are those of torch's optimizers of the same names,
-and so are the names of the state.
+Each row has its own learning rate and weight decay. The updates and the names of the state are those of the torch
+optimizers with the same names.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from torch import Tensor
 
 from triform.config import TrainConfig
 
-ADAM_EPS = 1e-8  # torch's own, in Adam and AdamW
+ADAM_EPS = 1e-8  # the default of torch
 
 
 class BatchedOptimizer:
-    """Updates weights (N, P) by their gradients (N, P). Subclasses implement `update`.
+    """Base class of optimizers of weights (N, P) with gradients (N, P). Subclasses implement `update`.
 
     Args:
-        configs: The training settings of each model; they may differ in learning rate and weight decay.
+        configs: The training settings of each model. They may differ in learning rate and weight decay.
         weights: The weights of all models.
-        n_decaying: How many weights of a row have weight decay. They come first in the row.
+        n_decaying: The number of weights per row that have weight decay. They come first in the row.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ()  # of a state of the size of the weights
+    state_names: ClassVar[
+        tuple[str, ...]
+    ] = ()  # the names of the state tensors, which have the shape of the weights
     uses_step_count: ClassVar[bool] = False  # whether `update` depends on the number of steps
 
     def __init__(self, configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> None:
@@ -43,7 +45,7 @@ class BatchedOptimizer:
             grads: (N, P); may be overwritten.
             lrs: The learning rates, (N, 1).
             state: A tensor (N, P) for each of `state_names`.
-            steps: The number of steps, this one included, (N, 1).
+            steps: The number of steps including this one, (N, 1).
         """
         raise NotImplementedError
 
@@ -103,19 +105,19 @@ class BatchedAdamW(BatchedAdam):
 
 
 def _bias_correction(beta: float, steps: Tensor) -> Tensor:
-    """Return 1 - beta ** steps, exact also where that is small."""
+    """Return 1 - beta ** steps, also exact for small results."""
     return -torch.expm1(steps * math.log(beta)) if beta else torch.ones_like(steps)
 
 
 def build_batched_optimizer(configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> BatchedOptimizer:
-    """Return the optimizer that the settings name. See `BatchedOptimizer` for the arguments."""
+    """Return the optimizer of `train.optimizer`. See `BatchedOptimizer` for the arguments."""
     optimizer_classes: dict[str, type[BatchedOptimizer]] = {"adam": BatchedAdam, "adamw": BatchedAdamW}
     optimizer_classes["sgd"] = BatchedMomentumSGD if configs[0].momentum else BatchedSGD
     return optimizer_classes[configs[0].optimizer](configs, weights, n_decaying)
 
 
 def clip_grad_norms(grads: Tensor, max_norms: Tensor) -> Tensor:  # (N, P), (N, 1) -> (N)
-    """Clip each row to its maximum norm and return the norms before, as `torch.nn.utils.clip_grad_norm_` does."""
+    """Clip each row to its maximum norm, and return the norms before clipping as torch does."""
     norms = torch.linalg.vector_norm(grads, dim=1)
     grads.mul_((max_norms / (norms[:, None] + 1e-6)).clamp(max=1.0))
     return norms

@@ -4,17 +4,17 @@
 
 | name | when | fields |
 |---|---|---|
-| `start` | a new run begins | task, metric, parameters, device, max_steps, … |
-| `notice` | the user should know something | level, text |
+| `start` | a new run starts | task, metric, parameters, device, max_steps, … |
+| `notice` | there is a message for the user | level, text |
 | `train` | every `log_every` steps | step, epoch, loss, lr, tokens_per_s, … |
 | `valid` | after each validation | step, loss and the task's metrics |
-| `monitor` | with each validation, for every further set | set, step, loss and the task's metrics |
+| `monitor` | with each validation, for each additional set | set, step, loss and the task's metrics |
 | `best` | a validation was the best so far | step, metric, value |
 | `resume` | a run continues from a checkpoint | step |
 | `extended` | a run that had ended is trained for longer | step, max_steps |
 | `diverged` | one of several seeds has diverged | step, text |
 | `end` | training ended or was interrupted | step, reason, best, best_step |
-| `sample` | a prediction of the finished model | step and what was read and predicted |
+| `sample` | a prediction of the finished model | step, input, output and expected output |
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Event = dict[str, Any]
 
 
 class Callback:
-    """Receives every event of a run. Subclass it and override `on_event`.
+    """Observer of a run, which receives every event. Subclass it and override `on_event`.
 
-    A callback with a state that must survive a resume overrides `state_dict` and `load_state_dict` too. The state
-    is stored in each checkpoint as JSON, under the name of the class.
+    A callback whose state must survive a resume also overrides `state_dict` and `load_state_dict`. Each checkpoint
+    stores the state as JSON under the name of the class.
 
     >>> class PrintLoss(Callback):
     ...     def on_event(self, event: Event) -> None:
@@ -47,21 +47,21 @@ class Callback:
         """Receive an event. The module's docstring lists the events and their fields."""
 
     def on_progress(self, label: str, done: int, total: int) -> None:
-        """Receive how far the current work has come: `step` of training, or a part of a validation."""
+        """Receive the progress of the current work: `step` of training, or a part of a validation."""
 
     def close(self) -> None:
-        """Release what the callback holds, such as a terminal. Called when training ends, also by an error."""
+        """Release resources, such as a terminal. Called when training ends, also after an error."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this callback, as JSON values."""
+        """Return the state of this callback for a checkpoint, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
 class MetricsFile(Callback):
-    """Appends each event to `metrics.jsonl`. A resume cuts the file back to where the checkpoint was written."""
+    """Callback that appends each event to `metrics.jsonl`. A resume truncates the file to the checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +74,7 @@ class MetricsFile(Callback):
             file.write(_format_event(event) + "\n")
 
     def _reopen(self, step: int, max_steps: int) -> None:
-        """Remove the end of the run at `step`, and what an extended run wrote after it without a checkpoint."""
+        """Remove the `end` event at `step`, and events that an extended run wrote after its last checkpoint."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         retained = []
         for event in filter(None, map(_parse_event, lines)):
@@ -96,7 +96,7 @@ def _format_event(event: Event) -> str:
 
 
 def _parse_event(line: str) -> Event | None:
-    """Return the event on a line, or None if a kill cut the line short."""
+    """Return the event on a line, or None if the line is incomplete because the process was killed."""
     try:
         return dict(json.loads(line))
     except ValueError:
@@ -104,5 +104,5 @@ def _parse_event(line: str) -> Event | None:
 
 
 def _replace_non_finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,7 @@
-"""What a checkpoint holds: everything that makes a resumed run end with the same bits as one that never stopped.
+"""The content of a checkpoint: everything that a resumed run needs to end with the bits of an uninterrupted one.
 
-Tensors: weights, the optimizer's state, the moving average of the weights, and the random states.
-JSON: progress, data position, schedule, the callbacks' states, and losses that have not been logged yet.
+Tensors: weights, optimizer state, moving average of the weights, and random states.
+JSON: progress, data position, schedule, states of the callbacks, and losses that have not been logged yet.
 `RunFolder` writes both to disk.
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far a run has come. Every checkpoint stores all of it."""
+    """The progress of a run, which every checkpoint stores."""
 
     step: int = 0
     best: Metrics | None = None  # metrics of the best validation
     best_step: int = 0
     stale: int = 0  # validations since the last one that showed progress
-    lowest_loss: float = sys.float_info.max  # of all validations; JSON has no infinity
+    lowest_loss: float = sys.float_info.max  # of all validations; not infinity, which JSON does not have
     seconds: float = 0.0
-    finished: str = ""  # why training ended: "max_steps" or "patience"; empty while it has not
-    validation_due: bool = False  # whether this step's validation was interrupted; a resume begins with it
+    finished: str = ""  # why training ended, "max_steps" or "patience"; empty during training
+    validation_due: bool = False  # whether this step's validation was interrupted; a resume repeats it first
 
 
 def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def checkpoint_state(trainer: Trainer, unlogged_losses: list[float]) -> dict[str, Any]:
-    """Return the content of a checkpoint's state.json. `checkpoint_schema` checks it when it is read."""
+    """Return the content of a checkpoint's state.json. `checkpoint_schema` validates it on reading."""
     return {
         "progress": vars(trainer.progress),
         "sampler": trainer.sampler.state_dict(),
@@ -60,17 +60,17 @@ def checkpoint_state(trainer: Trainer, unlogged_losses: list[float]) -> dict[str
 
 
 def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Put a trainer where it was when the checkpoint was written.
+    """Restore the state of a trainer from a checkpoint.
 
     Raises:
-        LookupError, TypeError, ValueError, RuntimeError, OverflowError: The checkpoint does not fit the trainer.
+        LookupError, TypeError, ValueError, RuntimeError, OverflowError: The checkpoint does not match the trainer.
     """
     task, train_step = trainer.task, trainer.train_step
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "ema": {}, "rng": {}}
     for name, tensor in tensors.items():
         part, _, suffix = name.partition(".")
         if part not in parts:
-            raise ValueError(f"{name} is no tensor of a checkpoint")
+            raise ValueError(f"unknown tensor {name}")
         parts[part][suffix] = tensor
     load_weights(task.model, parts["model"], trainer.folder.checkpoints_folder)
     optimizer_state: dict[int, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's content: a malformed one is refused with one line, not by a traceback later on."""
+"""Validate the content of a checkpoint, so that a malformed one gives a one-line error and not a traceback."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PROGRESS_CHECKS: dict[str, Check] = {
     "finished": _is_text,
     "validation_due": _is_bool,
 }
-PROGRESS_DEFAULTS = {"lowest_loss": 0.0, "validation_due": False}  # older checkpoints do not have these
+PROGRESS_DEFAULTS = {"lowest_loss": 0.0, "validation_due": False}  # missing from older checkpoints
 STATE_CHECKS: dict[str, Check] = {
     "progress": _is_mapping,
     "sampler": _is_mapping_of(_is_count),
@@ -67,9 +67,9 @@ WINDOW_CHECKS: dict[str, Check] = {"losses": _is_list_of(_is_number)}
 
 
 def find_state_problem(state: Any) -> str:
-    """Return what is wrong with the content of a state.json; an empty string when nothing is."""
+    """Return the problem with the content of a state.json; empty if there is none."""
     if not _is_mapping(state):
-        return "is not a checkpoint's"
+        return "expected the state of a checkpoint"
     return (
         _find_problem(state, STATE_CHECKS, "")
         or _find_problem(PROGRESS_DEFAULTS | state["progress"], PROGRESS_CHECKS, "progress.")
@@ -80,24 +80,24 @@ def find_state_problem(state: Any) -> str:
 def _find_problem(values: dict[str, Any], checks: dict[str, Check], prefix: str) -> str:
     for name, check in checks.items():
         if name not in values:
-            return f"has no {prefix}{name}"
+            return f"{prefix}{name} is missing"
         if not check(values[name]):
             return f"{prefix}{name} is malformed"
     return ""
 
 
 def validate_optimizer_state(moments: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
-    """Check that each tensor of an optimizer's state belongs to a parameter and has its shape.
+    """Check that each tensor of an optimizer's state has a parameter with the same shape.
 
-    torch itself would notice only at the next step.
+    torch would notice a mismatch only at the next step.
 
     Raises:
-        ValueError: A tensor does not belong to the optimizer.
+        ValueError: A tensor has no parameter, or another shape.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in moments.items():
         if not 0 <= index < len(parameters):
-            raise ValueError(f"optimizer.{index} belongs to no parameter")
+            raise ValueError(f"optimizer.{index} has no parameter")
         for name, value in values.items():
             if value.ndim and value.shape != parameters[index].shape:
                 raise ValueError(f"optimizer.{index}.{name} does not have the shape of its parameter")

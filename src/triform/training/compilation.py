@@ -1,6 +1,6 @@
-"""Transformer blocks compiled with torch.compile, for long runs of large models.
+"""Compile Transformer blocks with torch.compile, for long runs of large models.
 
-One compiled block serves all layers, so compiling takes seconds and not minutes. Only training steps use it:
+All layers share one compiled block, so compiling takes seconds and not minutes. Only training steps use it, because
 validation has other batch shapes and is short.
 """
 
@@ -19,18 +19,18 @@ from triform.nn.attention import Attention
 from triform.nn.block import Block, CrossBlock
 from triform.nn.kernels.bf16_weights import matmul_dtype
 
-MIN_RUN_FLOPS = 3e16  # from here on a run gains more time than the 15 seconds that compiling takes
-MIN_TOKENS_PER_STEP = 4_096  # smaller steps are limited by kernel launches, which CUDA graphs have removed already
+MIN_RUN_FLOPS = 3e16  # shorter runs save less than the 15 seconds of compiling
+MIN_TOKENS_PER_STEP = 4_096  # smaller steps are limited by kernel launches, which CUDA graphs already remove
 
 
 def should_compile(n_parameters: int, n_positions: int, n_steps: int) -> bool:
-    """Whether a run is long enough, and its steps large enough, to gain from compiling."""
+    """Return whether a run is long enough, and its steps large enough, to gain from compiling."""
     return n_positions > MIN_TOKENS_PER_STEP and 6.0 * n_parameters * n_positions * n_steps >= MIN_RUN_FLOPS
 
 
 @contextmanager
 def compiled_blocks(model: nn.Module) -> Iterator[None]:
-    """Run the model's blocks compiled inside the `with` block."""
+    """Use compiled blocks in the model inside the `with` block."""
     blocks = [module for module in model.modules() if isinstance(module, Block | CrossBlock)]
     for block in blocks:
         compile_forward = _compiled_block_forward if isinstance(block, Block) else _compiled_cross_block_forward
@@ -42,11 +42,11 @@ def compiled_blocks(model: nn.Module) -> Iterator[None]:
     finally:
         for block in blocks:
             object.__delattr__(block, "forward")
-            vars(block.attn).pop("project", None)  # adapted layers have no one weight to join
+            vars(block.attn).pop("project", None)  # LoRA layers have no single weight to concatenate
 
 
 def _project_fused(attention: Attention, x: Tensor, source: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Project queries, keys and values of self-attention in one product: compiled, joining the weights is free."""
+    """Project queries, keys and values in one product. When compiled, concatenating the weights is free."""
     layers = attention.q_proj, attention.kv_proj
     weight = torch.cat([layer.weight for layer in layers])
     bias = torch.cat([layer.bias for layer in layers]) if attention.q_proj.bias is not None else None
@@ -55,7 +55,7 @@ def _project_fused(attention: Attention, x: Tensor, source: Tensor) -> tuple[Ten
 
 
 def _run_in_product_dtype(forward: Callable[..., Any], block: Block | CrossBlock, x: Tensor, *args: Any) -> Tensor:
-    """Keep the residual stream in the dtype of matrix products: half the bytes to read and write under autocast."""
+    """Keep the residual stream in the dtype of matrix products, which halves memory traffic under autocast."""
     y: Tensor = forward(block, x.to(matmul_dtype(x)), *args)
     return y
 

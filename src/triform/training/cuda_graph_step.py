@@ -1,7 +1,7 @@
-"""An optimisation step as a CUDA graph: captured once for each batch shape, then replayed.
+"""An optimisation step as a CUDA graph, which is captured once for each batch shape and then replayed.
 
 A small model spends most of its time on launching kernels; a replay launches all of them at once. For each step the
-host sends only row indices and a learning rate. The device gathers the rows from data that it holds, and dropout
+host sends only row indices and a learning rate. The device gathers the rows from its copy of the data, and dropout
 differs with every replay. The result is the same as that of `TrainStep`.
 """
 
@@ -26,19 +26,19 @@ from triform.training.train_step import StepStats, TrainStep, collect_step_stats
 
 
 class CudaGraphTrainStep(TrainStep):
-    """A `TrainStep` on a CUDA device that also holds the training data.
+    """A `TrainStep` on a CUDA device that has a copy of the training data.
 
     Args:
         task: The task, whose model is on the device.
         data: The training data on the host.
         device_dataset: The same data on the device.
-        max_steps: How many steps the run has; compiling is worth its time for long runs only.
+        max_steps: The number of steps of the run. Only long runs use compiled blocks.
     """
 
     def __init__(self, task: Task, data: Dataset, device_dataset: DeviceDataset, max_steps: int) -> None:
         super().__init__(task, data)
         self.device_dataset, self.max_steps = device_dataset, max_steps
-        self.use_compile: bool | None = None  # decided at the first step, from the size of its batches
+        self.use_compile: bool | None = None  # decided at the first step by the size of its batches
         self.compile_succeeded = False
         self.bf16_weights = Bf16Weights(task.model) if self.compute_dtype == "bf16" else None
         self.graph_cache = GraphCache(task.model, self.device, self.notices)
@@ -54,7 +54,7 @@ class CudaGraphTrainStep(TrainStep):
         return stats
 
     def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
-        """Gather the batches whose rows are in `inputs` (learning rate, predictions, rows), and optimize."""
+        """Gather the batches of `inputs` (learning rate, predictions, rows) and optimize."""
         batches, start = [], 2
         for shape in shapes:
             row_indices = inputs[start : start + shape[0]].long()
@@ -69,18 +69,18 @@ class CudaGraphTrainStep(TrainStep):
             self.use_compile = False
             self.task.model.zero_grad(set_to_none=True)
             reason = str(error).strip().split("\n")[0]
-            self.notices.append(f"the blocks cannot be compiled here and run as they are ({reason})")
+            self.notices.append(f"the blocks cannot be compiled here, so they run without compilation ({reason})")
             self._run_step(inputs, shapes)
         self.compile_succeeded = True
 
     def _forward_context(self) -> AbstractContextManager[Any]:
-        """Return what makes forward and backward faster: compiled blocks, or bf16 copies of the weights."""
+        """Return the context for forward and backward: compiled blocks, or bf16 copies of the weights."""
         if self.use_compile:
             return compiled_blocks(self.task.model)
         return nullcontext() if self.bf16_weights is None else self.bf16_weights.swapped_in()
 
     @contextmanager
     def training_context(self) -> Iterator[None]:
-        """Use a separate stream: graphs cannot be captured on the default one."""
+        """Use a separate stream, because graphs cannot be captured on the default stream."""
         with side_stream(self.device), super().training_context():
             yield

@@ -1,4 +1,4 @@
-"""Showing the progress of training: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of training, as a bar on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.live import Live
 
-MIN_BAR_COLUMNS = 8  # the time left is shown if the bar keeps this width
-PREFERRED_BAR_COLUMNS = 20  # other texts are shown if it keeps this one
+MIN_BAR_COLUMNS = 8  # the time left is shown if at least this width remains for the bar
+PREFERRED_BAR_COLUMNS = 20  # other texts are shown if at least this width remains
 MAX_BAR_COLUMNS = 40
 REFRESHES_PER_SECOND = 5
 MIN_EXPECTED_SECONDS = 10.0  # the expected time of a shorter run is not shown
 
 
 class ProgressDisplay(Callback):
-    """Shows a bar with the time left on a terminal. Elsewhere it prints a plain line now and then.
+    """Callback that shows a bar with the time left on a terminal, and prints plain lines elsewhere.
 
     Args:
-        max_steps: How many steps the run has.
+        max_steps: The number of steps of the run.
         metric: The metric to show after a validation.
-        stream: Where to show progress; None: standard error.
-        eval_every: How many steps apart the validations are; 0: there are none.
-        table: Shows the validations of several sets; None: there is one set, which is shown as a line.
+    stream: Where to show progress. The default is standard error.
+    eval_every: The number of steps between validations; 0 if there are none.
+    table: Shows the validations of several sets. With None there is one set, which is shown as a line.
     """
 
     LINE_INTERVAL_SECONDS = 15.0  # between plain lines
@@ -164,12 +164,12 @@ class ProgressDisplay(Callback):
         self._print_line(f"{heading}  valid loss {event['loss']:.4f}  {self.metric_text}")
 
     def _on_resume(self, event: Event) -> None:
-        self._print_line(f"going on from step {event['step']}")
+        self._print_line(f"continuing from step {event['step']}")
 
     def _on_end(self, event: Event) -> None:
         reasons = {
             "max_steps": "done",
-            "patience": "stopped early: no more progress",
+            "patience": "stopped early without further progress",
             "interrupted": "interrupted",
         }
         best_text = ""
@@ -190,17 +190,19 @@ class ProgressDisplay(Callback):
 
 
 class TimeEstimator:
-    """Estimates how long training still takes. Validations are included once one of them has been timed.
+    """Estimates the remaining training time. Validations are included after the first has been timed.
 
     Args:
-        max_steps: How many steps the run has.
-        eval_every: How many steps apart the validations are; 0: there are none.
+        max_steps: The number of steps of the run.
+        eval_every: The number of steps between validations; 0 if there are none.
     """
 
     def __init__(self, max_steps: int, eval_every: int) -> None:
         self.max_steps, self.eval_every = max_steps, eval_every
-        self.step, self.last_step_at = 0, 0.0  # the last step, and when it ended
-        self.first_step: tuple[int, float] | None = None  # and its end; it takes longer, so it is not counted
+        self.step, self.last_step_at = 0, 0.0  # the last step and its end time
+        self.first_step: tuple[int, float] | None = (
+            None  # the first step and its end time; it takes longer, so it does not count
+        )
         self.step_seconds = self.valid_seconds = 0.0
         self.validation_started_at: float | None = None
         self.total_valid_seconds = 0.0  # since the first step
@@ -212,7 +214,7 @@ class TimeEstimator:
 
     @property
     def excludes_validations(self) -> bool:
-        """Whether the estimate leaves out validations, because none has been timed."""
+        """Whether the estimate excludes validations, because none has been timed."""
         return not self.valid_seconds and self.validations_left() > 0
 
     def update(self, label: str, done: int, now: float) -> None:
@@ -233,27 +235,29 @@ class TimeEstimator:
             self.total_valid_seconds += self.valid_seconds if self.first_step else 0.0
 
     def validations_left(self) -> int:
-        """Return how many validations are still to come."""
+        """Return the number of remaining validations."""
         if not self.eval_every:
             return 0
-        return -(-self.max_steps // self.eval_every) - self.step // self.eval_every  # the last step has one too
+        return (
+            -(-self.max_steps // self.eval_every) - self.step // self.eval_every
+        )  # the last step is validated too
 
     def seconds_left(self, now: float) -> float:
-        """Return the estimated time until training ends."""
+        """Return the estimated remaining time in seconds."""
         remaining = (self.max_steps - self.step) * self.step_seconds + self.validations_left() * self.valid_seconds
         if self.validation_started_at is not None:
             return remaining + max(0.0, self.valid_seconds - (now - self.validation_started_at))
         return max(0.0, remaining - (now - self.last_step_at))
 
     def format_left(self, now: float) -> str:
-        """Return the time left as text; empty while it is unknown."""
+        """Return the remaining time as text; empty if it is unknown."""
         if not self.is_known:
             return ""
         return f"{'over ' if self.excludes_validations else ''}{format_duration(self.seconds_left(now))} left"
 
 
 class TerminalBar:
-    """The last line of a terminal: a heading, a bar, and as many other texts as fit."""
+    """A progress bar in the last line of a terminal, with a heading and as many other texts as fit."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -268,10 +272,10 @@ class TerminalBar:
         """Update the line.
 
         Args:
-            heading: What is being done, such as `step 10/40`.
-            fraction: How much of it is done.
-            parts: Other texts, the most important first.
-            format_time_left: Returns the time left at a moment, as text.
+            heading: The current activity, such as `step 10/40`.
+            fraction: The fraction that is done.
+            parts: Other texts, most important first.
+            format_time_left: Returns the remaining time at a moment as text.
         """
         self.heading, self.fraction, self.parts, self.format_time_left = heading, fraction, parts, format_time_left
         if self.live is None:
@@ -282,7 +286,7 @@ class TerminalBar:
         from rich.live import Live
 
         console = Console(file=self.stream)
-        if console.is_dumb_terminal:  # it cannot overwrite a line
+        if console.is_dumb_terminal:  # such a terminal cannot overwrite a line
             return
         live = Live(
             self, console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND, redirect_stdout=False
@@ -327,9 +331,12 @@ def format_throughput(event: Event) -> str:
     """Format the rates of a `train` event: tokens per second, time per step, padding, memory, utilisation."""
     parts = [f"{event['tokens_per_s']:,.0f} tokens/s"]
     if "step_ms" in event:
-        parts += [f"{format_duration(event['step_ms'] / 1000)} a step", f"{100 * event['real_share']:.0f} % real"]
+        parts += [
+            f"{format_duration(event['step_ms'] / 1000)} per step",
+            f"{100 * event['real_share']:.0f} % without padding",
+        ]
     if event.get("peak_memory"):
         parts.append(f"{event['peak_memory'] / 2**30:.2f} GiB")
     if "utilisation" in event:
-        parts.append(f"{100 * event['utilisation']:.1f} % of the card")
+        parts.append(f"{100 * event['utilisation']:.1f} % GPU utilisation")
     return "  ".join(parts)

@@ -1,8 +1,8 @@
-"""Starting from word vectors (`--embeddings`): rows of the token embedding are replaced by vectors of their words.
+"""Start from word vectors (`--embeddings`): rows of the token embedding are replaced by the vectors of their words.
 
-All vectors are scaled by one factor, so that their mean size is that of the rows they replace, which the rest of
-the model was initialised for. No random number is drawn here, so a model with vectors differs from one without in
-these rows only.
+All vectors are scaled by one factor, so that their mean size is that of the rows they replace, for which the rest
+of the model was initialised. No random numbers are drawn here, so a model with vectors differs from one without
+only in these rows.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def load_embeddings(task: Task) -> str:
     """Copy vectors into every token embedding of the model.
 
     Returns:
-        A notice for the user: how many tokens have a vector.
+        A notice for the user that says how many tokens have a vector.
 
     Raises:
-        ConfigError: No token has a vector, the vectors have another size, or the file cannot be read.
+        ConfigError: No token has a vector, the vectors have the wrong width, or the file cannot be read.
     """
     path = Path(task.config.train.embeddings)
     summaries: dict[str, int] = {}
@@ -63,13 +63,13 @@ def load_embeddings(task: Task) -> str:
         summaries[f"{len(matched.piece_ids):,} of {len(words):,} pieces have a vector"] = len(matched.piece_ids)
     if not any(summaries.values()):
         raise ConfigError(f"{path}: {_describe_no_match(path, words)}")
-    return f"{path}: {'; '.join(summaries)}; the others begin at random"
+    return f"{path}: {'; '.join(summaries)}; the others are initialised at random"
 
 
 def piece_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return for each token the word whose vector it may use, or an empty string if it only continues a word.
 
-    If the tokenizer marks the beginning of a word by a space, a token without it continues a word, unless it is
+    If the tokenizer marks the start of a word by a space, a token without a space continues a word, unless it is
     punctuation.
     """
     pieces = [tokenizer.format_piece(token) for token in range(tokenizer.vocab_size)]
@@ -82,7 +82,7 @@ def piece_words(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)  # several seeds have the same pieces
 def _match_vectors(path: str, mtime_ns: int, words: tuple[str, ...]) -> MatchedVectors:
-    """Match by the exact word, or ignoring case if the vocabulary is in lower case; frequent words come first."""
+    """Match tokens with words, ignoring case if the vocabulary is in lower case. Frequent words take precedence."""
     vectors_file = _read_vectors_file(read_vectors, Path(path))
     row_by_word = {word: row for row, word in enumerate(vectors_file.words)}
     if is_lowercase(words):
@@ -94,7 +94,7 @@ def _match_vectors(path: str, mtime_ns: int, words: tuple[str, ...]) -> MatchedV
 
 
 def is_lowercase(words: Sequence[str]) -> bool:
-    """Whether a vocabulary has no capital letters, except in special tokens such as [CLS]."""
+    """Return whether a vocabulary has no capital letters, except in special tokens such as [CLS]."""
     return all(word == word.lower() for word in words if word[:1].isalnum())
 
 
@@ -102,8 +102,8 @@ def _copy_vectors(matched: MatchedVectors, table: nn.Embedding, path: Path) -> N
     width = matched.vectors.shape[1]
     if width != table.embedding_dim:
         raise ConfigError(
-            f"{path}: its vectors have {width} numbers and model.d_model={table.embedding_dim}: set model.d_model="
-            f"{width}, or learn vectors with --size {table.embedding_dim}"
+            f"{path}: the vectors have width {width}, but model.d_model={table.embedding_dim}; set model.d_model="
+            f"{width}, or train vectors with --size {table.embedding_dim}"
         )
     if not len(matched.piece_ids):
         return
@@ -116,16 +116,16 @@ def _copy_vectors(matched: MatchedVectors, table: nn.Embedding, path: Path) -> N
 
 
 def _describe_no_match(path: Path, words: Sequence[str]) -> str:
-    """Say why no token has a vector."""
+    """Return the reason why no token has a vector."""
     known = {word.lower() for word in _read_vectors_file(read_vectors, path).words}
     if n := sum(word.lower() in known for word in words):
-        return f"no piece of the vocabulary has a vector; {n:,} would if both were learned in lower case"
+        return f"no piece of the vocabulary has a vector; {n:,} would have one if both were trained in lower case"
     piece_examples, word_examples = (
         ", ".join(repr(word) for word in examples)
         for examples in (_example_words(words), _example_words(sorted(known)))
     )
-    examples = f"its pieces are such as {piece_examples}, the vectors' words {word_examples}"
-    return f"no piece of the vocabulary has a vector: {examples}"
+    examples = f"it has pieces such as {piece_examples}, and the vectors have words such as {word_examples}"
+    return f"no piece of the vocabulary has a vector; {examples}"
 
 
 def _example_words(words: Sequence[str]) -> list[str]:
@@ -133,7 +133,7 @@ def _example_words(words: Sequence[str]) -> list[str]:
 
 
 def _read_vectors_file(reader: Callable[[Path], ResultT], path: Path) -> ResultT:
-    """Report a problem with the file as one with the setting."""
+    """Read a vectors file. Errors name the setting."""
     try:
         return reader(path)
     except DataError as error:

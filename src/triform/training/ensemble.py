@@ -1,9 +1,9 @@
-"""An ensemble: several runs of one small model trained together, each with its own seed and run folder.
+"""Train several runs of one small model together, each with its own seed and run folder.
 
-Training together is only faster. Each member ends as a run of its own; their predictions are not combined.
+Training together only saves time. Each member becomes a separate run, and predictions are not combined.
 
-A member is a trainer like any other: it draws its own batches, follows its own schedule, stops early and keeps its
-best weights. Only the step itself and the forward passes of validations are computed for all at once, by
+A member is an ordinary trainer, which draws its batches, follows its schedule, stops early and keeps its best
+weights. Only the steps and the forward passes of validations are computed for all members at once, by
 `StackedModels`.
 """
 
@@ -26,14 +26,14 @@ from triform.tasks.device_data import BatchPlan, DeviceDataset
 from triform.tasks.task import Task
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
-from triform.training.stopping import ValidationInterrupted, interruptible_validation
+from triform.training.stopping import Interruptible
 from triform.training.throughput import peak_memory
 from triform.training.train_step import TrainStep, collect_step_stats
 from triform.training.trainer import Trainer, load_device_dataset
 
-PROBE_STEPS = 8  # steps whose batch shapes decide whether training together is worth it
-MAX_MEMBERS = 128  # that are stacked at once; more are not faster
-MAX_CHECKPOINT_SHARE = 0.1  # of the training time that checkpoints may take
+PROBE_STEPS = 8  # steps whose batch shapes decide whether training together is faster
+MAX_MEMBERS = 128  # members that are stacked at once; more are not faster
+MAX_CHECKPOINT_SHARE = 0.1  # fraction of the training time that checkpoints may take
 DISK_BYTES_PER_SECOND = 1 << 29  # assumed until the first checkpoint is timed
 PER_MEMBER_SETTINGS = (
     "lr", "weight_decay", "schedule", "warmup_steps", "min_lr_ratio", "plateau_factor", "plateau_patience",
@@ -42,9 +42,9 @@ PER_MEMBER_SETTINGS = (
 
 
 class StackLimit(NamedTuple):
-    """Up to which size training together is faster than one run after another."""
+    """The limits up to which training together is faster than one run after another."""
 
-    max_step_flops: float  # of one member's step; a larger model keeps the device busy alone
+    max_step_flops: float  # of one member's step; a single larger model keeps the device busy
     max_padding_ratio: float  # positions computed per position needed, when batches are padded to one shape
 
 
@@ -52,16 +52,16 @@ STACK_LIMITS = {"cpu": StackLimit(3e7, 1.5), "cuda": StackLimit(3e10, 4.0)}
 
 
 def stack_key(config: Config) -> Config:
-    """Return the settings that members must have in common: all but the seed and `PER_MEMBER_SETTINGS`."""
+    """Return the settings that members must share: all except the seed and `PER_MEMBER_SETTINGS`."""
     defaults = TrainConfig()
     reset_values = {name: getattr(defaults, name) for name in PER_MEMBER_SETTINGS}
     return replace(config, seed=0, train=replace(config.train, **reset_values))
 
 
 def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> DeviceDataset | None:
-    """Return the data on the device if these seeds are faster trained together, else None.
+    """Return the data on the device if training these seeds together is faster, else None.
 
-    They are if the model is small, and if padding their batches to one shape wastes little.
+    It is faster if the model is small and padding the batches to one shape wastes little.
     """
     separate = must_train_alone(task.config.train) or task.config.model.is_recurrent  # cuDNN layers have no vmap
     limit = None if separate else STACK_LIMITS.get(task.device.type)
@@ -85,7 +85,7 @@ def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> Device
 
 
 def must_train_alone(config: TrainConfig) -> bool:
-    """Whether the settings need something that `StackedModels` does not support."""
+    """Return whether the settings need something that `StackedModels` does not support."""
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
     return bool(config.ema_decay or config.r_drop or partly_frozen)
 
@@ -94,14 +94,14 @@ class EnsembleMember(Trainer):
     """A trainer whose steps and validations are computed by an `Ensemble`."""
 
     ensemble: Ensemble
-    defer_checkpoint = checkpoint_requested = False  # whether to only note that a checkpoint is due
+    defer_checkpoint = checkpoint_requested = False  # whether a due checkpoint is only recorded and written later
     failure: DivergedError | None = None
 
     def build_train_step(self) -> TrainStep:
         return TrainStep(self.task, self.train_data)
 
     def finish_step(self) -> None:
-        """As a single trainer, but the ensemble writes the checkpoints of all members together."""
+        """Finish a step like a single trainer. The ensemble writes the checkpoints of all members together."""
         self.defer_checkpoint, self.checkpoint_requested = True, False
         super().finish_step()
         self.defer_checkpoint = False
@@ -113,7 +113,7 @@ class EnsembleMember(Trainer):
             super().save_checkpoint()
 
     def run_guarded(self, action: Callable[[EnsembleMember], None]) -> None:
-        """Run an action. If the member diverges, keep the error in `failure`: the others continue."""
+        """Run an action. If the member diverges, the error is kept in `failure` and the others continue."""
         try:
             action(self)
         except DivergedError as failure:
@@ -133,22 +133,21 @@ class EnsembleMember(Trainer):
         return not self.progress.finished and self.failure is None
 
 
-class Ensemble:
-    """Trains members together, which share their data and everything that `stack_key` returns.
+class Ensemble(Interruptible):
+    """Trains several members together. They share their data and the settings of `stack_key`.
 
     Args:
         members: The trainers.
-        device_dataset: Their training data, on their device.
+        device_dataset: Their training data on their device.
     """
 
     def __init__(self, members: Sequence[EnsembleMember], device_dataset: DeviceDataset) -> None:
         assert len({repr(stack_key(member.task.config)) for member in members}) == 1, (
-            "members of an ensemble must be alike"
+            "members of an ensemble must have the same settings"
         )
         self.members, self.device_dataset = members, device_dataset
         self.device = members[0].task.device
         self.stacked_models: StackedModels | None = None
-        self.stop_requested = self.is_validating = False
         self.max_members = MAX_MEMBERS
         self._eval_cache: dict[int, list[Metrics]] = {}  # by the id of the dataset, which the members share
         self._peak_memory = 0
@@ -160,7 +159,7 @@ class Ensemble:
             member.meter.get_peak_memory = self._get_peak_memory
 
     def fit(self) -> None:
-        """Train every member to its end, or until `stop` is called. One that diverges does not stop the others."""
+        """Train every member to its end, or until `stop` is called. A diverging member does not stop the others."""
         try:
             with side_stream(self.device), self.members[0].train_step.training_context():
                 active = [member for member in self.members if member.is_training]
@@ -173,14 +172,8 @@ class Ensemble:
             for member in self.members:
                 member.close_callbacks()
 
-    def stop(self) -> None:
-        """Ask for a stop after the current step, or at once during a validation. All states are saved first."""
-        self.stop_requested = True
-        if self.is_validating:
-            raise ValidationInterrupted
-
     def _next_group(self) -> list[EnsembleMember]:
-        """Return the members at the lowest step: a kill while saving may have left some behind the others."""
+        """Return the members at the lowest step. A kill while saving may have left some of them behind."""
         active = [member for member in self.members if member.is_training]
         first_step = min((member.progress.step for member in active), default=0)
         return [member for member in active if member.progress.step == first_step][: self.max_members]
@@ -205,7 +198,7 @@ class Ensemble:
             for index in active:
                 batch_indices, lrs[index] = group[index].draw_batches()
                 plans[index] = [self.device_dataset.plan(indices) for indices in batch_indices]
-            try:  # members that have ended get old batches and a learning rate of 0, which changes nothing
+            try:  # members that have ended get old batches with a learning rate of 0, which changes nothing
                 self.stacked_models.step(plans, lrs, [member.steps_since_log for member in group])
             except torch.OutOfMemoryError:
                 for index, state in zip(active, sampler_states, strict=True):
@@ -222,21 +215,21 @@ class Ensemble:
         self.sync_losses()
 
     def _reduce_group_size(self, n_models: int) -> None:
-        """Train half as many members at a time, after memory ran out."""
+        """Train half as many members at a time after running out of memory."""
         assert self.stacked_models is not None
         if n_models == 1 or self.stacked_models.updating:
             message = f"{self.device} has too little memory for {n_models} models"
-            raise ConfigError(f"{message}; give fewer --seeds at a time, or a smaller batch") from None
+            raise ConfigError(f"{message}; use fewer --seeds at a time, or a smaller batch") from None
         self.max_members = n_models // 2
         self.members[0].train_step.notices.append(
-            f"{n_models} models do not fit into memory: {self.max_members} at a time"
+            f"{n_models} models do not fit into memory; {self.max_members} are trained at a time"
         )
         self.stacked_models.graph_cache.graphs.clear()
 
     def _run_between_steps(
         self, members: list[EnsembleMember], action: Callable[[EnsembleMember], None] = EnsembleMember.after_step
     ) -> None:
-        """Let each member log and validate, then write the files of all in parallel."""
+        """Let each member log and validate, then write the files of all members in parallel."""
         if self.stacked_models is not None:
             members[0].train_step.notices += self.stacked_models.notices
             self.stacked_models.notices.clear()
@@ -252,7 +245,7 @@ class Ensemble:
         )
 
     def _run_in_threads(self, members: Sequence[EnsembleMember], action: Callable[[EnsembleMember], None]) -> None:
-        """Run an action of each member in a thread: most of the time is spent waiting for the disk."""
+        """Run an action of each member in a thread, because most of the time is spent waiting for the disk."""
         if not members:
             return
         self.sync_losses()
@@ -264,19 +257,19 @@ class Ensemble:
     # -- called by the members
 
     def sync_losses(self) -> None:
-        """Copy the losses of all members to the host, unless that has been done."""
+        """Copy the losses of all members to the host, unless this has been done since the last step."""
         if self.stacked_models is not None and not self.stacked_models.synced:
             self.stacked_models.sync_losses()
             self._peak_memory = peak_memory(self.device)
 
     def _get_peak_memory(self) -> int:
-        """Return the peak memory of the whole ensemble, which is read once per log and not by each member."""
+        """Return the peak memory of the whole ensemble. It is read once per log and not for each member."""
         return self._peak_memory
 
     def evaluate_member(self, member: EnsembleMember, data: Dataset) -> Metrics:
-        """Return the metrics of a member. The first call computes those of all."""
+        """Return the metrics of a member. The first call computes those of all members."""
         assert self.stacked_models is not None, "a validation follows a step"
         if id(data) not in self._eval_cache:
-            with interruptible_validation(self), report_progress_to(member.on_progress):
+            with self.interruptible_validation(), report_progress_to(member.on_progress):
                 self._eval_cache[id(data)] = self.stacked_models.evaluate(data)
         return self._eval_cache[id(data)][self.stacked_models.train_steps.index(member.train_step)]

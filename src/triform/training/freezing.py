@@ -1,4 +1,4 @@
-"""Which parameters are trained: all of them, the upper layers, or LoRA adapters and a new head."""
+"""Choose the parameters to train: all of them, the upper layers, or LoRA adapters and a new head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYER_NAME = re.compile(r"(encoder\.)?blocks\.(\d+)\.")
 
 
 class TrainableCount(NamedTuple):
-    """How many parameters are trained, and how many of these belong to LoRA adapters."""
+    """The number of trainable parameters, and how many of them are LoRA adapters."""
 
     trainable: int
     adapters: int
@@ -30,8 +30,8 @@ def count_trainable(model: nn.Module) -> TrainableCount:
 def layer_depths(model: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter, counted from the input: 0 for embeddings, the highest for the head.
 
-    A decoder's layers come after those of its encoder. A final norm belongs to the layer before it, and a head that
-    is tied to the embedding belongs to the embedding.
+    The layers of a decoder come after those of its encoder. A final norm counts as part of the layer before it, and
+    a head that is tied to the embedding as part of the embedding.
     """
     names = [name for name, _ in model.named_parameters()]
     matches = {name: match for name in names if (match := LAYER_NAME.match(name))}
@@ -51,12 +51,13 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
 
 
 def freeze_parameters(model: nn.Module, config: Config) -> None:
-    """Freeze what the settings name; with `lora_rank`, everything except adapters and a classification head.
+    """Freeze the layers of `train.freeze_layers`; with LoRA, everything except adapters and a classification head.
 
-    A classification head is always trained, because it may be new. A language-model head comes with the base model.
+    A classification head is always trained, because it may be new. A language-model head is a part of the base
+    model.
 
     Raises:
-        ConfigError: The model has fewer layers than `train.freeze_layers`, or nothing would be left to train.
+        ConfigError: The model has fewer layers than `train.freeze_layers`, or no parameter would be trained.
     """
     train = config.train
     if train.lora_rank:
@@ -70,7 +71,7 @@ def freeze_parameters(model: nn.Module, config: Config) -> None:
 
 
 def _unfreeze_positions(model: nn.Module, *, vectors_loaded: bool) -> None:
-    """If word vectors were loaded, freeze only these: the rest of the embedding is not trained yet."""
+    """If word vectors were loaded, freeze only these, because the rest of the embedding is not trained yet."""
     for name, parameter in model.named_parameters():
         if vectors_loaded and "embedding" in (parts := name.split(".")) and "token_embedding" not in parts:
             parameter.requires_grad_()
@@ -80,11 +81,11 @@ def _freeze_layers(model: nn.Module, n_frozen: int) -> None:
     depth_by_name = layer_depths(model)
     n_layers = max(depth_by_name[name] for name in depth_by_name if LAYER_NAME.match(name))
     if n_frozen > n_layers:
-        raise ConfigError(f"train.freeze_layers={n_frozen}: this model has {n_layers} layers")
+        raise ConfigError(f"train.freeze_layers={n_frozen} is too large: this model has {n_layers} layers")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(depth_by_name[name] > n_frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"train.freeze_layers={n_frozen} leaves nothing to learn: the head is the embedding, which is frozen "
-            "too; freeze fewer layers"
+            f"train.freeze_layers={n_frozen} leaves nothing to train: the head is tied to the embedding, which is "
+            "frozen too; freeze fewer layers"
         )

@@ -1,4 +1,4 @@
-"""A function of one input tensor, captured as a CUDA graph for each shape and then replayed."""
+"""Capture a function of one input tensor as a CUDA graph for each shape, and replay it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GraphFn = Callable[[Tensor, Shapes], None]
 
 
 class GraphCache:
-    """Runs a function eagerly for the first input of a shape, captures it for the second, and replays the rest.
+    """Runs a function eagerly for the first input of a shape, captures it for the second, and replays it later.
 
     Args:
         model: The model that the function calls.
@@ -64,23 +64,23 @@ class GraphCache:
             self.notices.append(f"the step cannot be captured as a CUDA graph and runs eagerly ({reason})")
 
     def _disable_capture(self) -> None:
-        """Run eagerly from here on. Tensors made during a failed capture were never computed, so drop them."""
+        """Run eagerly from now on, and drop tensors of a failed capture, which were never computed."""
         self.capture_enabled = False
         self.model.zero_grad(set_to_none=True)
         for mask in self._masks():
             clear_mask_cache(mask)
-        self.graphs.clear()  # their dropout state is gone, and eager steps may need the memory
+        self.graphs.clear()  # their dropout state is lost, and eager steps may need the memory
         self.retained_masks.clear()
         torch.cuda.empty_cache()
 
     def _masks(self) -> list[AttentionMask]:
-        """Return the model's attention masks: a graph reads the tensors cached for them at every replay."""
+        """Return the model's attention masks, whose cached tensors a graph reads at every replay."""
         return [mask for module in self.model.modules() for mask in getattr(module, "layer_masks", ())]
 
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Use a stream on which CUDA graphs can be captured. Does nothing on other devices."""
+    """Use a stream on which CUDA graphs can be captured. This does nothing on other devices."""
     if device.type != "cuda":
         yield
         return

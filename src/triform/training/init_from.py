@@ -1,4 +1,4 @@
-"""Starting from another run: its model settings, its tokenizer and its weights (`--from`), or from word vectors."""
+"""Start from the settings, tokenizer and weights of another run (`--from`), or from word vectors."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from triform.training.freezing import freeze_parameters
 from triform.training.run_folder import RunFolder, checkpoint_step
 from triform.training.tensors import load_weights, named_weights, validate_finite
 
-# The tasks whose runs a task can start from: its own, or one with the same encoder.
+# The tasks whose runs a task can start from: the same task, or one with the same encoder.
 COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
     "classify": ("classify", "translate"),
     "generate": ("generate",),
     "translate": ("translate", "classify"),
 }
-HEADS = ("classification_head.", "lm_head.")  # how the names of a head's weights begin
+HEADS = ("classification_head.", "lm_head.")  # prefixes of the names of a head's weights
 # Settings under `model.` that may differ from those of the base.
 OVERRIDABLE_MODEL_SETTINGS = (
     "dropout",
@@ -58,17 +58,17 @@ def load_base_config(path: Path, task: TaskName, *, verify: bool = True) -> Conf
     config = folder.read_config()
     if config.task not in COMPATIBLE_TASKS[task]:
         raise ConfigError(
-            f"{path}: is for {config.task}; {task} can begin with a run of {' or '.join(COMPATIBLE_TASKS[task])}"
+            f"{path} is a run of {config.task}; {task} can start from {' or '.join(COMPATIBLE_TASKS[task])} runs"
         )
     if not folder.model_file.exists():
-        raise CheckpointError(f"{path}: has no model yet; train it further with --resume")
+        raise CheckpointError(f"{path} has no model yet; continue its training with --resume")
     return config
 
 
 def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
-    """Merge the requested settings with those that the base run decides: the model's shape and the tokenizer.
+    """Merge the requested settings with those of the base run: the shape of the model and the tokenizer.
 
-    Word vectors decide only `model.d_model`.
+    Word vectors determine only `model.d_model`.
 
     Raises:
         ConfigError: A requested setting contradicts the base, or the base cannot be used.
@@ -82,10 +82,10 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
         config = load_base_config(path, requested["task"], verify=verify)  # type: ignore[arg-type]
         RunFolder(path, verify=verify).verify_files("tokenizer*.json")
     except CheckpointError as error:
-        hint = "" if path.exists() else "; give a run, a published model's folder, or hub:OWNER/NAME"
+        hint = "" if path.exists() else "; use a run, the folder of a published model, or hub:OWNER/NAME"
         raise ConfigError(f"train.init_from={error}{hint}") from None
     separate_vocabularies = config.task == "translate" and not config.tokenizer.joint_vocab
-    # a language may have pieces of its own, though one vocabulary numbers them all
+    # Each language may split text in its own way, although they share one vocabulary.
     tokenizer_per_language = (path / "tokenizer.source.json").exists()
     file = path / ("tokenizer.source.json" if tokenizer_per_language else "tokenizer.json")
     model_settings = {name: value for name, value in flatten_config(config).items() if name.startswith("model.")}
@@ -98,7 +98,7 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
         "tokenizer.file": str(path if tokenizer_per_language and requested["task"] == "translate" else file),
     }
     if requested.get("tokenizer.file", "") not in ("", inherited["tokenizer.file"]):
-        raise ConfigError(f"tokenizer.file: the vocabulary comes with {path}; leave it out")
+        raise ConfigError(f"remove tokenizer.file: the tokenizer is that of {path}")
     overridable = ("tokenizer.file", "data.max_len", *(f"model.{name}" for name in OVERRIDABLE_MODEL_SETTINGS))
     overridable += ("tokenizer.joint_vocab",) if requested["task"] != config.task else ()
     restricted = {name: value for name, value in requested.items() if name in inherited and name not in overridable}
@@ -106,16 +106,16 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
         restricted["tokenizer.vocab_size"] = requested["tokenizer.vocab_size"]
     if conflicts := describe_differences(restricted, config):
         raise ConfigError(
-            f"{path}: what begins with it has its shape and vocabulary; leave out {'; '.join(conflicts)}"
+            f"{path} determines the shape of the model and its vocabulary; remove {'; '.join(conflicts)}"
         )
     unset = {name for name in inherited if name in AUTO_SETTINGS and requested.get(name) == DEFAULTS[name]}
     return merge_settings(inherited, {name: value for name, value in requested.items() if name not in unset})
 
 
 def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
-    """Load the weights of the base run or word vectors into a new model, and freeze what is not trained.
+    """Load the weights of the base run or word vectors into a new model, and freeze parameters.
 
-    A run that is resumed has its weights in its checkpoint.
+    A resumed run loads its weights from its checkpoint instead.
 
     Returns:
         Notices for the user.
@@ -135,14 +135,16 @@ def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
     """Load the weights of a run that was stopped before its first validation, from its latest checkpoint.
 
     Returns:
-        What the user should know about these weights.
+        A notice about these weights.
 
     Raises:
-        CheckpointError: There is no checkpoint either, or the run was finished and has lost its model.
+        CheckpointError: There is no checkpoint either, or the run had finished and its model is missing.
     """
     checkpoint = folder.latest_checkpoint()
     if checkpoint is None:
-        raise CheckpointError(f"{folder.path}: has no model and no checkpoint yet; train it further with --resume")
+        raise CheckpointError(
+            f"{folder.path} has no model and no checkpoint yet; continue its training with --resume"
+        )
     tensors, state = folder.read_checkpoint(checkpoint)
     if state.get("finished"):
         raise damaged_error(folder.model_file, "no such file")
@@ -155,13 +157,13 @@ def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
     task.model.requires_grad_()
     step = checkpoint_step(checkpoint)
     return (
-        f"{folder.path}: training was interrupted at step {step}, before a validation kept a model; "
-        "these are the weights of the latest checkpoint (go on with --resume)"
+        f"{folder.path}: training was interrupted at step {step}, before the first validation; "
+        "these are the weights of the latest checkpoint (continue with --resume)"
     )
 
 
 class LoadReport(NamedTuple):
-    """Names of the tensors loaded from the base, of those it lacks, and of those this model has no use for."""
+    """The names of the tensors that were loaded, that the base lacks, and that this model does not use."""
 
     loaded: list[str]
     new: list[str]
@@ -173,13 +175,13 @@ class LoadReport(NamedTuple):
 
 
 def _summarise_names(names: Iterable[str]) -> str:
-    """Count tensors by the part of the model that they belong to, such as `encoder.blocks 24`."""
+    """Count tensors by the part of the model, such as `encoder.blocks 24`."""
     parts = Counter(".".join(name.split(".")[: 2 if name.startswith("encoder.") else 1]) for name in names)
     return ", ".join(f"{part} {count}" if count > 1 else part for part, count in parts.items())
 
 
 def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> LoadReport:
-    """Copy the base's weights that have a place in the task's model."""
+    """Copy those weights of the base that the task's model also has."""
     folder = RunFolder(path, verify=verify)
     config, weights = load_base_config(path, task.name, verify=verify), folder.read_weights()
     validate_finite(folder.model_file, weights)
@@ -192,12 +194,12 @@ def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> Loa
             parameter.copy_(_fit_positions(name, weights[name], parameter, path))
         loaded.append(name)
     if missing := [name for name in new if config.task == task.name and not name.startswith(HEADS)]:
-        raise ConfigError(f"{path}: does not fit the settings: it has no {missing[0]}")
+        raise ConfigError(f"{path} does not match the settings: it has no {missing[0]}")
     return LoadReport(loaded, new, sorted(weights.keys() - set(loaded)))
 
 
 def _is_transferable(name: str, base: Config, config: Config) -> bool:
-    """Whether a tensor means the same in both models: the output layer of a classifier only with equal labels."""
+    """Return whether a tensor means the same in both models. A classification head needs equal labels."""
     if not name.startswith(HEADS) or base.task == config.task != "classify":
         return True
     same_head = base.task == config.task and base.model.head_hidden == config.model.head_hidden
@@ -205,13 +207,14 @@ def _is_transferable(name: str, base: Config, config: Config) -> bool:
 
 
 def _fit_positions(name: str, tensor: Tensor, target: Tensor, path: Path) -> Tensor:
-    """Return the tensor. Of learned positions only as many as the model needs."""
+    """Return the tensor, with learned positions truncated to those that the model needs."""
     if name.endswith("position_embedding.table.weight") and len(tensor) > len(target):
         tensor = tensor[: len(target)]
     if tensor.shape == target.shape:
         return tensor
     if name.endswith("position_embedding.table.weight") and tensor.shape[1:] == target.shape[1:]:
         raise ConfigError(
-            f"{path}: has learned {len(tensor)} positions and data.max_len={len(target)} needs more: lower it"
+            f"{path} has {len(tensor)} learned positions, and data.max_len={len(target)} needs more; "
+            "lower data.max_len"
         )
-    raise ConfigError(f"{path}: {name} is {tuple(tensor.shape)} there, and {tuple(target.shape)} is needed")
+    raise ConfigError(f"{path}: {name} has shape {tuple(tensor.shape)}, expected {tuple(target.shape)}")

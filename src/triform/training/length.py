@@ -1,4 +1,4 @@
-"""How long a run trains: the number of steps, early stopping, and extending a run that has ended."""
+"""The length of training: the number of steps, early stopping, and extending a run that has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training e
 
 
 def resolve_length(prepared: PreparedTask) -> Config:
-    """Return the settings with those filled in that depend on the number of steps, which the batches decide."""
+    """Return the settings with defaults that depend on the number of steps."""
     config = resolve_step_defaults(prepared.task.config, count_steps(prepared.task.config, prepared))
     batches_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
     steps_per_epoch = batches_per_epoch / config.train.grad_accumulation
@@ -31,7 +31,7 @@ def resolve_length(prepared: PreparedTask) -> Config:
 
 
 def count_steps(config: Config, prepared: PreparedTask) -> int:
-    """Return the number of steps that the settings mean with this data."""
+    """Return the number of steps that follows from the settings and the data."""
     steps_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
     return config.train.max_steps or steps_for_epochs(
         config.train.epochs, steps_per_epoch, config.train.grad_accumulation
@@ -55,8 +55,8 @@ def format_early_stopping_notice(trainer: Trainer) -> list[str]:
 
 
 def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Config:
-    """Return a run's settings with the number of steps, epochs and patience that a resume asks for."""
-    if stored.train.max_minutes and "train.max_minutes" in requested:  # the same command again
+    """Return a run's settings with the number of steps, epochs and patience that a resume requests."""
+    if stored.train.max_minutes and "train.max_minutes" in requested:  # the same command was repeated
         return stored
     overrides = {
         name: requested[name] for name in LENGTH_SETTINGS if requested.get(name, DEFAULTS[name]) != DEFAULTS[name]
@@ -69,7 +69,7 @@ def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Confi
 
 
 def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
-    """Write the settings of a resumed run that is to train for longer, and return notices for the user.
+    """Write the settings of a resumed run that trains for longer, and return notices for the user.
 
     Raises:
         ConfigError: The settings would make the run shorter.
@@ -82,14 +82,14 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
     if steps < old_steps or (patience and not 0 < old_patience <= patience):
         changes = "; ".join(_format_changes(old, new))
         raise ConfigError(
-            f"{folder.path}: --resume can train a run longer, not shorter: {changes}; "
-            "leave the setting out, or choose another --out"
+            f"{folder.path}: --resume can make training longer, not shorter: {changes}; "
+            "remove the setting, or choose another --out"
         )
     notices = [f"the run is trained for {steps} steps instead of {old_steps}"] if steps > old_steps else []
     if steps > old_steps and new.train.schedule in DECAYING_SCHEDULES:
         notices.append(
-            f"the decay of the {new.train.schedule} schedule is computed again for {steps} steps: the result is "
-            "not the same as that of having trained so long from the start"
+            f"the {new.train.schedule} schedule is computed again for {steps} steps, so the result differs from "
+            "that of a run with as many steps from the start"
         )
     elif (
         steps > old_steps
@@ -100,8 +100,8 @@ def extend_run(folder: RunFolder, prepared: PreparedTask) -> list[str]:
         and prepared.valid is not None
     ):
         notices.append(
-            f"the run was also validated at step {old_steps}, where it ended: the best weights may differ from "
-            "those of having trained so long from the start"
+            f"the run was also validated at step {old_steps}, where it ended, so the best weights may differ from "
+            "those of a run with as many steps from the start"
         )
     (folder.path / REPORT_FILE).unlink(missing_ok=True)  # first, so that the run no longer counts as complete
     folder.write_config(new)
@@ -122,4 +122,4 @@ def format_stopped_early_notice(trainer: Trainer) -> list[str]:
     if progress.finished != "patience" or progress.step >= trainer.max_steps:
         return []
     message = f"the run stopped early at step {progress.step}, after {progress.stale} validations without progress"
-    return [f"{message}, and would do so with more steps too; to train it on, add --set train.patience=0"]
+    return [f"{message}, and would also stop with more steps; to continue, add --set train.patience=0"]

@@ -1,4 +1,4 @@
-"""Opening the task of a run folder with its weights."""
+"""Load the task of a run folder with its weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from triform.training.tensors import load_weights, named_weights, validate_shape
 
 
 def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None) -> tuple[Task, tuple[str, ...]]:
-    """Open a run's task on the CPU: with its best weights, with an adapter, or with those of its last checkpoint.
+    """Load a run's task on the CPU with its best weights, with an adapter, or with those of its last checkpoint.
 
-    The caller's random numbers are left alone.
+    The state of the random generators does not change.
 
     Args:
         folder: The run folder.
@@ -29,23 +29,23 @@ def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None)
         The task, and notices for the user.
 
     Raises:
-        CheckpointError: There are no weights, or they do not fit the settings.
+        CheckpointError: There are no weights, or they do not match the settings.
     """
     if adapter is not None:
         return _load_with_adapter(folder, adapter), adapter.notices
     if folder.model_file.exists():
         return _load_best(folder, config), ()
-    with torch.random.fork_rng(devices=[]):  # the weights that are initialised here are replaced at once
+    with torch.random.fork_rng(devices=[]):  # the initial weights are replaced at once
         task = TASKS[config.task].load(config, folder.path)
         return task, (load_interrupted_weights(task, folder),)
 
 
 def _load_best(folder: RunFolder, config: Config) -> Task:
-    """Weights that do not fit the settings are refused before memory is taken."""
+    """Load the best weights. Wrong shapes are refused before memory is allocated."""
     shapes = folder.read_shapes()
     if config.model.n_layers > len(shapes):
         raise CheckpointError(
-            f"{folder.model_file}: does not fit the settings: it has {len(shapes)} tensors, "
+            f"{folder.model_file} does not match the settings: it has {len(shapes)} tensors, "
             f"too few for model.n_layers={config.model.n_layers}"
         )
     task = _load_without_weights(config, folder.path)
@@ -63,17 +63,17 @@ def _load_with_adapter(base: RunFolder, adapter: Adapter) -> Task:
         load_matching_weights(task, base.path, verify=False)
         adapter.apply_to(task.model)
     except ConfigError as error:
-        raise CheckpointError(f"{adapter.path}: is an adapter for another base: {error}") from None
+        raise CheckpointError(f"{adapter.path} is an adapter for another base: {error}") from None
     return task
 
 
 def _load_without_weights(config: Config, folder: Path) -> Task:
-    """Return the task of a run folder with a model that has shapes but no memory."""
+    """Return the task of a run folder with a model on the meta device, which has shapes but no memory."""
     with torch.device("meta"):
         return TASKS[config.task].load(config, folder)
 
 
 def allocate_model(task: Task) -> None:
-    """Replace a model without memory by one whose weights can be loaded."""
+    """Replace a model on the meta device by one whose weights can be loaded."""
     with torch.random.fork_rng(devices=[]):
         task.model = task.build_model()

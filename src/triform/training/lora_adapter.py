@@ -1,6 +1,6 @@
-"""LoRA adapter files: the learned weights, the settings of the run, and a fingerprint of the base model.
+"""LoRA adapter files: the trained weights, the settings of the run, and a fingerprint of the base model.
 
-Adapter files are copied to other places, so each contains its own digest, over the settings and every tensor.
+Adapter files are copied to other folders, so each contains a digest of its settings and tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triform.io.migration import format1_key, migrate_settings, migrate_tensors
 from triform.nn.lora import LoraLinear, lora_scale, merge_weight
 from triform.training.tensors import read_shapes, read_tensors, save_tensors, validate_finite
 
-ADAPTER_FORMAT = 3  # 1 had no digest, 2 the names of run-folder format 1
+ADAPTER_FORMAT = 3  # format 1 had no digest, format 2 had the names of run-folder format 1
 OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
 METADATA_KEY = "triform-adapter"  # in the metadata of the safetensors file
 
@@ -52,30 +52,32 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class AdapterFile:
-    """Writes the adapters of a model that is being trained."""
+    """Writer of the adapter of a model in training."""
 
     def __init__(self, path: Path, model: nn.Module, config: Config) -> None:
         self.path, self.model, self.config = path, model, config
 
     def write(self) -> None:
-        """Write the trainable parameters as they are now."""
+        """Write the current trainable parameters."""
         trainable: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         metadata = {"format": ADAPTER_FORMAT, "triform": triform.__version__, "base": self.base_fingerprint}
         metadata |= {"config": to_toml(self.config, {})}
         metadata_json = json.dumps(metadata | {"sha256": adapter_digest(metadata, trainable)})
         with write_errors(self.path, self.path.parent), atomic_file(self.path) as temporary:
-            save_tensors(temporary, trainable, {METADATA_KEY: metadata_json})  # one key: the library keeps no order
+            save_tensors(
+                temporary, trainable, {METADATA_KEY: metadata_json}
+            )  # a single key, because the library does not keep the order
 
     @cached_property
     def base_fingerprint(self) -> str:
-        """The fingerprint of the frozen base model, which does not change."""
+        """The fingerprint of the frozen base model."""
         return weights_fingerprint(
             {base_parameter_name(n): p for n, p in self.model.named_parameters() if not p.requires_grad}
         )
 
 
 def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return a sha256 over the names, shapes and values of weights."""
+    """Return the SHA-256 digest of the names, shapes and values of weights."""
     hasher = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         hasher.update(f"{name} {tuple(tensor.shape)} ".encode())
@@ -84,7 +86,7 @@ def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
 
 
 def adapter_digest(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of an adapter: its metadata, and the names, dtypes, shapes and bytes of its tensors."""
+    """Return the SHA-256 digest of the metadata and the tensors of an adapter."""
     hasher = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
     for name, tensor in sorted(tensors.items()):
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -93,7 +95,7 @@ def adapter_digest(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
 
 
 class Adapter(NamedTuple):
-    """An adapter that was read from its file."""
+    """The content of an adapter file."""
 
     path: Path
     config: Config  # of the run that trained it
@@ -103,7 +105,7 @@ class Adapter(NamedTuple):
     notices: tuple[str, ...] = ()
 
     def apply_to(self, model: nn.Module) -> None:
-        """Add the adapter to the weights of its base model.
+        """Merge the adapter into the weights of its base model.
 
         Raises:
             ConfigError: The model is not the base that the adapter was trained with.
@@ -123,13 +125,13 @@ class Adapter(NamedTuple):
                 weight.copy_(merge_weight(weight, a, b, lora_scale(self.config.train)))
 
     def _split_tensors(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, tuple[Tensor, Tensor]], set[str]]:
-        """Return the two factors for each adapted layer, and the names of weights that were trained as a whole."""
+        """Return the two factors of each adapted layer, and the names of weights that were trained directly."""
         full_weights = {name for name in self.tensors if ".lora_" not in name}
         layers = {name.rpartition(".lora_")[0] for name in self.tensors if name not in full_weights}
         if self.tensors.keys() != full_weights | {
             f"{layer}.lora_{factor}.weight" for layer in layers for factor in "ab"
         }:
-            raise damaged_error(self.path, "a layer lacks one of its two factors")
+            raise damaged_error(self.path, "one of the two factors of a layer is missing")
         a_name, b_name = "{}.lora_a.weight", "{}.lora_b.weight"
         factors = {
             layer_name: (self.tensors[a_name.format(layer_name)], self.tensors[b_name.format(layer_name)])
@@ -144,7 +146,7 @@ class Adapter(NamedTuple):
             if name not in weights:
                 raise ConfigError(f"the base model has no {name}")
             if tuple(weights[name].shape) != shape:
-                raise ConfigError(f"the adapter's {name} does not have the shape that the base model has")
+                raise ConfigError(f"the shape of {name} differs between the adapter and the base model")
         return factors, full_weights
 
 
@@ -152,26 +154,26 @@ def read_adapter(path: Path, *, verify: bool = True) -> Adapter:
     """Read an adapter.
 
     Raises:
-        CheckpointError: The file is missing, not an adapter, damaged, or does not match its own digest.
+        CheckpointError: The file is missing, is not an adapter, is damaged, or does not match its digest.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; an adapter is the adapter.safetensors of a LoRA run")
+        raise CheckpointError(f"{path}: no such file; name the adapter.safetensors of a LoRA run")
     try:
         with safe_open(path, framework="pt") as file:
             metadata_json = (file.metadata() or {}).get(METADATA_KEY)
     except (OSError, SafetensorError) as error:
         raise damaged_error(path, error) from None
     if metadata_json is None:
-        raise CheckpointError(f"{path}: is not an adapter; one is the adapter.safetensors of a LoRA run")
+        raise CheckpointError(f"{path} is not an adapter; name the adapter.safetensors of a LoRA run")
     metadata = _parse_metadata(path, metadata_json)
     read_shapes(path)
     tensors = read_tensors(path)
     expected_digest = metadata.pop("sha256", None)
-    no_digest_notice = f"{path}: was saved by an older Triform without a digest, so damage would not be noticed"
+    no_digest_notice = f"{path} was saved without a digest by an older Triform, so damage cannot be detected"
     if verify and expected_digest is not None and adapter_digest(metadata, tensors) != expected_digest:
         raise CheckpointError(
-            f"{path}: is damaged: it does not match its own digest; restore it from a copy, "
-            "or give --no-verify (in Python verify=False) to use it all the same"
+            f"{path} is damaged: it does not match its digest; restore it from a copy, "
+            "or use --no-verify (in Python verify=False) to open it anyway"
         )
     validate_finite(path, tensors)
     has_old_names = metadata["format"] <= OLD_NAMES_FORMAT
@@ -196,9 +198,12 @@ def _parse_metadata(path: Path, metadata_json: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise damaged_error(path, error) from None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), int):
-        raise damaged_error(path, "its metadata does not say its format")
+        raise damaged_error(path, "the format number is missing from its metadata")
     if metadata["format"] > ADAPTER_FORMAT:
-        raise CheckpointError(f"{path}: was made by Triform {metadata.get('triform', 'newer')}: upgrade to use it")
+        raise CheckpointError(
+            f"{path} was written by a newer Triform ({metadata.get('triform', 'version unknown')}); "
+            "upgrade Triform to use it"
+        )
     for name in ("triform", "base", "config", *(["sha256"] if metadata["format"] > 1 else [])):
         if not isinstance(metadata.get(name), str):
             raise damaged_error(path, f"its metadata has no {name}")

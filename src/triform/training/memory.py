@@ -1,4 +1,4 @@
-"""When memory is short: which batch would fit, and steps made of smaller batches."""
+"""Adapt training to the memory: find the batch that fits, and split steps into smaller batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTO_BATCH_HINT = "or let --set train.auto_batch=true find it"
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes of GPU memory that this process can still allocate, its own cached ones included."""
+    """Return the bytes of GPU memory that this process can still allocate, including its cached memory."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -36,19 +36,19 @@ def require_training_memory(task: Task, device: torch.device) -> None:
     usage = build_workload(task.config, task.config.data.max_len, bf16=False, gpu=device.type == "cuda")
     usage = replace(usage, **count_trainable(task.model)._asdict())
     needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
-    # The model is on the host already.
+    # On the host, the model is already in memory.
     model_bytes = sum(p.numel() * p.element_size() for p in task.model.parameters())
     available = free_memory(device) if device.type == "cuda" else available_memory() + model_bytes
     if needed > available:
         raise ConfigError(
             f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
-            f"{task.config.train.optimizer}; {available / GIB:,.1f} GiB are free on {device}: lower "
+            f"{task.config.train.optimizer}, but {available / GIB:,.1f} GiB are free on {device}; lower "
             "model.d_model or model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
         )
 
 
 def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:
-    """Return how many texts of the maximum length fit into so much memory at once."""
+    """Return the number of texts of the maximum length that fit into this much memory at once."""
     bf16 = resolve_compute_dtype(task.config, device) == "bf16"
     usage = build_workload(task.config, task.config.data.max_len, bf16=bf16, gpu=device.type != "cpu")
     usage = replace(usage, **count_trainable(task.model)._asdict())
@@ -59,7 +59,7 @@ def fit_batch_to_memory(task: Task, device: torch.device) -> tuple[Config, list[
     """With `train.auto_batch` on a GPU, choose micro-batches that fit into its memory.
 
     Returns:
-        The settings, in which a step still learns from as many examples; and notices for the user.
+        The settings, with the same number of examples per step, and notices for the user.
     """
     if task.config.train.auto_batch and device.type == "cuda":
         max_batch = max_batch_that_fits(task, device, free_memory(device))
@@ -70,24 +70,24 @@ def fit_batch_to_memory(task: Task, device: torch.device) -> tuple[Config, list[
 
 
 def halve_batch(config: Config) -> tuple[Config, str]:
-    """Return settings with half the micro-batch, after memory ran out, and a notice for the user."""
+    """Return settings with half the micro-batch and a notice, after running out of memory."""
     return _limit_batch(config, micro_batch_size(config) // 2)
 
 
 def _limit_batch(config: Config, max_batch: int) -> tuple[Config, str]:
     settings = split_batch(config, max_batch)
     changes = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return build_config(dict(settings), config), f"to fit the memory of the device: {changes}"
+    return build_config(dict(settings), config), f"changed to fit the memory of the device: {changes}"
 
 
 def micro_batch_size(config: Config) -> int:
-    """Return how many texts of the maximum length a micro-batch holds."""
+    """Return the number of texts of the maximum length in a micro-batch."""
     train = config.train
     return train.batch_size or max(1, train.batch_tokens // config.data.max_len)
 
 
 def out_of_memory_error(task: Task, device: torch.device, memory: int) -> ConfigError:
-    """Return the error for training that ran out of memory, with settings that would fit."""
+    """Return the error for running out of memory, with settings that would fit."""
     train = task.config.train
     name = "batch_size" if train.batch_size else "batch_tokens"
     problem = f"out of memory on {device} with train.{name}={getattr(train, name)}"

@@ -19,10 +19,10 @@ def build_parameter_groups(
     """Group the trainable parameters: matrices have weight decay, biases and norms do not.
 
     Args:
-        model: The model; frozen parameters are left out.
+        model: The model. Frozen parameters are skipped.
         weight_decay: The weight decay of matrices.
-        layer_decay: Below 1, layers also get smaller learning rates the closer they are to the input. A group's
-            `lr_scale` is the factor of its learning rate.
+        layer_decay: If it is below 1, layers closer to the input get smaller learning rates. The `lr_scale` of a
+            group is the factor of its learning rate.
     """
     depth_by_name = layer_depths(model) if layer_decay < 1 else {name: 0 for name, _ in model.named_parameters()}
     max_depth = max(depth_by_name.values())
@@ -44,7 +44,7 @@ def build_parameter_groups(
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimizer that `train.optimizer` names, for the trainable parameters of a model.
+    """Return the optimizer of `train.optimizer` for the trainable parameters of a model.
 
     >>> from torch import nn
     >>> type(build_optimizer(nn.Linear(3, 2), TrainConfig(optimizer="sgd", lr=0.1))).__name__
@@ -79,29 +79,29 @@ class Schedule:
         raise NotImplementedError
 
     def decay_progress(self, step: int) -> float:
-        """Return how far the decay has come: 0 at the end of the warm-up, 1 at the last step."""
+        """Return the progress of the decay: 0 at the end of the warm-up, 1 at the last step."""
         return min(1.0, max(0.0, (step - self.warmup_steps) / max(1, self.max_steps - self.warmup_steps)))
 
     def on_validation_loss(self, loss: float) -> None:
         """Receive the loss of each validation."""
 
     def state_dict(self) -> ScheduleState:
-        """Return what a checkpoint keeps of the schedule."""
+        """Return the state of the schedule for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: ScheduleState) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
 class ConstantSchedule(Schedule):
-    """No decay."""
+    """Schedule without decay."""
 
     def decay_factor(self, step: int) -> float:
         return 1.0
 
 
 class CosineSchedule(Schedule):
-    """Half a cosine down to `min_lr_ratio`."""
+    """Schedule that decays to `min_lr_ratio` along half a cosine."""
 
     def decay_factor(self, step: int) -> float:
         min_ratio = self.config.min_lr_ratio
@@ -109,21 +109,21 @@ class CosineSchedule(Schedule):
 
 
 class LinearSchedule(Schedule):
-    """A straight line down to `min_lr_ratio`."""
+    """Schedule that decays linearly to `min_lr_ratio`."""
 
     def decay_factor(self, step: int) -> float:
         return 1 - (1 - self.config.min_lr_ratio) * self.decay_progress(step)
 
 
 class NoamSchedule(Schedule):
-    """The inverse square root of the step, 1 at the end of the warm-up."""
+    """Schedule with the inverse square root of the step, which is 1 at the end of the warm-up."""
 
     def decay_factor(self, step: int) -> float:
         return math.sqrt(max(1, self.warmup_steps) / max(step, self.warmup_steps, 1))
 
 
 class PlateauSchedule(Schedule):
-    """Multiplies by `plateau_factor` after more than `plateau_patience` validations without a lower loss."""
+    """Schedule that multiplies by `plateau_factor` if the loss stops falling for `plateau_patience` validations."""
 
     THRESHOLD = 1e-4  # relative; a smaller decrease of the loss does not count
 
@@ -160,7 +160,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def build_schedule(config: TrainConfig, max_steps: int) -> Schedule:
-    """Return the schedule that `train.schedule` names.
+    """Return the schedule of `train.schedule`.
 
     >>> schedule = build_schedule(TrainConfig(schedule="linear", warmup_steps=10, min_lr_ratio=0), max_steps=110)
     >>> [schedule.lr_factor(step) for step in (5, 10, 60, 110)]

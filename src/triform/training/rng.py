@@ -1,4 +1,4 @@
-"""Saving and restoring the state of torch's random generators."""
+"""Save and restore the state of torch's random generators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def get_rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's random generators, of the CPU and of the device."""
+    """Return the state of torch's random generators for the CPU and the device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -17,7 +17,7 @@ def get_rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore what `get_rng_state` returned, on this device or another."""
+    """Restore the state that `get_rng_state` returned, on this or another device."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,8 +1,8 @@
-"""The run folder: everything that a run consists of, on disk, with nothing pickled.
+"""The run folder, which contains all files of a run. Nothing is pickled.
 
-Files are written atomically (`triform.io.files`), so that a kill at any moment leaves either the old file or the
-new one. Files that decide the answers of a run have digests (`triform.io.digests`), and only one process at a time
-writes to a folder (`triform.io.locks`).
+Files are written atomically (`triform.io.files`), so a process that is killed leaves either the old file or the new
+one. Files that affect predictions have digests (`triform.io.digests`), and only one process at a time writes to a
+folder (`triform.io.locks`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from triform.io.run_layout import (
 from triform.training.checkpoint_schema import find_state_problem
 from triform.training.tensors import read_shapes, read_tensors, save_tensors
 
-UNVALIDATED_SUFFIX = "-unvalidated"  # ends the name of a checkpoint whose validation was interrupted
+UNVALIDATED_SUFFIX = "-unvalidated"  # suffix of a checkpoint whose validation was interrupted
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -75,24 +75,24 @@ class RunFolder:
 
     @contextmanager
     def lock(self, purpose: str) -> Iterator[str]:
-        """Hold the lock of the folder and create the folder if needed; see `triform.io.locks.folder_lock`."""
+        """Hold the lock of the folder, which is created if needed. See `triform.io.locks.folder_lock`."""
         if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path}: is a file; choose another --out")
+            raise CheckpointError(f"{self.path} is a file; choose another --out")
         with folder_lock(self.path, purpose) as notice:
             for folder in (self.checkpoints_folder, self.tokens_folder):
                 files.remove_leftovers(folder)
             yield notice
 
     def verify_files(self, *patterns: str) -> tuple[str, ...]:
-        """Verify the files of the run by their digests, and return a notice where an older run has none."""
+        """Verify the files of the run by their digests, and return a notice if an older run has none."""
         if self.verify and not verify_digests(self.path, patterns or RUN_FILES):
-            return (f"{self.path}: was saved by an older Triform without digests, so damage would not be noticed",)
+            return (f"{self.path} was saved without digests by an older Triform, so damage cannot be detected",)
         return ()
 
     def prepare_resume(self) -> tuple[str, ...]:
         """Verify a run before it is continued, and rewrite one of format 1 as format 2.
 
-        Without `verify`, the digests of its files are recorded as they are, since they count from here on.
+        Without `verify`, the current digests of the files are recorded, because they are valid from now on.
 
         Returns:
             Notices for the user.
@@ -106,7 +106,7 @@ class RunFolder:
         return notices
 
     def _migrate(self) -> None:
-        """Rewrite every file under the names of format 2. The settings come last: they say that all is done."""
+        """Rewrite every file under the names of format 2. The settings are written last, when all is done."""
         if checkpoint := self.latest_checkpoint():
             tensors, state = self.read_checkpoint(checkpoint)
             with write_errors(checkpoint, self.path):
@@ -119,7 +119,7 @@ class RunFolder:
         self.write_config(self.read_config())
 
     def clear(self, *, keep_name: str = "") -> None:
-        """Remove the files of an earlier run; other files stay."""
+        """Remove the files of an earlier run. Other files are kept."""
         with write_errors(self.path):
             for path in (
                 path
@@ -130,7 +130,7 @@ class RunFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def delete_tokens(self) -> None:
-        """Delete the encoded training data, which a finished run does not need."""
+        """Delete the encoded training data, which a finished run no longer needs."""
         shutil.rmtree(self.tokens_folder, ignore_errors=True)
 
     def write_config(self, config: Config) -> None:
@@ -162,7 +162,7 @@ class RunFolder:
             save_tensors(temporary, weights)
 
     def read_weights(self, *, verify: bool = True) -> dict[str, Tensor]:
-        """Return the weights of the model; with `verify`, they are compared with their digest first."""
+        """Return the weights of the model. With `verify`, they are compared with their digest first."""
         if verify:
             self.verify_files(self.model_file.name)
         return migrate_tensors(read_tensors(self.model_file))
@@ -180,7 +180,8 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint, and only then remove the older ones.
 
-        A checkpoint whose validation was interrupted has a name of its own: that of the finished step comes later.
+        A checkpoint whose validation was interrupted has a different name, because the one of the finished step
+        follows later.
         """
         destination = self.checkpoints_folder / f"step-{step:09d}{UNVALIDATED_SUFFIX if validation_due else ''}"
         if destination.exists():
@@ -196,8 +197,8 @@ class RunFolder:
                     shutil.rmtree(old_checkpoint)
 
     def latest_checkpoint(self) -> Path | None:
-        """Return the newest complete checkpoint. One that was being removed when the process died lacks a file."""
-        # of two checkpoints of one step, the validated one is newer and has the shorter name
+        """Return the newest complete checkpoint. One whose removal was interrupted is incomplete."""
+        # Of two checkpoints of one step, the validated one is newer and has the shorter name.
         candidates = sorted(
             self.checkpoints_folder.glob("step-*"), key=lambda path: (path.name[:14], -len(path.name))
         )[::-1]
@@ -212,17 +213,17 @@ class RunFolder:
         return migrate_checkpoint_tensors(read_tensors(path / TENSORS_FILE)), self.read_state(path)
 
     def is_complete(self, config: Config | None = None) -> bool:
-        """Return whether nothing is left to do, with these settings or its own; the report is written last."""
+        """Return whether the run is complete, with these or its stored settings. The report is written last."""
         same_config = config is None or config == self.read_config()
         return same_config and self.is_finished() and (self.path / REPORT_FILE).exists()
 
     def discard_if_unused(self) -> None:
-        """Remove what a failed start left where there was no run before; the lock removes an empty folder."""
+        """Remove the files of a failed start if there was no run before. The lock removes an empty folder."""
         if not self.config_file.exists():
             self.delete_tokens()
 
     def metrics_show_end(self) -> bool:
-        """Return whether training ended other than by an interruption, according to the metrics."""
+        """Return whether training ended without an interruption, according to the metrics."""
         if not self.metrics_file.exists():
             return False
         lines = self.metrics_file.read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,8 @@
-"""Setting up a run: read the data, build the model, resolve the training settings, and create the trainer.
+"""Set up a run: read the data, build the model, resolve the training settings, and create the trainer.
 
-The settings of a run become final here, in this order: `Task.prepare` chooses what depends on the data (model
-size, batch size, learning rate), `fit_batch_to_memory` and `fit_steps_to_budget` adapt to the device and to a time
-budget, and `resolve_length` fills in what depends on the number of steps.
+The settings of a run become final here, in this order: `Task.prepare` chooses those that depend on the data (model
+size, batch size, learning rate), `fit_batch_to_memory` and `fit_steps_to_budget` adapt them to the device and to a
+time budget, and `resolve_length` chooses those that depend on the number of steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TrainerT = TypeVar("TrainerT", bound=Trainer)
 def prepare_data_and_model(
     config: Config, folder: RunFolder, device: torch.device, *, resume: bool
 ) -> PreparedTask:
-    """Read the data and put the model on its device. A new run is also fitted to its memory and time budget."""
+    """Read the data and move the model to its device. A new run is also adapted to its memory and time budget."""
     prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
     prepared = replace(
         prepared, notices=(*prepared.notices, *load_initial_weights(prepared.task, folder, resume=resume))
@@ -60,15 +60,15 @@ def initialise_trainer(
     quiet: bool = False,
     stream: TextIO | None = None,
 ) -> TrainerT:
-    """Write a run's settings and tokenizers to its folder and return a trainer, at the step where the run stood.
+    """Write a run's settings and tokenizers to its folder, and return a trainer at the current step of the run.
 
     Args:
-        prepared: The data and the model, which is on its device already.
+        prepared: The data and the model, which is already on its device.
         folder: The run folder, which this process has locked.
         resume: Whether to continue the run in the folder. Otherwise an earlier run there is removed.
         trainer_class: `Trainer`, or `EnsembleMember` for a run that is trained together with others.
         quiet: Show no progress.
-        stream: Where to show progress; None: standard error.
+        stream: Where to show progress. The default is standard error.
     """
     prepared = prepared.with_config(resolve_length(prepared))
     task = prepared.task
@@ -79,10 +79,10 @@ def initialise_trainer(
     if resume:
         _check_same_data(folder, fingerprints["data"])
         extension_notices = extend_run(folder, prepared)
-        if folder.latest_checkpoint() is None:  # it begins again: its events do too
+        if folder.latest_checkpoint() is None:  # the run starts again, and so do its events
             folder.metrics_file.unlink(missing_ok=True)
     else:
-        tokens_folder = folder.tokens_folder  # just written by prepare; everything else here is an older run's
+        tokens_folder = folder.tokens_folder  # just written by prepare; all other files are those of an older run
         folder.clear(keep_name=tokens_folder.name)
         task.save(folder.path)
         folder.write_config(task.config)
@@ -125,4 +125,4 @@ def _check_same_data(folder: RunFolder, current: dict[str, str]) -> None:
     recorded = folder.read_state(latest)["metadata"].get("data", {}) if latest else current
     for name, digest in current.items():
         if recorded.get(name) != digest:
-            raise CheckpointError(f"{folder.path}: cannot be resumed: {name} has changed since the run began")
+            raise CheckpointError(f"{folder.path} cannot be resumed: {name} has changed since the run started")

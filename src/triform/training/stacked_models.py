@@ -1,7 +1,7 @@
-"""Many models of one shape trained as one: their parameters are rows of a matrix, and one step updates them all.
+"""Train many models of one shape as one: their parameters are rows of a matrix, and one step updates them all.
 
-Each model's own parameters become views of its row, and so does the state of its optimizer. Code that validates,
-saves or resumes a single model needs no change: it sees an ordinary model.
+The parameters of each model, and the state of its optimizer, become views of its row. Code that validates, saves or
+resumes a single model needs no change, because it sees an ordinary model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triform.training.batched_optimizer import build_batched_optimizer, clip_gra
 from triform.training.graph_cache import GraphCache, Shapes
 from triform.training.train_step import TrainStep
 
-PAD_MULTIPLE = 64  # rows are padded to a multiple of this, so that each begins at an aligned address
+PAD_MULTIPLE = 64  # rows are padded to a multiple of this, so that each starts at an aligned address
 MAX_EVAL_ELEMENTS = 1 << 26  # elements of the largest tensor of a validation on a CPU
 EVAL_TENSOR_COPIES = 8  # a validation on a GPU needs about this many times its largest tensor
 
@@ -36,8 +36,8 @@ class StackedModels:
     """Takes the steps of several models at once, with `torch.vmap` over their weights.
 
     Args:
-        train_steps: The models with their optimizers. From here on their tensors are views of this object's.
-        device_dataset: The training data, on the models' device.
+        train_steps: The models with their optimizers. Their tensors become views of the stacked ones.
+        device_dataset: The training data on the models' device.
     """
 
     def __init__(self, train_steps: Sequence[TrainStep], device_dataset: DeviceDataset) -> None:
@@ -116,8 +116,8 @@ class StackedModels:
 
         Args:
             plans: The micro-batches of each model; they are padded to one shape.
-            lrs: The learning rate of each model; 0 leaves its weights unchanged.
-            loss_indices: How many losses each model has since its last log.
+            lrs: The learning rate of each model. With 0 its weights do not change.
+            loss_indices: The number of losses of each model since its last log.
         """
         micro_batches = list(zip(*plans, strict=True))  # for each micro-batch, that of each member
         shapes = tuple(common_shape(micro_batch) for micro_batch in micro_batches)
@@ -132,7 +132,7 @@ class StackedModels:
         self.synced = False
 
     def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
-        """Gather the batches whose rows are in `inputs` (rates, predictions, loss indices, rows), and update."""
+        """Gather the batches of `inputs` (learning rates, predictions, loss indices, rows) and update."""
         n_models, self.updating = self.n_models, False  # a failed capture may have left it set
         header = inputs[: 2 * n_models].to(self.weights.dtype)
         lrs, n_predictions = header[:n_models, None], header[n_models:]
@@ -166,7 +166,7 @@ class StackedModels:
         self, fn: Callable[[Any], Tensor], batch: Any, tensors: dict[str, Tensor], *, shared_batch: bool = False,
         chunk_size: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Apply `fn` to each model's batch with its weights; a `shared_batch` is the same for all."""
+        """Apply `fn` to the batch of each model with its weights. A `shared_batch` is the same for all models."""
 
         def run_member(weights: dict[str, Tensor], tensors: dict[str, Tensor]) -> Tensor:
             parameters = {path: weights[name] for path, name in self.functional_model.weight_names.items()}
@@ -183,7 +183,7 @@ class StackedModels:
     # -- validation of all models
 
     def evaluate(self, data: Dataset) -> list[Metrics]:
-        """Return the metrics of every model, equal to those that it would get alone."""
+        """Return the metrics of every model, equal to those of a separate evaluation."""
         self.task.model.eval()
         batch_sums = []
         with torch.no_grad(), self.autocast():
@@ -201,7 +201,7 @@ class StackedModels:
             return [train_step.task.evaluator.compute_metrics(sums, data, quick=True) for train_step, sums in rows]
 
     def _eval_chunk_size(self, n_positions: int) -> int:
-        """Return how many models are evaluated at once. The output of the widest layer takes most memory."""
+        """Return the number of models to evaluate at once. The output of the widest layer needs most memory."""
         widest = max(m.out_features for m in self.task.model.modules() if isinstance(m, nn.Linear))
         max_elements = MAX_EVAL_ELEMENTS
         if self.device.type == "cuda":
@@ -218,7 +218,7 @@ class _FunctionalModel(nn.Module):
         super().__init__()
         self.model = task.model
         names = {id(parameter): name for name, parameter in task.model.named_parameters()}
-        # Every name of a parameter; a tied one has two. A module that is used twice is listed once, because
+        # All names of each parameter; a tied one has two. A module that is used twice is listed once, because
         # `functional_call` cannot restore a parameter that it replaced twice.
         self.weight_names = {
             f"{prefix}.{attribute}": names[id(parameter)]

@@ -1,4 +1,4 @@
-"""Stopping a run: interrupting a validation, and telling the user what was saved and how to continue."""
+"""Stop a run: interrupt a validation, and report what was saved and how to continue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from triform.errors import RunInterruptedError
 from triform.training.run_folder import RunFolder, checkpoint_step
@@ -16,23 +15,28 @@ class ValidationInterrupted(KeyboardInterrupt):
     """A stop was requested during a validation. A resume repeats the validation."""
 
 
-class Interruptible(Protocol):
-    """A trainer, or several that are trained together."""
+class Interruptible:
+    """Base class of a trainer and an ensemble, which can be stopped."""
 
-    stop_requested: bool
-    is_validating: bool
+    stop_requested = False
+    is_validating = False
 
+    def stop(self) -> None:
+        """Request a stop after the current step, or at once during a validation. The state is saved first."""
+        self.stop_requested = True
+        if self.is_validating:
+            raise ValidationInterrupted
 
-@contextmanager
-def interruptible_validation(trainer: Interruptible) -> Iterator[None]:
-    """Let `stop` raise ValidationInterrupted at any point inside the `with` block."""
-    if trainer.stop_requested:
-        raise ValidationInterrupted
-    trainer.is_validating = True
-    try:
-        yield
-    finally:
-        trainer.is_validating = False
+    @contextmanager
+    def interruptible_validation(self) -> Iterator[None]:
+        """Let `stop` raise ValidationInterrupted at any point inside the `with` block."""
+        if self.stop_requested:
+            raise ValidationInterrupted
+        self.is_validating = True
+        try:
+            yield
+        finally:
+            self.is_validating = False
 
 
 def format_resume_command(task: object, path: Path, device: str, extra_options: str = "") -> str:
@@ -43,19 +47,19 @@ def format_resume_command(task: object, path: Path, device: str, extra_options: 
 
 def interrupted_error(step: int, command: str) -> RunInterruptedError:
     """Return the error for a run that was stopped and has saved its state."""
-    return RunInterruptedError(f"stopped at step {step}, everything is saved; go on with: {command}")
+    return RunInterruptedError(f"stopped at step {step}, and everything is saved; continue with: {command}")
 
 
 def stopped_without_saving_error(folders: Sequence[RunFolder], command: str) -> RunInterruptedError:
-    """Return the error for runs that were ended without saving. It says which checkpoint they can continue from."""
+    """Return the error for runs that ended without saving. It names the checkpoint from which they can continue."""
     checkpoints = [checkpoint for folder in folders if (checkpoint := folder.latest_checkpoint())]
     if checkpoints and all(folder.is_finished() for folder in folders):
         return RunInterruptedError(f"stopped after training, before the report was written; finish with: {command}")
     if checkpoints:
         step = min(checkpoint_step(checkpoint) for checkpoint in checkpoints)
         return RunInterruptedError(
-            f"stopped without saving; go on from the checkpoint of step {step} with: {command}"
+            f"stopped without saving; continue from the checkpoint of step {step} with: {command}"
         )
     if any(folder.config_file.exists() for folder in folders):
-        return RunInterruptedError(f"stopped before the first checkpoint; begin again with: {command}")
-    return RunInterruptedError("stopped before training began; nothing was saved")
+        return RunInterruptedError(f"stopped before the first checkpoint; start again with: {command}")
+    return RunInterruptedError("stopped before training started; nothing was saved")

@@ -1,4 +1,4 @@
-"""Tensors in files: reading and writing safetensors, and checking weights against a model."""
+"""Read and write tensors as safetensors files, and validate weights against a model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from triform.errors import CheckpointError
 from triform.io.errors import damaged_error
 
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # number formats of weights, as safetensors calls them
-MAX_BATCHED_COPY_NUMEL = 1 << 20  # numbers of a tensor that is copied together with others
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of weights, as safetensors names them
+MAX_BATCHED_COPY_NUMEL = 1 << 20  # elements; smaller tensors are copied together
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file that others may read; to write it whole, give a temporary name."""
+    """Write a safetensors file that other users may read. For an atomic write, use a temporary name."""
     save_file(to_cpu(tensors), path, metadata)
-    path.chmod(0o644)  # the library writes for the owner alone
+    path.chmod(0o644)  # the library allows access only to the owner
 
 
 def to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of those that lie on a device; small ones come together, for each copy waits for the device."""
+    """Copy tensors to the host. Small ones are copied together, because each copy waits for the device."""
     detached = {name: tensor.detach() for name, tensor in tensors.items()}
     small = {
         name: tensor
@@ -35,7 +35,7 @@ def to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def batched_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, with one copy for each number format."""
+    """Copy tensors to the host with one copy per dtype."""
     copies: dict[str, Tensor] = {}
     for dtype in {tensor.dtype for tensor in tensors.values()}:
         group = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
@@ -60,12 +60,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters by name; one that is tied to another appears once, under its first name."""
+    """Return a model's parameters by name. A tied parameter appears once, under its first name."""
     return dict(model.named_parameters())
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Copy weights into a model; every parameter must be there, with its shape, and finite."""
+    """Copy weights into a model.
+
+    Raises:
+        CheckpointError: A parameter is missing, has the wrong shape, or is not finite.
+    """
     parameters = named_weights(model)
     validate_shapes(path, {name: list(tensor.shape) for name, tensor in tensors.items()}, parameters)
     validate_finite(path, tensors)
@@ -78,31 +82,31 @@ def validate_shapes(path: Path, shapes: Mapping[str, Sequence[int]], expected: M
     """Check that a file has exactly the expected tensors, with their shapes.
 
     Raises:
-        CheckpointError: A tensor is missing, unknown or of another shape.
+        CheckpointError: A tensor is missing, unknown, or has the wrong shape.
     """
     if expected.keys() != shapes.keys():
         unmatched = sorted(expected.keys() ^ shapes.keys())
-        raise CheckpointError(f"{path}: does not fit the settings: {unmatched[0]} is missing or unknown")
+        raise CheckpointError(f"{path} does not match the settings: {unmatched[0]} is missing or unknown")
     for name, parameter in expected.items():
         if tuple(parameter.shape) != tuple(shapes[name]):
             raise CheckpointError(
-                f"{path}: does not fit the settings: {name} is {tuple(shapes[name])}, "
-                f"wanted {tuple(parameter.shape)}"
+                f"{path} does not match the settings: {name} has shape {tuple(shapes[name])}, "
+                f"expected {tuple(parameter.shape)}"
             )
 
 
 def validate_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that hold NaN or infinity. A sum that is finite shows at little cost that all numbers are."""
+    """Refuse weights with NaN or infinity. If the sum is finite, all numbers are, which is cheap to check."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
             raise CheckpointError(
-                f"{path}: {name} holds numbers that are not finite (NaN or infinity): the weights are of no use; "
-                "restore them from a copy, or train again with --overwrite"
+                f"{path}: {name} contains numbers that are not finite (NaN or infinity), so the weights cannot be "
+                "used; restore them from a copy, or train again with --overwrite"
             )
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shape of every tensor from a file's header alone; weights must be real numbers."""
+    """Return the shape of every tensor from the header of a file. Weights must be real numbers."""
     shapes: dict[str, list[int]] = {}
     try:
         with safe_open(path, framework="pt") as file:
@@ -111,7 +115,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
                 shapes[name] = entry.get_shape()
                 if entry.get_dtype() not in FLOAT_DTYPES:
                     raise CheckpointError(
-                        f"{path}: does not fit the settings: {name} holds {entry.get_dtype()} numbers, wanted F32"
+                        f"{path} does not match the settings: {name} has dtype {entry.get_dtype()}, expected F32"
                     )
     except FileNotFoundError:
         raise damaged_error(path, "no such file") from None

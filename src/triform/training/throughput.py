@@ -1,4 +1,4 @@
-"""How fast training goes: tokens per second, time per step, memory, and the utilisation of a GPU."""
+"""Measure the speed of training: tokens per second, time per step, memory, and GPU utilisation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from triform.training.train_step import StepStats
 
 
 class ThroughputMeter:
-    """Measures how fast training goes.
+    """Measures the speed of training.
 
     Args:
-        device: The device that trains.
-        flops_per_token: Operations of training on one token, to report the utilisation of a GPU; 0: unknown.
+        device: The device of the model.
+        flops_per_token: Operations per training token, to report GPU utilisation; 0 if unknown.
     """
 
     def __init__(self, device: torch.device, flops_per_token: float = 0.0) -> None:
@@ -30,15 +30,15 @@ class ThroughputMeter:
         self.start()
 
     def start(self) -> None:
-        """Start the clock again."""
+        """Restart the clock."""
         self.started_at = time.monotonic()
 
     def exclude(self, seconds: float) -> None:
-        """Leave out time that was not spent on training, such as a validation."""
+        """Exclude time that was not spent on training, such as a validation."""
         self.started_at += seconds
 
     def read(self, steps: Sequence[StepStats]) -> dict[str, float]:
-        """Return the rates of these steps, which were taken since the clock was started, and start it again."""
+        """Return the rates of the steps since the clock was started, and restart it."""
         seconds = max(time.monotonic() - self.started_at, 1e-9)
         n_tokens, n_positions = sum(step.n_tokens for step in steps), sum(step.n_positions for step in steps)
         rates = {
@@ -54,7 +54,7 @@ class ThroughputMeter:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: on CUDA by tensors, elsewhere by the process; 0 where that is unknown."""
+    """Return the peak memory in bytes: of tensors on CUDA, else of the process; 0 if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"])
     if sys.platform == "win32":
@@ -67,15 +67,15 @@ def peak_memory(device: torch.device) -> int:
 
 @cache
 def peak_matmul_flops(device: torch.device) -> float:
-    """Operations a second of this card in large bf16 products: measured once, then remembered on disk.
+    """Return the operations per second of a GPU in large bf16 products, which is measured once and cached on disk.
 
-    0 where the model leaves no room to measure it: training goes on without.
+    If there is too little free memory to measure it, the result is 0, and utilisation is not reported.
     """
     key = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     try:
         path = cache_folder() / "matrix-rates.json"
         cached = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, RuntimeError, ValueError, TypeError):  # no home, nothing there, or not what it was
+    except (OSError, RuntimeError, ValueError, TypeError):  # no home folder, no cache, or a damaged one
         cached = {}
     if isinstance(flops_per_second := cached.get(key), float) and flops_per_second > 0:
         return flops_per_second
@@ -83,7 +83,7 @@ def peak_matmul_flops(device: torch.device) -> float:
         flops_per_second = _measure_matmul_flops(device)
     except torch.OutOfMemoryError:
         return 0.0
-    with suppress(OSError, RuntimeError):  # it is measured again next time
+    with suppress(OSError, RuntimeError):  # the next run measures it again
         path = cache_folder() / "matrix-rates.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(cached | {key: flops_per_second}))
@@ -91,8 +91,10 @@ def peak_matmul_flops(device: torch.device) -> float:
 
 
 def _measure_matmul_flops(device: torch.device, size: int = 8192, repeats: int = 10) -> float:
-    """The best of a few tries: what the card can do when nothing else goes on."""
-    generator = torch.Generator(device).manual_seed(0)  # of its own: dropout must not notice that this was measured
+    """Return the best of a few measurements, which is the speed of an otherwise idle GPU."""
+    generator = torch.Generator(device).manual_seed(
+        0
+    )  # a separate generator, so that dropout does not depend on this measurement
     left, right = (
         torch.randn(size, size, device=device, dtype=torch.bfloat16, generator=generator) for _ in range(2)
     )

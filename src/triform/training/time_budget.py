@@ -1,4 +1,4 @@
-"""Fitting a run into `train.max_minutes`: a few steps and a validation are timed, and then undone."""
+"""Fit a run into `train.max_minutes`: a few steps and a validation are timed and then undone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 
-WARM_UP_STEPS = 2  # not timed, because the first steps take longer
+WARM_UP_STEPS = 2  # steps that are not timed, because the first ones take longer
 MAX_TIMED_STEPS = 20
-MAX_TIMING_SHARE = 0.03  # of the budget, for timing steps, and as much for timing a validation
-TRAINING_BUDGET_SHARE = 0.95  # of the budget; the rest is for checkpoints and the report
-DEFAULT_N_VALIDATIONS = 10  # where the settings leave open how often to validate
-MAX_VALIDATION_SHARE = 1 / 3  # of the budget, at most, where that is left open
+MAX_TIMING_SHARE = 0.03  # fraction of the budget for timing steps, and again for timing a validation
+TRAINING_BUDGET_SHARE = 0.95  # fraction of the budget; the rest is for checkpoints and the report
+DEFAULT_N_VALIDATIONS = 10  # used if train.eval_every is not set
+MAX_VALIDATION_SHARE = 1 / 3  # maximum fraction of the budget if train.eval_every is not set
 
 
 class TimingLimitReached(Exception):
@@ -34,11 +34,11 @@ class TimingLimitReached(Exception):
 
 
 def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Config, list[str]]:
-    """With `train.max_minutes`, choose as many steps as fit into it, up to those of the settings.
+    """With `train.max_minutes`, choose as many steps as fit into it, up to the number of the settings.
 
     Returns:
-        The settings with that number of steps, so that a run which is resumed, or repeated with as many steps, is
-        the same; and a notice for the user that says how long training takes.
+        The settings with that number of steps, so that a resumed or repeated run is the same, and a notice that
+        says how long training takes.
     """
     config = prepared.task.config
     budget, started_at = 60 * config.train.max_minutes, now()
@@ -46,7 +46,7 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
         return config, []
     try:
         step_seconds, valid_seconds = measure_step_seconds(prepared, folder, budget)
-    except torch.OutOfMemoryError:  # training runs out of memory too, and handles it there
+    except torch.OutOfMemoryError:  # training will run out of memory too, and handles it
         return config, []
     max_steps = count_steps(config, prepared)
     remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
@@ -64,7 +64,7 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
         fitted = build_config(overrides, config)
         if steps == 1 and seconds > remaining_seconds:
             message = f"train.max_minutes={config.train.max_minutes:g} is too short for one step and its validation"
-            text = f"{message}, which take about {duration}; training for one step all the same"
+            text = f"{message}, which take about {duration}; training takes one step anyway"
             return fitted, [WarningText(text)]
         summary = f"{steps} of {max_steps} steps fit into train.max_minutes={config.train.max_minutes:g}"
         return fitted, [f"{summary}, validated every {eval_every} steps: about {duration}"]
@@ -74,9 +74,9 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
 def fit_steps(
     seconds: float, max_steps: int, step_seconds: float, valid_seconds: float, requested_every: int
 ) -> tuple[int, int]:
-    """Return how many steps fit into `seconds`, at most `max_steps`, and the steps between validations.
+    """Return the steps that fit into `seconds`, at most `max_steps`, and the steps between validations.
 
-    `requested_every` is the number of steps between validations that the settings ask for; 0: they leave it open.
+    `requested_every` is the number of steps between validations in the settings; 0 if it is not set.
     """
     eval_every = requested_every or max(1, min(1_000, max_steps // DEFAULT_N_VALIDATIONS))
     if estimate_seconds(max_steps, eval_every, step_seconds, valid_seconds) <= seconds:
@@ -93,7 +93,7 @@ def fit_steps(
 
 
 def estimate_seconds(steps: int, eval_every: int, step_seconds: float, valid_seconds: float) -> float:
-    """Return how long so many steps take with their validations."""
+    """Return the estimated seconds of a number of steps with their validations."""
     return steps * step_seconds + ceil(steps / eval_every) * valid_seconds
 
 

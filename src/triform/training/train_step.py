@@ -1,7 +1,7 @@
 """One optimisation step: forward, backward, clip, update.
 
-`TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) does the same by replaying CUDA graphs, and
-`StackedModels` (stacked_models.py) takes the steps of many models at once; the `TrainStep` of each then only holds
+`TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) replays CUDA graphs with the same result, and
+`StackedModels` (stacked_models.py) takes the steps of many models at once; the `TrainStep` of each then only stores
 its model, optimizer and losses.
 """
 
@@ -23,11 +23,11 @@ from triform.training.optim import build_optimizer
 
 
 class StepStats(NamedTuple):
-    """How much data a step was trained on."""
+    """The amount of data in a step."""
 
     n_predictions: int
     n_tokens: int  # without padding
-    n_positions: int  # with padding: what is computed
+    n_positions: int  # with padding
 
 
 def collect_step_stats(batches: Sequence[Batch] | Sequence[BatchPlan]) -> StepStats:
@@ -42,7 +42,8 @@ def collect_step_stats(batches: Sequence[Batch] | Sequence[BatchPlan]) -> StepSt
 class TrainStep:
     """A model with its optimizer, and the step that updates it.
 
-    Losses stay on the device, one per step in `losses`, until the trainer reads them: reading waits for the device.
+    Losses stay on the device, one per step in `losses`, until the trainer reads them, because reading waits for the
+    device.
 
     Args:
         task: The task, whose model is on its device.
@@ -71,7 +72,7 @@ class TrainStep:
         """
         batches = [self.data.batch(indices) for indices in batch_indices]
         stats = collect_step_stats(batches)
-        if self.device.type != "cpu":  # where they are collated
+        if self.device.type != "cpu":  # batches are collated on the CPU
             batches = [batch.to(self.device) for batch in batches]
         self.optimize(batches, stats.n_predictions, lr)
         return stats
@@ -101,7 +102,7 @@ class TrainStep:
         """Put the moving average of the weights into the model inside the `with` block, if `ema_decay` is set.
 
         Args:
-            step: How many steps the average covers.
+            step: The number of steps in the average.
         """
         if not self.ema or not step:
             yield
@@ -125,12 +126,12 @@ class TrainStep:
         return _tf32_matmul() if self.compute_dtype == "tf32" else nullcontext()
 
     def share_buffers(self, losses: Tensor, grad_norm: Tensor) -> None:
-        """Use these buffers, which `StackedModels` fills: it takes the steps of this model from now on."""
+        """Use the buffers of `StackedModels`, which takes the steps of this model from now on."""
         self.losses, self.grad_norm = losses, grad_norm
         self.loss_index = self.loss_index.to(losses.device)
 
     def restore_losses(self, losses: Sequence[float]) -> None:
-        """Set the losses since the last log, as read from a checkpoint; an empty list starts again."""
+        """Set the losses since the last log from a checkpoint. An empty list clears them."""
         self.losses[: len(losses)] = torch.tensor(losses)
         self.loss_index.fill_(len(losses))
 
@@ -139,7 +140,7 @@ TF32_MAX_WIDTH = 128  # up to this d_model, casting to bf16 costs more time than
 
 
 def resolve_compute_dtype(config: Config, device: torch.device) -> str:
-    """Return the precision that `train.precision` means on this device.
+    """Return the precision of `train.precision` on this device.
 
     On CUDA, "auto" is bf16, or tf32 for narrow and for recurrent models. Elsewhere it is fp32.
     """

@@ -30,21 +30,21 @@ from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
-from triform.training.stopping import ValidationInterrupted, interruptible_validation
+from triform.training.stopping import Interruptible, ValidationInterrupted
 from triform.training.tensors import load_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
 
 
-class Trainer:
+class Trainer(Interruptible):
     """Trains a task and keeps its best model and its checkpoints in a run folder.
 
     Args:
         prepared: The task, its data, and its final settings.
         folder: The run folder to write to.
         callbacks: Observers that receive the events of the run.
-        metadata: Facts that every checkpoint carries, such as the fingerprints of the data files.
-        flops_per_token: Operations of training on one token, to report the utilisation of a GPU; 0: unknown.
+        metadata: Values that every checkpoint stores, such as the fingerprints of the data files.
+        flops_per_token: Operations per training token, to report GPU utilisation; 0 if unknown.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Trainer:
         self.progress = Progress()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
-        self.stop_requested = self.is_validating = False
         self.steps_since_log = 0
         self._stats_since_log: list[StepStats] = []  # fewer than steps_since_log after a resume
 
@@ -87,7 +86,7 @@ class Trainer:
         return [*([] if self.valid_data is None else [self.valid_data]), *self.monitors.values()]
 
     def build_train_step(self) -> TrainStep:
-        """Use CUDA graphs where there is a GPU with room for the training data; otherwise run eagerly."""
+        """Use CUDA graphs if there is a GPU with enough memory for the training data; otherwise run eagerly."""
         device_dataset = (
             load_device_dataset(self.task, self.train_data) if self.task.device.type == "cuda" else None
         )
@@ -114,7 +113,7 @@ class Trainer:
             self.close_callbacks()
 
     def start(self) -> None:
-        """Prepare for the first step: training mode, and the clocks."""
+        """Set training mode and start the clocks."""
         self.task.model.train()
         self._started_at = time.monotonic() - self.progress.seconds
         self.meter.start()
@@ -138,7 +137,7 @@ class Trainer:
             callback.on_progress("step", self.progress.step, self.max_steps)
 
     def after_step(self) -> None:
-        """Log, validate, save a checkpoint and finish, each where it is due."""
+        """Log, validate, save a checkpoint and finish, each if it is due."""
         step = self.progress.step
         for text in self.train_step.notices:
             self._emit_now("notice", level=notice_level(text), text=text)
@@ -151,12 +150,12 @@ class Trainer:
     def finish_step(self) -> None:
         """Validate if due, then save a checkpoint or finish.
 
-        An interrupted validation stays due: a resume calls this method before it takes a step.
+        An interrupted validation stays due, and a resume calls this method before it takes a step.
         """
         step = self.progress.step
         if self.progress.validation_due:
             self._validate()
-        if self.progress.validation_due:  # it was interrupted
+        if self.progress.validation_due:  # the validation was interrupted
             return
         if step == self.max_steps:
             self.progress.finished = self.progress.finished or "max_steps"
@@ -164,26 +163,20 @@ class Trainer:
             self.save_checkpoint()
 
     def end(self) -> None:
-        """Save the final state of the run, or where it was interrupted."""
+        """Save the final or interrupted state of the run."""
         if not self.progress.finished:
             self.save_checkpoint()
             self._emit_now("end", reason="interrupted")
             return
-        if self.valid_data is None:  # no validation has kept a model: the last one is the result
+        if self.valid_data is None:  # without validation, the last weights are the result
             with self.train_step.use_ema_weights(self.progress.step):
                 self._save_model()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
         self.save_checkpoint()
 
-    def stop(self) -> None:
-        """Ask for a stop after the current step, or at once during a validation. The state is saved first."""
-        self.stop_requested = True
-        if self.is_validating:
-            raise ValidationInterrupted
-
     def release_memory(self) -> None:
-        """Free the memory of the device. The trainer cannot be used afterwards."""
+        """Free the memory of the device. After this, the trainer cannot be used."""
         self.task.model.cpu()
         del self.train_step
         gc.collect()
@@ -207,7 +200,7 @@ class Trainer:
             callback.close()
 
     def on_progress(self, label: str, done: int, total: int) -> None:
-        """Pass on the progress of a validation. A requested stop interrupts the validation here at the latest."""
+        """Pass on the progress of a validation. A requested stop interrupts the validation here."""
         if self.stop_requested:
             raise ValidationInterrupted
         for callback in self.callbacks:
@@ -230,7 +223,7 @@ class Trainer:
         self._stats_since_log, self.steps_since_log = [], 0
 
     def _read_losses(self) -> list[float]:
-        """Return the losses since the last log. Reading waits for the device, so this is done only when needed."""
+        """Return the losses since the last log. Reading waits for the device, so it is done only when needed."""
         losses: list[float] = self.train_step.losses[: self.steps_since_log].tolist()
         if not math.isfinite(sum(losses)):
             raise self._diverged_error("loss")
@@ -251,7 +244,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Evaluate the validation set and all others. Nothing is emitted before all of them are evaluated."""
-        self._read_losses()  # raises DivergedError where one is not finite
+        self._read_losses()  # raises DivergedError if one is not finite
         if not self.eval_sets:
             self.progress.validation_due = False
             return
@@ -273,12 +266,12 @@ class Trainer:
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Return the validation metrics of the current weights."""
-        with interruptible_validation(self), report_progress_to(self.on_progress), self.train_step.autocast():
+        with self.interruptible_validation(), report_progress_to(self.on_progress), self.train_step.autocast():
             return self.task.evaluator.evaluate(data, quick=True)
 
     def _update_best(self, metrics: Metrics) -> None:
-        """Keep the model if it is the best so far, and finish training if progress has stopped."""
-        if not math.isfinite(metrics["loss"]):  # a translation may not have been decoded then: no metric to compare
+        """Save the model if it is the best so far, and finish training if patience has run out."""
+        if not math.isfinite(metrics["loss"]):  # without decoding there is no metric to compare
             raise self._diverged_error("validation loss")
         progress = self.progress
         self._emit_now("valid", **metrics)
@@ -299,13 +292,13 @@ class Trainer:
         return 0 < self.config.patience <= self.progress.stale
 
     def _save_model(self) -> None:
-        """Write the model with LoRA adapters merged into it, and the adapters also on their own."""
+        """Write the model with LoRA adapters merged, and the adapters also separately."""
         self.folder.write_weights(merged_weights(self.task.model))
         if self.lora_adapter:
             self.lora_adapter.write()
 
     def load_best_weights(self) -> None:
-        """Replace the weights by the best ones, once training is over. LoRA adapters are merged."""
+        """Replace the weights by the best ones after training. LoRA adapters are merged."""
         merge_lora(self.task.model)
         load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
 
@@ -329,7 +322,7 @@ class Trainer:
         )
 
     def resume(self) -> None:
-        """Continue from the latest checkpoint, or from the beginning if there is none."""
+        """Continue from the latest checkpoint, or start from the beginning if there is none."""
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
             return
@@ -338,7 +331,7 @@ class Trainer:
             restore_checkpoint(self, tensors, state)
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise damaged_error(checkpoint, error) from None
-        # a run that is now longer does not validate where it had ended
+        # A run that has been extended is not validated again at its former last step.
         self.progress.validation_due &= self._is_validation_step(self.progress.step)
         if self._is_extended():
             self.progress.finished = ""
@@ -346,14 +339,14 @@ class Trainer:
         self.emit("resume", step=self.progress.step)
 
     def _is_extended(self) -> bool:
-        """Whether the settings now let a run that had ended train for longer."""
+        """Return whether the settings let a run that had ended train for longer."""
         if self.progress.finished == "patience":
             return not self._out_of_patience() and self.progress.step < self.max_steps
         return self.progress.finished == "max_steps" and self.progress.step < self.max_steps
 
 
 def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
-    """Return the data on the task's device, or None where there is no room for it beside the model."""
+    """Return the data on the task's device, or None if there is too little memory for it."""
     try:
         return data.to_device(task.device, task.config.train)
     except torch.OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""Word vectors: train them on text, look words up, evaluate, draw, load and save; see docs/vectors.md."""
+"""Word vectors: train, look up, evaluate, draw, load and save them. See docs/vectors.md."""
 
 from triform.vectors.evaluation import VectorEvaluation, evaluate_analogies, evaluate_similarity
 from triform.vectors.word2vec import Word2VecConfig, Word2VecResult, train_word2vec

@@ -17,7 +17,7 @@ from triform.data.files import iter_numbered_lines
 from triform.errors import DataError
 from triform.vectors.word_vectors import WordVectors
 
-MAX_SEARCH_WORDS = 300_000  # the most frequent words, which answers are searched among
+MAX_SEARCH_WORDS = 300_000  # answers are searched among this many of the most frequent words
 N_CANDIDATES = 5  # nearest words considered: words of the question in another case are skipped
 MAX_BATCH_COSINES = 1 << 24  # cosines computed at once
 
@@ -68,7 +68,9 @@ def evaluate_analogies(vectors: WordVectors, path: str) -> list[VectorEvaluation
         results.append(_build_accuracy(name, n_hits, len(rows), len(questions)))
     n_questions = sum(len(questions) for _, questions in sections)
     if not n_questions:
-        raise DataError("holds no analogies: lines of four words, in sections that begin with ': NAME'", path=path)
+        raise DataError(
+            "no analogies found; expected lines of four words, in sections that start with ': NAME'", path=path
+        )
     return [*results, _build_accuracy("all analogies", n_correct, n_covered, n_questions)]
 
 
@@ -90,7 +92,11 @@ def _read_sections(path: str) -> Iterator[tuple[str, list[list[str]]]]:
                 yield name, questions
             name, questions = line[1:].strip(), []
         elif not name:
-            raise DataError("comes before any section; one begins with ': NAME'", path=path, line=line_number)
+            raise DataError(
+                "this line comes before the first section; a section starts with ': NAME'",
+                path=path,
+                line=line_number,
+            )
         elif len(words := line.upper().split()) == 4:
             questions.append(words)
     if name:
@@ -142,14 +148,14 @@ def evaluate_similarity(vectors: WordVectors, path: str) -> VectorEvaluation:
                 float(vectors.unit_vectors[index_by_word[parts[0]]] @ vectors.unit_vectors[index_by_word[parts[1]]])
             )
     if not n_questions:
-        raise DataError("holds no pairs: lines of two words and a number, between tabs", path=path)
+        raise DataError("no pairs found; expected lines of two words and a number, separated by tabs", path=path)
     name = path.replace("\\", "/").rpartition("/")[2].partition(".")[0]
     metrics = correlate(human_ratings, cosines)
     return VectorEvaluation(name=name, n_covered=len(cosines), n_questions=n_questions, metrics=metrics)
 
 
 def correlate(ratings: Sequence[float], cosines: Sequence[float]) -> dict[str, float]:
-    """Spearman's and Pearson's correlation; NaN for fewer than two pairs, or if one side is constant."""
+    """Return Spearman's and Pearson's correlation; NaN for fewer than two pairs or if one side is constant."""
     from scipy.stats import pearsonr, spearmanr
 
     if len(set(ratings)) < 2 or len(set(cosines)) < 2:

@@ -1,4 +1,4 @@
-"""Draw word vectors as a map: their first two principal components, one dot per word, and readable labels."""
+"""Draw word vectors as a map of their first two principal components, with one labelled dot per word."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BoundingBox(NamedTuple):
     top: float
 
     def overlaps(self, other: BoundingBox) -> bool:
-        """Whether two rectangles share any area."""
+        """Return whether two rectangles share any area."""
         separate = self.right <= other.left or other.right <= self.left
         return not (separate or self.top <= other.bottom or other.top <= self.bottom)
 
@@ -82,11 +82,11 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
     """Draw a map into a .png or .svg file and return the number of words with a label."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FIGURE_FORMATS:
-        raise ConfigError(f"{path}: a map is a picture; let its name end in .png or .svg")
+        raise ConfigError(f"{path}: a map is a picture; the file name must end in .png or .svg")
     require_package("matplotlib", extra="plot", purpose="a map")
     points = choose_words(vectors, query_words, max_words)
     if len(points) < 2:
-        raise ConfigError("a map needs at least 2 words; these vectors have fewer")
+        raise ConfigError("a map needs at least 2 words, and these vectors have fewer")
     coordinates, explained_variance = pca_2d(
         vectors.unit_vectors[[vectors.index_of(point.word) for point in points]]
     )
@@ -110,25 +110,25 @@ def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), 
             linewidths=0,
         )
         axes.set(
-            xlabel=f"first direction, {explained_variance[0]:.0%} of the spread",
-            ylabel=f"second, {explained_variance[1]:.0%}",
+            xlabel=f"first principal component, {explained_variance[0]:.0%} of the variance",
+            ylabel=f"second principal component, {explained_variance[1]:.0%}",
         )
         axes.set_title(f"{len(points)} of {len(vectors):,} words", loc="left", fontsize=11)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         n_labelled = _draw_labels(figure, axes, coordinates, points, set(query_words))
-        metadata = {"Date": None} if kind == "svg" else None  # so that the same picture is the same file
+        metadata = {"Date": None} if kind == "svg" else None  # so that equal pictures are equal files
         try:
             figure.savefig(path, format=kind, facecolor="white", metadata=metadata)
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise CheckpointError(f"{path} cannot be written ({error.strerror or error})") from None
     return n_labelled
 
 
 def _draw_labels(
     figure: Any, axes: Any, coordinates: NDArray[Any], points: Sequence[MapPoint], bold: set[str]
 ) -> int:
-    """Write each word next to its dot where there is room; other words stay dots. Return the number of labels."""
+    """Write each word next to its dot if there is space, and return the number of labels."""
     figure.draw_without_rendering()  # determines the positions
     renderer, pixels_per_point = figure.canvas.get_renderer(), figure.dpi / 72
     pixels = axes.transData.transform(coordinates)
@@ -167,7 +167,7 @@ def _draw_labels(
 
 
 def _label_positions(x: float, y: float, width: float, height: float, gap: float) -> Iterator[BoundingBox]:
-    """Candidate positions of a label: right, left, above, below, at the corners, then farther and farther away."""
+    """Yield candidate positions of a label: right, left, above, below, at the corners, then farther away."""
     for distance in (gap, 2.5 * gap, 4.5 * gap, 8 * gap, 13 * gap, 20 * gap, 30 * gap):
         left, below = -distance - width, -distance - height
         offsets = [

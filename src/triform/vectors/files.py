@@ -28,7 +28,7 @@ from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import atomic_file, temporary_path
 
 Matrix = NDArray[np.float32]
-FORMAT_VERSION = "1"  # of our safetensors files; another version is newer than this code
+FORMAT_VERSION = "1"  # of Triform's safetensors files; another version is newer than this code
 READ_FORMATS = {".txt": "text", ".vec": "text", ".bin": "binary", ".safetensors": "safetensors"}
 WRITE_FORMATS = {suffix: kind for suffix, kind in READ_FORMATS.items() if suffix != ".vec"}
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of safetensors that can be read
@@ -47,34 +47,34 @@ class VectorFile(NamedTuple):
 
 
 def detect_format(path: Path, formats: dict[str, str]) -> str:
-    """Return the format that belongs to the suffix of a path."""
+    """Return the format of a path by its suffix."""
     name = path.name.lower()
     uncompressed_name = name.removesuffix(".gz") if formats is READ_FORMATS else name
     suffix = Path(uncompressed_name).suffix
     if suffix in formats and not (suffix == ".safetensors" and uncompressed_name != name):
         return formats[suffix]
-    description = f"ends in {suffix!r}" if suffix else "has no ending"
-    hint = (
-        " (of gensim's own files: save them there with wv.save_word2vec_format)" if formats is READ_FORMATS else ""
-    )
-    raise ConfigError(
-        f"{path}: {description}, which does not say how vectors are kept; known are {', '.join(formats)}{hint}"
-    )
+    problem = f"unknown file format {suffix!r}" if suffix else "the file name has no suffix"
+    hint = "; convert gensim's own files with wv.save_word2vec_format" if formats is READ_FORMATS else ""
+    raise ConfigError(f"{path}: {problem}; supported formats are {', '.join(formats)}{hint}")
 
 
 def read_vectors(path: Path) -> VectorFile:
-    """Read the vectors of a file; raise a DataError if it is damaged."""
+    """Read the vectors of a file.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
     content = {"text": _read_text, "binary": _read_binary, "safetensors": _read_safetensors}[
         detect_format(path, READ_FORMATS)
     ](path)
     if not content.words or not content.matrix.shape[1]:
-        raise DataError("holds no vectors", path=path)
+        raise DataError("the file contains no vectors", path=path)
     if "" in content.words:
-        raise DataError(f"word {content.words.index('') + 1:,} is empty; make the file again", path=path)
+        raise DataError(f"word {content.words.index('') + 1:,} is empty; create the file again", path=path)
     finite = np.isfinite(content.matrix).all(axis=1)
     if not finite.all():
         word = content.words[int(np.argmin(finite))]
-        raise DataError(f"the vector of {word!r} has a number that is not finite; make the file again", path=path)
+        raise DataError(f"the vector of {word!r} has a number that is not finite; create the file again", path=path)
     return _drop_duplicates(content)
 
 
@@ -88,7 +88,7 @@ def _drop_duplicates(content: VectorFile) -> VectorFile:
 
 
 def read_width(path: Path) -> int:
-    """Return the width of the vectors of a file; only its beginning is read."""
+    """Return the width of the vectors of a file. Only the start of the file is read."""
     kind = detect_format(path, READ_FORMATS)
     if kind == "safetensors":
         with _open_safetensors(path) as file:
@@ -107,11 +107,13 @@ def _parse_header(line: bytes, path: Path, *, header_optional: bool = False) -> 
     parts = line.split()
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         if len(parts[0]) > MAX_COUNT_DIGITS or len(parts[1]) > MAX_WIDTH_DIGITS:
-            raise DataError("its first line promises more words or numbers than any file holds", path=path)
+            raise DataError("the first line declares more words or numbers than any file can contain", path=path)
         return int(parts[0]), int(parts[1])
     if header_optional and len(parts) > 2 and all(map(_is_number, parts[1:])):
         return -1, len(parts) - 1
-    raise DataError("is not word vectors: its first line should be how many words, and how many numbers", path=path)
+    raise DataError(
+        "these are not word vectors: the first line must be the number of words and the width", path=path
+    )
 
 
 def _is_number(part: bytes) -> bool:
@@ -140,9 +142,9 @@ def _read_text(path: Path) -> VectorFile:
                 row = np.fromstring(numbers.decode("ascii"), np.float32, sep=" ")
                 words.append(word.decode())
             except (ValueError, DeprecationWarning):
-                raise DataError("is not a word and its numbers", path=path, line=line_number) from None
+                raise DataError("expected a word and its numbers", path=path, line=line_number) from None
             if len(row) != width:
-                raise DataError(f"has {len(row)} numbers instead of {width}", path=path, line=line_number)
+                raise DataError(f"expected {width} numbers, found {len(row)}", path=path, line=line_number)
             rows.append(row)
     _check_word_count(path, len(words), n_words)
     return VectorFile(words, np.stack(rows) if rows else np.empty((0, width), np.float32), {})
@@ -151,7 +153,9 @@ def _read_text(path: Path) -> VectorFile:
 def _check_no_extra_lines(path: Path, n_words: int, lines: Iterable[bytes]) -> None:
     """Raise a DataError if more than blank lines follow the last word."""
     if n_extra := sum(bool(line.strip()) for line in lines):
-        raise DataError(f"its first line promises {n_words:,} words; lines left after them: {n_extra:,}", path=path)
+        raise DataError(
+            f"the first line declares {n_words:,} words, but {n_extra:,} more lines follow them", path=path
+        )
 
 
 def _read_binary(path: Path) -> VectorFile:
@@ -162,7 +166,8 @@ def _read_binary(path: Path) -> VectorFile:
     _check_word_count(path, len(words), n_words)
     if n_trailing:
         raise DataError(
-            f"{n_trailing:,} bytes follow the last word: it is damaged, or text that should end in .txt", path=path
+            f"{n_trailing:,} bytes follow the last word: the file is damaged, or is text and should be named .txt",
+            path=path,
         )
     return VectorFile(words, np.stack(rows).astype(np.float32) if rows else np.empty((0, width), np.float32), {})
 
@@ -176,7 +181,7 @@ def _read_binary_rows(file: BinaryIO, path: Path, n_words: int, width: int) -> t
         space = buffer.find(b" ", position)
         if space < 0 or space + 1 + size > len(buffer):
             if space < 0 and len(buffer) - position > MAX_WORD_BYTES:
-                raise DataError(f"word {len(words) + 1:,} does not end: the file is damaged", path=path)
+                raise DataError(f"the end of word {len(words) + 1:,} is missing: the file is damaged", path=path)
             block = file.read(max(BLOCK_SIZE, len(buffer)))
             if not block:
                 break
@@ -195,28 +200,32 @@ def _read_binary_rows(file: BinaryIO, path: Path, n_words: int, width: int) -> t
 
 
 def _check_file_size(path: Path, min_bytes: int) -> None:
-    """Raise a DataError if a file is too small for what its first line promises."""
+    """Raise a DataError if a file is smaller than its first line implies."""
     size = path.stat().st_size
     if not path.name.lower().endswith(".gz") and size < min_bytes:
-        raise DataError(f"was cut short: {size:,} bytes of at least {min_bytes:,}; copy it again", path=path)
+        raise DataError(
+            f"the file is incomplete: {size:,} of at least {min_bytes:,} bytes; copy it again", path=path
+        )
 
 
 def _check_word_count(path: Path, n_read: int, n_expected: int) -> None:
     if n_read < n_expected:
-        raise DataError(f"was cut short: {n_read:,} of {n_expected:,} words; copy it again", path=path)
+        raise DataError(f"the file is incomplete: {n_read:,} of {n_expected:,} words; copy it again", path=path)
 
 
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Any]:
     with open_bytes(str(path)):
-        pass  # a missing or unreadable file gives the usual error
+        pass  # raises the usual error for a missing or unreadable file
     try:
         with safe_open(path, framework="numpy") as file:
             if not {"vectors", "words"} <= set(file.keys()) or len(file.get_slice("vectors").get_shape()) != 2:
-                raise DataError("is not word vectors: it has no tensors named vectors and words", path=path)
+                raise DataError(
+                    "these are not word vectors: tensors named vectors and words are missing", path=path
+                )
             yield file
     except (OSError, SafetensorError) as error:
-        raise DataError(f"is not a whole safetensors file ({error})", path=path) from None
+        raise DataError(f"the safetensors file is damaged or incomplete ({error})", path=path) from None
 
 
 def _read_safetensors(path: Path) -> VectorFile:
@@ -224,13 +233,15 @@ def _read_safetensors(path: Path) -> VectorFile:
         header = file.metadata() or {}
         if header.get("format", FORMAT_VERSION) != FORMAT_VERSION:
             raise DataError(
-                f"format {header['format']} is newer than this Triform reads ({FORMAT_VERSION})", path=path
+                f"the file has format {header['format']}, and this Triform reads format {FORMAT_VERSION}; "
+                "upgrade Triform",
+                path=path,
             )
         dtypes = [file.get_slice(name).get_dtype() for name in ("vectors", "words")]
         if dtypes[0] not in FLOAT_DTYPES or dtypes[1] != "U8":
             raise DataError(
-                f"its vectors are {dtypes[0]} and its words {dtypes[1]}, "
-                f"not one of {', '.join(FLOAT_DTYPES)} and U8",
+                f"the vectors are {dtypes[0]} and the words {dtypes[1]}; "
+                f"expected one of {', '.join(FLOAT_DTYPES)}, and U8",
                 path=path,
             )
         matrix = _read_bfloat16(path) if dtypes[0] == "BF16" else to_float32(file.get_tensor("vectors"))
@@ -238,31 +249,31 @@ def _read_safetensors(path: Path) -> VectorFile:
             words = file.get_tensor("words").tobytes().decode().split("\n")
             metadata = json.loads(header.get("about", "{}"))
         except (ValueError, RecursionError):
-            raise DataError("is damaged: its words cannot be read", path=path) from None
+            raise DataError("the file is damaged: its words cannot be read", path=path) from None
     if len(words) != len(matrix):
-        raise DataError(f"is damaged: {len(words):,} words and {len(matrix):,} vectors", path=path)
+        raise DataError(f"the file is damaged: it has {len(words):,} words and {len(matrix):,} vectors", path=path)
     return VectorFile(words, matrix, metadata)
 
 
 def to_float32(values: ArrayLike) -> Matrix:
-    """Convert to float32; too large numbers become infinite, without a warning."""
+    """Convert to float32. Numbers that are too large become infinite, without a warning."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, np.float32)
 
 
 def _read_bfloat16(path: Path) -> Matrix:
-    """Read vectors in bfloat16, which numpy lacks: the upper halves of float32."""
+    """Read vectors in bfloat16, which NumPy lacks, as the upper halves of float32."""
     entry = dict(deserialize(path.read_bytes()))["vectors"]  # type: ignore[no-untyped-call]
     upper_bits = np.frombuffer(entry["data"], "<u2").astype(np.uint32)
     return (upper_bits << 16).view(np.float32).reshape(entry["shape"])
 
 
 def check_writable(path: Path) -> None:
-    """Raise an error if a file of this name cannot be written, before any work is done."""
+    """Raise an error if a file with this name cannot be written, before any work is done."""
     detect_format(path, WRITE_FORMATS)
     try:
         if path.is_dir():
-            raise OSError("it is a folder")
+            raise OSError("is a folder")
         folder = next(parent for parent in path.parents if parent.exists())
         probe = folder / temporary_path(path).name
         probe.touch()
@@ -272,19 +283,19 @@ def check_writable(path: Path) -> None:
 
 
 def _build_write_error(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})")
+    return CheckpointError(f"{path} cannot be written ({getattr(error, 'strerror', None) or error})")
 
 
 def _check_words(path: Path, words: Sequence[str], kind: str) -> None:
     """Raise a ConfigError if a word could not be read back from the format."""
     for word in words:
         if not word or any(separator in word for separator in WORD_SEPARATORS[kind]):
-            hint = "; .safetensors can" if word and "\n" not in word else ""
-            raise ConfigError(f"{path}: cannot hold the word {word!r}{hint}")
+            hint = "; use .safetensors instead" if word and "\n" not in word else ""
+            raise ConfigError(f"{path}: this format cannot store the word {word!r}{hint}")
 
 
 def write_vectors(path: Path, words: Sequence[str], matrix: Matrix, metadata: dict[str, Any]) -> None:
-    """Write vectors in the format that belongs to the suffix; the file is complete or absent."""
+    """Write vectors atomically, in the format of the suffix."""
     check_writable(path)
     kind = detect_format(path, WRITE_FORMATS)
     _check_words(path, words, kind)

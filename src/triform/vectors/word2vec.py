@@ -32,7 +32,7 @@ PHRASE_SEPARATOR = "_"  # between the words of a phrase
 PHRASE_PLACEHOLDER = "\x01"  # the separator inside gensim, which must not occur in words or earlier phrases
 MAX_PHRASE_PAIRS = 10_000_000  # pairs counted while phrases are searched; beyond that, rare pairs are dropped
 LogFn = Callable[[str], None]
-# Minimum and maximum. gensim stores some as a C int, and absurdly large values would take for ever.
+# Minimum and maximum. gensim stores some of them as a C int, and absurdly large values would never finish.
 SETTING_RANGES: dict[str, tuple[float, float]] = {
     "size": (1, 10_000),
     "window": (1, MAX_SENTENCE_WORDS),
@@ -51,11 +51,11 @@ def discard_message(message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """The settings of training."""
+    """Training settings of word2vec."""
 
-    kind: Word2VecKind = "skipgram"  # a word predicts its neighbours; cbow: the neighbours predict the word
+    kind: Word2VecKind = "skipgram"  # skipgram predicts neighbours from a word, cbow a word from its neighbours
     size: int = 100  # dimensions of a vector
-    window: int = 5  # neighbours on either side
+    window: int = 5  # neighbours on each side
     min_count: int = 5  # rarer words have no vector
     negative: int = 5  # negative samples for each true neighbour
     sample: float = 1e-3  # threshold for skipping very frequent words; 0 skips none
@@ -68,7 +68,7 @@ class Word2VecConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ("skipgram", "cbow"):
-            raise ConfigError(f"--kind {self.kind} is not known; choose from skipgram, cbow")
+            raise ConfigError(f"unknown --kind {self.kind}; choose from skipgram, cbow")
         for name, (low, high) in SETTING_RANGES.items():
             value, option = getattr(self, name), name.replace("_", "-")
             if value < low:
@@ -76,7 +76,7 @@ class Word2VecConfig:
             if value > high:
                 raise ConfigError(f"--{option} {value} is too large: it must be at most {high}")
         if not 0 <= self.sample < 1:
-            raise ConfigError(f"--sample {self.sample} must be a share: from 0, below 1")
+            raise ConfigError(f"--sample {self.sample} must be at least 0 and below 1")
         if not 0 < self.lr <= 1:
             raise ConfigError(f"--lr {self.lr} must be above 0 and at most 1")
 
@@ -96,23 +96,25 @@ class Word2VecResult(NamedTuple):
         return self.n_tokens * int(self.metadata["epochs"]) / self.seconds
 
     def __str__(self) -> str:
+        n_epochs = int(self.metadata["epochs"])
         return (
-            f"{len(self.words):,} words have a vector of {self.matrix.shape[1]} numbers; {self.n_tokens:,} words "
-            f"of text, {self.metadata['epochs']} times, in {self.seconds:.1f} s: "
-            f"{self.words_per_second:,.0f} words/s"
+            f"trained {len(self.words):,} vectors of width {self.matrix.shape[1]} on {self.n_tokens:,} words of "
+            f"text for {n_epochs} epoch{'s' * (n_epochs != 1)} in {self.seconds:.1f} s "
+            f"({self.words_per_second:,.0f} words/s)"
         )
 
 
 class Corpus:
-    """The words of files, one text at a time: a line of plain text or a row of a table. Each iteration reads anew.
+    """The words of files, one text at a time. A text is a line of plain text or a row of a table.
 
-    gensim waits for ever if one of its threads fails. So iteration ends at an error, and `raise_problem` raises it.
+    Each iteration reads the files again. gensim waits for ever if one of its threads fails, so iteration ends at an
+    error, and `raise_problem` raises it later.
     """
 
     def __init__(self, files: Sequence[str], data_config: DataConfig, *, lowercase: bool) -> None:
         self.files, self.data_config, self.lowercase = files, data_config, lowercase
         self.problem: Exception | None = None
-        self.join_phrases: Callable[[list[str]], list[str]] = list  # joins words to phrases, once these are known
+        self.join_phrases: Callable[[list[str]], list[str]] = list  # joins words into phrases when these are known
 
     def __iter__(self) -> Iterator[list[str]]:
         try:
@@ -131,11 +133,11 @@ class Corpus:
         if isinstance(self.problem, TriformError):
             raise self.problem
         if self.problem:
-            raise TriformError(f"learning failed: {self.problem!r}") from self.problem
+            raise TriformError(f"training failed: {self.problem!r}") from self.problem
 
 
 def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
-    """Read the rows of a table, or the lines of any other file."""
+    """Yield the rows of a table, or the lines of any other file."""
     blocks: Iterable[str] | None
     if path.startswith(BUILTIN_PREFIX):
         blocks = [builtin_sets.load_text(path)] if builtin_sets.is_running_text(path) else None
@@ -146,7 +148,7 @@ def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
 
 
 def _read_table_texts(path: str, data_config: DataConfig) -> Iterator[str]:
-    """Read the texts of a table; error messages name the option of this command."""
+    """Yield the texts of a table. Error messages name the option of this command."""
     try:
         yield from (row.text for row in read_rows(path, data_config, labelled=False))
     except DataError as problem:
@@ -155,7 +157,7 @@ def _read_table_texts(path: str, data_config: DataConfig) -> Iterator[str]:
 
 
 def _split_lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Split blocks into lines; a line that is longer than a block is split between words."""
+    """Split blocks into lines. A line that is longer than a block is split between words."""
     pending = ""
     for block in blocks:
         *lines, pending = (pending + block).split("\n")
@@ -174,11 +176,11 @@ def train_word2vec(
     Args:
         files: Text files, tables, or built-in sets such as `builtin:stories`.
         config: The settings.
-        text_column: The column of tables that holds the text; found automatically if empty.
+        text_column: The text column of tables. If it is empty, the column is found automatically.
         log: Called with progress messages.
     """
     if not files:
-        raise ConfigError("give at least one file of text")
+        raise ConfigError("name at least one text file")
     corpus = Corpus(files, DataConfig(text_column=text_column), lowercase=config.lowercase)
     start_time = time.perf_counter()
     with quiet_gensim():
@@ -198,7 +200,7 @@ def train_word2vec(
             model.build_vocab_from_freq(counts, corpus_count=n_texts)
         except MemoryError:
             raise ConfigError(
-                f"--size {config.size}: vectors of so many words do not fit memory; give less, or more --min-count"
+                f"--size {config.size}: the vectors do not fit into memory; lower --size or raise --min-count"
             ) from None
         with _join_threads_on_error():
             model.train(
@@ -212,18 +214,17 @@ def train_word2vec(
 
 def _check_counts(counts: Counter[str], config: Word2VecConfig, files: Sequence[str]) -> None:
     if not counts:
-        raise DataError("there is no word in it", path=", ".join(files))
+        raise DataError("the text contains no words", path=", ".join(files))
     word, max_count = counts.most_common(1)[0]
     if max_count < config.min_count:
         raise ConfigError(
-            f"--min-count {config.min_count} leaves no word: the most frequent, {word!r}, is seen "
-            f"{max_count} times; "
-            f"give {max_count} or less"
+            f"--min-count {config.min_count} leaves no words: the most frequent word, {word!r}, occurs "
+            f"{max_count} times; use {max_count} or less"
         )
 
 
 def build_phrase_joiner(corpus: Corpus, min_count: int) -> Callable[[list[str]], list[str]]:
-    """Return a function that joins pairs of words which occur together more often than by chance.
+    """Return a function that joins pairs of words that occur together more often than by chance.
 
     Punctuation is never part of a phrase.
     """
@@ -253,18 +254,18 @@ def _group_runs(words: Iterable[str]) -> Iterator[tuple[bool, list[str]]]:
 
 def _build_model(config: Word2VecConfig, corpus: Corpus) -> Any:
     """Build the untrained model of gensim."""
-    require_package("gensim", extra="vectors", purpose="learning word vectors")
+    require_package("gensim", extra="vectors", purpose="training word vectors")
     from gensim.models import Word2Vec
 
     class MonitoredWord2Vec(Word2Vec):
-        """Ends the iteration over the corpus when a worker fails; otherwise all would wait for it."""
+        """Word2Vec that ends the iteration over the corpus when a worker fails, instead of waiting for ever."""
 
         def _worker_loop(self, jobs: Any, progress: Any) -> None:
             try:
                 super()._worker_loop(jobs, progress)
             except Exception as problem:
                 corpus.problem = problem
-                while jobs.get() is not None:  # None: there are no more
+                while jobs.get() is not None:  # None ends the queue
                     pass
                 progress.put(None)
 
@@ -295,7 +296,7 @@ def _build_progress_callback(corpus: Corpus, log: LogFn, epochs: int, start_time
 
 @contextmanager
 def _join_threads_on_error() -> Iterator[None]:
-    """Wait for the threads of gensim after an error or Ctrl-C: they would crash a Python that exits before them."""
+    """Wait for gensim's threads after an error or Ctrl-C, because Python would crash if it exited before them."""
     before = set(threading.enumerate())
     try:
         yield
@@ -307,7 +308,7 @@ def _join_threads_on_error() -> Iterator[None]:
 
 @contextmanager
 def quiet_gensim() -> Iterator[None]:
-    """Silence the warnings of gensim, which are about text that is short or long."""
+    """Silence gensim's warnings about short and long texts."""
     logger = logging.getLogger("gensim")
     previous_level = logger.level
     logger.setLevel(logging.ERROR)

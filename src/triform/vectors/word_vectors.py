@@ -14,16 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 from triform.errors import ConfigError, DataError
 from triform.vectors import files, word2vec
 
-MAX_SUGGESTION_WORDS = 50_000  # the most frequent words, which are offered for a misspelled one
+MAX_SUGGESTION_WORDS = 50_000  # suggestions for an unknown word come from this many of the most frequent words
 
 
 class WordVectors:
-    """Words, most frequent first, with a vector for each.
+    """Words with their vectors, most frequent word first.
 
     Args:
-        words: The words, each of them once.
+        words: The words, without duplicates.
         matrix: The vectors, one row per word.
-        metadata: How the vectors were made; kept in safetensors files.
+        metadata: How the vectors were made. Only safetensors files store it.
 
     >>> vectors = WordVectors(["cat", "dog", "car"], [[1.0, 0.1], [0.9, 0.2], [0.0, 1.0]])
     >>> vectors.nearest("cat", 1)[0][0]
@@ -34,18 +34,20 @@ class WordVectors:
         try:
             self.words, self.matrix = list(words), files.to_float32(matrix)
         except (TypeError, ValueError):
-            raise ConfigError("vectors must be numbers, a row of the same length for each word") from None
+            raise ConfigError("vectors must be numbers, with one row of the same length for each word") from None
         if self.matrix.ndim != 2 or len(self.matrix) != len(self.words):
             shape = self.matrix.shape
-            raise ConfigError(f"{len(self.words)} words need a matrix of as many rows, not one of shape {shape}")
+            raise ConfigError(
+                f"{len(self.words)} words need a matrix with as many rows, found one of shape {shape}"
+            )
         if not self.matrix.size or not np.isfinite(self.matrix).all():
-            raise ConfigError("word vectors must be at least one, and finite")
+            raise ConfigError("there must be at least one word vector, and all numbers must be finite")
         if not all(isinstance(word, str) for word in self.words):
-            raise ConfigError("words must be text")
+            raise ConfigError("words must be strings")
         self.metadata = metadata or {}
         self.index_by_word = {word: index for index, word in enumerate(self.words)}
         if len(self.index_by_word) < len(self.words):
-            raise ConfigError("each word can have one vector only")
+            raise ConfigError("each word can have only one vector")
 
     @classmethod
     def train(
@@ -55,7 +57,14 @@ class WordVectors:
         log: word2vec.LogFn = word2vec.discard_message,
         **settings: Any,
     ) -> Self:
-        """Train vectors on files or built-in sets; `settings` are those of `Word2VecConfig`, such as size=200."""
+        """Train vectors on text files or built-in sets.
+
+        Args:
+            *texts: Text files, tables, or built-in sets such as `builtin:stories`.
+            text_column: The text column of tables. If it is empty, the column is found automatically.
+            log: Called with progress messages.
+            **settings: Settings of `Word2VecConfig`, such as `size=200`.
+        """
         result = word2vec.train_word2vec(
             [str(path) for path in texts], word2vec.Word2VecConfig(**settings), text_column=text_column, log=log
         )
@@ -87,13 +96,17 @@ class WordVectors:
 
     @cached_property
     def unit_vectors(self) -> NDArray[np.float32]:
-        """The vectors scaled to length one; a vector of zeros stays as it is."""
+        """The vectors scaled to length one. A vector of zeros is not changed."""
         norms = np.sqrt(np.einsum("wd,wd->w", self.matrix, self.matrix, dtype=np.float64))[:, None]
         norms[norms == 0] = 1
         return np.divide(self.matrix, norms, out=np.empty_like(self.matrix), casting="same_kind")
 
     def index_of(self, word: str) -> int:
-        """Return the row of a word; a DataError for an unknown word offers similar ones."""
+        """Return the row of a word.
+
+        Raises:
+            DataError: The word has no vector. The message suggests similar words.
+        """
         if word not in self.index_by_word:
             raise DataError(f"no vector for {word!r}; {self._suggest_words(word)}")
         return self.index_by_word[word]
@@ -118,14 +131,14 @@ class WordVectors:
         return self._find_nearest(self.unit_vectors[self.index_of(word)], [self.index_of(word)], n)
 
     def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[tuple[str, float]]:
-        """Return words that are to c as b is to a: the nearest to b - a + c, with vectors of length one."""
+        """Return the words that are to c as b is to a: those nearest to b - a + c, with unit vectors."""
         first, second, third = (self.index_of(word) for word in (a, b, c))
         query = self.unit_vectors[second] - self.unit_vectors[first] + self.unit_vectors[third]
         return self._find_nearest(query / (np.linalg.norm(query) or 1.0), [first, second, third], n)
 
     def _find_nearest(self, query: NDArray[np.float32], excluded: Sequence[int], n: int) -> list[tuple[str, float]]:
         if n < 1:
-            raise ConfigError(f"--top {n}: give how many words to show, 1 or more")
+            raise ConfigError(f"--top {n} is too small: it must be at least 1")
         cosines = self.unit_vectors @ query
         cosines[list(excluded)] = -np.inf
         best = np.argsort(-cosines, kind="stable")[: min(n, len(self) - len(set(excluded)))]

@@ -247,10 +247,10 @@ def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path
     copy = tmp_path / "sets"
     shutil.copytree(data, copy)
     (copy / "speeches" / "train_LM.txt").write_text("something else\n")
-    with pytest.raises(DataError, match=r"train_LM\.txt: is not the train_LM\.txt that is known"):
+    with pytest.raises(DataError, match=r"train_LM\.txt: this is not the expected train_LM\.txt"):
         run_smoke(LM, copy, tmp_path)
     (copy / "speeches" / "train_LM.txt").unlink()
-    with pytest.raises(DataError, match=r"train_LM\.txt: is missing"):
+    with pytest.raises(DataError, match=r"train_LM\.txt: the file is missing"):
         run_smoke(LM, copy, tmp_path)
     assert not (tmp_path / "runs").exists()
 

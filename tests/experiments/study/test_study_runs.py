@@ -81,10 +81,10 @@ def test_a_test_file_with_the_content_of_the_training_file_is_told(
     spec["tests"] = {"more": "more.tsv", "copy": "copy.tsv"}
     progress = io.StringIO()
     result = run_study(spec, out="out", seeds=2, quiet=False, progress=progress)
-    assert progress.getvalue().startswith(f"warning: {workdir / 'copy.tsv'}: has the same content as the training")
+    assert progress.getvalue().startswith(f"warning: {workdir / 'copy.tsv'} has the same content as the training")
     leak_notes = [note for note in result.notes if "same content as the training data" in note]
-    explanation = "what it scores is memory and says nothing about new text; score another file"
-    assert leak_notes == [f"{workdir / 'copy.tsv'}: has the same content as the training data: {explanation}"]
+    explanation = "its score measures memorisation and says nothing about new text: evaluate on another file"
+    assert leak_notes == [f"{workdir / 'copy.tsv'} has the same content as the training data; {explanation}"]
     assert f"\nwarning: {leak_notes[0]}\n" in to_text(result)
     page = (workdir / "out" / "study.html").read_text(encoding="utf-8")
     warnings = page.partition('<section class="notices warnings">')[2].partition("</section>")[0]
@@ -99,7 +99,7 @@ def test_a_test_pair_of_files_that_was_trained_on_is_told(
     (workdir / "b.fr").write_text((workdir / "a.fr").read_text(encoding="utf-8").title(), encoding="utf-8")
     result = run_study(spec, out="out", seeds=1)
     leak_notes = [note for note in result.notes if "same content as the training data" in note]
-    assert [note.partition(": ")[0] for note in leak_notes] == [f"{workdir / 'a.en'},{workdir / 'a.fr'}"]
+    assert [note.partition(" has the same")[0] for note in leak_notes] == [f"{workdir / 'a.en'},{workdir / 'a.fr'}"]
 
 
 def test_a_variants_runs_are_what_train_seeds_gives(workdir: Path, spec: StudySpec, run_study: RunStudy) -> None:
@@ -278,7 +278,7 @@ def test_ctrl_c_while_scoring_says_how_to_go_on(
 def test_what_was_cut_of_a_test_file_is_said_once(workdir: Path, spec: StudySpec, run_study: RunStudy) -> None:
     spec["common"]["data.max_len"] = 4
     result = run_study(spec | {"tests": {"more": "more.tsv"}}, out="out", seeds=2)
-    cut = [note for note in result.notes if "were cut at data.max_len=4" in note]
+    cut = [note for note in result.notes if "were truncated to 4 tokens" in note]
     assert len(cut) == 1
     assert cut[0] in to_text(result)
 
@@ -286,8 +286,8 @@ def test_what_was_cut_of_a_test_file_is_said_once(workdir: Path, spec: StudySpec
 def test_validation_rows_that_leak_are_said_once(workdir: Path, spec: StudySpec, run_study: RunStudy) -> None:
     spec["common"]["data.valid"] = "more.tsv"
     result = run_study(spec, out="out", seeds=2)
-    (leak,) = [note for note in result.notes if "what they score is memory" in note]
-    assert "more.tsv: 15 of 15 rows (100.0 %) are in the training data too" in leak
+    (leak,) = [note for note in result.notes if "their score measures memorisation" in note]
+    assert "more.tsv: 15 of 15 rows (100.0 %) also occur in the training data" in leak
     assert leak in to_text(result)
 
 

@@ -10,8 +10,8 @@ blame. The rules are those of ordinary English:
     irony        "As if A!"  "Oh great, A."               flips it
     expectation  "I expected A, but it was not"           the outcome keeps or flips what was expected
 
-Flips are so frequent that an adjective alone says little: its position in the sentence decides. A bag of words
-(TF-IDF and logistic regression) gets a third of the reviews wrong.
+Flips are so frequent that an adjective alone says little: its position in the sentence decides. TF-IDF with
+logistic regression, which ignores word order, misclassifies a third of the reviews.
 """
 
 from __future__ import annotations
@@ -251,39 +251,45 @@ def choose_pattern(rng: Random, patterns: Patterns) -> tuple[str, int]:
 
 
 def sample_adjective(rng: Random, domain: Domain, sign: int) -> Phrase:
+    """Return an adjective with the given sign."""
     return Phrase(text=rng.choice(domain.adjectives[sign]), sign=sign)
 
 
 def sample_claim(rng: Random, domain: Domain, subject: str, sign: int) -> Phrase:
-    """A claim with the given sign; the adjective suits a degree that keeps or flips it."""
+    """Return a claim with the given sign. The adjective depends on whether the degree flips it."""
     degree = choose_pattern(rng, DEGREE_PATTERNS)
     return build_claim(subject, apply_pattern(degree, sample_adjective(rng, domain, sign * degree[1])))
 
 
 def sample_statement(rng: Random, domain: Domain) -> Phrase:
+    """Return a sentence with one claim."""
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
     framed = apply_pattern(choose_pattern(rng, FRAME_PATTERNS), sample_claim(rng, domain, subject, sign))
     return Phrase(text=f"{framed.text}.", sign=framed.sign)
 
 
 def sample_agreement(rng: Random, domain: Domain) -> Phrase:
+    """Return a sentence with two claims of the same sign."""
     (first_subject, second_subject), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
     first, second = (sample_claim(rng, domain, subject, sign) for subject in (first_subject, second_subject))
     return build_agreement(rng.choice(AGREEMENT_PATTERNS), first, second)
 
 
 def sample_contrast(rng: Random, domain: Domain) -> Phrase:
+    """Return a sentence with two claims of opposite signs, of which the main clause decides."""
     (main_subject, aside_subject), sign = rng.sample(domain.subjects, 2), rng.choice((1, -1))
     main, aside = sample_claim(rng, domain, main_subject, sign), sample_claim(rng, domain, aside_subject, -sign)
     return build_contrast(rng.choice(CONTRAST_PATTERNS), main, aside)
 
 
 def sample_irony(rng: Random, domain: Domain) -> Phrase:
+    """Return a claim that may be meant ironically."""
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
     return apply_pattern(choose_pattern(rng, IRONY_PATTERNS), sample_claim(rng, domain, subject, sign))
 
 
 def sample_expectation(rng: Random, domain: Domain) -> Phrase:
+    """Return an expectation and whether it was met."""
     subject, sign = rng.choice(domain.subjects), rng.choice((1, -1))
     expected = build_expectation(rng.choice(EXPECTATION_PATTERNS), subject, sample_adjective(rng, domain, sign))
     return apply_pattern(choose_pattern(rng, OUTCOME_PATTERNS), expected)
@@ -301,7 +307,7 @@ SENTENCE_SAMPLERS = (
 
 
 def sample_review(rng: Random) -> Phrase:
-    """One review: a judgement, followed in half of the cases by a neutral sentence."""
+    """Return one review: a judgement, in half of the cases followed by a neutral sentence."""
     domain = rng.choice(DOMAINS)
     core = rng.choice(SENTENCE_SAMPLERS)(rng, domain)
     sentence = core.text[0].upper() + core.text[1:]
@@ -311,12 +317,12 @@ def sample_review(rng: Random) -> Phrase:
 
 
 def reviews(split: str) -> list[tuple[str, str]]:
-    """The reviews of a split as (text, label): half of them positive, and each text in one split only."""
+    """Return the reviews of a split as (text, label). Half are positive, and each text is in one split only."""
     if split not in SPLIT_SIZES:
         raise DataError(f"the reviews have no split {split!r}; choose one of {', '.join(SPLIT_SIZES)}")
     rng = Random("reviews")
     half = sum(SPLIT_SIZES.values()) // 2
-    texts_by_sign: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep their order
+    texts_by_sign: dict[int, dict[str, None]] = {1: {}, -1: {}}  # dicts keep insertion order
     while min(map(len, texts_by_sign.values())) < half:
         sampled = sample_review(rng)
         texts_by_sign[sampled.sign].setdefault(sampled.text)

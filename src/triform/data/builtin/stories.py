@@ -1,10 +1,10 @@
-"""Short stories made by rules: a text for language models in which what comes later depends on what came before.
+"""Short stories made by rules, for language models: later sentences depend on earlier ones.
 
 A story introduces people, things and places and returns to them: a thing is found where it was last put, an answer
-counts what is left, the way home goes through the same places in reverse. A model of neighbouring words cannot
-know these; a model that attends to the whole story can.
+counts what is left, the way home goes through the same places in reverse. A model that reads only neighbouring
+words cannot predict these; a model that attends to the whole story can.
 
-    search   somebody puts a thing away, somebody else may move it, and in the end it is found where it lies
+    search   somebody puts a thing away, somebody else may move it, and in the end it is found
     count    somebody has a number of things and gives some away; what is left is the difference
     journey  somebody walks through three places and comes home through the same places in reverse
     swap     two people exchange what they have, and each leaves with what the other one brought
@@ -89,7 +89,7 @@ ACTIVITIES = (
 
 @dataclass(frozen=True)
 class Person:
-    """A character with a job, and the pronouns that stand for the name."""
+    """A character with a name, a job and pronouns."""
 
     name: str
     job: str
@@ -110,7 +110,7 @@ def pick_several(rng: Random, options: Sequence[Item], count: int) -> list[Item]
 
 
 def pick_people(rng: Random) -> tuple[Person, Person]:
-    """Two people with different names and jobs."""
+    """Return two people with different names and jobs."""
     names, jobs = pick_several(rng, (*WOMEN, *MEN), 2), pick_several(rng, JOBS, 2)
     first, second = (
         Person(name, job, "she", "her", "her") if name in WOMEN else Person(name, job, "he", "him", "his")
@@ -120,12 +120,12 @@ def pick_people(rng: Random) -> tuple[Person, Person]:
 
 
 def capitalise(text: str) -> str:
-    """The text with its first letter in upper case and the others as they are."""
+    """Return the text with its first letter in upper case and the others unchanged."""
     return text[0].upper() + text[1:]
 
 
 def article(text: str) -> str:
-    """The text after "a" or "an"."""
+    """Return the text with "a" or "an" before it."""
     return f"an {text}" if text[0] in "aeiou" else f"a {text}"
 
 
@@ -133,14 +133,14 @@ def article(text: str) -> str:
 
 
 def tell_weather(rng: Random) -> str:
-    """A sentence that nothing depends on."""
+    """Return a sentence about the weather, which nothing else depends on."""
     return pick(rng, WEATHER).format(
         weekday=pick(rng, WEEKDAYS), landmark=pick(rng, LANDMARKS), season=pick(rng, SEASONS)
     )
 
 
 def introduce(rng: Random, person: Person, friend: Person) -> str:
-    """Who the story is about."""
+    """Return the sentences that introduce the people of a story."""
     house, landmark = article(f"{pick(rng, HOUSES)} house"), pick(rng, LANDMARKS)
     opening = pick(
         rng,
@@ -162,7 +162,7 @@ def introduce(rng: Random, person: Person, friend: Person) -> str:
 
 
 def conclude(rng: Random, person: Person, friend: Person) -> str:
-    """How the people of a story feel in the end."""
+    """Return the last sentence, which says how the people feel."""
     return pick(
         rng,
         (
@@ -180,7 +180,7 @@ Story = tuple[str, list[str]]  # title, sentences
 
 
 def tell_search(rng: Random) -> Story:
-    """A thing is put away and perhaps moved; in the end it is where it was last put."""
+    """Tell how a thing is put away, perhaps moved, and found where it was last put."""
     owner, friend = pick_people(rng)
     thing = f"{pick(rng, COLOURS)} {pick(rng, THINGS)}"
     place, other_place = pick_several(rng, HIDING_PLACES, 2)
@@ -224,7 +224,7 @@ def tell_search(rng: Random) -> Story:
 
 
 def tell_count(rng: Random) -> Story:
-    """Somebody gives some things away, and the rest is counted."""
+    """Tell how somebody gives some things away and counts the rest."""
     owner, friend = pick_people(rng)
     goods = pick(rng, GOODS)
     total = 3 + int(rng.random() * 10)
@@ -266,7 +266,7 @@ def tell_count(rng: Random) -> Story:
 
 
 def tell_journey(rng: Random) -> Story:
-    """Somebody walks through three places and comes home through the same places in reverse."""
+    """Tell how somebody walks through three places and returns through them in reverse."""
     traveller, friend = pick_people(rng)
     first, second, third = pick_several(rng, LANDMARKS, 3)
     sentences = [introduce(rng, traveller, friend)]
@@ -291,7 +291,7 @@ def tell_journey(rng: Random) -> Story:
 
 
 def tell_swap(rng: Random) -> Story:
-    """Two people exchange what they have."""
+    """Tell how two people exchange what they have."""
     buyer, seller = pick_people(rng)
     one, other = (f"{colour} {thing}" for colour, thing in zip(
         pick_several(rng, COLOURS, 2), pick_several(rng, THINGS, 2), strict=True))  # fmt: skip
@@ -320,11 +320,14 @@ PLOTS: tuple[Callable[[Random], Story], ...] = (tell_search, tell_search, tell_c
 
 
 def stories(split: str) -> str:
-    """The stories of a split as one text: a title and a paragraph each, with a blank line between stories."""
+    """Return the stories of a split as one text.
+
+    Each story has a title and a paragraph, and a blank line separates the stories.
+    """
     if split not in SPLIT_SIZES:
         raise DataError(f"the stories have no split {split!r}; choose one of {', '.join(SPLIT_SIZES)}")
     rng = Random("stories")
-    texts: dict[str, None] = {}  # keeps the order in which it is filled
+    texts: dict[str, None] = {}  # dicts keep insertion order
     while len(texts) < sum(SPLIT_SIZES.values()):
         title, sentences = pick(rng, PLOTS)(rng)
         texts[f"{title}\n{' '.join(sentences)}\n"] = None
