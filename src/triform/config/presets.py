@@ -132,8 +132,8 @@ def _speeches_preset(
         ),
         train=TrainConfig(
             optimizer="adam", betas=ADAM_BETAS, weight_decay=0.0, lr=1e-3, schedule="constant", warmup_steps=0,
-            batch_size=16, epochs=epochs, max_steps=max_steps, clip_norm=0.0, eval_every=100,
-            patience=0,
+            batch_size=16, epochs=epochs, max_steps=max_steps, clip_norm=0.0, patience=0,
+            eval_every="epoch" if task == "classify" else 100,
         ),
     )  # fmt: skip
 

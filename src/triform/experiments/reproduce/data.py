@@ -51,6 +51,11 @@ class ExperimentData:
     def settings(self, variant: SystemVariant) -> Settings:
         """Return the settings that name files: data, and the vocabulary, vectors and base model of the variant."""
         settings: Settings = {setting: self.resolve_path(name) for setting, name in self.system.files.items()}
+        if self.system.monitor:
+            eval_files = self.system.eval_files
+            settings["data.monitor"] = tuple(
+                f"{name}={self.resolve_path(eval_files[name])}" for name in self.system.monitor
+            )
         if variant.vocabulary_files:
             settings["tokenizer.file"] = str(build_vocabulary(self, variant.vocabulary_files))
         if variant.use_word_vectors:

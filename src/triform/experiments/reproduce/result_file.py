@@ -111,3 +111,28 @@ def loss_curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
         if event["event"] in points_by_kind and event.get("loss") is not None:
             points_by_kind[event["event"]].append((event["step"], float(f"{event['loss']:.5g}")))
     return {name: downsample(points, MAX_CURVE_POINTS) for name, points in points_by_kind.items() if points}
+
+
+def validation_rows(
+    events: Sequence[Mapping[str, Any]], metrics: Sequence[str], valid_name: str
+) -> list[dict[str, Any]]:
+    """Return one entry for each validation: step, epoch, mean training loss, time, and metrics of every set."""
+    rows: dict[int, dict[str, Any]] = {}
+    losses: list[float] = []
+    epochs_per_step = 0.0
+    for event in events:
+        if event["event"] == "train":
+            losses.append(event["loss"])
+            epochs_per_step = event["epoch"] / event["step"]
+        if event["event"] in ("valid", "monitor"):
+            if event["step"] not in rows:
+                loss = round(sum(losses) / len(losses), 5) if losses else None
+                epoch = round(event["step"] * epochs_per_step, 3)
+                rows[event["step"]] = {"step": event["step"], "epoch": epoch, "loss": loss, "sets": {}}
+                losses = []
+            name = event.get("set", valid_name)
+            rows[event["step"]]["seconds"] = round(event["seconds"], 1)
+            rows[event["step"]]["sets"][name] = {
+                metric: float(f"{event[metric]:.6g}") for metric in metrics if event.get(metric) is not None
+            }
+    return list(rows.values())

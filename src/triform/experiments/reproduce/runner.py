@@ -33,6 +33,7 @@ from triform.experiments.reproduce.result_file import (
     read_events,
     read_result,
     upsert_variant,
+    validation_rows,
     write_result,
 )
 from triform.experiments.reproduce.smoke import SMOKE_SEEDS, smoke_settings
@@ -160,6 +161,7 @@ def _describe_variant(
         "seconds": round(variant_result.seconds, 2),
         "held_out": {"metric": validation.metric, "values": list(validation.values)},
         "curves": loss_curves(events),
+        "progress": validation_rows(events, ("loss", *run.task.shown_metrics), run.config.data.valid_name),
         "samples": generate_samples(run, system.prompts, smoke=options.smoke),
         "map": capture_attention(run, system.attention_example) if system.attention_example else None,
         "runs": [

@@ -74,6 +74,7 @@ class ReferenceSystem:
     Args:
         files: The file of each setting (`data.train`, `data.source`, ...).
         eval_files: The file of each evaluation set, `source,target`, or "" for data held out of the training file.
+        monitor: The evaluation sets that are evaluated while a variant trains. They select nothing.
         n_headline_columns: The number of columns in the summary.
         reported_column: The column of the reported metrics, if it is not one of the headline columns.
         split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
@@ -90,6 +91,7 @@ class ReferenceSystem:
     eval_files: Mapping[str, str]
     columns: tuple[MetricColumn, ...]
     variants: tuple[SystemVariant, ...]
+    monitor: tuple[str, ...] = ()
     n_headline_columns: int = 1
     reported_column: str = ""
     split_leaked_rows: bool = False

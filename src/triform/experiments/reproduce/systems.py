@@ -35,7 +35,7 @@ WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
-    *("pairings", "notes"),
+    *("pairings", "notes", "monitor"),
 )
 VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
 
@@ -88,6 +88,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
             for pairing in declared.pop("pairings", ())
         ),
         notes=tuple(declared.pop("notes", ())),
+        monitor=tuple(declared.pop("monitor", ())),
         **declared,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from triform.evaluation.statistics import summarise
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
+from triform.experiments.reproduce.progress_tables import format_progress
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
 from triform.formatting import format_duration
@@ -37,7 +38,14 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None, fig
     parts += [_results_table(system, result), _remarks(result), "**Variants**", _variant_descriptions(system)]
     if not result["quick"] and (verdicts := [*target_verdicts(system, result), *pairing_verdicts(system, result)]):
         parts += ["**Findings**", "\n".join(f"- {line}" for line in verdicts)]
-    parts += [*_format_samples(result), *figures, *notes, "**Environment**", _environment_table(result)]
+    parts += [
+        *format_progress(result),
+        *_format_samples(result),
+        *figures,
+        *notes,
+        "**Environment**",
+        _environment_table(result),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
