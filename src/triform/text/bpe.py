@@ -232,7 +232,7 @@ class BpeTokenizer(BackendTokenizer):
 
 
 def _group_texts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield groups of texts with about a million characters each. A longer text is a group by itself."""
+    """Yield groups of texts with about a million characters each. A longer text is a separate group."""
     group: list[str] = []
     n_characters = 0
     for text in texts:
