@@ -52,7 +52,7 @@ def bert(tmp_path: Path) -> Path:
 def test_a_published_classifier_answers_as_it_did(bert: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["convert", "import", str(bert), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
-    assert "to classify" in result.output
+    assert "parameters, classify) to " in result.output
     reference = BertForSequenceClassification.from_pretrained(bert).eval()
     inputs = build_tokenizer()(TEXTS, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_label_without_a_name_is_refused(bert: Path, tmp_path: Path, labels: s
     command = ["convert", "import", str(bert), "--out", str(tmp_path / "run"), "--labels", labels]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ConfigError)
-    assert str(result.exception) == f"--labels {labels}: a label is empty; give them as A,B"
+    assert str(result.exception) == f"--labels {labels}: a label is empty; write them as A,B"
 
 
 def test_a_published_folder_is_not_written_into(bert: Path) -> None:

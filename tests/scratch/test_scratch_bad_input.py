@@ -71,6 +71,8 @@ UNSUPPORTED_DATA: dict[str, Any] = {
     "target_column": "2",
     "header": "no",
     "valid_fraction": 0.3,
+    "valid_name": "dev",
+    "monitor": ("far=far.csv",),
 }
 
 
@@ -137,7 +139,7 @@ def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> N
 
 def test_settings_without_meaning_here_change_nothing() -> None:
     ignored = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
-    ignored |= {"plateau_patience": 1, "patience": 3}
+    ignored |= {"plateau_patience": 1, "patience": 3, "eval_train": 2}
     assert ignored.keys() == set(TRAIN_IGNORED)
     with_ignored = replace(
         QUICK_CONFIG, train=replace(QUICK_CONFIG.train, **ignored), data=DataConfig(valid_fraction=0.0)

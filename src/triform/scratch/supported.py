@@ -53,6 +53,7 @@ TRAIN_IGNORED = (
     "plateau_factor",
     "plateau_patience",
     "eval_every",
+    "eval_train",
     "checkpoint_every",
     "log_every",
     "patience",
