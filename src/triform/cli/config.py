@@ -58,7 +58,7 @@ def show(
     is_run, preset, config = _find_target(target, preset, config)
     if is_run:
         if preset or config or task or from_:
-            raise ConfigError(f"{target}: is a run, whose settings are final; leave out the other options")
+            raise ConfigError(f"{target} is a run, whose settings are final; leave out the other options")
         resolved, sources = _read_run(Path(target), set_, verify=not no_verify)
     else:
         resolved, sources = _resolve_request(task, preset, config, set_, from_)

@@ -77,7 +77,7 @@ def _refuse_foreign_runs(out: Path) -> None:
         folder = RunFolder(out / task)
         if folder.config_file.exists() and not folder.read_config().data.train.startswith("builtin:"):
             raise CheckpointError(
-                f"{folder.path}: holds a run that is not a demo; choose another --out, or use --overwrite"
+                f"{folder.path} contains a run that is not a demo; choose another --out, or use --overwrite"
             )
 
 
