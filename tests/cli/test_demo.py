@@ -42,4 +42,4 @@ def test_the_demo_spares_a_run_of_the_users_own(triform, tmp_path: Path, classif
 
     shutil.copytree(classifier, tmp_path / "classify")
     refusal = triform("demo", "--out", tmp_path).refusal
-    assert "holds a run that is not a demo" in refusal
+    assert "contains a run that is not a demo" in refusal
