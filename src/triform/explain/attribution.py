@@ -41,7 +41,7 @@ def compute_attributions(
         points = points.detach().requires_grad_()
         # cuDNN computes gradients of recurrent layers only in training mode; torch's own kernels always do.
         cudnn_disabled = torch.backends.cudnn.flags(enabled=False) if points.is_cuda else nullcontext()
-        with torch.enable_grad(), _override_embeddings(embedding, points), cudnn_disabled:
+        with torch.enable_grad(), override_embeddings(embedding, points), cudnn_disabled:
             logits = model(tokens.expand(len(points), -1))[:, label]
             return logits.detach(), torch.autograd.grad(logits.sum(), points)[0]
 
@@ -87,7 +87,7 @@ def _integrate_gradients(
 
 
 @contextmanager
-def _override_embeddings(embedding: InputEmbedding, vectors: Tensor) -> Iterator[None]:
+def override_embeddings(embedding: InputEmbedding, vectors: Tensor) -> Iterator[None]:
     """Make the embedding return `vectors` for any tokens inside a `with` block."""
     object.__setattr__(embedding, "token_vectors", lambda tokens, positions: vectors)
     try:

@@ -1,10 +1,11 @@
-"""Draw the loss curves of several variants as one standalone SVG file."""
+"""Draw curves of several variants as standalone SVG files: losses over steps, gradients over distances."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from triform.reporting.charts import Point, Scale, format_number, linear_scale, log_scale
 
@@ -15,6 +16,15 @@ STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#5b606b}.line{fill:none;stroke-width:1.8}"
     ".dashed{stroke-dasharray:4 3}.grid{stroke:#d9d6cf}.paper{fill:#fff}"
 )
+
+
+class Line(NamedTuple):
+    """A line of a figure."""
+
+    name: str
+    points: list[Point]
+    colour: str
+    dashed: bool = False
 
 
 def render_loss_curves(result: Mapping[str, Any]) -> str:
@@ -29,28 +39,48 @@ def render_loss_curves(result: Mapping[str, Any]) -> str:
         The SVG, or an empty string if no variant has a curve.
     """
     lines = [
-        (
-            variant["name"],
-            kind,
+        Line(
+            f"{variant['name']}, {kind}",
             [(float(step), float(loss)) for step, loss in points],
             COLOURS[index % len(COLOURS)],
+            dashed=kind == "train",
         )
         for index, variant in enumerate(result["variants"])
         for kind, points in variant["curves"].items()
         if points
     ]
-    if not lines:
-        return ""
-    all_points = [point for _, _, points, _ in lines for point in points]
+    return render_lines(f"Loss over steps: {result['system']}", lines, "step") if lines else ""
+
+
+def render_gradients(result: Mapping[str, Any]) -> str:
+    """Draw the norm of gradients over the distance, the mean over the seeds of each variant.
+
+    Returns:
+        The SVG, or an empty string if gradients were not measured.
+    """
+    lines = []
+    for index, variant in enumerate(result["variants"]):
+        values_by_distance: dict[float, list[float]] = {}
+        for run in variant["runs"]:
+            for key, value in run["scores"].get("gradients", {}).items():
+                values_by_distance.setdefault(math.log2(float(key.split()[1])), []).append(value)
+        points = [(distance, sum(values) / len(values)) for distance, values in values_by_distance.items()]
+        lines += [Line(variant["name"], points, COLOURS[index % len(COLOURS)])] if points else []
+    title = f"Norm of the gradient, relative to distance 0: {result['system']}"
+    return render_lines(title, lines, "log2 of the distance in tokens") if lines else ""
+
+
+def render_lines(title: str, lines: Sequence[Line], x_title: str) -> str:
+    """Draw lines as a standalone SVG."""
+    all_points = [point for line in lines for point in line.points]
     x = linear_scale(0.0, max(step for step, _ in all_points), count=5, exact_ends=True)
     y = _loss_scale(all_points)
-    polylines = "".join(_render_polyline(points, kind, colour, x, y) for _, kind, points, colour in lines)
-    title = escape(f"Loss over steps: {result['system']}")
+    polylines = "".join(_render_polyline(line, x, y) for line in lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
-        f"<title>{title}</title>\n"
+        f"<title>{escape(title)}</title>\n"
         f'<style>{STYLE}</style>\n<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>\n'
-        f"{_render_axes(x, y)}{polylines}{_render_legend(lines)}</svg>\n"
+        f"{_render_axes(x, y, x_title)}{polylines}{_render_legend(lines)}</svg>\n"
     )
 
 
@@ -67,13 +97,13 @@ def _y_position(y: Scale, loss: float) -> float:
     return TOP + (1 - y.position(loss)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _render_polyline(points: Sequence[Point], kind: str, colour: str, x: Scale, y: Scale) -> str:
-    coordinates = " ".join(f"{_x_position(x, step):.1f},{_y_position(y, loss):.1f}" for step, loss in points)
-    dashed = " dashed" if kind == "train" else ""
-    return f'<polyline class="line{dashed}" stroke="{colour}" points="{coordinates}"/>\n'
+def _render_polyline(line: Line, x: Scale, y: Scale) -> str:
+    coordinates = " ".join(f"{_x_position(x, step):.1f},{_y_position(y, loss):.1f}" for step, loss in line.points)
+    dashed = " dashed" if line.dashed else ""
+    return f'<polyline class="line{dashed}" stroke="{line.colour}" points="{coordinates}"/>\n'
 
 
-def _render_axes(x: Scale, y: Scale) -> str:
+def _render_axes(x: Scale, y: Scale, x_title: str) -> str:
     elements = []
     for value, label in y.ticks:
         y_position = _y_position(y, value)
@@ -85,18 +115,18 @@ def _render_axes(x: Scale, y: Scale) -> str:
         elements.append(
             f'<text x="{_x_position(x, value):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{label}</text>'
         )
-    elements.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>')
+    elements.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{x_title}</text>')
     return "\n".join(elements) + "\n"
 
 
-def _render_legend(lines: Sequence[tuple[str, str, list[Point], str]]) -> str:
+def _render_legend(lines: Sequence[Line]) -> str:
     elements = []
-    for index, (name, kind, points, colour) in enumerate(lines):
+    for index, line in enumerate(lines):
         y_position = TOP + 8 + 18 * index
-        dashed = " dashed" if kind == "train" else ""
+        dashed = " dashed" if line.dashed else ""
         left = WIDTH - RIGHT + 14
         ends = f'x1="{left}" x2="{left + 22}" y1="{y_position}" y2="{y_position}"'
-        elements.append(f'<line class="line{dashed}" stroke="{colour}" {ends}/>')
-        label = escape(f"{name}, {kind}: {format_number(points[-1][1])}")
+        elements.append(f'<line class="line{dashed}" stroke="{line.colour}" {ends}/>')
+        label = escape(f"{line.name}: {format_number(line.points[-1][1])}")
         elements.append(f'<text x="{left + 28}" y="{y_position + 4}">{label}</text>')
     return "\n".join(elements) + "\n"

@@ -13,7 +13,7 @@ from triform.experiments.reproduce.tables import format_section, github_anchor, 
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
 from triform.reporting.attention_figure import render_attention_maps
-from triform.reporting.loss_curves import render_loss_curves
+from triform.reporting.loss_curves import render_gradients, render_loss_curves
 
 FIGURES_FOLDER = "pictures"
 INTRODUCTION = """# Results
@@ -56,6 +56,9 @@ def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[s
     figures = {}
     if loss_figure := render_loss_curves(result):
         figures[f"{FIGURES_FOLDER}/{system.name}.svg"] = (f"Loss over steps: {system.name}", loss_figure)
+    if gradient_figure := render_gradients(result):
+        path = f"{FIGURES_FOLDER}/{system.name}-gradients.svg"
+        figures[path] = (f"Gradients over distance: {system.name}", gradient_figure)
     for variant in result["variants"]:
         if attention := variant.get("map"):
             title = f"Attention of {variant['name']}: {system.attention_example}"

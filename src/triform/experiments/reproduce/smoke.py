@@ -36,7 +36,9 @@ def smoke_settings(settings: Settings) -> Settings:
     """Return the settings that make a variant tiny and its training short."""
     n_heads = settings.get("model.n_heads", 2)
     assert isinstance(n_heads, int)
-    model_settings: Settings = {"model.d_model": 8 * n_heads, "model.d_ff": 32, "model.n_layers": 1}
+    model_settings: Settings = {"model.d_model": 8 * n_heads, "model.n_layers": 1}
+    if settings.get("model.kind", "transformer") == "transformer":
+        model_settings["model.d_ff"] = 32
     if "train.embeddings" in settings:
         del model_settings["model.d_model"]  # the vectors determine the width
     overrides: Settings = {

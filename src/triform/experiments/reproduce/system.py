@@ -75,6 +75,7 @@ class ReferenceSystem:
         files: The file of each setting (`data.train`, `data.source`, ...).
         eval_files: The file of each evaluation set, `source,target`, or "" for data held out of the training file.
         monitor: The evaluation sets that are evaluated while a variant trains. They select nothing.
+        measure_gradients: Also measure the norms of gradients by distance, as the set `gradients`.
         n_headline_columns: The number of columns in the summary.
         reported_column: The column of the reported metrics, if it is not one of the headline columns.
         split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
@@ -92,6 +93,7 @@ class ReferenceSystem:
     columns: tuple[MetricColumn, ...]
     variants: tuple[SystemVariant, ...]
     monitor: tuple[str, ...] = ()
+    measure_gradients: bool = False
     n_headline_columns: int = 1
     reported_column: str = ""
     split_leaked_rows: bool = False

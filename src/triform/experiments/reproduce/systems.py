@@ -28,14 +28,14 @@ from triform.experiments.study.plan import (
 SYSTEM_NAMES = (
     *("imdb-encoder", "shakespeare-char", "ted-en-fr"),
     *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
-    *("word-vectors-speeches", "word-vectors-imdb"),
+    *("word-vectors-speeches", "word-vectors-imdb", "long-range"),
 )
 WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
-    *("pairings", "notes", "monitor"),
+    *("pairings", "notes", "monitor", "measure_gradients"),
 )
 VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
 
