@@ -60,7 +60,7 @@ def test_files_are_given_by_position_too(
     assert "there is no text to train on" in triform("tokenizer", "train", "--out", tmp_path / "none.json").refusal
 
 
-@pytest.mark.parametrize("kind", ["word", "char"])
+@pytest.mark.parametrize("kind", ["word", "char", "wordpiece"])
 def test_each_kind_is_learned(triform: Command, kind: str, text_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "it.json"
     result = triform("tokenizer", "train", "--data", text_file, "--kind", kind, "--lowercase", "--out", out)
@@ -144,6 +144,14 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         (("export", "{learned}", "--format", "hff", "--out", "{tmp}/o"), "--format hff: did you mean 'hf'?"),
         (("train", "--data", "{tmp}/book.txt", "--out", "{learned}"), "already exists; choose another --out"),
         (("train", "--data", "{tmp}/book.txt", "--kind", "bpee", "--out", "{tmp}/o"), "did you mean 'bpe'?"),
+        (
+            ("train", "{tmp}/book.txt", "--kind", "wordpeice", "--out", "{tmp}/o"),
+            "--kind wordpeice: did you mean 'wordpiece'?",
+        ),
+        (
+            ("train", "{tmp}/book.txt", "--kind", "wordpiece", "--vocab-size", "9", "--out", "{tmp}/o"),
+            "tokenizer.vocab_size=9 is too small: it must be at least 40",
+        ),
         (("train", "--data", "{tmp}/none.txt", "--out", "{tmp}/o"), "none.txt"),
         (("train", "--data", "{tmp}/book.txt", "--vocab-size", "9999", "--out", "{tmp}/o"), "is more than"),
         (("import", "{learned}", "--out", "{learned}"), "already exists"),

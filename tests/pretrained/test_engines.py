@@ -339,7 +339,7 @@ MATCHING_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-@pytest.mark.parametrize("kind", ["char", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece"])
 @pytest.mark.parametrize("task", MATCHING_SETTINGS)
 def test_a_tokenizer_of_ours_gives_the_same_ids_beside_any_model(
     task: str, kind: Any, lowercase: bool, tmp_path: Path

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from task_cases import NAMES, write_data
 
-from triform.config import TokenizerConfig
+from triform.config import TaskName, TokenizerConfig
 from triform.errors import ConfigError
 from triform.launch import RunOptions
 from triform.launch import train as launch
 from triform.run import Run
-from triform.text import train_tokenizer
+from triform.text import load_tokenizer, train_tokenizer
 
 TINY = {"d_model": 8, "n_layers": 1, "n_heads": 2}
 
@@ -74,3 +75,15 @@ def test_a_given_vocabulary_overrides_the_kind_and_size_of_a_preset(
         tokenizer={"file": str(vocabulary)}, model=TINY | {"d_ff": 16}, train={"max_steps": 1},
     )  # fmt: skip
     assert (run.config.tokenizer.kind, run.config.tokenizer.vocab_size) == ("word", 15)
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_every_task_trains_with_wordpiece_and_keeps_it_in_the_run(task: TaskName, tmp_path: Path) -> None:
+    data = {"train": str(write_data(task, tmp_path)), "max_len": 32}
+    options = RunOptions(out=str(tmp_path / "run"), quiet=True, device="cpu")
+    tokenizer = {"kind": "wordpiece", "lowercase": True}
+    run = launch(task, options=options, data=data, tokenizer=tokenizer, model=TINY, train={"max_steps": 2})
+    assert run.config.tokenizer.kind == "wordpiece"
+    saved = load_tokenizer(tmp_path / "run" / "tokenizer.json")
+    assert saved.format_pieces(saved.encode("Amber birches")) == ["amber", "birch", "##e", "##s"]
+    assert run.predict(["Amber birch"])[0].output is not None

@@ -15,7 +15,8 @@ from importing_cases import HARD_TEXTS, TRICKY_PIECES
 from tiktoken.load import load_tiktoken_bpe
 from transformers import BertTokenizer, GPT2Tokenizer
 
-from triform.text import Tokenizer, load_tokenizer, read_tokenizer, write_tokenizer
+from triform.config import TokenizerConfig
+from triform.text import Tokenizer, load_tokenizer, read_tokenizer, train_tokenizer, write_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(
@@ -119,3 +120,28 @@ def test_their_byte_pairs_leave_as_the_rank_file_they_are(
             special_tokens=sidecar["special_tokens"],
         )
         assert [theirs.encode_ordinary(text) for text in HARD_TEXTS] == ours.encode_batch(HARD_TEXTS)
+
+
+def test_wordpiece_that_is_trained_here_normalises_and_splits_words_as_bert(tmp_path: Path) -> None:
+    published = gzip.decompress((SHARED / "tokenizers" / "bert_base_uncased_vocab.txt.gz").read_bytes())
+    (tmp_path / "vocab.txt").write_bytes(published)
+    theirs = read_tokenizer(tmp_path)
+    texts = list(reviews(300_000))
+    ours = train_tokenizer(TokenizerConfig(kind="wordpiece", lowercase=True), texts)
+
+    def words(tokenizer: Tokenizer, text: str) -> list[str]:
+        return " ".join(tokenizer.format_pieces(tokenizer.encode(text))).replace(" ##", "").split(" ")
+
+    n_words = 0
+    for text in texts:
+        pairs = list(zip(words(ours, text), words(theirs, text), strict=True))
+        n_words += len(pairs)
+        assert all(first == second for first, second in pairs if "[UNK]" not in (first, second))
+    assert n_words > 60_000
+    write_tokenizer(ours, tmp_path / "out")
+    pieces, bert_pieces = (
+        (folder / "vocab.txt").read_text(encoding="utf-8").split() for folder in (tmp_path / "out", tmp_path)
+    )
+    assert set(pieces[:4]) < set(bert_pieces)
+    shared_pieces = set(pieces) & set(bert_pieces)
+    assert len(shared_pieces) > len(pieces) * 0.7

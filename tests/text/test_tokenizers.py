@@ -27,7 +27,7 @@ TEXTS = [
     "Le chat est assis, l’autre aussi : « déjà vu », où ça ? L'été, à Noël, le maïs, été, été.\n",
     "Die Straße über dem Fluß ist schön, schöner, am schönsten. 1999, 2024 und 31415926.\n",
     "猫が座った。猫が座った。もう一匹の猫も座った。 🙂🙂👩‍👩‍👧 \t tab\r\nand <pad> <unk> <bos> <eos> too\n",
-    "    for x in range(100):\n        print(x, x ** 2)\n\n\n    return None\n",
+    "    for x in range(100):\n        print(x, x ** 2)\n\n\n    return None  # [PAD] [UNK]\n",
 ] * 3
 HARD_TEXTS = [
     "",
@@ -74,7 +74,9 @@ def test_reading_text_needs_no_torch() -> None:
 
 def test_special_tokens_have_the_same_ids_everywhere(tokenizer: Tokenizer) -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
-    assert [tokenizer.format_piece(token) for token in range(4)] == ["<pad>", "<unk>", "<bos>", "<eos>"]
+    bert_names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    names = bert_names if tokenizer.kind == "wordpiece" else ["<pad>", "<unk>", "<bos>", "<eos>"]
+    assert [tokenizer.format_piece(token) for token in range(4)] == names
 
 
 def test_special_tokens_are_not_written_out(tokenizer: Tokenizer) -> None:
@@ -84,7 +86,11 @@ def test_special_tokens_are_not_written_out(tokenizer: Tokenizer) -> None:
 
 
 @no_deadline
-@given(text=st.lists(st.sampled_from(["<pad>", "<unk>", "<bos>", "<eos>", " ", ",", "\n"])).map("".join))
+@given(
+    text=st.lists(st.sampled_from(["<pad>", "<unk>", "[PAD]", "[UNK]", "<bos>", "<eos>", " ", ",", "\n"])).map(
+        "".join
+    )
+)
 def test_the_name_of_a_special_token_is_ordinary_text(tokenizer: Tokenizer, text: str) -> None:
     assert not {PAD, UNK, BOS, EOS} & set(tokenizer.encode(text))
 
@@ -138,7 +144,7 @@ def test_how_the_text_is_cut_into_texts_does_not_change_what_is_learned(kind: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_size_asked_for_is_the_size_given(kind: str) -> None:
-    size = {"char": 20, "word": 20, "bpe": 300}[kind]
+    size = {"char": 20, "word": 20, "bpe": 300, "wordpiece": 200}[kind]
     assert train(kind, vocab_size=size).vocab_size == size
     maximum = train(kind, vocab_size=0).vocab_size
     assert train(kind, vocab_size=maximum).vocab_size == maximum

@@ -64,8 +64,8 @@ def train(
         option(
             TOKENIZER,
             "KIND",
-            "Kind of tokenizer: bpe, word or char.",
-            complete=complete_from(("bpe", "word", "char")),
+            "Kind of tokenizer: bpe, wordpiece, word or char.",
+            complete=complete_from(("bpe", "wordpiece", "word", "char")),
         ),
     ] = "bpe",
     vocab_size: Annotated[

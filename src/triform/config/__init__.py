@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 TaskName = Literal["classify", "generate", "translate"]
-TokenizerKind = Literal["auto", "char", "word", "bpe", "imported"]
+TokenizerKind = Literal["auto", "char", "word", "bpe", "wordpiece", "imported"]
 DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
 TRAIN_SET = "train"  # the name of the training set among the sets that are evaluated during training
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
@@ -189,16 +189,16 @@ class TokenizerConfig:
 
     kind: TokenizerKind = setting(
         "auto",
-        "The kind of tokenizer: characters, words, byte-level BPE, or one imported from another library.",
+        "The kind of tokenizer: characters, words, byte-level BPE, WordPiece, or one from another library.",
         auto="For classify, `word` below 3 million characters of training text, else `bpe`. For generate, `char` "
         "below 50,000 characters, else `bpe`. For translate, `bpe`.",
-        details="`imported` needs tokenizer.file.",
+        details="`wordpiece` normalises and splits text as BERT does. `imported` needs tokenizer.file.",
     )
     vocab_size: int = setting(
         0,
         "The number of tokens in the vocabulary.",
-        auto="For `bpe`, the number of characters of training text divided by 200, between 512 and 16,384. For "
-        "`word` and `char`, everything that occurs in the training text.",
+        auto="For `bpe` and `wordpiece`, the number of characters of training text divided by 200, between 512 and "
+        "16,384. For `word` and `char`, everything that occurs in the training text.",
     )
     min_count: int = setting(
         1,
@@ -206,7 +206,11 @@ class TokenizerConfig:
         applies_to="tokenizer.kind=word",
         details="Rarer words become `<unk>`.",
     )
-    lowercase: bool = setting(False, "Whether text is converted to lower case.")
+    lowercase: bool = setting(
+        False,
+        "Whether text is converted to lower case.",
+        details="`wordpiece` also removes accents then, as BERT does.",
+    )
     joint_vocab: bool = setting(True, "Whether both languages share one vocabulary.", applies_to="translate")
     bpe_dropout: float = setting(
         0.0,

@@ -102,7 +102,7 @@ def check_training(config: Config) -> None:
 def check_tokenizer(tokenizer: Tokenizer) -> None:
     """Raise a ConfigError if a tokenizer has other special tokens than those that Triform trains."""
     if tokenizer.special_tokens != DEFAULT_SPECIAL_TOKENS:
-        _raise_unsupported("tokenizer", "kind", tokenizer.kind, ("char", "word", "bpe"))
+        _raise_unsupported("tokenizer", "kind", tokenizer.kind, ("char", "word", "bpe", "wordpiece"))
 
 
 def _find_unsupported(

@@ -100,7 +100,7 @@ def train_or_load_tokenizer(
     if config.file:
         return load_configured_tokenizer(config, side)
     name = ",".join(cache.files)
-    if config.kind == "bpe" and n_characters > MAX_TRAIN_CHARS:
+    if config.kind in ("bpe", "wordpiece") and n_characters > MAX_TRAIN_CHARS:
         amount = f"{MAX_TRAIN_CHARS // 1_000_000} of {n_characters // 1_000_000} million characters"
         cache.notices.append(f"{name}: the tokenizer was trained on {amount}, spread over the text")
 

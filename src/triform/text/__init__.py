@@ -18,6 +18,7 @@ from triform.text.importing import read_tokenizer
 from triform.text.parallel import encode_stream
 from triform.text.tokenizer import TOKENIZERS, load_tokenizer, train_tokenizer
 from triform.text.word import WordTokenizer, split_words
+from triform.text.wordpiece import WordPieceTokenizer
 
 __all__ = [
     "BOS",
@@ -33,6 +34,7 @@ __all__ = [
     "SpecialTokens",
     "TokenRows",
     "Tokenizer",
+    "WordPieceTokenizer",
     "WordTokenizer",
     "encode_stream",
     "load_tokenizer",

@@ -21,7 +21,12 @@ from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import write_text
 
-SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")  # the first tokens of every vocabulary that Triform trains
+SPECIAL_TOKENS = (
+    "<pad>",
+    "<unk>",
+    "<bos>",
+    "<eos>",
+)  # the first tokens of a vocabulary that Triform trains; WordPiece has BERT's names
 PAD, UNK, BOS, EOS = range(4)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 FORMAT_VERSION = 1  # of the saved file; a file with a higher number was written by a newer Triform
@@ -116,6 +121,7 @@ class Tokenizer(ABC):
     """
 
     kind: ClassVar[str]
+    special_names: ClassVar[tuple[str, ...]] = SPECIAL_TOKENS  # of a tokenizer that Triform trains
     lossless: bool = True  # whether decoding restores the text exactly, including spaces
     single_threaded: ClassVar[bool] = False  # whether encoding uses only one core
 
@@ -193,10 +199,12 @@ class BackendTokenizer(Tokenizer):
         ids = backend.get_vocab()
         super().__init__(sorted(ids, key=ids.__getitem__), special_tokens)
         self._backend = backend
-        if (special_tokens is DEFAULT_SPECIAL_TOKENS and tuple(self._pieces[:4]) != SPECIAL_TOKENS) or sorted(
+        if (special_tokens is DEFAULT_SPECIAL_TOKENS and tuple(self._pieces[:4]) != self.special_names) or sorted(
             ids.values()
         ) != list(range(len(ids))):
-            raise ValueError(f"the vocabulary must be numbered from 0 and start with {' '.join(SPECIAL_TOKENS)}")
+            raise ValueError(
+                f"the vocabulary must be numbered from 0 and start with {' '.join(self.special_names)}"
+            )
 
     def encode(self, text: str) -> list[int]:
         parts = list(split_long_text(text, _MIN_CHUNK_CHARS))

@@ -127,9 +127,7 @@ class BpeTokenizer(BackendTokenizer):
         check_vocab_size_limit(config.vocab_size, maximum=backend.get_vocab_size(), name=texts.name)
         # The amount of text is known only now. Merges are in order, so the first ones are exactly those that
         # training to the smaller size would have found.
-        vocab_size = config.vocab_size or min(
-            max(texts.n_characters // CHARS_PER_TOKEN, MIN_AUTO_VOCAB), MAX_AUTO_VOCAB
-        )
+        vocab_size = config.vocab_size or auto_vocab_size(texts.n_characters)
         trained = Core(_truncate_vocab(backend, vocab_size))
         trained.normalizer, trained.pre_tokenizer = backend.normalizer, pre_tokenizers.Sequence([split, byte_level])
         trained.decoder = decoders.ByteLevel()
@@ -229,6 +227,11 @@ class BpeTokenizer(BackendTokenizer):
             (bytes_of[left], bytes_of[right])
             for left, right in json.loads(self._backend.to_str())["model"]["merges"]
         ]
+
+
+def auto_vocab_size(n_characters: int) -> int:
+    """Return the default vocabulary size for an amount of training text."""
+    return min(max(n_characters // CHARS_PER_TOKEN, MIN_AUTO_VOCAB), MAX_AUTO_VOCAB)
 
 
 def _group_texts(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as Core
-from tokenizers import models, processors
+from tokenizers import models, normalizers, processors
 
 from triform.errors import CheckpointError
 from triform.text.base import BackendTokenizer, Tokenizer
@@ -101,11 +101,26 @@ def _build_tokenizer_config(tokenizer: BackendTokenizer) -> dict[str, Any]:
     bert_tokens = {
         role: name for role, name in BERT_SPECIAL_TOKENS.items() if tokenizer.backend.token_to_id(name) is not None
     }
+    # The tokens around every text of BERT are not those that start and end a generated text.
+    encoder_tokens = bert_tokens.values() if tokenizer.special_tokens.before else ()
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **{role: name for role, name in named.items() if name not in bert_tokens.values()},
+        **{role: name for role, name in named.items() if name not in encoder_tokens},
         **bert_tokens,
+        **_bert_settings(tokenizer.backend),
+    }
+
+
+def _bert_settings(backend: Core) -> dict[str, Any]:
+    """Return the settings with which BERT's tokenizer reads vocab.txt, or nothing for other models."""
+    normalizer = backend.normalizer
+    if not isinstance(backend.model, models.WordPiece) or not isinstance(normalizer, normalizers.BertNormalizer):
+        return {}
+    return {
+        "do_lower_case": normalizer.lowercase,
+        "strip_accents": normalizer.strip_accents,
+        "tokenize_chinese_chars": normalizer.handle_chinese_chars,
     }
 
 

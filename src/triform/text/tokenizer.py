@@ -15,11 +15,13 @@ from triform.text.char import CharTokenizer
 from triform.text.imported_tokenizers import IMPORTED_KIND, parse_backend, parse_special_tokens, wrap_backend
 from triform.text.spm import SentencePieceTokenizer, parse_saved_model
 from triform.text.word import WordTokenizer
+from triform.text.wordpiece import WordPieceTokenizer
 
-TOKENIZERS: dict[str, type[BpeTokenizer | CharTokenizer | WordTokenizer]] = {
+TOKENIZERS: dict[str, type[BpeTokenizer | CharTokenizer | WordTokenizer | WordPieceTokenizer]] = {
     "char": CharTokenizer,
     "word": WordTokenizer,
     "bpe": BpeTokenizer,
+    "wordpiece": WordPieceTokenizer,
 }
 
 
@@ -32,8 +34,8 @@ def train_tokenizer(
         config: Tokenizer settings.
         texts: The texts, which are read once and are never all in memory.
         name: The name of the data, for error messages.
-        n_characters: The number of characters in all texts. If it is known, BPE trains on a sample of a very
-            long text.
+        n_characters: The number of characters in all texts. If it is known, BPE and WordPiece train on a sample
+            of a very long text.
     """
     if config.kind == IMPORTED_KIND:
         raise ConfigError(

@@ -19,8 +19,7 @@ from triform.text.special_tokens import (
     find_template_tokens,
     read_tokenizer_settings,
 )
-
-MAX_WORD_CHARS = 100  # characters; to BERT a longer word is unknown
+from triform.text.wordpiece import build_wordpiece_backend
 
 
 def read_gpt2(vocab: Path, merges: Path) -> ImportedBpe:
@@ -76,15 +75,13 @@ def read_wordpiece(path: Path) -> ImportedSubword:
     is_cased = any(
         piece != piece.lower() for piece in ids.keys() - special_names if not piece.startswith("[unused")
     )
-    backend = Core(models.WordPiece(dict(ids), unk_token=unk_piece, max_input_chars_per_word=MAX_WORD_CHARS))
-    backend.normalizer = normalizers.BertNormalizer(
+    normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=settings.get("strip_accents"),
         lowercase=settings.get("do_lower_case", not is_cased),
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
+    backend = build_wordpiece_backend(ids, unk_piece, normalizer)
     backend.add_special_tokens(build_added_tokens(sorted(special_names, key=ids.__getitem__)))
     if special_tokens.bos is not None and special_tokens.eos is not None:
         first_id, last_id = special_tokens.bos, special_tokens.eos

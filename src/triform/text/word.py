@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Self
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
@@ -77,24 +77,27 @@ class WordTokenizer(BackendTokenizer):
         return cls(trained)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        parts: list[str] = []
-        open_quotes: set[str] = set()
-        space_allowed = False  # whether a space may follow the previous word
-        for token in tokens:
-            if token < len(SPECIAL_TOKENS) and token != UNK:
-                continue
-            word = REPLACEMENT if token == UNK else self._pieces[token]
-            space_before, space_after = _allows_spaces(word)
-            if word in _QUOTES:
-                space_before, space_after = word not in open_quotes, word in open_quotes
-                open_quotes ^= {word}
-            parts.append(f" {word}" if space_allowed and space_before else word)
-            space_allowed = space_after
-        return "".join(parts)
+        visible = (token for token in tokens if token >= len(SPECIAL_TOKENS) or token == UNK)
+        return join_words(REPLACEMENT if token == UNK else self._pieces[token] for token in visible)
 
     def find_unknown(self, text: str) -> list[str]:
         words = self._backend.pre_tokenizer.pre_tokenize_str(self._normalize(text))
         return list(dict.fromkeys(word for word, _ in words if word not in self._words))
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join words and punctuation marks, with the spaces that English punctuation has."""
+    parts: list[str] = []
+    open_quotes: set[str] = set()
+    space_allowed = False  # whether a space may follow the previous word
+    for word in words:
+        space_before, space_after = _allows_spaces(word)
+        if word in _QUOTES:
+            space_before, space_after = word not in open_quotes, word in open_quotes
+            open_quotes ^= {word}
+        parts.append(f" {word}" if space_allowed and space_before else word)
+        space_allowed = space_after
+    return "".join(parts)
 
 
 def split_words(text: str, *, lowercase: bool = False) -> list[str]:

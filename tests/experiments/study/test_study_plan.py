@@ -106,6 +106,8 @@ def test_perplexities_of_different_vocabularies_are_not_compared(workdir: Path, 
     assert "words and characters differ in their vocabulary" in message
     assert 'compare by metric = "bits_per_byte"' in message
     assert "words: words leave out the spaces" in error_message(spec | {"metric": "bits_per_byte"})
+    spec["variants"]["words"] = {"tokenizer.kind": "wordpiece"}
+    assert "words: words leave out the spaces" in error_message(spec | {"metric": "bits_per_byte"})
     spec["variants"]["words"] = {"tokenizer.kind": "bpe"}
     assert read_study(spec | {"metric": "bits_per_byte"}).metric == "bits_per_byte"
 

@@ -234,7 +234,7 @@ def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
 def _validate_comparable(study: Study, origin: str) -> None:
     """Raise `ConfigError` if metrics of the variants are computed on different tokens or different rows."""
     for variant in study.variants:
-        if study.metric == "bits_per_byte" and variant.settings.get("tokenizer.kind") == "word":
+        if study.metric == "bits_per_byte" and variant.settings.get("tokenizer.kind") in ("word", "wordpiece"):
             raise ConfigError(
                 f"{origin}: {variant.name}: words leave out the spaces between them, so bytes cannot be counted; "
                 "compare by another metric, or with tokenizer.kind char or bpe"
