@@ -62,13 +62,13 @@ def jobs(run: Run) -> list[Job]:
     """Calls that differ in everything that can be asked of a call."""
     explain_call = partial(run.explain, TEXTS[0])
     if run.config.task == "classify":
-        predict_calls = [partial(run.predict, TEXTS[:n]) for n in (1, 2, 4)]
+        predict_calls = [partial(run.predict, TEXTS[:n], top=n - 1) for n in (1, 2, 4)]
         return [*predict_calls, explain_call, partial(run.explain, TEXTS[2], target="dune"), run.evaluate]
     settings: list[dict[str, Any]] = [
         *({"temperature": temperature, "seed": seed} for temperature in (0.5, 2.0) for seed in (1, 2)),
         {"top_k": 2, "seed": 7},
         {"top_p": 0.5, "seed": 7},
-        *({"beam_size": size} for size in (2, 3)),
+        *({"beam_size": size, "top": size} for size in (2, 3)),
         {"strategy": "greedy", "max_new_tokens": 3},
         {},
     ]
@@ -95,6 +95,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert [prediction.output for prediction in actual] == [prediction.output for prediction in expected]
         for left, right in zip(actual, expected, strict=True):
             assert left.probabilities == pytest.approx(right.probabilities, abs=1e-5)
+            assert [item.text for item in left.alternatives] == [item.text for item in right.alternatives]
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from triform.analysis.parameters import count_parameters
 from triform.config import Config, DecodeConfig
@@ -23,6 +23,7 @@ from triform.nn.kernels.precision import Precision, cast_model, resolve_precisio
 from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings
+from triform.tasks.prediction import Keep
 from triform.training.loading import load_task
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
@@ -87,18 +88,31 @@ class Run:
         """The settings of the run."""
         return self.task.config
 
-    def predict(self, texts: str | Sequence[str], *, seed: int | None = None, **decode: object) -> list[Prediction]:
+    def predict(
+        self,
+        texts: str | Sequence[str],
+        *,
+        top: int = 0,
+        keep: Keep | None = None,
+        seed: int | None = None,
+        **decode: object,
+    ) -> list[Prediction]:
         """Return a label, a continuation or a translation for each text.
 
         Args:
             texts: One text or several.
+            top: The number of `alternatives` of each prediction: for a classifier the most probable labels, for a
+                language model the most probable next tokens after the prompt, for a translator the best hypotheses
+                of beam search, at most `beam_size`.
+            keep: The part to read of a text that is longer than the model's context, "first" or "last". The default
+                is "last" for a language model, which continues the end of a prompt, else "first".
             seed: The random seed for sampling. The default is the seed of the run.
             **decode: Decoding settings of this call, such as `temperature=0.7` or `beam_size=8`. A setting that
                 only one strategy uses also selects this strategy.
 
         Raises:
             DataError: A text is not a string, or contains characters that the model cannot read.
-            ConfigError: A decoding setting is unknown or out of bounds.
+            ConfigError: A setting is unknown or out of bounds, or a translator cannot give `top` hypotheses.
         """
         texts = [texts] if isinstance(texts, str) else texts
         for text in texts:
@@ -106,9 +120,12 @@ class Run:
                 raise DataError(f"expected texts (str), found {text!r} ({type(text).__name__})")
         if seed is not None:
             validate_seed(seed)
+        if not isinstance(top, int) or isinstance(top, bool) or top < 0:
+            raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
+        validate_keep(keep)
         settings = override_decode(self.config.decode, decode)
         with self._inference_context():
-            return self.task.predictor.predict(texts, decode=settings, seed=seed)
+            return self.task.predictor.predict(texts, decode=settings, seed=seed, top=top, keep=keep)
 
     def evaluate(
         self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
@@ -266,6 +283,12 @@ def validate_seed(seed: object) -> None:
     """Refuse a random seed that is not an integer or is out of bounds."""
     coerce_setting("seed", seed)
     validate_bound("seed", seed)  # type: ignore[arg-type]
+
+
+def validate_keep(keep: object) -> None:
+    """Refuse a value that is not "first", "last" or None."""
+    if keep not in (None, *get_args(Keep)):
+        raise ConfigError(f"keep must be {' or '.join(get_args(Keep))}, found {keep!r}")
 
 
 def _with_stride(data: Dataset, stride: int) -> Dataset:

@@ -198,3 +198,49 @@ def test_notes_that_differ_only_in_numbers_are_one_line() -> None:
         "note: 2 of 3 texts: for example, only the first 5 of 8 tokens were read"
     ]
     assert summarize_notes(predictions[1:2]) == ["note: only the first 5 of 8 tokens were read"]
+
+
+def test_top_prints_a_table_and_json_has_the_same_alternatives(
+    triform: Command, classifier: Path, translator: Path, writer: Path
+) -> None:
+    result = triform("predict", writer, "3 birds", "--max-new-tokens", 1, "--top", 3)
+    heading, *rows = result.out.splitlines()[-4:]
+    assert heading.split() == ["next", "token", "probability"]
+    prediction = triform("predict", writer, "3 birds", "--max-new-tokens", 1, "--top", 3, "--json").json[0]
+    for rank, (row, alternative) in enumerate(zip(rows, prediction["alternatives"], strict=True), 1):
+        assert row.lstrip().startswith(f"{rank}  {json.dumps(alternative['text'])}")
+        assert row.endswith(f"{100 * alternative['probability']:.2f} %")
+        assert set(alternative) == {"text", "probability"}
+    labels = triform("predict", classifier, "lovely soup", "--top", 1, "--json").json[0]
+    assert labels["alternatives"] == [
+        {"text": labels["output"], "probability": max(labels["probabilities"].values())}
+    ]
+    translations = triform("predict", translator, "one and two", "--top", 2, "--json").json[0]
+    assert translations["alternatives"][0]["text"] == translations["output"]
+    assert [set(alternative) for alternative in translations["alternatives"]] == [{"text", "score"}] * 2
+    refusal = triform("predict", translator, "one", "--top", 3, "--beam-size", 2).refusal
+    assert refusal == "top=3 is more than the 2 hypotheses of beam search; set decode.beam_size to 3 or more"
+    assert triform("predict", translator, "one", "--top", -1).code == 2
+
+
+def test_alternatives_are_written_to_tables(
+    triform: Command, translator: Path, writer: Path, tmp_path: Path
+) -> None:
+    expected = triform("predict", translator, "one", "two", "--top", 2, "--json").json
+    triform("predict", translator, "one", "two", "--top", 2, "--output", tmp_path / "n.csv")
+    for row, prediction in zip(read_csv(tmp_path / "n.csv"), expected, strict=True):
+        assert list(row)[1:] == ["predicted_translation", "top_1", "top_1_score", "top_2", "top_2_score"]
+        for rank, alternative in enumerate(prediction["alternatives"], 1):
+            assert row[f"top_{rank}"] == alternative["text"]
+            assert float(row[f"top_{rank}_score"]) == pytest.approx(alternative["score"], abs=1e-6)
+    triform("predict", writer, "3 birds", "--max-new-tokens", 1, "--top", 2, "--output", tmp_path / "n.jsonl")
+    record = json.loads((tmp_path / "n.jsonl").read_text())
+    assert [set(alternative) for alternative in record["alternatives"]] == [{"text", "probability"}] * 2
+
+
+def test_keep_is_an_option_and_the_note_says_what_was_read(triform: Command, writer: Path) -> None:
+    text = "3 birds sat in the tree"
+    for keep in ("first", "last"):
+        result = triform("predict", writer, text, "--keep", keep, "--max-new-tokens", 1)
+        assert result.err == f"note: only the {keep} 16 of 23 tokens of the prompt were read\n"
+    assert triform("predict", writer, text, "--keep", "middle").refusal == "--keep middle: choose first or last"

@@ -26,7 +26,7 @@ from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
 from triform.generation.backend import Request, TokenConstraints
 from triform.generation.sampling import SampledRow, SamplePicker, sample_from_uniform, top_k, top_p
-from triform.generation.scheduler import Scheduler, row_seeds
+from triform.generation.scheduler import Scheduler, row_seeds, search_n_best
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.layouts import pad
@@ -349,6 +349,13 @@ def plain_beam_search(
     limit: int,
     alpha: float,
 ) -> list[int]:
+    """The best hypothesis of `plain_n_best`."""
+    return plain_n_best(logits_fn, beam_size, vocab_size, eos, limit, alpha)[0][1]
+
+
+def plain_n_best(
+    logits_fn: LogitsFn, beam_size: int, vocab_size: int, eos: int, limit: int, alpha: float
+) -> list[tuple[float, list[int]]]:
     """Beam search written out over a list of hypotheses, with the rules of the docstring."""
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[tuple[float, tuple[int, ...]]] = []
@@ -367,8 +374,9 @@ def plain_beam_search(
         best_ended = max((value for value, _ in ended), default=-math.inf)
         if len(ended) >= beam_size and not (beams and penalised(beams[0][0], length, alpha) > best_ended):
             break
-    ended = ended or [(total, (*sequence, eos)) for total, sequence in beams]
-    return list(max(ended, key=lambda hypothesis: hypothesis[0])[1][:-1])
+    ended.sort(key=lambda hypothesis: -hypothesis[0])
+    unfinished = [(penalised(total, limit, alpha), (*sequence, eos)) for total, sequence in beams]
+    return [(score, list(sequence[:-1])) for score, sequence in [*ended, *unfinished][:beam_size]]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, 4.0])
@@ -391,6 +399,28 @@ def test_beam_search_is_the_plain_one(seed: int, n_tokens: int, size: int, limit
     logits_fn = random_logits(seed, n_tokens)
     outputs = beam_search(logits_fn, [limit], 1, beam_size=size, length_penalty=alpha)
     assert outputs == [plain_beam_search(logits_fn, size, n_tokens, 1, limit, alpha)]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n_tokens=st.integers(2, 6),
+    size=st.integers(1, 6),
+    limits=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    alpha=st.sampled_from([0.0, 0.6, 2.0]),
+)
+@settings(max_examples=60)
+def test_the_n_best_hypotheses_are_those_of_the_plain_search(
+    seed: int, n_tokens: int, size: int, limits: list[int], alpha: float
+) -> None:
+    logits_fn = random_logits(seed, n_tokens)
+    config, requests = DecodeConfig(beam_size=size, length_penalty=alpha), [Request([0], limit) for limit in limits]
+    adapter: Any = ScriptedAdapter(logits_fn)
+    for limit, hypotheses in zip(
+        limits, search_n_best(adapter, requests, config, TokenConstraints(eos=1), n_best=size), strict=True
+    ):
+        expected = plain_n_best(logits_fn, size, n_tokens, 1, limit, alpha)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([score for score, _ in expected])
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from triform.cli.completion import (
     complete_device,
+    complete_from,
     complete_precision,
     complete_run,
     complete_setting,
 )
-from triform.cli.help import DEVICE, GENERATION, OUTPUT, RUN_FOLDER, SETTINGS, argument, flag, option
+from triform.cli.help import DATA, DEVICE, GENERATION, OUTPUT, RUN_FOLDER, SETTINGS, argument, flag, option
 from triform.formatting import echo, format_metric, print_table
 
 if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
     from triform.run import Run
+    from triform.tasks.prediction import Keep
 
 RunArgument = Annotated[Path, argument("RUN", "Folder of a trained run.", complete=complete_run)]
 JsonOption = Annotated[bool, flag(OUTPUT, "--json", "Print the result as JSON.")]
@@ -42,6 +44,16 @@ AdapterOption = Annotated[
 ]
 NoVerifyOption = Annotated[
     bool, flag(RUN_FOLDER, "--no-verify", "Use the files of a run even if they do not match their digests.")
+]
+KeepOption = Annotated[
+    str,
+    option(
+        DATA,
+        "END",
+        "Part to read of a text that is longer than the model's context: first or last. The default is last for "
+        "generate and first for the other tasks.",
+        complete=complete_from(("first", "last")),
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -102,6 +114,15 @@ def parse_decode_settings(assignments: list[str] | None) -> dict[str, object]:
         if not name.startswith("decode."):
             raise ConfigError(f"--set {name}: only decode.* settings can be changed after training")
     return {name.removeprefix("decode."): value for name, value in settings.items()}
+
+
+def parse_keep(keep: str) -> Keep | None:
+    """Return the value of `--keep`, or None if it was not given."""
+    from triform.errors import ConfigError
+
+    if keep not in ("", "first", "last"):
+        raise ConfigError(f"--keep {keep}: choose first or last")
+    return keep or None  # type: ignore[return-value]
 
 
 def print_precision_note(run: Run) -> None:

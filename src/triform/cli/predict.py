@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.help import DATA, GENERATION, argument, option
 from triform.cli.options import (
@@ -15,26 +16,29 @@ from triform.cli.options import (
     DecodeSetOption,
     DeviceOption,
     JsonOption,
+    KeepOption,
     NoVerifyOption,
     PrecisionOption,
     RunArgument,
     load_run,
     parse_decode_settings,
+    parse_keep,
     print_json,
     print_precision_note,
 )
-from triform.cli.prediction_file import validate_cells, validate_output_path, write_predictions
+from triform.cli.prediction_file import alternative_to_dict, validate_cells, validate_output_path, write_predictions
 from triform.cli.shorthands import TABLE_SETTINGS, with_shorthands
 from triform.errors import DataError
-from triform.formatting import echo
+from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
-    from triform.config import Config, DataConfig
+    from triform.config import Config, DataConfig, TaskName
     from triform.config.settings import Settings
     from triform.data.inputs import PredictionInputs
     from triform.tasks import Prediction
 
 MAX_SHOWN_LABELS = 5
+ALTERNATIVE_HEADINGS = {"classify": "label", "generate": "next token", "translate": "translation"}
 
 
 InputOption = Annotated[
@@ -50,6 +54,17 @@ OutputOption = Annotated[
     Path | None,
     option(DATA, "FILE", "Write the input rows with their predictions to a .csv, .tsv or .jsonl file."),
 ]
+TopOption = Annotated[
+    int,
+    option(
+        GENERATION,
+        "N",
+        "Also show the N most probable labels, the N most probable next tokens after the prompt, or the N best "
+        "translations of beam search.",
+        minimum=0,
+        show_default=False,
+    ),
+]
 SeedOption = Annotated[
     int | None, option(GENERATION, "N", "Random seed for sampling. The default is that of the run.")
 ]
@@ -61,7 +76,9 @@ def predict(
     texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
     input_: InputOption = "",
     output: OutputOption = None,
+    keep: KeepOption = "",
     set_: DecodeSetOption = None,
+    top: TopOption = 0,
     seed: SeedOption = None,
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
@@ -78,12 +95,14 @@ def predict(
         triform predict runs/reviews "A wonderful film." "Too long and too loud."
         triform predict runs/reviews --input new.csv --output predictions.csv
         triform predict runs/story "Once upon a time" --temperature 0.7
+        triform predict runs/story "Once upon a time" --max-new-tokens 1 --top 10
     """
     if not texts and not input_:
         raise DataError("there is nothing to predict; give TEXT, --input FILE, or --input - for standard input")
     if output is not None:
         validate_output_path(output, input_)
     decode, table_settings = _split_settings(set_)
+    parse_keep(keep)  # before anything is loaded
     loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
     inputs = collect_inputs(texts or [], input_, loaded_run.config, table_settings)
     if inputs.description:
@@ -93,7 +112,7 @@ def predict(
     if decode and loaded_run.config.task == "classify":
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
-    predictions = loaded_run.predict(inputs.texts, seed=seed, **decode)
+    predictions = loaded_run.predict(inputs.texts, top=top, keep=parse_keep(keep), seed=seed, **decode)
     print_precision_note(loaded_run)
     for line in summarize_notes(predictions):
         echo(line, err=True)
@@ -107,9 +126,11 @@ def predict(
     else:
         for prediction in predictions:
             echo(prediction.input * (loaded_run.config.task == "generate") + format_prediction(prediction))
+            if top:
+                print_alternatives(prediction, loaded_run.config.task)
 
 
-def _split_settings(assignments: list[str] | None) -> tuple[dict[str, object], Settings]:
+def _split_settings(assignments: list[str] | None) -> tuple[dict[str, Any], Settings]:
     """Return the decoding settings of `--set` as keyword arguments, and its settings for reading a table."""
     from triform.config.settings import parse_assignments
 
@@ -153,7 +174,10 @@ def _table_config(config: Config, settings: Settings) -> DataConfig:
 
 def prediction_to_dict(prediction: Prediction) -> dict[str, object]:
     """Return the fields of a prediction that are set, for JSON output."""
-    return {name: value for name, value in asdict(prediction).items() if value not in (None, False, ())}
+    fields = {name: value for name, value in asdict(prediction).items() if value not in (None, False, ())}
+    if prediction.alternatives:
+        fields["alternatives"] = [alternative_to_dict(alternative) for alternative in prediction.alternatives]
+    return fields
 
 
 def format_prediction(prediction: Prediction) -> str:
@@ -166,6 +190,19 @@ def format_prediction(prediction: Prediction) -> str:
         [f"and {len(probabilities) - MAX_SHOWN_LABELS} more"] if len(probabilities) > MAX_SHOWN_LABELS else []
     )
     return f"{prediction.output}\t" + "  ".join([*labels, *remainder])
+
+
+def print_alternatives(prediction: Prediction, task: TaskName) -> None:
+    """Print a table of the alternatives of a prediction: text with probability or score. Tokens are quoted."""
+    rows = [["", ALTERNATIVE_HEADINGS[task], "score" if task == "translate" else "probability"]]
+    for rank, alternative in enumerate(prediction.alternatives, 1):
+        text = json.dumps(alternative.text, ensure_ascii=False) if task == "generate" else alternative.text
+        if alternative.probability is None:
+            value = f"{alternative.score:.4f}"
+        else:
+            value = f"{100 * alternative.probability:.2f} %"
+        rows.append([str(rank), text, value])
+    print_table(rows, align="rlr")
 
 
 def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from triform.config import TaskName
     from triform.data.inputs import PredictionInputs
     from triform.tasks import Prediction
+    from triform.tasks.prediction import Alternative
 
 SUFFIXES = (".csv", ".tsv", ".jsonl")
 PREDICTION_COLUMNS = {
@@ -81,13 +83,15 @@ def _write_jsonl(
 ) -> None:
     from triform.data.inputs import make_unique
 
-    output_key, probabilities_key, notes_key = make_unique(
-        [prediction_column, "probabilities", "notes"], reserved=inputs.column_names
+    output_key, probabilities_key, alternatives_key, notes_key = make_unique(
+        [prediction_column, "probabilities", "alternatives", "notes"], reserved=inputs.column_names
     )
     has_notes = any(prediction.notes for prediction in predictions)
     for row, prediction in zip(inputs.rows, predictions, strict=True):
         record = {**row, output_key: prediction.output}
         record |= {} if prediction.probabilities is None else {probabilities_key: prediction.probabilities}
+        alternatives = [alternative_to_dict(alternative) for alternative in prediction.alternatives]
+        record |= {alternatives_key: alternatives} if alternatives else {}
         record |= {notes_key: list(prediction.notes)} if has_notes else {}
         file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
@@ -98,20 +102,43 @@ def _write_delimited(
     from triform.data.inputs import make_unique
 
     labels = list(predictions[0].probabilities or ())
+    alternative_columns = _alternative_columns(predictions)
     has_notes = any(prediction.notes for prediction in predictions)
     new_columns = make_unique(
-        [prediction_column, *(f"probability_{label}" for label in labels), *["notes"] * has_notes],
+        [
+            prediction_column,
+            *(f"probability_{label}" for label in labels),
+            *alternative_columns,
+            *["notes"] * has_notes,
+        ],
         reserved=inputs.column_names,
     )
     lines = [[*inputs.column_names, *new_columns]]
     for row, prediction in zip(inputs.rows, predictions, strict=True):
         probabilities = [str((prediction.probabilities or {})[label]) for label in labels]
         input_cells = [_format_cell(row.get(name)) for name in inputs.column_names]
-        lines.append([*input_cells, prediction.output, *probabilities, *["; ".join(prediction.notes)] * has_notes])
+        pairs = [alternative_to_dict(alternative).values() for alternative in prediction.alternatives]
+        alternatives = [str(value) for pair in pairs for value in pair]
+        alternatives += [""] * (len(alternative_columns) - len(alternatives))  # beam search may have found fewer
+        notes = ["; ".join(prediction.notes)] * has_notes
+        lines.append([*input_cells, prediction.output, *probabilities, *alternatives, *notes])
     if output.suffix.lower() == ".csv":
         file.writelines(",".join(map(_format_csv_cell, line)) + "\n" for line in lines)
     else:
         file.writelines("\t".join(_format_tsv_cell(output, cell) for cell in line) + "\n" for line in lines)
+
+
+def alternative_to_dict(alternative: Alternative) -> dict[str, object]:
+    """Return the text of an alternative with its probability or its score."""
+    return {name: value for name, value in asdict(alternative).items() if value is not None}
+
+
+def _alternative_columns(predictions: Sequence[Prediction]) -> list[str]:
+    """Return two column names for each rank: the text, and its probability or score."""
+    alternatives = max((prediction.alternatives for prediction in predictions), key=len)
+    value_name = "score" if alternatives and alternatives[0].probability is None else "probability"
+    ranks = range(1, len(alternatives) + 1)
+    return [name for rank in ranks for name in (f"top_{rank}", f"top_{rank}_{value_name}")]
 
 
 def _format_cell(value: object) -> str:

@@ -2,18 +2,26 @@
 
 Everything the search remembers is a tensor on the device, so that several steps can run without waiting for the
 host, and be captured in a CUDA graph. `BeamRow` keeps the tokens and parents of every step on the host, and reads
-the winning hypothesis back from them.
+the winning hypotheses back from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from triform.generation.backend import NEG_INF, Request, Row, TokenConstraints, TokenPicker
 from triform.generation.sampling import fast_topk
+
+
+class Hypothesis(NamedTuple):
+    """A text that a beam search found: its tokens without the end token, and the score by which it is ranked."""
+
+    tokens: list[int]
+    score: float  # log probability / length penalty, see `BeamPicker`
 
 
 class BeamRow(Row):
@@ -23,6 +31,7 @@ class BeamRow(Row):
         super().__init__(row_id, request, initial_tokens)
         self.prefill_contexts = self.prefill_contexts * beam_size
         self.history: list[tuple[list[int], list[int]]] = []
+        self.ranking: list[tuple[float, int, int]] = []  # once `done`: score, depth, hypothesis; the best first
 
     @property
     def n_steps(self) -> int:
@@ -40,6 +49,14 @@ class BeamRow(Row):
             hypothesis = parents[hypothesis]
         return tokens[::-1], hypothesis
 
+    def hypotheses(self, n_best: int) -> list[Hypothesis]:
+        """Return the best hypotheses of a row that is done, the best first. It may have found fewer."""
+        return [
+            Hypothesis(self.backtrace(hypothesis, 0, depth)[0], score)
+            for score, depth, hypothesis in self.ranking[:n_best]
+            if score > NEG_INF
+        ]
+
     def contexts(self) -> list[list[int]]:
         result = []
         for hypothesis in range(len(self.prefill_contexts)):
@@ -54,7 +71,8 @@ class BeamPicker(TokenPicker):
     Hypotheses are ranked by log probability / ((5 + length) / 6) ** length_penalty. A hypothesis ends when its end
     token is among the `beam_size` most likely continuations of its row. A row is done when `beam_size` hypotheses
     have ended and none of the others ranks above the best of them, when it reaches its limit, or when no hypothesis
-    can continue. At the limit, an unfinished hypothesis wins only if none has ended.
+    can continue. The `beam_size` best that ended are kept. At the limit, unfinished hypotheses rank below all that
+    ended.
 
     Args:
         constraints: End token and banned tokens.
@@ -86,11 +104,10 @@ class BeamPicker(TokenPicker):
             "limits": torch.tensor(limits, dtype=torch.long, device=device),
             "length": torch.zeros(n_rows, dtype=torch.long, device=device),  # steps taken
             "n_ended": torch.zeros(n_rows, dtype=torch.long, device=device),
-            "best": torch.full(
-                (n_rows,), NEG_INF, dtype=torch.float64, device=device
-            ),  # penalised, of the best that ended
-            "best_depth": torch.zeros(n_rows, dtype=torch.long, device=device),  # the steps it took before its end
-            "best_hypothesis": torch.zeros(n_rows, dtype=torch.long, device=device),  # which one it was then
+            # Those that ended, best first: the score, the steps before the end, and which hypothesis it was then.
+            "scores": torch.full_like(totals, NEG_INF, dtype=torch.float64),
+            "depths": torch.zeros_like(totals, dtype=torch.long),
+            "hypotheses": torch.zeros_like(totals, dtype=torch.long),
             "done": torch.zeros(n_rows, dtype=torch.bool, device=device),
         }
 
@@ -135,42 +152,57 @@ class BeamPicker(TokenPicker):
         return tokens.gather(1, order), parents.gather(1, order)
 
     def _record_ended(self, ended: Tensor, totals: Tensor, parents: Tensor) -> None:
-        """Count the hypotheses that end in this step; their best is the first, and may be the best of the row."""
+        """Count the hypotheses (B, K) that end in this step, and rank them among those that ended before."""
         state = self.tensors
-        first_ended = ended.long().argmax(dim=1, keepdim=True)
-        penalised = totals.gather(1, first_ended)[:, 0].double() / self._length_penalties()
-        improves = ended.any(dim=1) & (penalised > state["best"]) & ~state["done"]
-        state["best"].copy_(penalised.where(improves, state["best"]))
-        state["best_depth"].copy_((state["length"] - 1).where(improves, state["best_depth"]))
-        state["best_hypothesis"].copy_(
-            parents.gather(1, first_ended)[:, 0].where(improves, state["best_hypothesis"])
-        )
-        state["n_ended"] += ended.sum(dim=1) * ~state["done"]
+        ended_totals, ended_parents = totals[:, : ended.shape[1]], parents[:, : ended.shape[1]]
+        scores = (ended_totals.double() / self._length_penalties()).masked_fill(~ended, NEG_INF)
+        # The sort is stable: of equal scores, the earlier one ranks higher.
+        order = torch.cat([state["scores"], scores], dim=1).sort(dim=1, descending=True, stable=True).indices
+        self._rank(order, scores, (state["length"] - 1)[:, None].expand_as(scores), ended_parents)
+        state["n_ended"] += ended.sum(dim=1)
 
-    def _length_penalties(self) -> Tensor:
-        return ((5 + self.tensors["length"].double()) / 6) ** self.length_penalty
+    def _rank(self, order: Tensor, scores: Tensor, depths: Tensor, hypotheses: Tensor) -> None:
+        """Keep the first `beam_size` of the ranked hypotheses and new ones, in this order of both together.
+
+        Rows that are done keep the hypotheses they have.
+        """
+        ranks = torch.arange(self.beam_size, device=order.device)
+        order = order[:, : self.beam_size].where(~self.tensors["done"][:, None], ranks)
+        new = {"scores": scores, "depths": depths, "hypotheses": hypotheses}
+        for name, values in new.items():
+            ranked = self.tensors[name]
+            ranked.copy_(torch.cat([ranked, values], dim=1).gather(1, order))
+
+    def _length_penalties(self) -> Tensor:  # (B, 1)
+        return ((5 + self.tensors["length"].double()[:, None]) / 6) ** self.length_penalty
 
     def _mark_done(self, any_continues: Tensor) -> None:
         state = self.tensors
+        scores = state["totals"].double() / self._length_penalties()  # (B, K), of the unfinished hypotheses
         # The hypotheses that have ended may all be unlikely: then the search continues.
-        unfinished_leads = state["totals"][:, 0].double() / self._length_penalties() > state["best"]
+        unfinished_leads = scores[:, 0] > state["scores"][:, 0]
         enough_ended = (state["n_ended"] >= self.beam_size) & ~unfinished_leads
         done = enough_ended | ~any_continues | (state["length"] >= state["limits"])
         newly_done = done & ~state["done"]
-        unfinished_wins = newly_done & (state["n_ended"] == 0) & any_continues  # the best of them is the first
-        state["best_depth"].copy_(state["length"].where(unfinished_wins, state["best_depth"]))
-        state["best_hypothesis"].copy_(state["best_hypothesis"].masked_fill(unfinished_wins, 0))
+        scores = scores.masked_fill(~newly_done[:, None], NEG_INF)
+        # Those that ended come first, then the unfinished ones; both are sorted already.
+        empty = torch.cat([state["scores"], scores], dim=1) == NEG_INF
+        order = empty.long().sort(dim=1, stable=True).indices
+        hypotheses = torch.arange(self.beam_size, device=scores.device).expand_as(order[:, : self.beam_size])
+        self._rank(order, scores, state["length"][:, None].expand_as(scores), hypotheses)
         state["done"] |= newly_done
 
     def record(self, rows: Sequence[Row | None], tokens: Tensor, parents: Tensor | None) -> None:
         assert parents is not None
         step_tokens, step_parents = tokens.tolist(), parents.tolist()  # (n, B, K)
-        names = ("done", "best_depth", "best_hypothesis")
-        done, depth, hypothesis = (self.tensors[name].tolist() for name in names)
+        done = self.tensors["done"].tolist()
+        ranked = [self.tensors[name].tolist() for name in ("scores", "depths", "hypotheses")] if any(done) else []
         for index, row in enumerate(rows):
             if isinstance(row, BeamRow):
                 steps = zip(step_tokens, step_parents, strict=True)
                 row.history += [(tokens_of[index], parents_of[index]) for tokens_of, parents_of in steps]
                 if done[index]:
                     row.done = True
-                    row.output, _ = row.backtrace(hypothesis[index], 0, depth[index])
+                    row.ranking = list(zip(*(values[index] for values in ranked), strict=True))
+                    _, depth, hypothesis = row.ranking[0]
+                    row.output, _ = row.backtrace(hypothesis, 0, depth)

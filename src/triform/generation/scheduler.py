@@ -16,7 +16,7 @@ in the batch do not change them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -32,7 +32,7 @@ from triform.generation.backend import (
     TokenConstraints,
     TokenPicker,
 )
-from triform.generation.beam import BeamPicker
+from triform.generation.beam import BeamPicker, BeamRow, Hypothesis
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
 from triform.generation.sampling import SamplePicker
@@ -104,19 +104,23 @@ class Scheduler:
         self.waiting.append(row)
         return row.id
 
-    @torch.inference_mode()
     def step(self) -> dict[int, list[int]]:
         """Decode one round.
 
         Returns:
             The new tokens of each request that is done now, without the end token, by the id of the request.
         """
+        return {row.id: row.output for row in self.step_rows()}
+
+    @torch.inference_mode()
+    def step_rows(self) -> list[Row]:
+        """Decode one round and return the rows that are done now."""
         if not self.n_unfinished:
-            return {}
+            return []
         with self.backend.lock:
             return self._step()
 
-    def _step(self) -> dict[int, list[int]]:
+    def _step(self) -> list[Row]:
         self.backend.admit(self.waiting)
         rows = self.backend.step()
         finished = [row for row in rows if row.done]
@@ -128,7 +132,7 @@ class Scheduler:
             for row in full:
                 row.slide_context(self.adapter.max_len)
             self.backend.restart(full)
-        return {row.id: row.output for row in finished}
+        return finished
 
     def _context_is_full(self, row: Row) -> bool:
         return self.adapter.sliding_context and row.context_len > self.adapter.max_len
@@ -181,13 +185,42 @@ def generate(
     """
     strategy = default_strategy if config.strategy == "auto" else config.strategy
     outputs: list[list[int]] = [[] for _ in requests]
+    for index, row in iter_finished_rows(adapter, requests, config, constraints, strategy):
+        outputs[index] = row.output
+    return outputs
+
+
+def search_n_best(
+    adapter: GenerationAdapter,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    constraints: TokenConstraints,
+    n_best: int,
+) -> list[list[Hypothesis]]:
+    """Decode all requests by beam search and return the `n_best` hypotheses of each, the best first.
+
+    The first hypothesis has the tokens that `generate` returns; for the other arguments see there.
+    """
+    hypotheses: list[list[Hypothesis]] = [[] for _ in requests]
+    for index, row in iter_finished_rows(adapter, requests, config, constraints, "beam"):
+        assert isinstance(row, BeamRow)
+        hypotheses[index] = row.hypotheses(n_best)
+    return hypotheses
+
+
+def iter_finished_rows(
+    adapter: GenerationAdapter,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    constraints: TokenConstraints,
+    strategy: str,
+) -> Iterator[tuple[int, Row]]:
+    """Decode all requests, and yield the index and the row of each as soon as it is done."""
     # The longest first: rows of similar length are prefilled together, with little padding.
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
     with Scheduler(adapter, config, constraints, strategy=strategy) as scheduler:
         index_of = {scheduler.submit(requests[index]): index for index in order}
         while scheduler.n_unfinished:
-            for request_id, tokens in scheduler.step().items():
-                outputs[index_of[request_id]] = tokens
+            yield from ((index_of[row.id], row) for row in scheduler.step_rows())
             if len(requests) > 1:  # a single request has no progress to report
                 report_progress("decoding", scheduler.n_finished, len(requests))
-    return outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class LanguageModel(TextEstimator):
         """
         if "seed" in decode:
             raise ConfigError("seed is not a decoding setting; use random_state")
-        settings = {
+        settings: dict[str, Any] = {
             name: coerce_setting(f"decode.{name}", to_python_scalar(value)) for name, value in decode.items()
         }
         seed = None if random_state is None else resolve_seed(random_state)

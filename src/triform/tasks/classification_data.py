@@ -58,9 +58,11 @@ class ClassificationDataset(BucketedDataset):
         max_len: int,
         versions: int = 1,
         special: SpecialTokens = DEFAULT_SPECIAL_TOKENS,
+        *,
+        keep_last: bool = False,
     ) -> None:
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
-        self.special, self.pad_token = special, special.pad_or_zero
+        self.special, self.pad_token, self.keep_last = special, special.pad_or_zero, keep_last
         self.lengths = np.minimum(store.lengths, max_len)
         self._tokens, self._offsets = (
             store.tokens,
@@ -81,7 +83,9 @@ class ClassificationDataset(BucketedDataset):
     def truncated_row(self, index: int) -> NDArray[Any]:
         """Return the tokens of one text, truncated to what the model reads."""
         row = self._tokens[self._offsets[index] : self._offsets[index + 1]]
-        return row if len(row) <= self.max_len else self.special.truncate(row, self.max_len)
+        return (
+            row if len(row) <= self.max_len else self.special.truncate(row, self.max_len, keep_last=self.keep_last)
+        )
 
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceClassificationDataset | None:
         return DeviceClassificationDataset(self, device, train) if fits_on_device(self.store) else None

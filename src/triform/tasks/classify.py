@@ -33,7 +33,14 @@ from triform.tasks.classification_data import (
 )
 from triform.tasks.evaluation import Evaluator, add_metric_sums
 from triform.tasks.losses import r_drop_loss
-from triform.tasks.prediction import Prediction, Predictor, empty_text_notes, truncation_notes
+from triform.tasks.prediction import (
+    Alternative,
+    Keep,
+    Prediction,
+    Predictor,
+    empty_text_notes,
+    truncation_notes,
+)
 from triform.tasks.task import Task
 
 MAX_SAMPLED_ROWS = 50_000  # validation rows from which the samples of the report are chosen
@@ -47,16 +54,22 @@ class ClassificationPredictor(Predictor):
 
     @torch.inference_mode()
     def predict(
-        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        top: int = 0,
+        keep: Keep | None = None,
     ) -> list[Prediction]:
-        data = self._encode(texts)
+        data = self._encode(texts, keep)
         probabilities: dict[int, list[float]] = {}
         for indices, tokens, layout in iter_inputs(self.task, data):
             logits = self.task.model(tokens, layout)
             check_finite(logits)
             probabilities |= dict(zip(indices.tolist(), logits.float().softmax(-1).tolist(), strict=True))
         return [
-            self._build_prediction(text, data.store[index], probabilities[index])
+            self._build_prediction(text, data.store[index], probabilities[index], top, keep)
             for index, text in enumerate(texts)
         ]
 
@@ -70,23 +83,30 @@ class ClassificationPredictor(Predictor):
             vectors[indices] = model.pool(layout, model.encoder(tokens, layout)).float().cpu().numpy()
         return vectors
 
-    def _encode(self, texts: Sequence[str]) -> ClassificationDataset:
+    def _encode(self, texts: Sequence[str], keep: Keep | None = None) -> ClassificationDataset:
         tokenizer, max_len = self.task.tokenizer, self.task.config.data.max_len
         store = TokenStore.build_from_batches(encode_texts(texts, tokenizer), vocab_size=tokenizer.vocab_size)
         no_labels = np.zeros(len(store), dtype=np.int64)
-        return ClassificationDataset(store, no_labels, max_len, special=tokenizer.special_tokens)
+        special, keep_last = tokenizer.special_tokens, keep == "last"
+        return ClassificationDataset(store, no_labels, max_len, special=special, keep_last=keep_last)
 
-    def _build_prediction(self, text: str, row: NDArray[Any], probabilities: list[float]) -> Prediction:
+    def _build_prediction(
+        self, text: str, row: NDArray[Any], probabilities: list[float], top: int, keep: Keep | None
+    ) -> Prediction:
         """Return the prediction for a text. `row` has its tokens with special tokens, before truncation."""
         labels, tokenizer = self.task.config.data.labels, self.task.tokenizer
-        predicted = max(range(len(probabilities)), key=probabilities.__getitem__)
+        ranking = sorted(range(len(probabilities)), key=lambda label: -probabilities[label])
         before, after = tokenizer.special_tokens.before, tokenizer.special_tokens.after
         tokens = row[len(before) : len(row) - len(after)]
-        notes = truncation_notes(len(tokens), self.task.config.data.max_len - len(before) - len(after))
+        max_read = max(0, self.task.config.data.max_len - len(before) - len(after))
+        notes = truncation_notes(len(tokens), max_read, keep_last=keep == "last")
         return Prediction(
             input=text,
-            output=labels[predicted],
+            output=labels[ranking[0]],
             probabilities=dict(zip(labels, probabilities, strict=True)),
+            alternatives=tuple(
+                Alternative(text=labels[label], probability=probabilities[label]) for label in ranking[:top]
+            ),
             cut=bool(notes),
             notes=(*empty_text_notes(text, tokens, tokenizer), *notes),
         )

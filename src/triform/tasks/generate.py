@@ -16,6 +16,7 @@ from triform.config import DecodeConfig
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
 from triform.generation.backend import Request, TokenConstraints
+from triform.generation.next_tokens import top_next_tokens
 from triform.generation.scheduler import build_decoder_adapter, generate, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
@@ -24,7 +25,7 @@ from triform.progress import track_progress
 from triform.tasks.evaluation import TokenEvaluator
 from triform.tasks.language_model_data import LanguageModelBatch, LanguageModelData, LanguageModelDataset
 from triform.tasks.losses import lm_training_loss
-from triform.tasks.prediction import Prediction, Predictor, format_word_list, truncation_notes
+from triform.tasks.prediction import Alternative, Keep, Prediction, Predictor, format_word_list, truncate_with_notes
 from triform.tasks.task import Task
 
 QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
@@ -39,11 +40,46 @@ class TextGenerator(Predictor):
     task: Generate
 
     def predict(
-        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        top: int = 0,
+        keep: Keep | None = None,
     ) -> list[Prediction]:
         prompts = [self.encode_prompt(text) for text in texts]
-        generated = self.generate(prompts, decode=decode, seed=seed)
-        return [self._build_prediction(*fields) for fields in zip(texts, prompts, generated, strict=True)]
+        read = [self._read_part(prompt, keep) for prompt in prompts]
+        if keep == "first":
+            prompts = [prompt for prompt, _ in read]
+        generated = self.generate([prompt for prompt, _ in read], decode=decode, seed=seed)
+        alternatives = self._next_tokens([prompt for prompt, _ in read], top) if top else [()] * len(texts)
+        return [
+            Prediction(
+                input=text,
+                output=self.decode_continuation(prompt, tokens),
+                alternatives=next_tokens,
+                cut=bool(notes),
+                notes=(*([] if text else ["the prompt is empty, so the model starts a new text"]), *notes),
+            )
+            for text, prompt, (_, notes), tokens, next_tokens in zip(
+                texts, prompts, read, generated, alternatives, strict=True
+            )
+        ]
+
+    def _read_part(self, prompt: list[int], keep: Keep | None) -> tuple[list[int], list[str]]:
+        """Return the part of a prompt that the model reads, and a note if that is not all of it."""
+        max_len = self.task.config.data.max_len
+        if len(prompt) <= max_len or isinstance(self.task.model, RecurrentDecoder):
+            return prompt, []
+        return truncate_with_notes(prompt, max_len, "prompt", keep_last=keep != "first")
+
+    def _next_tokens(self, prompts: list[list[int]], top: int) -> list[tuple[Alternative, ...]]:
+        """Return the `top` most probable next tokens of each prompt."""
+        adapter = build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
+        rows = top_next_tokens(adapter, prompts, top, self.task.token_constraints.banned)
+        text_of = self.task.tokenizer.format_piece
+        return [tuple(Alternative(text=text_of(token), probability=p) for token, p in row) for row in rows]
 
     def generate(
         self, prompts: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
@@ -80,16 +116,6 @@ class TextGenerator(Predictor):
         decode = self.task.tokenizer.decode
         prompt_text, full_text = decode(prompt), decode(prompt + tokens)
         return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else decode(tokens)
-
-    def _build_prediction(self, text: str, prompt: list[int], generated: list[int]) -> Prediction:
-        max_len, notes = self.task.config.data.max_len, list[str]()
-        if not text:
-            notes.append("the prompt is empty, so the model starts a new text")
-        is_cut = len(prompt) > max_len and not isinstance(self.task.model, RecurrentDecoder)
-        if is_cut:
-            notes += truncation_notes(len(prompt), max_len, "prompt", keep_last=True)
-        output = self.decode_continuation(prompt, generated)
-        return Prediction(input=text, output=output, cut=is_cut, notes=tuple(notes))
 
     def sample_predictions(self, data: LanguageModelDataset) -> list[dict[str, str]]:
         is_reversible = self.task.tokenizer.lossless and not self.task.config.tokenizer.lowercase

@@ -5,12 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from triform.config import DecodeConfig
 from triform.text import SpecialTokens, Tokenizer
+
+Keep = Literal["first", "last"]  # the part to read of a text that is longer than the context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """One of the most probable labels or next tokens, or one of the best translations."""
+
+    text: str
+    probability: float | None = None  # of a label or of a next token
+    score: float | None = None  # of a translation: its log probability divided by the length penalty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +31,7 @@ class Prediction:
     input: str
     output: str
     probabilities: dict[str, float] | None = None
+    alternatives: tuple[Alternative, ...] = ()  # the best first, if `top` of them were asked for
     cut: bool = False  # whether the input was longer than the model reads
     notes: tuple[str, ...] = ()  # messages about this input, for example that it has no known word
 
@@ -32,7 +44,13 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(
-        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        top: int = 0,
+        keep: Keep | None = None,
     ) -> list[Prediction]:
         """Return one prediction for each text.
 
@@ -40,6 +58,9 @@ class Predictor(ABC):
             texts: The inputs.
             decode: Decoding settings, for tasks that generate text. The default is the run's settings.
             seed: The random seed for sampling. The default is the seed of the run.
+            top: The number of alternatives to return with each prediction.
+            keep: The part to read of a text that is longer than the model's context. The default is "last" for a
+                language model, which continues the end of a prompt, and "first" for the other tasks.
         """
 
     @abstractmethod
@@ -51,19 +72,17 @@ def truncate_with_notes(
     tokens: list[int], max_len: int, subject: str, special: SpecialTokens | None = None, *, keep_last: bool = False
 ) -> tuple[list[int], list[str]]:
     """Truncate tokens to what the model reads, add special tokens if given, and return notes about truncation."""
-    kept_tokens = special.wrap(tokens) if special else tokens
-    if len(kept_tokens) > max_len:
-        kept_tokens = (
-            tokens[-max_len:] if keep_last else special.wrap(tokens, max_len) if special else tokens[:max_len]
-        )
     frame_len = len(special.before) + len(special.after) if special else 0
-    return kept_tokens, truncation_notes(len(tokens), max_len - frame_len, subject, keep_last=keep_last)
+    max_read = max(0, max_len - frame_len)
+    kept_tokens = tokens[max(0, len(tokens) - max_read) :] if keep_last else tokens[:max_read]
+    notes = truncation_notes(len(tokens), max_read, subject, keep_last=keep_last)
+    return special.wrap(kept_tokens) if special else kept_tokens, notes
 
 
 def truncation_notes(n_tokens: int, max_read: int, subject: str = "text", *, keep_last: bool = False) -> list[str]:
     """Return a note if a text has more tokens than the model reads, else an empty list."""
     end = "last" if keep_last else "first"
-    message = f"only the {end} {max(0, max_read)} of {n_tokens} tokens of the {subject} were read"
+    message = f"only the {end} {max_read} of {n_tokens} tokens of the {subject} were read"
     return [message] if n_tokens > max_read else []
 
 

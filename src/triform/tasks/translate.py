@@ -11,13 +11,21 @@ from torch import Tensor
 from triform.config import Config, DataSizes, DecodeConfig
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
+from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
-from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds
+from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds, search_n_best
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.tasks.evaluation import TokenEvaluator
 from triform.tasks.losses import lm_training_loss
-from triform.tasks.prediction import Prediction, Predictor, empty_text_notes, truncate_with_notes
+from triform.tasks.prediction import (
+    Alternative,
+    Keep,
+    Prediction,
+    Predictor,
+    empty_text_notes,
+    truncate_with_notes,
+)
 from triform.tasks.task import Task
 from triform.tasks.translation_data import TranslationBatch, TranslationData, TranslationDataset
 from triform.text import Tokenizer
@@ -34,35 +42,79 @@ class TextTranslator(Predictor):
     task: Translate
 
     def predict(
-        self, texts: Sequence[str], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        top: int = 0,
+        keep: Keep | None = None,
     ) -> list[Prediction]:
         tokenizer, max_len = self.task.source_tokenizer, self.task.config.data.max_len
         encoded = tokenizer.encode_batch(texts)
-        truncated = [truncate_with_notes(tokens, max_len, "text", tokenizer.special_tokens) for tokens in encoded]
-        generated = self.generate([source for source, _ in truncated], decode=decode, seed=seed)
+        special, keep_last = tokenizer.special_tokens, keep == "last"
+        truncated = [
+            truncate_with_notes(tokens, max_len, "text", special, keep_last=keep_last) for tokens in encoded
+        ]
+        sources = [source for source, _ in truncated]
+        if top:
+            alternatives = self._n_best(sources, decode or self.task.config.decode, top)
+            outputs = [n_best[0].text if n_best else "" for n_best in alternatives]
+        else:
+            alternatives = [()] * len(texts)
+            generated = self.generate(sources, decode=decode, seed=seed)
+            outputs = [self.task.target_tokenizer.decode(target) for target in generated]
         return [
             Prediction(
                 input=text,
-                output=self.task.target_tokenizer.decode(target),
+                output=output,
+                alternatives=n_best,
                 cut=bool(notes),
                 notes=(*empty_text_notes(text, tokens, tokenizer), *notes),
             )
-            for text, tokens, (_, notes), target in zip(texts, encoded, truncated, generated, strict=True)
+            for text, tokens, (_, notes), output, n_best in zip(
+                texts, encoded, truncated, outputs, alternatives, strict=True
+            )
+        ]
+
+    def _n_best(self, sources: list[list[int]], decode: DecodeConfig, top: int) -> list[tuple[Alternative, ...]]:
+        """Return the `top` best hypotheses of beam search for each source."""
+        if decode.strategy not in ("auto", "beam"):
+            raise ConfigError(
+                f"top={top} needs beam search, and decode.strategy is {decode.strategy}; set it to beam"
+            )
+        if top > decode.beam_size:
+            raise ConfigError(
+                f"top={top} is more than the {decode.beam_size} hypotheses of beam search; "
+                f"set decode.beam_size to {top} or more"
+            )
+        arguments = self._decoding_arguments(sources, decode, seed=None)
+        decode_text = self.task.target_tokenizer.decode
+        return [
+            tuple(Alternative(text=decode_text(tokens), score=score) for tokens, score in hypotheses)
+            for hypotheses in search_n_best(*arguments, n_best=top)
         ]
 
     def generate(
         self, sources: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
     ) -> list[list[int]]:
         """Return the tokens that translate each source. See `predict` for `decode` and `seed`."""
+        arguments = self._decoding_arguments(sources, decode or self.task.config.decode, seed)
+        return generate(*arguments, default_strategy="beam")
+
+    def _decoding_arguments(
+        self, sources: list[list[int]], decode: DecodeConfig, seed: int | None
+    ) -> tuple[GenerationAdapter, list[Request], DecodeConfig, TokenConstraints]:
+        """Return the model, the requests and the settings, as `generate` and `search_n_best` read them."""
         model, config, tokenizer = self.task.model.eval(), self.task.config, self.task.target_tokenizer
-        decode, max_target_len = decode or config.decode, config.data.max_len - 1
+        max_target_len = config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
         requests = [Request(*fields) for fields in zip(sources, limits, seeds, strict=True)]
         special = tokenizer.special_tokens
         constraints = TokenConstraints(eos=special.end_token, banned=tokenizer.banned_tokens)
         adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
-        return generate(adapter, requests, decode, constraints, default_strategy="beam")
+        return adapter, requests, decode, constraints
 
     def sample_predictions(self, data: TranslationDataset) -> list[dict[str, str]]:
         pairs = data.raw_pairs[:: max(1, len(data.raw_pairs) // 8)][:8]

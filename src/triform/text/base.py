@@ -99,8 +99,10 @@ class SpecialTokens(NamedTuple):
             return rows.wrap(self.before, self.after)
         return rows.append_token(self.end_token, rows.lengths == 0)
 
-    def truncate(self, row: NDArray[Any], max_len: int) -> NDArray[Any]:
-        """Truncate a row to a length, and keep the special tokens at its end."""
+    def truncate(self, row: NDArray[Any], max_len: int, *, keep_last: bool = False) -> NDArray[Any]:
+        """Truncate a row to the first or the last tokens of its text, and keep the special tokens around it."""
+        if keep_last and len(row) > max_len:
+            return np.concatenate([row[: len(self.before)], row[len(row) - max_len + len(self.before) :]])
         if len(row) <= max_len or not self.after:
             return row[:max_len]
         return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
