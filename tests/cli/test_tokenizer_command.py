@@ -12,6 +12,8 @@ import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 from transformers import AutoTokenizer
 
+from triform.text import BpeTokenizer, read_tokenizer
+
 Command = Callable[..., Any]
 TEXT = "The cat sat on the mat, and the other cat sat on the other mat.\nThen they're gone; it's late.\n"
 HARD_TEXT = "the cat's  \t<eos> é 🙂"
@@ -154,6 +156,9 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         ),
         (("train", "--data", "{tmp}/none.txt", "--out", "{tmp}/o"), "none.txt"),
         (("train", "--data", "{tmp}/book.txt", "--vocab-size", "9999", "--out", "{tmp}/o"), "is more than"),
+        (("show", "{tmp}/nowhere"), "no such tokenizer file"),
+        (("show", "{learned}", "--limit", "-1"), "--limit"),
+        (("encode", "{learned}", "--explain"), "there is nothing to read; give TEXT"),
         (("import", "{learned}", "--out", "{learned}"), "already exists"),
         (("import", "{learned}", "--special", "<a>", "--out", "{tmp}/o"), "write the token and its id as TOKEN=ID"),
         (("import", "{tmp}/x.tiktoken", "--out", "{tmp}/o"), "no such tokenizer file"),
@@ -171,3 +176,69 @@ def test_what_no_other_library_reads_is_said(triform: Command, text_file: Path, 
     triform("tokenizer", "train", "--data", text_file, "--kind", "word", "--out", tmp_path / "w.json")
     result = triform("tokenizer", "export", tmp_path / "w.json", "--format", "tiktoken", "--out", tmp_path / "o")
     assert result.refusal == "tiktoken supports only byte-level BPE; this tokenizer is word"
+
+
+def test_show_prints_the_merges_in_order(triform: Command, tokenizer_file: Path) -> None:
+    content = triform("tokenizer", "show", tokenizer_file, "--limit", 0, "--json").json
+    tokenizer = read_tokenizer(tokenizer_file)
+    assert isinstance(tokenizer, BpeTokenizer)
+    assert (content["kind"], content["vocab_size"], len(content["vocabulary"])) == ("bpe", 280, 280)
+    assert content["special_tokens"]["eos"] == {"id": 3, "piece": "<eos>"}
+    learned = [(left.decode(), right.decode()) for left, right in tokenizer.merges()]
+    assert [(row["left"], row["right"]) for row in content["merges"]] == learned
+    assert [row["id"] for row in content["merges"]] == list(range(260, 280))
+    lines = triform("tokenizer", "show", tokenizer_file, "--limit", 5).out.splitlines()
+    assert lines[:5] == [
+        "kind            bpe",
+        "vocabulary      280 tokens",
+        "special tokens  pad <pad> (0), unk <unk> (1), bos <bos> (2), eos <eos> (3)",
+        "merges          20",
+        "",
+    ]
+    assert {"275 more tokens; --limit 0 shows all", "15 more merges; --limit 0 shows all"} < set(lines)
+    table = triform("tokenizer", "show", tokenizer_file, "--merges", "--limit", 2).out.splitlines()
+    assert [line.split() for line in table[1:3]] == [
+        [str(number), *(piece.replace(" ", "␣") for piece in (*pair, "".join(pair))), str(259 + number)]
+        for number, pair in enumerate(learned[:2], 1)
+    ]
+    assert (
+        triform("tokenizer", "show", tokenizer_file, "--merges", "--json", "--limit", 2).json
+        == content["merges"][:2]
+    )
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "word", "char"])
+def test_show_says_which_kinds_have_no_merges(triform: Command, kind: str, text_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    triform("tokenizer", "train", text_file, "--kind", kind, "--out", path)
+    assert "merge" not in triform("tokenizer", "show", path, "--limit", 0).out
+    assert triform("tokenizer", "show", path, "--json").json["merges"] is None
+    assert triform("tokenizer", "show", path, "--merges").refusal == (
+        f"--merges: {path} has no merges, because only byte-level BPE has them; its kind is {kind}"
+    )
+
+
+def test_show_says_what_surrounds_a_text(triform: Command, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", encoding="utf-8")
+    assert "a text is read as  [CLS] TEXT [SEP]" in triform("tokenizer", "show", tmp_path).out
+
+
+def test_explain_shows_each_word_once_with_its_steps(triform: Command, tokenizer_file: Path) -> None:
+    output = triform("tokenizer", "encode", tokenizer_file, "that that that\n", "--explain").out
+    headings = [line for line in output.splitlines() if not line.startswith(" ")]
+    assert headings == ["that", "␣that", "\\n"]
+    assert output.startswith("that\n  bytes    t h a t\n  merge 2  t h at\n  ids      87 75 261\n")
+    (row,) = triform("tokenizer", "encode", tokenizer_file, "that that", "--explain", "--json").json
+    assert [str(token) for token in row["tokens"]] == triform(
+        "tokenizer", "encode", tokenizer_file, "that that"
+    ).out.split()
+    assert [word["word"] for word in row["words"]] == ["that", " that"]
+    assert row["words"][0]["steps"][0] == {"name": "bytes", "pieces": ["t", "h", "a", "t"], "rest": ""}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "word", "char"])
+def test_explain_is_at_most_80_columns_wide(triform: Command, kind: str, text_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    triform("tokenizer", "train", text_file, "--kind", kind, "--out", path)
+    output = triform("tokenizer", "encode", path, TEXT, "x" * 99, "o-" * 200, "--explain").out
+    assert max(map(len, output.splitlines())) <= 80

@@ -1,7 +1,8 @@
-"""`triform tokenizer`: train, use, import and export tokenizers."""
+"""`triform tokenizer`: train, use, show, import and export tokenizers."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 tokenizer = new_group(
     "tokenizer",
     """
-    Train, use, import and export tokenizers.
+    Train, use, show, import and export tokenizers.
 
     Examples:
         triform tokenizer train story.txt --vocab-size 500 --out tokenizer.json
@@ -117,6 +118,9 @@ def encode(
     input_: InputOption = "",
     side: SideOption = "source",
     encoding: EncodingOption = "",
+    explain: Annotated[
+        bool, flag(OUTPUT, "--explain", "Show step by step how each word is split; a repeated word is shown once.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Encode texts as token ids.
@@ -126,9 +130,14 @@ def encode(
     Examples:
         triform tokenizer encode runs/reviews "A wonderful film."
         triform tokenizer encode tokenizer.json --input story.txt --json
+        triform tokenizer encode tokenizer.json "A wonderful film." --explain
     """
     loaded_tokenizer = open_tokenizer(path, side, encoding)
-    rows = loaded_tokenizer.encode_batch(collect_texts(texts, input_, "TEXT"))
+    lines = collect_texts(texts, input_, "TEXT")
+    if explain:
+        explain_texts(loaded_tokenizer, lines, as_json=json_)
+        return
+    rows = loaded_tokenizer.encode_batch(lines)
     if json_:
         print_json([{"tokens": row, "pieces": loaded_tokenizer.format_pieces(row)} for row in rows])
         return
@@ -155,6 +164,45 @@ def decode(
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     for line in collect_texts([" ".join(tokens)] if tokens else None, input_, "ID"):
         echo(loaded_tokenizer.decode(parse_token_ids(line, loaded_tokenizer.vocab_size)))
+
+
+@tokenizer.command(cls=HelpCommand)
+def show(
+    path: TokenizerArgument,
+    limit: Annotated[
+        int, option(OUTPUT, "N", "Show the first N tokens and merges; 0 shows all.", name="--limit", minimum=0)
+    ] = 20,
+    merges: Annotated[bool, flag(OUTPUT, "--merges", "Show only the merges of a BPE tokenizer.")] = False,
+    side: SideOption = "source",
+    encoding: EncodingOption = "",
+    json_: JsonOption = False,
+) -> None:
+    """Show the vocabulary of a tokenizer.
+
+    Prints the kind, the size, the special tokens, the vocabulary, and for BPE the merges in the order in which they
+    were learned. A space in a piece is shown as ␣.
+
+    Examples:
+        triform tokenizer show runs/reviews
+        triform tokenizer show tokenizer.json --merges --limit 0
+    """
+    from triform.cli.tokenizer_display import describe_tokenizer, find_merges, print_merges, print_tokenizer
+    from triform.errors import ConfigError
+
+    loaded_tokenizer = open_tokenizer(path, side, encoding)
+    found_merges = find_merges(loaded_tokenizer) if merges else None
+    if merges and found_merges is None:
+        kind = loaded_tokenizer.kind
+        raise ConfigError(
+            f"--merges: {path} has no merges, because only byte-level BPE has them; its kind is {kind}"
+        )
+    if json_:
+        content = describe_tokenizer(loaded_tokenizer, limit)
+        print_json(content["merges"] if merges else content)
+    elif found_merges is not None:
+        print_merges(found_merges, limit)
+    else:
+        print_tokenizer(loaded_tokenizer, limit)
 
 
 @tokenizer.command("import", cls=HelpCommand)
@@ -233,6 +281,26 @@ def open_tokenizer(
     return read_tokenizer(
         path, side=_validate_side(side), encoding=encoding, pattern=pattern, special_tokens=special
     )
+
+
+def explain_texts(loaded_tokenizer: Tokenizer, texts: list[str], *, as_json: bool) -> None:
+    """Print how a tokenizer splits each word of texts."""
+    from triform.cli.tokenizer_display import print_splits
+    from triform.scratch.splits import explain_splits
+
+    splits_by_text = [explain_splits(loaded_tokenizer, text) for text in texts]
+    if as_json:
+        print_json(
+            [
+                {
+                    "tokens": [token for split in splits for token in split.tokens],
+                    "words": [asdict(split) for split in splits],
+                }
+                for splits in splits_by_text
+            ]
+        )
+    else:
+        print_splits(split for splits in splits_by_text for split in splits)
 
 
 def parse_special_tokens(assignments: list[str]) -> dict[str, int]:
