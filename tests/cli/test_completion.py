@@ -31,7 +31,8 @@ def run_program(*arguments: str, folder: Path, **environment: str) -> str:
 def offer(shell: str, line: str, folder: Path) -> list[str]:
     """What the shell offers at the end of a line."""
     if shell == "bash":
-        words = {"COMP_WORDS": line.replace(" ", "\n"), "COMP_CWORD": str(line.count(" "))}
+        typed = line.replace("=", " = ").removesuffix(" ") if line.endswith("=") else line.replace("=", " = ")
+        words = {"COMP_WORDS": typed.replace(" ", "\n"), "COMP_CWORD": str(typed.count(" "))}
         return run_program(folder=folder, _TRIFORM_COMPLETE="complete_bash", **words).split()
     words = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     out = run_program(folder=folder, _TRIFORM_COMPLETE=f"complete_{shell}", **words)
@@ -48,7 +49,10 @@ def offer(shell: str, line: str, folder: Path) -> list[str]:
         ("triform train --ep", ["--epochs"]),
         ("triform train tra", ["translate"]),
         ("triform train classify --preset gp", ["gpt2-small"]),
+        ("triform train classify --preset=gp", ["gpt2-small"]),
+        ("triform train classify --set model.norm=rms --preset gp", ["gpt2-small"]),
         ("triform train classify --device c", ["cpu", "cuda"]),
+        ("triform train classify --set model.norm_p", ["model.norm_position=pre", "model.norm_position=post"]),
         ("triform train classify --set model.n_la", ["model.n_layers="]),
         ("triform predict runs/mine --set decode.beam", ["decode.beam_size="]),
         ("triform predict runs/mine --set model.n_la", []),
@@ -67,9 +71,12 @@ def test_commands_options_and_values_are_offered(tmp_path: Path, line: str, expe
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gets_the_offers(tmp_path: Path, shell: str) -> None:
     assert {"train", "predict", "evaluate"} <= set(offer(shell, "triform ", tmp_path))
-    if shell != "bash":  # bash splits words at =
-        values = offer(shell, "triform train classify --set model.norm_position=", tmp_path)
-        assert values == ["model.norm_position=pre", "model.norm_position=post"]
+    prefix = (
+        "model.norm_position=" if shell == "bash" else ""
+    )  # bash splits words at = and keeps the part before it
+    for typed, choices in (("", ["pre", "post"]), ("po", ["post"])):
+        values = offer(shell, f"triform train classify --set model.norm_position={typed}", tmp_path)
+        assert values == [f"model.norm_position={choice}".removeprefix(prefix) for choice in choices]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -5,8 +5,11 @@ Each function gets what the user has typed so far. Without an offer, the shell c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -61,15 +64,16 @@ def complete_system(incomplete: str) -> list[str]:
 
 
 def complete_setting(ctx: Any, incomplete: str) -> list[str]:
-    """Offer `NAME=` for each setting that the command can change, and after the `=` the values of a choice."""
+    """Offer `NAME=` for each setting that the command can change. If only one matches, offer its choices too."""
     from triform.cli.shorthands import SETTABLE
     from triform.config.settings import SETTING_TYPES
 
-    name, separator, _ = incomplete.partition("=")
-    if separator:
-        return complete_from(f"{name}={value}" for value in _choices(SETTING_TYPES.get(name)))(incomplete)
     prefixes = SETTABLE.get(ctx.info_name, ("",))
-    return complete_from(f"{setting}=" for setting in SETTING_TYPES if setting.startswith(prefixes))(incomplete)
+    names = [name for name in SETTING_TYPES if name.startswith(prefixes)]
+    matching = [name for name in names if f"{name}=".startswith(incomplete) or incomplete.startswith(f"{name}=")]
+    choices = [f"{name}={choice}" for name in matching[:1] for choice in _choices(SETTING_TYPES[name])]
+    offers = choices if choices and len(matching) == 1 else [f"{name}=" for name in matching]
+    return complete_from(offers)(incomplete)
 
 
 def complete_setting_name(incomplete: str) -> list[str]:
@@ -78,6 +82,34 @@ def complete_setting_name(incomplete: str) -> list[str]:
 
     groups = dict.fromkeys(name.partition(".")[0] for name in SETTING_TYPES)
     return complete_from(SETTING_TYPES if "." in incomplete else groups)(incomplete)
+
+
+@contextmanager
+def completion_in_bash() -> Iterator[None]:
+    """Complete words that contain `=` in bash, which splits words there; do nothing elsewhere.
+
+    Bash gives `model.norm=r` as the three words `model.norm`, `=` and `r`, and replaces only the last one. So the
+    words are joined before typer completes them, and each offer loses the part before the last `=`.
+    """
+    if os.environ.get("_TRIFORM_COMPLETE") != "complete_bash":
+        yield
+        return
+    typed = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
+    words: list[str] = []
+    for previous, word in zip(["", *typed], typed, strict=False):
+        if words and "=" in (previous, word):
+            words[-1] += word
+        else:
+            words.append(word)
+    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
+    is_split = len(words) < len(typed) and "=" in typed[-2:]
+    kept_by_bash = words[-1][: words[-1].rindex("=") + 1] if is_split else ""
+    offers = StringIO()
+    try:
+        with redirect_stdout(offers):
+            yield
+    finally:
+        print(*(offer.removeprefix(kept_by_bash) for offer in offers.getvalue().splitlines()), sep="\n")
 
 
 def _choices(setting_type: Any) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from triform import __version__
 from triform.cli.audit import audit
 from triform.cli.check import check
 from triform.cli.compare import compare
+from triform.cli.completion import completion_in_bash
 from triform.cli.config import config
 from triform.cli.convert import convert
 from triform.cli.data import data
@@ -92,8 +93,8 @@ def root_options(
 ) -> None:
     """Train and use Transformers that classify, generate or translate text.
 
-    Training writes a run folder; the other commands need only that folder. To see the options of a command, write
-    triform COMMAND --help.
+    triform train writes a run folder, which is all that predict, evaluate and explain need. To see the options of a
+    command, write triform COMMAND --help.
 
     Examples:
         triform train classify --data reviews.csv --out runs/reviews
@@ -108,7 +109,7 @@ def main() -> None:
     atexit.register(skip_last_collection)
     arguments = sys.argv[1:]
     try:
-        with signals_as_ctrl_c():
+        with signals_as_ctrl_c(), completion_in_bash():
             code = app(arguments, prog_name="triform", standalone_mode=False) or 0
         if code == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this exit code
             fail("interrupted", code)
