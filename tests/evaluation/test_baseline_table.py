@@ -93,7 +93,7 @@ def test_what_cannot_be_fitted_or_judged_is_there_with_its_reason(
 def test_a_file_that_cannot_be_read_is_the_reason_of_every_baseline() -> None:
     def damaged_rows() -> Iterator[LabelledText]:
         yield ROWS[0]
-        raise DataError("has an empty label", path="rows.csv", line=2)
+        raise DataError("the label is empty", path="rows.csv", line=2)
 
     message = "rows.csv, line 2: the label is empty"
     assert baselines.evaluate_baselines("classify", damaged_rows(), ROWS).reasons == {
