@@ -18,9 +18,10 @@ from triform.reporting.loss_curves import render_gradients, render_loss_curves
 FIGURES_FOLDER = "pictures"
 INTRODUCTION = """# Results
 
-This page shows what every reference system reaches, with its reported settings and with better ones, compared with
-reported figures and baselines. Repeat a result with `triform reproduce NAME`; [Reproducing results](reproduce.md)
-explains how. ± is half of the 95 % interval of a mean over seeds.
+This page compares our results for every reference system with the reported figures and with baselines. Each system
+was trained with the reported settings and with better ones. Repeat a result with `triform reproduce NAME`;
+[Reproducing the results](reproduce.md) explains how. ± is half of the 95 % confidence interval of a mean over
+seeds.
 """
 METHODS = """## How the results were obtained
 
@@ -84,5 +85,5 @@ def write_results_page(results: Path, page: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CheckpointError(f"{page}: cannot be written: {error.strerror or error}") from None
+        raise CheckpointError(f"{page} cannot be written: {error.strerror or error}") from None
     return page
