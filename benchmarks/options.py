@@ -14,7 +14,7 @@ class RenamedOption(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        parser.exit(2, f"No such option {option}; it is called {self.const} now.\n")
+        parser.exit(2, f"no such option {option}; it is called {self.const} now.\n")
 
 
 def build_parser(description: str | None) -> argparse.ArgumentParser:

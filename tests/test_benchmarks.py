@@ -83,7 +83,7 @@ def test_the_old_name_of_an_option_is_answered_with_the_new_one(
     with pytest.raises(SystemExit) as caught:
         front_door(list(arguments))
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "No such option --quick; it is called --smoke now.\n"
+    assert capsys.readouterr().err == "no such option --quick; it is called --smoke now.\n"
 
 
 def test_all_runs_each_in_its_own_process_and_says_which_failed(

@@ -78,8 +78,8 @@ def train(
         options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress` and `quiet` can also be
             given as keyword arguments.
         **settings: Settings by section, such as `model={"d_model": 64}`, or by their dotted names. `data`, `valid`,
-            `source`, `target`, `init_from`, `embeddings` and `seed` have short names. Without data, the task's
-            built-in data set is used.
+            `source`, `target`, `init_from`, `embeddings` and `seed` need no section. Without data, the task's
+            built-in dataset is used.
 
     Returns:
         The trained run, ready to predict and evaluate.

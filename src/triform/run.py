@@ -233,7 +233,7 @@ class Run:
         return load(self.path, device=device, precision="fp32", adapter=adapter, verify=self.verify).task
 
     def test_set(self) -> str:
-        """Return the name of the test split if the run was trained on a built-in data set, else an empty string."""
+        """Return the name of the test split if the run was trained on a built-in dataset, else an empty string."""
         train = self.config.data.train
         return train.partition("/")[0] + "/test" if train.startswith("builtin:") else ""
 
@@ -293,7 +293,7 @@ def validate_keep(keep: object) -> None:
 
 def _with_stride(data: Dataset, stride: int) -> Dataset:
     if not isinstance(data, LanguageModelDataset):
-        raise ConfigError("stride applies only to generate, which reads text in windows")
+        raise ConfigError("stride applies to generate only, because only generate reads text in windows")
     return data.with_stride(stride)
 
 

@@ -268,7 +268,7 @@ def test_training_says_when_the_validation_file_leaks(
     result = train("classify", "--data", data, "--valid", valid, "--out", tmp_path / "run")
     assert result.code == 0
     messages = (
-        f"{valid}: 3 of 4 rows (75.0 %) also occur in the training data; their score measures memorisation: "
+        f"{valid}: 3 of 4 rows (75.0 %) also occur in the training data; a metric on them measures memorisation: "
         f"run `triform audit --train {data} --valid {valid}`"
     )
     assert read_notices(tmp_path / "run") == [messages]
@@ -282,7 +282,7 @@ def test_training_says_when_held_out_rows_are_repeats(train: Command, tmp_path: 
     assert messages.startswith(
         f"{data}: 4 of 4 rows (100.0 %) held out for validation also occur in the training rows; "
     )
-    assert messages.endswith(f"their score measures memorisation: run `triform audit --train {data}`")
+    assert messages.endswith(f"a metric on them measures memorisation: run `triform audit --train {data}`")
 
 
 def test_sets_that_share_nothing_are_not_remarked_on(train: Command, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_documents_leak_and_running_text_only_as_a_whole(train: Command, tmp_pat
     assert read_notices(tmp_path / "two") == []
     same = write_file(tmp_path / "same.txt", files.txt.read_text())
     assert train("generate", "--data", files.txt, "--valid", same, *small, "--out", tmp_path / "three").code == 0
-    assert "is the training text; its score" in read_notices(tmp_path / "three")[0]
+    assert "is the training text; a metric on it" in read_notices(tmp_path / "three")[0]
 
 
 def test_evaluate_says_when_a_file_is_the_training_data_by_its_content(

@@ -520,4 +520,4 @@ def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: 
     )
     assert "windows of 16 tokens that start every 4 tokens" in triform(*arguments, "--stride", 4).out
     assert "must be between 1 and 16" in triform(*arguments, "--stride", 17).refusal
-    assert "stride applies only to generate" in triform("evaluate", classifier, "--stride", 4).refusal
+    assert "stride applies to generate only" in triform("evaluate", classifier, "--stride", 4).refusal

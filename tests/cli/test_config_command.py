@@ -167,9 +167,9 @@ def test_a_folder_that_is_no_run_and_a_damaged_run_are_refused(
     shutil.copytree(classifier, run)
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text[: len(text) // 2])
-    assert f"{run / 'config.toml'}: is damaged" in triform("config", "show", run).refusal
-    assert f"{run}: is damaged" in triform("config", "show", run, "--no-verify").refusal
+    assert f"{run / 'config.toml'} does not match digests.json" in triform("config", "show", run).refusal
+    assert f"{run} is damaged" in triform("config", "show", run, "--no-verify").refusal
     (run / "config.toml").write_text(text)
     (run / "sources.json").write_text("[1]")
-    assert "sources.json: is damaged" in triform("config", "show", run).refusal
+    assert "sources.json is damaged" in triform("config", "show", run).refusal
     assert "whose settings are final" in triform("config", "show", run, "--preset", "tiny").refusal

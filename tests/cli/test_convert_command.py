@@ -111,7 +111,7 @@ def test_a_hub_name_without_a_network_is_one_line(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     message = triform("convert", "import", "hub:someone/tiny", "--out", tmp_path / "run").refusal
-    assert message.startswith("hub:someone/tiny: cannot be downloaded (no route to host); without a network, give")
+    assert message.startswith("hub:someone/tiny cannot be downloaded (no route to host); without a network, give")
 
 
 def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp_path: Path) -> None:
@@ -119,13 +119,13 @@ def test_what_cannot_be_exported_is_one_line(triform: Command, folder: Path, tmp
     out = ("--out", tmp_path / "out")
     assert "no such run folder" in triform("convert", "export", tmp_path / "none", "--to", "hf", *out).refusal
     assert (
-        "known are hf, ctranslate2, onnx"
+        "choose from hf, ctranslate2, onnx"
         in triform("convert", "export", tmp_path / "run", "--to", "x", *out).refusal
     )
     assert "only classifiers" in triform("convert", "export", tmp_path / "run", "--to", "onnx", *out).refusal
     (tmp_path / "file").touch()
     existing_result = triform("convert", "export", tmp_path / "run", "--to", "hf", "--out", tmp_path / "file")
-    assert existing_result.refusal.endswith("file: already exists; choose another --out")
+    assert existing_result.refusal.endswith("file already exists; choose another --out")
     assert triform("convert", "export", tmp_path / "run", "--to", "hf", *out).code == 0
     second_result = triform("convert", "export", tmp_path / "run", "--to", "hf", *out)
     assert "already exists" in second_result.refusal

@@ -79,32 +79,32 @@ def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
-        ("train classify --dropout 0.1", "No such option --dropout; write --set model.dropout=VALUE."),
-        ("train classify --n-layer 3", "No such option --n-layer; write --set model.n_layers=VALUE."),
-        ("train classify --model-dropout 3", "No such option --model-dropout; write --set model.dropout=VALUE."),
-        ("train classify --learning-rate 3", "No such option --learning-rate; write --lr VALUE."),
-        ("train classify --hidden-size 3", "No such option --hidden-size; write --set model.d_model=VALUE."),
-        ("train classify --devise cpu", "No such option --devise; did you mean --device?"),
+        ("train classify --dropout 0.1", "no such option --dropout; write --set model.dropout=VALUE."),
+        ("train classify --n-layer 3", "no such option --n-layer; write --set model.n_layers=VALUE."),
+        ("train classify --model-dropout 3", "no such option --model-dropout; write --set model.dropout=VALUE."),
+        ("train classify --learning-rate 3", "no such option --learning-rate; write --lr VALUE."),
+        ("train classify --hidden-size 3", "no such option --hidden-size; write --set model.d_model=VALUE."),
+        ("train classify --devise cpu", "no such option --devise; did you mean --device?"),
         (
             "predict run --length-penalty 1",
-            "No such option --length-penalty; write --set decode.length_penalty=VALUE, or",
+            "no such option --length-penalty; write --set decode.length_penalty=VALUE, or",
         ),
-        ("predict run --num-beams 1", "No such option --num-beams; write --beam-size VALUE, or"),
-        ("predict run --dropout 1", "No such option --dropout; model.dropout is a setting of `triform train`, or"),
-        ("explain run text --new 3", "No such option --new; it is called --max-new-tokens now."),
-        ("explain run text --map=cross", "No such option --map; it is called --stack now."),
-        ("tokenizer export run --out f --like hf", "No such option --like; it is called --format now."),
-        ("reproduce imdb --setting best", "No such option --setting; it is called --variant now."),
-        ("reproduce imdb --quick", "No such option --quick; it is called --smoke now."),
-        ("predict run -5", "No such option -5; write -- before a text that starts with a dash."),
-        ("doctor --wings", "No such option --wings."),
+        ("predict run --num-beams 1", "no such option --num-beams; write --beam-size VALUE, or"),
+        ("predict run --dropout 1", "no such option --dropout; model.dropout is a setting of `triform train`, or"),
+        ("explain run text --new 3", "no such option --new; it is called --max-new-tokens now."),
+        ("explain run text --map=cross", "no such option --map; it is called --stack now."),
+        ("tokenizer export run --out f --like hf", "no such option --like; it is called --format now."),
+        ("reproduce imdb --setting best", "no such option --setting; it is called --variant now."),
+        ("reproduce imdb --quick", "no such option --quick; it is called --smoke now."),
+        ("predict run -5", "no such option -5; write -- before a text that starts with a dash."),
+        ("doctor --wings", "no such option --wings."),
         (
             "train classify reviews.csv",
-            "Unexpected argument reviews.csv; to train on a file, write --data reviews.csv.",
+            "unexpected argument reviews.csv; to train on a file, write --data reviews.csv.",
         ),
         ("train translate a.en a.fr", "to train on aligned files, write --source a.en --target a.fr."),
-        ("evaluate run --beam-size 4", "No such option --beam-size; write --set decode.beam_size=VALUE."),
-        ("trian classify", "No such command trian; did you mean triform train? See"),
+        ("evaluate run --beam-size 4", "no such option --beam-size; write --set decode.beam_size=VALUE."),
+        ("trian classify", "no such command trian; did you mean triform train? See"),
     ],
 )
 def test_what_to_write_instead_is_said(triform: Command, command: str, advice: str) -> None:
@@ -157,3 +157,12 @@ def test_decoding_options_have_no_effect_on_a_classifier_and_predict_says_so(
     result = triform("predict", classifier, "soup", "--temperature", "0.5", "--beam-size", 2)
     assert result.code == 0
     assert "these settings have no effect: decode.temperature, decode.beam_size\n" in result.err
+
+
+def test_predict_names_settings_that_the_decoding_strategy_does_not_use(triform: Command, writer: Path) -> None:
+    length = ("--max-new-tokens", 2)
+    mixed = triform("predict", writer, "1 bird", "--temperature", "0.5", "--beam-size", 2, *length).err
+    assert "note: decode.strategy=beam does not use decode.temperature\n" in mixed
+    greedy = triform("predict", writer, "1 bird", "--top-k", 5, "--set", "decode.strategy=greedy", *length).err
+    assert "note: decode.strategy=greedy does not use decode.top_k\n" in greedy
+    assert "does not use" not in triform("predict", writer, "1 bird", "--top-k", 5, *length).err

@@ -153,7 +153,7 @@ def test_wrong_use_is_one_line(triform: Command, classifier: Path, tmp_path: Pat
     out = ("--out", tmp_path / "maps.html")
     assert "unknown label 'ugly'" in triform("explain", classifier, "the soup", "--target", "ugly", *out).refusal
     assert "unknown device" in triform("explain", classifier, "the soup", "--device", "tpu", *out).refusal
-    assert "Missing argument" in triform("explain", classifier).refusal
+    assert "missing argument" in triform("explain", classifier).refusal
     assert "new" in triform("explain", classifier, "the soup", "--max-new-tokens", -1, *out).refusal
     (tmp_path / "folder.html").mkdir()
     blocked = triform("explain", classifier, "the soup", "--out", tmp_path / "folder.html")
@@ -202,7 +202,7 @@ def test_new_tokens_are_for_a_writer_only(triform: Command, classifier: Path, tm
 
 def test_a_place_that_cannot_be_written_to_is_named_as_it_was_given(triform: Command, classifier: Path) -> None:
     assert triform("explain", classifier, "good", "--out", "/proc/nowhere/m.html").last_line.startswith(
-        "/proc/nowhere/m.html: cannot be written"
+        "/proc/nowhere/m.html cannot be written"
     )
 
 

@@ -179,10 +179,10 @@ def test_notes_are_counted_and_written_where_there_are_any(
     table.write_text("text,id\nthe soup,1\n,2\nqq zz,3\n,4\n")
     result = triform("predict", classifier, "--input", table, "--output", out, "--json")
     assert "note: 2 of 4 texts: the text is empty\n" in result.err
-    assert "note: 1 of 4 texts: the vocabulary has no word of the text\n" in result.err
+    assert "note: 1 of 4 texts: no word of the text is in the vocabulary\n" in result.err
     assert ["notes" in prediction for prediction in result.json] == [False, True, True, True]
     assert [row["notes"] for row in read_csv(out)] == [
-        *("", "the text is empty", "the vocabulary has no word of the text", "the text is empty")
+        *("", "the text is empty", "no word of the text is in the vocabulary", "the text is empty")
     ]
     assert triform("predict", classifier, "--input", table, "--output", tmp_path / "o.jsonl").code == 0
     written = [json.loads(line)["notes"] for line in (tmp_path / "o.jsonl").read_text().splitlines()]

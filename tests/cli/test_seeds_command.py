@@ -59,7 +59,7 @@ def test_fewer_than_one_seed_is_refused(seeds: int, train: Command, files: Files
 
 def test_folders_that_are_taken_are_refused(train: Command, files: Files, tmp_path: Path, classifier: Path) -> None:
     refusal = train("classify", "--data", files.csv, "--out", classifier, "--seeds", 2).refusal
-    assert refusal == f"{classifier}: contains a single run; choose another --out for several seeds"
+    assert refusal == f"{classifier} contains a single run; choose another --out for several seeds"
     many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
     assert "nothing to resume, because there is no such folder" in train(*many, "--resume").refusal
     assert train(*many, "--quiet").code == 0

@@ -143,12 +143,14 @@ def test_to_other_libraries_and_back_the_ids_stay(triform: Command, tokenizer_fi
         (("decode", "{learned}", "280"), "280 is not a token id; the ids of this vocabulary are 0 to 279"),
         (("decode", "{learned}", "1.5"), "'1.5' is not a token id; ids are whole numbers"),
         (("decode", "{learned}"), "there is nothing to read; give ID"),
-        (("export", "{learned}", "--format", "hff", "--out", "{tmp}/o"), "--format hff: did you mean 'hf'?"),
+        (
+            ("export", "{learned}", "--format", "hff", "--out", "{tmp}/o"),
+            "unknown --format 'hff'; choose from hf, tiktoken",
+        ),
         (("train", "--data", "{tmp}/book.txt", "--out", "{learned}"), "already exists; choose another --out"),
-        (("train", "--data", "{tmp}/book.txt", "--kind", "bpee", "--out", "{tmp}/o"), "did you mean 'bpe'?"),
         (
             ("train", "{tmp}/book.txt", "--kind", "wordpeice", "--out", "{tmp}/o"),
-            "--kind wordpeice: did you mean 'wordpiece'?",
+            "unknown --kind 'wordpeice'; choose from char, word, bpe, wordpiece",
         ),
         (
             ("train", "{tmp}/book.txt", "--kind", "wordpiece", "--vocab-size", "9", "--out", "{tmp}/o"),

@@ -228,6 +228,8 @@ def test_a_text_file_has_no_labels_and_no_pairs(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.txt", "words\n")
     assert error_message(load_rows, path).startswith(": a .txt file has no labels; use a .csv, .tsv or .jsonl")
     assert error_message(load_pairs, path).startswith(": a .txt file has no pairs; use a .csv, .tsv or .jsonl")
+    source = write_file(tmp_path, "train.en", "words\n")
+    assert error_message(load_pairs, source).endswith(" added; write two aligned files as SOURCE,TARGET")
 
 
 @pytest.mark.parametrize(("left", "right"), [("a\nb\nc", "a\nb\n"), ("a\n", "a\n\n"), ("", "a\n"), ("a", "")])

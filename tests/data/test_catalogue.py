@@ -171,5 +171,5 @@ def test_sets_lie_in_the_users_cache_unless_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown data set 'mnist'; choose from speeches, tinyshakespeare"):
+    with pytest.raises(ConfigError, match="unknown dataset 'mnist'; choose from speeches, tinyshakespeare"):
         get_dataset("mnist")

@@ -330,7 +330,7 @@ def test_a_hub_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     message = error_message("hub:openai-community/gpt2")
     assert message.startswith(
-        "hub:openai-community/gpt2: cannot be downloaded (no route to host); without a network"
+        "hub:openai-community/gpt2 cannot be downloaded (no route to host); without a network"
     )
 
 

@@ -15,7 +15,7 @@ from triform.run import Run
 from triform.tasks import Task
 from triform.tasks.explanation import build_explanation_input
 
-EMPTY, UNKNOWN = "the text is empty", "the vocabulary has no word of the text"
+EMPTY, UNKNOWN = "the text is empty", "no word of the text is in the vocabulary"
 every_task = pytest.mark.parametrize("name", NAMES)
 
 

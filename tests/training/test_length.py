@@ -210,7 +210,7 @@ def test_a_classifier_whose_validation_loss_keeps_rising_stops_early_by_default(
     out = train_run(rows, tmp_path / "run", TRAIN_SETTINGS | {"max_steps": 60, "eval_every": 3}, quiet=False)
     patience = RunFolder(out).read_config().train.patience
     assert patience == 5
-    assert "stops early after 5 validations without a better score or a lower loss" in capsys.readouterr().err
+    assert "stops early after 5 validations without a better metric or a lower loss" in capsys.readouterr().err
     assert read_state(out)["finished"] == "patience"
     assert read_state(out)["progress"]["step"] == 3 * (2 + patience)
 

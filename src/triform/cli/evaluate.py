@@ -45,7 +45,7 @@ StrideOption = Annotated[
     option(
         EVALUATION,
         "N",
-        "For generate: start a window every N tokens. The default is one window after the other.",
+        "For generate: start a window every N tokens. With 0, the default, windows do not overlap.",
         minimum=0,
         show_default=False,
     ),

@@ -149,12 +149,12 @@ def describe_unknown_command(parent: str, known_commands: Collection[str], argum
     suggestion = ""
     if name == "help":
         known = [argument for argument in arguments[1:2] if argument in known_commands]
-        return f"To read the help, write {' '.join([parent, *known, '--help'])}"
+        return f"to read the help, write {' '.join([parent, *known, '--help'])}"
     if parent == "triform" and name in COMMAND_ALIASES:
         suggestion = COMMAND_ALIASES[name]
     elif matches := difflib.get_close_matches(name, known_commands, n=1):
         suggestion = matches[0]
-    return f"No such command {name}" + (f"; did you mean {parent} {suggestion}?" if suggestion else "")
+    return f"no such command {name}" + (f"; did you mean {parent} {suggestion}?" if suggestion else "")
 
 
 def write_help(command: Any, ctx: Any, formatter: Any) -> None:

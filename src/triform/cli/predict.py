@@ -109,9 +109,7 @@ def predict(
         echo(inputs.description, err=True)
     if output is not None:
         validate_cells(output, inputs, loaded_run.config.task, loaded_run.config.data.labels)
-    if decode and loaded_run.config.task == "classify":
-        names = ", ".join(f"decode.{name}" for name in decode)
-        echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
+    _print_unused_settings(loaded_run.config, decode)
     predictions = loaded_run.predict(inputs.texts, top=top, keep=parse_keep(keep), seed=seed, **decode)
     print_precision_note(loaded_run)
     for line in summarize_notes(predictions):
@@ -128,6 +126,20 @@ def predict(
             echo(prediction.input * (loaded_run.config.task == "generate") + format_prediction(prediction))
             if top:
                 print_alternatives(prediction, loaded_run.config.task)
+
+
+def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
+    """Print a note about decoding settings that the task or the strategy does not use."""
+    from triform.run import IMPLIED_STRATEGY, override_decode
+
+    if decode and config.task == "classify":
+        names = ", ".join(f"decode.{name}" for name in decode)
+        echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
+        return
+    strategy = override_decode(config.decode, decode).strategy
+    unused_names = [f"decode.{name}" for name in decode if IMPLIED_STRATEGY.get(name, strategy) != strategy]
+    if unused_names and strategy != "auto":
+        echo(f"note: decode.strategy={strategy} does not use {', '.join(unused_names)}", err=True)
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, Any], Settings]:

@@ -18,7 +18,7 @@ from triform.formatting import echo
 INTRODUCTION = """\
 # Command line
 
-This page lists every command with its arguments and options. The same texts are printed by `--help`, for example
+This page lists every command with its arguments and options. `--help` prints the same texts, for example
 `triform train --help`. See also the [settings](settings.md) that `--set` changes, and the
 [exit codes and file formats](reference.md)."""
 

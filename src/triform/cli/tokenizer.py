@@ -93,13 +93,12 @@ def train(
         triform tokenizer train reviews.csv --kind word --out words.json
     """
     from triform.config import DataConfig, TokenizerConfig
-    from triform.config.settings import suggest_name
     from triform.data.readers import read_chunks
     from triform.errors import ConfigError
     from triform.text import TOKENIZERS, train_tokenizer
 
     if kind not in TOKENIZERS:
-        raise ConfigError(f"--kind {kind}: {suggest_name(kind, TOKENIZERS)}")
+        raise ConfigError(f"unknown --kind {kind!r}; choose from {', '.join(TOKENIZERS)}")
     paths = [*(files or []), *(data or [])]
     if not paths:
         raise ConfigError("there is no text to train on; give one or more files")
@@ -256,12 +255,11 @@ def export(
         triform tokenizer export runs/reviews --out exported
         triform tokenizer export tokenizer.json --format tiktoken --out exported
     """
-    from triform.config.settings import suggest_name
     from triform.errors import ConfigError
     from triform.text import write_tokenizer
 
     if format_ not in EXPORT_FORMATS:
-        raise ConfigError(f"--format {format_}: {suggest_name(format_, EXPORT_FORMATS)}")
+        raise ConfigError(f"unknown --format {format_!r}; choose from {', '.join(EXPORT_FORMATS)}")
     loaded_tokenizer = open_tokenizer(path, side, encoding)
     for written_path in write_tokenizer(
         loaded_tokenizer,
@@ -329,7 +327,7 @@ def require_absent(out: Path) -> None:
     from triform.errors import CheckpointError
 
     if out.exists():
-        raise CheckpointError(f"{out}: already exists; choose another --out")
+        raise CheckpointError(f"{out} already exists; choose another --out")
 
 
 def save_tokenizer(trained_tokenizer: Tokenizer, out: Path) -> None:

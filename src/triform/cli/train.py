@@ -62,7 +62,7 @@ SeedOption = Annotated[
 SeedsOption = Annotated[
     int | None,
     option(
-        TRAINING, "N", "Train N models, with seeds counted up from --seed, in RUN/seed-0, RUN/seed-1 and so on."
+        TRAINING, "N", "Train N models, whose seeds start at --seed. Each has its own folder, such as RUN/seed-0."
     ),
 ]
 OutOption = Annotated[

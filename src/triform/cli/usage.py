@@ -63,10 +63,10 @@ def _describe_problem(error: Any) -> str:
     param = getattr(error, "param", None)
     if param is not None and type(error).__name__ == "MissingParameter":
         kind, name = ("option", param.opts[0]) if param.param_type_name == "option" else ("argument", param.metavar)
-        return f"Missing {kind} {name}" + (f": {param.help.rstrip('.')}" if param.help else "")
+        return f"missing {kind} {name}" + (f": {param.help.rstrip('.')}" if param.help else "")
     problem = " ".join(str(error.format_message()).split()).rstrip(".")
     if extra := EXTRA_ARGUMENT.fullmatch(problem):
-        return f"Unexpected argument {extra[1]}{_suggest_for_extra(command, extra[1], ctx.params)}"
+        return f"unexpected argument {extra[1]}{_suggest_for_extra(command, extra[1], ctx.params)}"
     for pattern, plain_text in PLAIN_PROBLEMS:
         problem = re.sub(pattern, plain_text, problem)
     return problem
@@ -106,7 +106,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
         {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
     )
     if (new_name := RENAMED_OPTIONS.get(error.option_name)) in known_options:
-        return f"No such option {error.option_name}; it is called {new_name} now"
+        return f"no such option {error.option_name}; it is called {new_name} now"
     option, setting = find_nearest(error.option_name, known_options)
     option = option or next(
         (name for name in known_options & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), ""
@@ -120,7 +120,7 @@ def _describe_unknown_option(error: Any, command: str) -> str:
         advice.insert(0, f"write --set {setting}=VALUE")
     elif setting:
         advice.insert(0, f"{setting} is a setting of `triform train`")
-    return "; ".join([f"No such option {error.option_name}", *([", or ".join(advice)] if advice else [])])
+    return "; ".join([f"no such option {error.option_name}", *([", or ".join(advice)] if advice else [])])
 
 
 def find_nearest(option: str, known_options: Collection[str]) -> tuple[str, str]:

@@ -75,8 +75,8 @@ class DataConfig:
 
     train: str = setting(
         "",
-        "The training file, or builtin:NAME for a built-in data set.",
-        auto="The built-in data set of the task.",
+        "The training file, or builtin:NAME for a built-in dataset.",
+        auto="The built-in dataset of the task.",
         details="The option --data sets it. For translate, SOURCE,TARGET names two aligned files.",
     )
     valid: str = setting(
@@ -92,7 +92,7 @@ class DataConfig:
     monitor: tuple[str, ...] = setting(
         (),
         "Further sets that are evaluated with the validation set, each as NAME=FILE.",
-        details="The second --valid NAME=FILE and those after it set it. They select nothing.",
+        details="The second --valid NAME=FILE and those after it set it. They do not affect training.",
     )
     source: str = setting(
         "",

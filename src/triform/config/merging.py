@@ -146,7 +146,7 @@ def _describe_source(name: str, settings: Settings, recorded: Mapping[str, str] 
         return "default"
     if recorded is None:
         return "saved in the run"
-    if name in DATA_FILE_SETTINGS:  # a built-in data set
+    if name in DATA_FILE_SETTINGS:  # a built-in dataset
         return "default"
     if settings["train.init_from"] and (name.startswith("model.") or name in BASE_RUN_SETTINGS):
         return "base run"
@@ -178,7 +178,7 @@ def _request_layers(
 
 
 def absolute_path(path: str) -> str:
-    """Return an absolute path. Names of built-in data sets stay as they are."""
+    """Return an absolute path. Names of built-in datasets stay as they are."""
     return path if path.startswith("builtin:") else str(Path(path).absolute())
 
 

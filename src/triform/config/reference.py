@@ -175,7 +175,8 @@ You can give settings in three ways. If a setting is given more than once, the l
    keyword arguments: `triform.train("classify", model={"d_model": 64})`
 
 Settings that you leave out keep their default. An automatic default is replaced by a suitable value, in most cases
-when training starts and from the size of the data. The value in parentheses stands for it in files.
+when training starts and from the size of the data. In a file, write the value in parentheses for an automatic
+default.
 """
 
 

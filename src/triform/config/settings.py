@@ -304,13 +304,13 @@ def load_toml(path: Path) -> dict[str, Any]:
         ConfigError: The file does not exist, cannot be read, or is not valid TOML.
     """
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: cannot be read: it is a folder, a pipe or a device, not a file")
+        raise ConfigError(f"{path} cannot be read: it is a folder, a pipe or a device, not a file")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     return parse_toml(text, path)
 
 

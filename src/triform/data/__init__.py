@@ -1,1 +1,1 @@
-"""Read files and built-in data sets, store tokens, sample batches and audit data. No torch."""
+"""Read files and built-in datasets, store tokens, sample batches and audit data. No torch."""

@@ -33,7 +33,7 @@ LengthFunction = Callable[[str, Sequence[str]], Sequence[int]]  # maps the texts
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSet:
-    """The texts of one data set, with their labels or targets and line numbers. Missing columns are empty."""
+    """The texts of one dataset, with their labels or targets and line numbers. Missing columns are empty."""
 
     texts: Sequence[str]
     labels: Sequence[str] = ()
@@ -146,7 +146,7 @@ def find_leaked(train_texts: Iterable[str], other_texts: Iterable[str], *, near:
 
 
 def read_audit_set(task: TaskName, name: str, data_config: DataConfig) -> AuditSet:
-    """Read a data set as `train` does. The rows of a plain text are its non-blank lines."""
+    """Read a dataset as `train` does. The rows of a plain text are its non-blank lines."""
     if task == "translate":
         pairs = list(readers.read_pairs_or_aligned(name, data_config))
         return AuditSet(

@@ -1,4 +1,4 @@
-"""Read the built-in data sets by name, `builtin:NAME[/SPLIT]`, as pairs of texts or as one plain text."""
+"""Read the built-in datasets by name, `builtin:NAME[/SPLIT]`, as pairs of texts or as one plain text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The catalogue of public data sets: where to download their files, and their checksums.
+"""The catalogue of public datasets: where to download their files, and their checksums.
 
-The files of a data set are in FOLDER/NAME, plain or compressed with .gz added to the name. Sizes and checksums are
+The files of a dataset are in FOLDER/NAME, plain or compressed with .gz added to the name. Sizes and checksums are
 those of the uncompressed content.
 """
 
@@ -41,7 +41,7 @@ class DatasetFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """A data set. `manual_instructions` say how to obtain files that cannot be downloaded."""
+    """A dataset. `manual_instructions` say how to obtain files that cannot be downloaded."""
 
     name: str
     description: str
@@ -156,14 +156,14 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def get_dataset(name: str) -> DatasetSpec:
-    """Return a data set by its name."""
+    """Return a dataset by its name."""
     if name not in DATASETS:
-        raise ConfigError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}")
+        raise ConfigError(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
 def dataset_folder(dataset: DatasetSpec, folder: str | Path = "") -> Path:
-    """Return the folder of a data set: below `folder`, or where `triform data get` puts it by default."""
+    """Return the folder of a dataset: below `folder`, or where `triform data get` puts it by default."""
     try:
         return Path(folder or datasets_folder()) / dataset.name
     except RuntimeError:
@@ -171,13 +171,13 @@ def dataset_folder(dataset: DatasetSpec, folder: str | Path = "") -> Path:
 
 
 def find_file(file: DatasetFile, folder: Path) -> Path | None:
-    """Return the path of a file in the folder of its data set, plain or compressed; None if it is missing."""
+    """Return the path of a file in the folder of its dataset, plain or compressed; None if it is missing."""
     candidates = (folder / file.name, folder / f"{file.name}.gz")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def verify_dataset(dataset: DatasetSpec, folder: str | Path = "") -> dict[str, Path]:
-    """Return the paths of all files of a data set after comparing their checksums.
+    """Return the paths of all files of a dataset after comparing their checksums.
 
     Raises:
         DataError: A file is missing or has another checksum. The message names it.
@@ -218,7 +218,7 @@ def _verify_sha256(file: DatasetFile, actual: str, path: Path | str, advice: str
 def download_dataset(
     dataset: DatasetSpec, folder: str | Path = "", log: Callable[[str], None] = print
 ) -> dict[str, Path]:
-    """Download the missing files of a data set and verify all of them. Existing files are not changed."""
+    """Download the missing files of a dataset and verify all of them. Existing files are not changed."""
     set_folder = dataset_folder(dataset, folder)
     for file in dataset.files:
         if find_file(file, set_folder) is not None:

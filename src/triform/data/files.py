@@ -34,8 +34,12 @@ MAX_LINE_BYTES = 1 << 26  # bytes of a line or of a row of a table
 BLOCK_SIZE = 1 << 20  # bytes read at once; a chunk of text has about as many characters
 
 
-def detect_kind(path: str) -> FileKind:
+def detect_kind(path: str, remedy: str = "") -> FileKind:
     """Return the format of an existing file by its name.
+
+    Args:
+        path: A file, or `builtin:NAME`.
+        remedy: What the message adds if the format is unknown.
 
     Raises:
         DataError: The file is missing, or its name does not tell the format.
@@ -49,7 +53,9 @@ def detect_kind(path: str) -> FileKind:
     known_suffixes = ", ".join(KIND_BY_SUFFIX)
     suffix = _suffix(path)
     problem = f"unknown file format {suffix!r}" if suffix else "the file name has no suffix"
-    raise DataError(f"{problem}; supported formats are {known_suffixes}, each also with .gz added", path=path)
+    raise DataError(
+        f"{problem}; supported formats are {known_suffixes}, each also with .gz added{remedy}", path=path
+    )
 
 
 def kind_from_name(path: str) -> FileKind | None:

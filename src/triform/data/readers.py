@@ -1,4 +1,4 @@
-"""Read labelled texts, pairs of texts and chunks of plain text from files and built-in data sets.
+"""Read labelled texts, pairs of texts and chunks of plain text from files and built-in datasets.
 
 A path is a .txt, .csv, .tsv or .jsonl (.ndjson, .json) file, each also with .gz added, or `builtin:NAME[/SPLIT]`.
 Files are streamed, and a DataError names the file and the line of a problem. `triform.data.columns` finds the
@@ -49,7 +49,7 @@ class TextPair:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A part of a text. `ends` is true if a document ends after it."""
+    """A part of a text. `ends_document` is true if a document ends after it."""
 
     text: str
     ends_document: bool
@@ -137,7 +137,7 @@ def _read_json_rows(path: str, data_config: DataConfig, *, labelled: bool) -> It
 
 def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
     """Yield sources with their targets from a table or a built-in set."""
-    kind = detect_kind(path)
+    kind = detect_kind(path, remedy="; write two aligned files as SOURCE,TARGET")
     cells: Iterator[tables.NumberedCells]
     if kind == "builtin":
         builtin_sets.require_task(path, "translate")

@@ -1,4 +1,4 @@
-"""Sequences of tokens in one flat array, in memory or memory-mapped, so that a data set may be larger than memory.
+"""Sequences of tokens in one flat array, in memory or memory-mapped, so that a dataset may be larger than memory.
 
 On disk, a store named `train` is two files. `train.bin` holds the tokens as little-endian uint16 or uint32.
 `train.idx` holds a 16-byte header (magic, version, bytes per token), the int64 offset of each sequence, and the end

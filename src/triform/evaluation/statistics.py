@@ -203,8 +203,9 @@ def verdict(
     if difference.low == difference.mean == difference.high == 0:
         return "no difference"
     leader = second if (difference.mean > 0) == info.higher_is_better else first
+    ahead = f"{leader} is ahead by {size}" if difference.mean else "the means are equal"
     if difference.pairs == 1 and difference.floor > ALPHA:
-        return f"one seed gives no interval and no test ({leader} is ahead by {size})"
+        return f"one seed gives no interval and no test ({ahead})"
     p_text = f"{'corrected ' if comparisons > 1 else ''}{describe_p_value(corrected)}"
     if corrected <= ALPHA:
         return f"{leader} is better by {size} ({p_text})"
@@ -215,7 +216,7 @@ def verdict(
         )
         limit_text += correction_text if comparisons > 1 else ""
         advice = f"{limit_text}; use {min_pairs_needed(comparisons)} or more seeds"
-        return f"too few seeds to tell ({leader} is ahead by {size}, {p_text}; {advice})"
+        return f"too few seeds to tell ({ahead}, {p_text}; {advice})"
     return f"no evidence of a difference ({size}, {p_text})"
 
 

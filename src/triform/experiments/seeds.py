@@ -196,7 +196,7 @@ def _claim_folders(
 ) -> list[SeedRun]:
     """Lock the folder of every seed until the exit stack is closed."""
     if (out / CONFIG_FILE).exists():
-        raise CheckpointError(f"{out}: contains a single run; choose another --out for several seeds")
+        raise CheckpointError(f"{out} contains a single run; choose another --out for several seeds")
     if options.resume and not any((out / f"seed-{seed}" / CONFIG_FILE).exists() for seed in seeds):
         raise CheckpointError(
             f"{out}: nothing to resume, because there are no runs of the seeds {seeds[0]} to {seeds[-1]}"

@@ -146,7 +146,7 @@ class Explanation:
             with atomic_file(path) as temporary_path:
                 explanation._write(temporary_path, suffix)
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
+            raise ConfigError(f"{path} cannot be written ({error.strerror or error})") from error
         return path
 
     def select_map(self, name: str) -> Explanation:

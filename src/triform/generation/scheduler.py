@@ -162,7 +162,7 @@ def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> Generati
 
 
 def row_seeds(seed: int, rows: Sequence[int]) -> list[int]:
-    """Return a seed for each of these rows of a data set. It does not depend on the batch."""
+    """Return a seed for each of these rows of a dataset. It does not depend on the batch."""
     return [seed * 1_000_003 + row for row in rows]
 
 

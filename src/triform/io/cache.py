@@ -14,7 +14,7 @@ def cache_folder() -> Path:
 
 
 def datasets_folder() -> Path:
-    """Return the folder of downloaded data sets, which is next to the folder of encoded data."""
+    """Return the folder of downloaded datasets, which is next to the folder of encoded data."""
     configured = os.environ.get("TRIFORM_CACHE")
     return (Path(configured) if configured else _system_cache_folder()) / "sets"
 

@@ -76,7 +76,7 @@ def read_setting_sources(folder: Path) -> dict[str, str] | None:
         if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
             raise ValueError("it is not an object of strings")
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is damaged ({error}); delete it, the run works without it") from None
+        raise CheckpointError(f"{path} is damaged ({error}); delete it, because the run works without it") from None
     return sources
 
 

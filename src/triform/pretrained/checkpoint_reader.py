@@ -147,7 +147,7 @@ def _read_head(path: Path, length: int) -> bytes:
         with path.open("rb") as file:
             return file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
 def _is_state_dict(content: Any) -> bool:

@@ -27,5 +27,5 @@ def resolve_model_path(name: str | Path) -> Path:
     except Exception as error:  # networks, servers and disks fail in many ways
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{name}: cannot be downloaded ({reason}); without a network, give a folder that holds the model"
+            f"{name} cannot be downloaded ({reason}); without a network, give a folder that holds the model"
         ) from None

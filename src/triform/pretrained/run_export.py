@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from triform.config import Config
-from triform.config.settings import suggest_name
 from triform.errors import CheckpointError, ConfigError
 from triform.io.files import atomic_folder
 from triform.nn.kernels.int8 import Int8Linear
@@ -55,7 +54,7 @@ def export(task: Task, to: str, out: Path) -> str:
     'gpt2'
     """
     if to not in EXPORT_FORMATS:
-        raise ConfigError(f"--to {to}: {suggest_name(to, EXPORT_FORMATS)}")
+        raise ConfigError(f"unknown --to {to!r}; choose from {', '.join(EXPORT_FORMATS)}")
     if task.config.model.is_recurrent:
         raise ConfigError(
             f"--to {to} supports only Transformers, so a run with model.kind={task.config.model.kind} "
@@ -65,7 +64,7 @@ def export(task: Task, to: str, out: Path) -> str:
         raise ConfigError("the model was opened in bf16 or int8; use Run.export, which exports the stored weights")
     # `not out.name`: the current folder cannot be replaced.
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"{out}: already exists; choose another --out")
+        raise CheckpointError(f"{out} already exists; choose another --out")
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:
         with atomic_folder(out) as temporary:
@@ -73,7 +72,7 @@ def export(task: Task, to: str, out: Path) -> str:
             if out.is_dir():
                 out.rmdir()
     except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written ({error.strerror or error})") from None
+        raise CheckpointError(f"{out} cannot be written ({error.strerror or error})") from None
     return family
 
 

@@ -44,10 +44,10 @@ def import_run(
         CheckpointError: The folder `out` is not empty.
     """
     if RunFolder(out).config_file.exists():
-        raise CheckpointError(f"{out}: already contains a run; choose another --out")
+        raise CheckpointError(f"{out} already contains a run; choose another --out")
     with RunFolder(out).lock("importing a published model"):
         if any(entry.name != LOCK_FILE for entry in out.iterdir()):
-            raise CheckpointError(f"{out}: exists and is not a run folder; choose another --out")
+            raise CheckpointError(f"{out} exists and is not a run folder; choose another --out")
         return _write_run(path, RunFolder(out), labels=labels, max_len=max_len)
 
 

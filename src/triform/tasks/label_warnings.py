@@ -72,14 +72,13 @@ def _imbalance_warnings(name: str, labels: Sequence[str], train: Labels, valid: 
 def _small_validation_warnings(n_texts: int) -> list[str]:
     if n_texts >= MIN_VALID_TEXTS:
         return []
-    points = 196 * math.sqrt(
-        0.25 / n_texts
-    )  # the normal approximation at an accuracy of 50 %, where the interval is widest
+    # The normal approximation at an accuracy of 50 %, where the interval is widest.
+    points = 196 * math.sqrt(0.25 / n_texts)
     texts = "only 1 text" if n_texts == 1 else f"only {n_texts} texts"
     return [
         WarningText(
             f"the validation data has {texts}: the 95 % interval of the accuracy is up to ± {points:.0f} "
-            "percentage points, too wide to select the best weights; use more with --valid FILE or "
-            "data.valid_fraction"
+            "percentage points, too wide to select the best weights; give more with --valid FILE, or "
+            "raise data.valid_fraction"
         )
     ]

@@ -46,7 +46,7 @@ def leak_warnings(
     share = f"{n_repeated} of {total} rows ({100 * n_repeated / total:.1f} %)"
     return [
         WarningText(
-            f"{valid or name}: {share} {description}; their score {LEAK_PHRASE}: run `{shlex.join(command)}`"
+            f"{valid or name}: {share} {description}; a metric on them {LEAK_PHRASE}: run `{shlex.join(command)}`"
         )
     ]
 
@@ -55,7 +55,9 @@ def same_text_warnings(train: str, valid: str) -> list[str]:
     """Return a warning if two plain texts are the same. Lines are not compared, because they often repeat."""
     if not valid or fingerprint(valid) != fingerprint(train):
         return []
-    return [WarningText(f"{valid} is the training text; its score {LEAK_PHRASE}: use another file for --valid")]
+    return [
+        WarningText(f"{valid} is the training text; a metric on it {LEAK_PHRASE}: use another file for --valid")
+    ]
 
 
 def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str]:
@@ -67,7 +69,7 @@ def training_file_warnings(name: str, train_fingerprints: list[str]) -> list[str
     """
     with suppress(DataError):  # the reader reports files that cannot be read
         if train_fingerprints and [fingerprint(file) for file in _split_file_names(name)] == train_fingerprints:
-            description = "has the same content as the training data; its score"
+            description = "has the same content as the training data; a metric on it"
             return [
                 WarningText(
                     f"{name} {description} {LEAK_PHRASE} and says nothing about new text: evaluate on another file"

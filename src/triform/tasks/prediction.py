@@ -91,7 +91,7 @@ def empty_text_notes(text: str, tokens: Sequence[int] | NDArray[Any], tokenizer:
     if not text.strip():
         return ["the text is empty"]
     has_known_token = any(token != tokenizer.unk for token in tokens)
-    return [] if has_known_token else ["the vocabulary has no word of the text"]
+    return [] if has_known_token else ["no word of the text is in the vocabulary"]
 
 
 def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -58,7 +58,7 @@ def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, ove
         ):
             raise ConfigError(
                 f"{folder.path}: --resume continues with the stored settings, but these differ: "
-                f"{'; '.join(conflicts)}"
+                f"{'; '.join(conflicts)}. Leave these settings out, or train a new run with another --out"
             )
         if _has_only_model(folder):
             reason = "lost its" if folder.metrics_show_end() else "was saved without"

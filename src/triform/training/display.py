@@ -29,9 +29,9 @@ class ProgressDisplay(Callback):
     Args:
         max_steps: The number of steps of the run.
         metric: The metric to show after a validation.
-    stream: Where to show progress. The default is standard error.
-    eval_every: The number of steps between validations; 0 if there are none.
-    table: Shows the validations of several sets. With None there is one set, which is shown as a line.
+        stream: Where to show progress. The default is standard error.
+        eval_every: The number of steps between validations; 0 if there are none.
+        table: Shows the validations of several sets. With None there is one set, which is shown as a line.
     """
 
     LINE_INTERVAL_SECONDS = 15.0  # between plain lines
@@ -333,10 +333,10 @@ def format_throughput(event: Event) -> str:
     if "step_ms" in event:
         parts += [
             f"{format_duration(event['step_ms'] / 1000)} per step",
-            f"{100 * event['real_share']:.0f} % without padding",
+            f"{100 * (1 - event['real_share']):.0f} % padding",
         ]
     if event.get("peak_memory"):
-        parts.append(f"{event['peak_memory'] / 2**30:.2f} GiB")
+        parts.append(f"{event['peak_memory'] / 2**30:.2f} GiB peak memory")
     if "utilisation" in event:
         parts.append(f"{100 * event['utilisation']:.1f} % GPU utilisation")
     return "  ".join(parts)

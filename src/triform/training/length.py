@@ -47,7 +47,7 @@ def format_early_stopping_notice(trainer: Trainer) -> list[str]:
         or train.patience * trainer.eval_every >= trainer.max_steps
     ):
         return []
-    criterion = "a better score or a lower loss" if trainer.task.lower_loss_is_progress else "a better score"
+    criterion = "a better metric or a lower loss" if trainer.task.lower_loss_is_progress else "a better metric"
     return [f"training stops early after {train.patience} validations without {criterion} (train.patience)"]
 
 

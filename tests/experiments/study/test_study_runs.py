@@ -83,7 +83,7 @@ def test_a_test_file_with_the_content_of_the_training_file_is_told(
     result = run_study(spec, out="out", seeds=2, quiet=False, progress=progress)
     assert progress.getvalue().startswith(f"warning: {workdir / 'copy.tsv'} has the same content as the training")
     leak_notes = [note for note in result.notes if "same content as the training data" in note]
-    explanation = "its score measures memorisation and says nothing about new text: evaluate on another file"
+    explanation = "a metric on it measures memorisation and says nothing about new text: evaluate on another file"
     assert leak_notes == [f"{workdir / 'copy.tsv'} has the same content as the training data; {explanation}"]
     assert f"\nwarning: {leak_notes[0]}\n" in to_text(result)
     page = (workdir / "out" / "study.html").read_text(encoding="utf-8")
@@ -286,7 +286,7 @@ def test_what_was_cut_of_a_test_file_is_said_once(workdir: Path, spec: StudySpec
 def test_validation_rows_that_leak_are_said_once(workdir: Path, spec: StudySpec, run_study: RunStudy) -> None:
     spec["common"]["data.valid"] = "more.tsv"
     result = run_study(spec, out="out", seeds=2)
-    (leak,) = [note for note in result.notes if "their score measures memorisation" in note]
+    (leak,) = [note for note in result.notes if "a metric on them measures memorisation" in note]
     assert "more.tsv: 15 of 15 rows (100.0 %) also occur in the training data" in leak
     assert leak in to_text(result)
 

@@ -1,4 +1,4 @@
-"""The TF-IDF baseline: logistic regression over words and bigrams, which is strong on small data sets."""
+"""The TF-IDF baseline: logistic regression over words and bigrams, which is strong on small datasets."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ExperimentData:
     system: ReferenceSystem
     files: Mapping[str, Path]
     folder: Path
-    data_root: str = ""  # folder of data sets, also searched for word vectors; "" for the user's cache
+    data_root: str = ""  # folder of datasets, also searched for word vectors; "" for the user's cache
     smoke: bool = False
 
     @classmethod

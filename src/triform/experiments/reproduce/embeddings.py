@@ -30,10 +30,10 @@ def build_vocabulary(data: ExperimentData, names: Sequence[str]) -> Path:
 
 
 def ensure_word_vectors(data: ExperimentData) -> Path:
-    """Return the word vectors of the training file, from the folder of data sets or trained once.
+    """Return the word vectors of the training file, from the folder of datasets or trained once.
 
     Raises:
-        DataError: The vectors in the folder of data sets were trained with other settings or on other text.
+        DataError: The vectors in the folder of datasets were trained with other settings or on other text.
     """
     system = data.system
     shared_path = (

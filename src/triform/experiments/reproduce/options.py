@@ -17,7 +17,7 @@ class ReproduceOptions:
     """Options for running a reference system.
 
     Args:
-        data: Folder of data sets; "" for the folder of `triform data get`.
+        data: Folder of datasets; "" for the folder of `triform data get`.
         variant: The group of variants to run: `as-reported`, `best` or `both`.
         seeds: Number of seeds for each variant; 0 for the number in the declaration of the variant.
         out: Folder for the runs.

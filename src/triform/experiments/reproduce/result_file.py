@@ -46,7 +46,7 @@ def write_result(folder: Path, result: ExperimentResult) -> Path:
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another --results"
+            f"{path} cannot be written ({error.strerror or error}); choose another --results"
         ) from None
     return path
 

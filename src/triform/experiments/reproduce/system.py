@@ -40,7 +40,7 @@ class SystemVariant:
     reported_metrics: Mapping[str, float] = field(default_factory=dict)
     vocabulary_files: tuple[str, ...] = ()  # files of the word vocabulary, if not the training file
     use_word_vectors: bool = False  # start from the word vectors of the system
-    init_from: str = ""  # folder of a published model to start from, next to the data sets
+    init_from: str = ""  # folder of a published model to start from, next to the datasets
     description: str = ""
 
 

@@ -49,11 +49,15 @@ class KernelChoice(NamedTuple):
 
 FUSED = "PyTorch's fused attention"
 SINGLE_QUERY = KernelChoice("fused", single_query_sdpa, f"{FUSED}; the newest token reads all keys")
-CHUNKED = KernelChoice("formula", tiling.chunked_attention, "the score is not a dot product; in chunks of queries")
+CHUNKED = KernelChoice(
+    "formula", tiling.chunked_attention, "in chunks of queries, because the score is not a dot product"
+)
 VARLEN = KernelChoice("flash", varlen.varlen_attention, "packed sequences in half precision on CUDA")
 FLEX = KernelChoice("flex", flex.flex_attention_kernel, "a window on CUDA; compiled, skips blocks outside it")
 SDPA = KernelChoice("fused", sdpa_attention, FUSED)
-SDPA_TILED = KernelChoice("fused in tiles", tiling.tiled_sdpa_attention, f"{FUSED}, on tiles that can be read")
+SDPA_TILED = KernelChoice(
+    "fused in tiles", tiling.tiled_sdpa_attention, f"{FUSED}, only on tiles that the mask allows"
+)
 
 
 def select_kernel(
