@@ -103,7 +103,7 @@ def _inspect_attention() -> dict[str, str]:
     """Return the kernel that is selected for each kind of attention, and why.
 
     Each kernel is compared with the reference implementation on a small example, so that a broken build of torch is
-    noticed here and not in a training.
+    noticed before training.
     """
     import torch
 

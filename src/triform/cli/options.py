@@ -50,8 +50,8 @@ KeepOption = Annotated[
     option(
         DATA,
         "END",
-        "Part to read of a text that is longer than the model's context: first or last. The default is last for "
-        "generate and first for the other tasks.",
+        "Which tokens of a text to read if it is longer than the model's context: first or last. The default is "
+        "last for generate and first for the other tasks.",
         complete=complete_from(("first", "last")),
     ),
 ]

@@ -70,7 +70,7 @@ class GenerationAdapter(ABC):
         """Return an empty batch in which every row has `beam_size` hypotheses."""
 
     def pad(self, rows: Sequence[TokenIds], *, left: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Pad rows to one length, on the model's device: the tokens (N, P), and `keep` or None (see `pad`)."""
+        """Pad rows. Return the tokens (N, P) and `keep`, which is None without padding, on the model's device."""
         tokens, keep = pad(rows, left=left)
         return tokens.to(self.device), None if keep is None else keep.to(self.device)
 

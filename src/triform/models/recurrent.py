@@ -162,7 +162,7 @@ class RecurrentSeq2Seq(nn.Module):
     def attend_source(
         self, x: Tensor, encoder_states: Tensor, mask: AttentionMask, source_store: KVStore | None = None
     ) -> Tensor:  # (B, T, D), (B, S, D) -> (B, T, D)
-        """Return tanh(W c + U x), where c is what x reads of the source by attention."""
+        """Return tanh(W c + U x), where c is the attention of x over the source."""
         context = self.cross_attn(x, encoder_states, mask, x, source_store)
         return self.dropout(torch.tanh(context + self.state_proj(x)))
 

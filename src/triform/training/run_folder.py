@@ -142,7 +142,7 @@ class RunFolder:
             write_run_text(self.path / SOURCES_FILE, json.dumps(sources, indent=1) + "\n")
 
     def _merge_sources(self, config: Config) -> dict[str, str] | None:
-        """Return where the settings come from; None if that is not known of all of them."""
+        """Return where the settings come from; None if some sources are unknown."""
         if self.request is None:
             return None
         current, sources = flatten_config(config), {}
@@ -180,8 +180,8 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint, and only then remove the older ones.
 
-        A checkpoint whose validation was interrupted has a different name, because the one of the finished step
-        follows later.
+        A checkpoint whose validation was interrupted has a different name, because the checkpoint of
+        the validated step is written later.
         """
         destination = self.checkpoints_folder / f"step-{step:09d}{UNVALIDATED_SUFFIX if validation_due else ''}"
         if destination.exists():

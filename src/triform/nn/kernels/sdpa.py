@@ -23,7 +23,7 @@ from triform.nn.kernels.packing import PackedMask
 from triform.nn.masks import AndMask, AttentionMask, CausalMask, FullMask, WindowMask
 
 UNBOUNDED = 1 << 40  # longer than any text
-MIN_TILE_CPU, MIN_TILE_GPU = 64, 1024  # queries of a tile; with fewer, starting the kernel takes the time
+MIN_TILE_CPU, MIN_TILE_GPU = 64, 1024  # queries of a tile; with fewer, starting kernels takes most of the time
 MAX_CACHED_ENTRIES = 1 << 26  # entries of dense masks that are kept for one mask
 
 
@@ -95,7 +95,7 @@ def full_tile(t: int, s: int) -> Tile:
 
 
 def is_gpu(x: Tensor) -> bool:
-    """Return whether starting a kernel costs more than a few hundred queries."""
+    """Return whether a tensor is on a GPU, where starting a kernel takes as long as hundreds of queries."""
     return x.device.type in ("cuda", "mps")
 
 
@@ -105,7 +105,7 @@ def min_tile_len(x: Tensor) -> int:
 
 
 def is_single_tile(info: MaskInfo, t: int, min_len: int) -> bool:
-    """Return whether so few queries (or such a wide window) surely make one tile."""
+    """Return whether one tile is enough, because there are few queries or the window is wide."""
     return not info.is_packed and t <= max(min_len, info.span.width // 2)
 
 
@@ -125,7 +125,7 @@ class MaskCache:
         return [*self.dense_masks.values(), self.bias, self.block_mask]
 
     def add_dense(self, key: tuple[Tile, torch.device], keep: Tensor) -> None:
-        """Keep a dense mask, unless it is too large; drop the others where they become too many."""
+        """Keep a dense mask, unless it is too large. The others are dropped if all together are too large."""
         if self.n_entries + keep.numel() > MAX_CACHED_ENTRIES:
             self.dense_masks, self.n_entries = {}, 0
         if keep.numel() <= MAX_CACHED_ENTRIES:
@@ -197,7 +197,10 @@ def tile_distance_bias(
 
 
 def expand_toeplitz(x: Tensor, t: int) -> Tensor:  # (..., T + S - 1) -> (..., T, S)
-    """Lay one number for each distance, from the last query's first key on, along the diagonals of a table."""
+    """Return a table of queries and keys from one number for each distance, which fills a diagonal.
+
+    The distances start with that of the last query from the first key.
+    """
     return x.unfold(-1, x.shape[-1] - t + 1, 1).flip(-2)
 
 
