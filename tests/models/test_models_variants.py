@@ -123,7 +123,7 @@ def test_pairs_spread_over_all_rows_of_any_table(n: int) -> None:
 
 
 def test_pairs_are_for_classifiers() -> None:
-    with pytest.raises(ConfigError, match="is for classify"):
+    with pytest.raises(ConfigError, match="applies to classify only"):
         Config(task="generate", model=ModelConfig(bigram_buckets=9))
 
 

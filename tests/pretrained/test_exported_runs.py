@@ -75,7 +75,7 @@ def translator_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def export_with_cli(run: Run, export_format: str, out: Path) -> Path:
     result = CliRunner().invoke(app, ["convert", "export", str(run.path), "--to", export_format, "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "its README.md shows how to load it" in result.output
+    assert "see its README.md for how to load it" in result.output
     return out
 
 

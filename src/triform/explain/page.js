@@ -77,7 +77,7 @@ function listen(pane, enter, pin, leave) {
 function showFacts() {
   $('title').textContent = data.title;
   $('text').textContent = seen(data.text);
-  const plain = data.notes.filter(note => note.startsWith('rows of cross-attention'));
+  const plain = data.notes.filter(note => note.startsWith('each row of cross-attention'));
   const notes = data.notes.filter(note => !plain.includes(note));
   $('notes').hidden = !notes.length;
   for (const note of notes) make('li', $('notes'), note).dir = 'auto';
