@@ -316,7 +316,7 @@ def test_an_export_that_fails_leaves_nothing(
     for run, to, words in (
         (generator_run, "onnx", "onnx supports only classifiers; use --to hf or --to ctranslate2"),
         (classifier_run, "ctranslate2", "ctranslate2 does not support classifiers; use --to onnx or --to hf"),
-        (generator_run, "tensorrt", "--to tensorrt: known are hf, ctranslate2, onnx"),
+        (generator_run, "tensorrt", "unknown --to .tensorrt.; choose from hf, ctranslate2, onnx"),
     ):
         with pytest.raises(triform.TriformError, match=words):
             export(run.task, to, tmp_path / "out")
