@@ -329,6 +329,11 @@ def test_a_choice_is_one_of_its_names(name: str) -> None:
     assert all(option in str(caught.value) for option in get_args(SETTING_TYPES[name]))
 
 
+def test_a_misspelt_choice_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.kind=wordpeice is not valid.*did you mean 'wordpiece'\?"):
+        parse_assignments(["tokenizer.kind=wordpeice"])
+
+
 def test_lists_are_read_from_text_with_commas() -> None:
     assert parse_assignments(["train.betas=0.9, 0.95"]) == {"train.betas": (0.9, 0.95)}
     assert parse_assignments(["data.labels=no, maybe,yes"]) == {"data.labels": ("no", "maybe", "yes")}
@@ -467,6 +472,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "model.kind": st.just("transformer"),  # to others most of what is drawn here means nothing
         "model.attention_direction": st.sampled_from(["auto", "causal"]),
         "model.attention_score": st.sampled_from(["scaled_dot", "dot", "cosine"]),
+        "model.attention_scale": st.just("head_dim"),  # the only one that every score accepts
         "model.n_layers": st.just(12),
         "model.d_model": st.integers(0, 2**15).map(lambda half: 2 * half),
         "train.betas": st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
@@ -485,6 +491,8 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
     by_name |= {"model.window": st.one_of(st.just(-1), st.integers(1, 2**31)), "model.layer_windows": st.just(())}
     if layered:
         by_name |= {"model.window": st.just(-1), "model.layer_windows": windows}
+        by_name |= {"model.attention_score": st.just("scaled_dot")}
+        del by_name["model.attention_scale"]  # any
     for name, hint in SETTING_TYPES.items():
         if name in BOUNDS:
             by_name.setdefault(name, number_strategy(name))

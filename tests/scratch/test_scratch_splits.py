@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Core
+from tokenizers import models
 
 from triform.config import TokenizerConfig
 from triform.errors import DataError
@@ -43,6 +45,13 @@ def unmerged_words(folder: Path) -> Tokenizer:
     return read_tokenizer(folder)
 
 
+def unsplit_text(folder: Path) -> Tokenizer:
+    """WordPiece that does not split a text into words."""
+    backend = Core(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+    backend.save(str(folder / "tokenizer.json"))
+    return read_tokenizer(folder)
+
+
 def exported_word(folder: Path) -> Tokenizer:
     write_tokenizer(train("word"), folder)
     return read_tokenizer(folder)
@@ -55,6 +64,7 @@ CASES: dict[str, Callable[[Path], Tokenizer]] = {
     "bert": lambda folder: read_tokenizer(write_bert(folder, lowercase=True)),
     "added token": added_token,
     "whole words": unmerged_words,
+    "unsplit text": unsplit_text,
     "exported words": exported_word,
 }
 

@@ -125,7 +125,9 @@ def coerce_setting(name: str, value: object) -> SettingValue:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             options = ", ".join(map(str, get_args(hint)))
-            raise ConfigError(f"{name}={shorten(str(value))} is not valid; choose from {options}")
+            nearest = find_nearest_name(str(value), get_args(hint))
+            suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
+            raise ConfigError(f"{name}={shorten(str(value))} is not valid; choose from {options}{suggestion}")
         return str(value)
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]

@@ -79,6 +79,8 @@ def _find_words(tokenizer: BackendTokenizer, text: str) -> list[str]:
     """Return the words of a text after normalisation, in the spelling of the library."""
     backend = tokenizer.backend
     normalized = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None:
+        return [normalized]
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normalized)]
 
 
