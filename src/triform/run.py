@@ -196,7 +196,9 @@ class Run:
     def _fitted_baselines(self) -> FittedBaselines:
         return self.task.data.fit_baselines()
 
-    def explain(self, text: str, *, target: str = "", max_new_tokens: int = 0) -> Explanation:
+    def explain(
+        self, text: str, *, target: str = "", max_new_tokens: int = 0, keep: Keep | None = None, pad_to: int = 0
+    ) -> Explanation:
         """Return the attention maps of a text and, for a classifier, the contribution of each token to a label.
 
         The model runs in fp32, even if the run was opened with another precision.
@@ -205,12 +207,16 @@ class Run:
             text: The text.
             target: The label, continuation or translation to explain. The default is the model's prediction.
             max_new_tokens: For generate: the number of tokens to generate if there is no target.
+            keep: The part to show of a text that is longer than the model's context, as for `predict`.
+            pad_to: Pad the text to this number of tokens, so that the maps show the padding.
         """
         from triform.explain.inspection import explain
 
+        validate_keep(keep)
         task = self._fp32_task(self.task.device.type)
+        settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "keep": keep, "pad_to": pad_to}
         with self._inference_context():
-            return explain(task, text, target=target, max_new_tokens=max_new_tokens, title=self.path.name)
+            return explain(task, text, target=target, title=self.path.name, **settings)
 
     def export(self, to: str, out: str | Path) -> str:
         """Export the model to a folder that other programs read, and return the name of its model family.

@@ -210,3 +210,16 @@ def test_words_never_seen_in_training_are_named(triform: Command, classifier: Pa
     result = triform("explain", classifier, "good zyzzyva", "--out", tmp_path / "m.svg")
     assert "not in the vocabulary, so read as <unk>:" in result.err
     assert "'zyzzyva'" in result.err
+
+
+def test_padding_and_sums_are_in_the_json_and_on_the_page(triform: Command, writer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "maps.html"
+    result = triform("explain", writer, "3 birds", "--pad-to", 10, "--out", path, "--json").json
+    attention_map = result["maps"][0]
+    assert (attention_map["n_padding"], attention_map["keys"][7:]) == (3, ["<pad>"] * 3)
+    assert [(sums["padding"], sums["future"]) for sums in attention_map["sums"]] == [(0.0, 0.0)]
+    assert '"padding":3' in path.read_text(encoding="utf-8")
+    assert "cannot pad a text to 99 tokens" in triform("explain", writer, "3 birds", "--pad-to", 99).refusal
+    first_part = triform("explain", writer, "3 birds sat in the tree", "--keep", "first", "--json").json["maps"][0]
+    assert "".join(first_part["keys"]) == "3 birds sat in t"
+    assert triform("explain", writer, "3 birds", "--keep", "x").refusal == "--keep x: choose first or last"

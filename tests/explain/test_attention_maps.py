@@ -80,6 +80,44 @@ def test_entropy_is_in_bits_and_a_zero_adds_nothing() -> None:
     np.testing.assert_allclose(attention_map.entropy(), expected, rtol=1e-5)
 
 
+def test_sums_are_those_of_the_weights_added_by_hand() -> None:
+    first_head = [[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.25, 0.0]]  # two tokens, one more token, one padding
+    second_head = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]
+    weights = np.array([[first_head, second_head]] * 2, dtype=np.float32)
+    attention_map = AttentionMap(
+        name="encoder",
+        queries=("a", "b"),
+        keys=("a", "b", "c", "<pad>"),
+        weights=weights,
+        n_padding=1,
+        windows=(2, -1),
+    )
+    expected = {
+        "row_sum_min": 1.0,
+        "row_sum_max": 1.0,
+        "padding": (0.125 + 0.0 + 0.0 + 0.5) / 4,
+        "future": ((0.25 + 0.125) + 0.25 + 0.0 + 0.5) / 4,
+        "outside_window": (0.125 + 0.0 + 0.0 + 0.0) / 4,  # only `c` is two tokens away, and only from `a`
+    }
+    assert attention_map.sums() == [expected, {**expected, "outside_window": None}]
+    cross = AttentionMap(name="cross", queries=("a", "b"), keys=("a", "b", "c", "d"), weights=weights * 0.99)
+    assert [(sums["padding"], sums["future"], sums["outside_window"]) for sums in cross.sums()] == [
+        (0, None, None)
+    ] * 2
+    assert cross.sums()[0]["row_sum_min"] == pytest.approx(0.99)
+    assert Explanation(title="t", text="t", maps=(attention_map,)).as_dict()["maps"][0]["sums"][0] == expected  # type: ignore[index]
+
+
+def test_padding_has_no_part_in_a_rollout() -> None:
+    attention_map = random_map()
+    weights = np.pad(attention_map.weights, ((0, 0), (0, 0), (0, 0), (0, 2)))
+    keys = (*attention_map.keys, "<pad>", "<pad>")
+    padded = AttentionMap(name="encoder", queries=attention_map.queries, keys=keys, weights=weights, n_padding=2)
+    np.testing.assert_array_equal(padded.rollout()[..., :5], attention_map.rollout())
+    assert padded.rollout().shape == (3, 5, 7)
+    assert not padded.rollout()[..., 5:].any()
+
+
 def test_shapes_that_do_not_fit_are_our_own_mistake() -> None:
     good = random_map()
     bad = {

@@ -106,6 +106,50 @@ def test_maps_have_the_text_as_names_and_rows_that_sum_to_one(make: BuildRun, ta
 
 
 @EVERY_TASK
+@pytest.mark.parametrize("settings", [{}, {"model.window": 2}])
+def test_padding_is_shown_on_request_and_read_by_no_token(
+    make: BuildRun, task: TaskName, settings: dict[str, Any]
+) -> None:
+    run = make(task, **settings)
+    plain, padded = run.explain(TEXTS[task]), run.explain(TEXTS[task], pad_to=7)
+    assert padded.output == plain.output
+    assert padded.notes == plain.notes
+    for before, after in zip(plain.maps, padded.maps, strict=True):
+        n_padding = max(0, 7 - len(before.keys))  # the target may be longer than 7 tokens
+        assert (after.queries, after.n_padding) == (before.queries, n_padding)
+        assert after.keys == (*before.keys, *["<pad>"] * after.n_padding)
+        np.testing.assert_allclose(after.weights[..., : len(before.keys)], before.weights, atol=1e-5)
+        for sums in after.sums():
+            assert sums["padding"] == 0
+            assert sums["row_sum_min"] == pytest.approx(1) == sums["row_sum_max"]
+            assert sums["future"] == 0 or not after.causal
+            assert sums["outside_window"] == (0 if settings and after.name != "cross" else None)
+        assert after.causal == (after.name == "decoder")
+
+
+@EVERY_TASK
+def test_padding_that_is_not_needed_is_noted_and_too_much_is_refused(make: BuildRun, task: TaskName) -> None:
+    assert make(task).explain(TEXTS[task], pad_to=1).notes[-1] == (
+        "there is no padding to show, because the text has 1 tokens or more"
+    )
+    for pad_to in (MAX_LEN + 1, -1):
+        with pytest.raises(ConfigError, match=rf"cannot pad a text to {pad_to} tokens; .* from 1 to 8"):
+            make(task).explain(TEXTS[task], pad_to=pad_to)
+
+
+@EVERY_TASK
+def test_keep_chooses_the_end_of_a_long_text_that_is_shown(make: BuildRun, task: TaskName) -> None:
+    words = tuple(WORDS[index % 6] for index in range(11))
+    stack = "decoder" if task == "generate" else "encoder"
+    for keep, part in (("first", words[:8]), ("last", words[-8:])):
+        explanation = make(task).explain(" ".join(words), keep=keep)
+        assert map_pieces(explanation, stack) == (part, part)
+        assert f"only the {keep} 8 of 11 tokens of the text were read" in explanation.notes
+    with pytest.raises(ConfigError, match="keep must be first or last"):
+        make(task).explain("one", keep="both")
+
+
+@EVERY_TASK
 @pytest.mark.parametrize("text", ["", "   ", "\n\t "])
 def test_a_blank_text_is_refused(make: BuildRun, task: TaskName, text: str) -> None:
     with pytest.raises(DataError, match="nothing to explain"):

@@ -345,3 +345,24 @@ def test_white_space_is_seen_and_a_plain_note_is_no_warning(tab: Page, tmp_path:
     assert tab.inner_text("#remarks") == notes[0]
     tops = tab.evaluate("[...document.querySelectorAll('#queries .token')].map(node => node.offsetTop)")
     assert len(set(tops)) == 1
+
+
+@pytest.mark.parametrize("width", [1200, 420])
+def test_the_sums_of_each_layer_are_shown_beside_the_map(tab: Page, tmp_path: Path, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    weights = np.tril(np.ones((2, 2, 3, 5), dtype=np.float32))
+    weights[1, :, 1] = [0.25, 0.25, 0.25, 0.125, 0.125]  # a leak to the future and to padding
+    weights /= weights.sum(-1, keepdims=True)
+    keys = ("a", "b", "c", "<pad>", "<pad>")
+    leaking = AttentionMap(
+        name="decoder", queries=keys[:3], keys=keys, weights=weights, n_padding=2, causal=True, windows=(2, -1)
+    )
+    tab.goto(Explanation(title="t", text="a b c", maps=(leaking,)).save(tmp_path / "sums.html").as_uri())
+    tab.wait_for_selector("#heatmap[data-shown]")
+    rows = tab.locator("#sums tbody tr").all()
+    assert [cell.inner_text() for cell in rows[0].locator("td").all()] == ["1.000000", "0", "0", "0.1111"]
+    assert [cell.inner_text() for cell in rows[1].locator("td").all()] == ["1.000000", "0.0833", "0.0833", "–"]
+    note = tab.locator("#sums-note").inner_text()
+    assert "It must be 0 on padding, on later tokens and outside the window." in note
+    assert "The last 2 keys are padding." in note
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -11,9 +11,11 @@ from triform.cli.options import (
     AdapterOption,
     DeviceOption,
     JsonOption,
+    KeepOption,
     NoVerifyOption,
     RunArgument,
     load_run,
+    parse_keep,
     print_json,
 )
 from triform.errors import ConfigError
@@ -49,6 +51,16 @@ StackOption = Annotated[
         complete=complete_from(("encoder", "decoder", "cross")),
     ),
 ]
+PadToOption = Annotated[
+    int,
+    option(
+        EXPLANATION,
+        "N",
+        "Pad the text to N tokens and show the padding, to check that no token reads it.",
+        minimum=0,
+        show_default=False,
+    ),
+]
 OutOption = Annotated[
     str | None,
     option(
@@ -65,6 +77,8 @@ def explain(
     target: TargetOption = "",
     max_new_tokens: MaxNewTokensOption = 0,
     stack: StackOption = "",
+    pad_to: PadToOption = 0,
+    keep: KeepOption = "",
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
@@ -86,12 +100,13 @@ def explain(
         out = DEFAULT_OUT
     if out is not None:
         validate_suffix(out)  # before the model is loaded
+    part = parse_keep(keep)
     loaded_run = load_run(run, device=device, precision="fp32", adapter=adapter, no_verify=no_verify)
     if max_new_tokens and loaded_run.config.task != "generate":
         raise ConfigError(f"--max-new-tokens is for generate; this run is for {loaded_run.config.task}")
     if max_new_tokens and target:
         raise ConfigError("--target and --max-new-tokens cannot be used together; both set the continuation")
-    explanation = loaded_run.explain(text, target=target, max_new_tokens=max_new_tokens)
+    explanation = loaded_run.explain(text, target=target, max_new_tokens=max_new_tokens, keep=part, pad_to=pad_to)
     for note in explanation.notes:
         echo(f"note: {note}", err=True)
     explanation = explanation.select_map(stack) if stack else explanation

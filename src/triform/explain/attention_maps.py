@@ -39,6 +39,9 @@ class AttentionMap:
     queries: tuple[str, ...]  # the text of each query token
     keys: tuple[str, ...]  # the text of each key token
     weights: AttentionWeights  # (L, H, T, S); rows sum to one
+    n_padding: int = 0  # the last keys that are padding
+    causal: bool = False  # whether the mask hides later tokens
+    windows: tuple[int, ...] = ()  # the window of each layer; -1 means no window, and () that no layer has one
 
     def __post_init__(self) -> None:
         assert self.weights.ndim == 4, f"expected the shape (L, H, T, S), found {self.weights.shape}"
@@ -61,7 +64,7 @@ class AttentionMap:
     @property
     def supports_rollout(self) -> bool:
         """Whether attention rollout is defined. It requires self-attention."""
-        return self.name != "cross" and len(self.queries) == len(self.keys)
+        return self.name != "cross" and len(self.queries) == len(self.keys) - self.n_padding
 
     def average(self) -> AttentionWeights:
         """Return the mean weights over the heads of each layer."""
@@ -74,12 +77,14 @@ class AttentionMap:
         estimate assumes that half of the output of a layer comes from its residual connection.
         """
         assert self.supports_rollout, "rollout requires self-attention"
-        mixing = 0.5 * (self.weights.mean(axis=1, dtype=np.float64) + np.eye(len(self.keys)))  # (L, T, S)
+        n_tokens = len(self.queries)
+        mixing = 0.5 * (self.weights[..., :n_tokens].mean(axis=1, dtype=np.float64) + np.eye(n_tokens))  # (L, T, T)
         mixing /= mixing.sum(axis=-1, keepdims=True)
         rollouts = [mixing[0]]
         for layer in mixing[1:]:
             rollouts.append(layer @ rollouts[-1])
-        return np.stack(rollouts).astype(np.float32)  # (L, T, S)
+        padding = ((0, 0), (0, 0), (0, self.n_padding))  # its weights are 0
+        return np.pad(np.stack(rollouts), padding).astype(np.float32)  # (L, T, S)
 
     def entropy(self) -> NDArray[np.float64]:
         """Return the Shannon entropy of each head in bits, averaged over the queries.
@@ -91,6 +96,37 @@ class AttentionMap:
             p = weights.astype(np.float64)
             bits[layer] = -(p * np.log2(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=-1)
         return np.maximum(bits, 0)  # (L, H); a row whose sum is slightly above 1 must not give a negative entropy
+
+    def sums(self) -> list[dict[str, float | None]]:
+        """Return sums of the weights of each layer that show whether its mask works.
+
+        `row_sum_min` and `row_sum_max` are the smallest and the largest sum of a row over all heads. The others are
+        the weight of a row on some keys, averaged over heads and queries: `padding`, `future` (later tokens of the
+        text) and `outside_window` (tokens of the text that are as far away as the window is wide, or farther).
+        A value is None where it has no meaning: cross-attention has no future, and a layer may have no window.
+        """
+        n_tokens = len(self.keys) - self.n_padding
+        distances = np.arange(n_tokens) - np.arange(len(self.queries))[:, None]  # (T, S)
+        result: list[dict[str, float | None]] = []
+        for layer, layer_weights in enumerate(self.weights):  # layer by layer: a long text has many weights
+            weights = layer_weights.astype(np.float64)  # (H, T, S)
+            row_sums, text_weights = weights.sum(axis=-1), weights[..., :n_tokens]
+            window = self.windows[layer] if self.windows else -1
+            result.append(
+                {
+                    "row_sum_min": float(row_sums.min()),
+                    "row_sum_max": float(row_sums.max()),
+                    "padding": float(weights[..., n_tokens:].sum(axis=-1).mean()),
+                    "future": None if self.name == "cross" else _mean_mass(text_weights, distances > 0),
+                    "outside_window": _mean_mass(text_weights, abs(distances) >= window) if window > 0 else None,
+                }
+            )
+        return result
+
+
+def _mean_mass(weights: NDArray[np.float64], selected: NDArray[np.bool_]) -> float:
+    """Return the weight of a row on the selected keys (T, S), averaged over heads and queries."""
+    return float((weights * selected).sum(axis=-1).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +204,8 @@ class Explanation:
                     "name": item.name,
                     "queries": list(item.queries),
                     "keys": list(item.keys),
+                    "n_padding": item.n_padding,
+                    "sums": item.sums(),
                     "weights": item.weights.tolist(),
                 }
                 for item in self.maps

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from triform.errors import ConfigError
 from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 from triform.explain.attribution import compute_attributions
 from triform.explain.recorder import has_attention, record_attention, require_attention_stacks
@@ -15,9 +16,22 @@ from triform.models.factory import AnyClassifier
 from triform.tasks import Task
 from triform.tasks.classify import Classify
 from triform.tasks.explanation import ExplanationInput, build_explanation_input
+from triform.tasks.prediction import Keep
+from triform.text import SPECIAL_TOKENS
+
+PADDING_PIECE = SPECIAL_TOKENS[0]  # the label of padding, whatever it is called in an imported vocabulary
 
 
-def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0, title: str = "") -> Explanation:
+def explain(
+    task: Task,
+    text: str,
+    *,
+    target: str = "",
+    max_new_tokens: int = 0,
+    keep: Keep | None = None,
+    pad_to: int = 0,
+    title: str = "",
+) -> Explanation:
     """Compute the attention maps of a text, and attributions if the task is classification.
 
     Args:
@@ -25,19 +39,27 @@ def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0,
         text: The text, prompt or source.
         target: The label, continuation or translation to explain. The default is the prediction of the model.
         max_new_tokens: Maximum number of tokens to generate, for tasks that generate text.
+        keep: The part to show of a text that is longer than the model's context.
+        pad_to: Pad the text, and for translation also the target, to this number of tokens.
         title: Title of the explanation. The default is the name of the task.
 
     Returns:
         The explanation, which can be saved as a page or a picture.
 
     Raises:
-        ConfigError: The model has no attention, and the task is not classification.
+        ConfigError: The model has no attention, and the task is not classification; or `pad_to` is more than the
+            model reads.
     """
     if not isinstance(task, Classify):  # attributions of a label do not need attention
         require_attention_stacks(task.model)  # before any text is generated
-    explanation_input = build_explanation_input(task, text, target, max_new_tokens)
+    if pad_to:
+        _validate_pad_to(task, pad_to)
+    explanation_input = build_explanation_input(task, text, target, max_new_tokens, keep)
     model = _private_copy(task.model).eval()
-    maps = _compute_maps(model, explanation_input) if has_attention(model) else ()
+    maps = _compute_maps(task, model, explanation_input, pad_to) if has_attention(model) else ()
+    notes = explanation_input.notes
+    if pad_to and not any(attention_map.n_padding for attention_map in maps):
+        notes = (*notes, f"there is no padding to show, because the text has {pad_to} tokens or more")
     return Explanation(
         title=title or task.name,
         text=text,
@@ -45,7 +67,7 @@ def explain(task: Task, text: str, *, target: str = "", max_new_tokens: int = 0,
         probabilities=explanation_input.prediction.probabilities,
         maps=maps,
         attributions=_compute_attributions(task, model, explanation_input, target),
-        notes=explanation_input.notes,
+        notes=notes,
     )
 
 
@@ -55,17 +77,48 @@ def _private_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
-def _compute_maps(model: nn.Module, explanation_input: ExplanationInput) -> tuple[AttentionMap, ...]:
-    with record_attention(model) as record, torch.no_grad():
-        check_finite(model(*explanation_input.inputs))
-    return tuple(
-        AttentionMap(
-            name=stack,
-            queries=tuple(explanation_input.pieces[stack][0]),
-            keys=tuple(explanation_input.pieces[stack][1]),
-            weights=record[stack][:, 0].numpy(),
+def _validate_pad_to(task: Task, pad_to: int) -> None:
+    if not has_attention(task.model):
+        raise ConfigError("this model is recurrent and has no attention maps to pad")
+    if not 0 < pad_to <= task.config.data.max_len:
+        raise ConfigError(
+            f"cannot pad a text to {pad_to} tokens; choose a number from 1 to {task.config.data.max_len}, which is "
+            "what this model reads"
         )
-        for stack in record.stacks()
+
+
+def _compute_maps(
+    task: Task, model: nn.Module, explanation_input: ExplanationInput, pad_to: int
+) -> tuple[AttentionMap, ...]:
+    arguments = _pad_inputs(task, explanation_input.inputs, pad_to) if pad_to else explanation_input.inputs
+    with record_attention(model) as record, torch.no_grad():
+        check_finite(model(*arguments))
+    return tuple(_build_map(task, stack, explanation_input, record[stack][:, 0]) for stack in record.stacks())
+
+
+def _pad_inputs(task: Task, inputs: tuple[Tensor, ...], pad_to: int) -> tuple[Tensor, ...]:
+    """Return the inputs (1, T) padded on the right, followed by a mask for each, as all forms of the model read."""
+    padded, masks = [], []
+    for tokens, tokenizer in zip(inputs, task.tokenizers, strict=True):
+        n_padding = max(0, pad_to - tokens.shape[1])
+        padded.append(nn.functional.pad(tokens, (0, n_padding), value=tokenizer.special_tokens.pad_or_zero))
+        masks.append(nn.functional.pad(torch.ones_like(tokens, dtype=torch.bool), (0, n_padding), value=False))
+    return (*padded, *masks)
+
+
+def _build_map(task: Task, stack: str, explanation_input: ExplanationInput, weights: Tensor) -> AttentionMap:
+    """Build a map from weights (L, H, T, S). Queries that are padding are left out; keys that are padding stay."""
+    queries, keys = explanation_input.pieces[stack]
+    n_padding = weights.shape[-1] - len(keys)
+    config = task.config.model
+    return AttentionMap(
+        name=stack,
+        queries=tuple(queries),
+        keys=(*keys, *[PADDING_PIECE] * n_padding),
+        weights=weights[:, :, : len(queries)].contiguous().numpy(),
+        n_padding=n_padding,
+        causal=stack == "decoder" or (stack == "encoder" and config.attention_direction == "causal"),
+        windows=() if stack == "cross" else tuple(config.windows),
     )
 
 

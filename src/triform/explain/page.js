@@ -293,6 +293,7 @@ function enterMap(shown) {
   $('list').style.minHeight = `${25 * Math.min(LISTED, Math.max(shown.queries.length, shown.keys.length))}px`;
   $('rollout-note').hidden = !shown.views.includes('rollout');
   fillEntropy(shown);
+  fillSums(shown);
 }
 
 function move(layers, views) {
@@ -322,6 +323,24 @@ function fillEntropy(shown) {
     + 'At 0 bits, every query reads a single key. '
     + `At ${shown.most_bits.toFixed(2)} bits, the maximum here, every query gives the same weight to all keys that it may read.`;
   paintEntropy();
+}
+const SUMS = {padding: 'on padding', future: 'on later tokens', outside_window: 'outside window'};
+const mass = value => value === null ? '–' : value === 0 ? '0' : value < .0001 ? value.toExponential(1) : number(value);
+function fillSums(shown) {
+  const table = $('sums'), names = Object.keys(SUMS);
+  table.replaceChildren();
+  const head = make('tr', make('thead', table)), body = make('tbody', table);
+  for (const text of ['layer', 'row sums', ...Object.values(SUMS)]) make('th', head, text);
+  shown.sums.forEach((sums, layer) => {
+    const row = make('tr', body), [low, high] = [sums.row_sum_min.toFixed(6), sums.row_sum_max.toFixed(6)];
+    make('th', row, layer + 1);
+    make('td', row, low === high ? low : `${low} to ${high}`).dataset.name = 'row_sums';
+    for (const name of names) make('td', row, mass(sums[name])).dataset.name = name;
+  });
+  $('sums-note').textContent = 'Row sums must be 1. The other columns are the weight that a query puts on these keys, averaged '
+    + `over heads and queries. It must be 0 on padding${shown.causal ? ', on later tokens' : ''} and outside the window. `
+    + (shown.causal || shown.sums[0].future === null ? '' : 'This map is not causal, so its queries may read later tokens. ')
+    + (shown.padding ? `The last ${shown.padding} keys are padding.` : 'The text is not padded; --pad-to N adds padding.');
 }
 function paintEntropy() {
   const most = shownMap().most_bits || 1;

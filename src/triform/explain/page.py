@@ -168,6 +168,9 @@ def _map_data(attention_map: AttentionMap) -> dict[str, Any]:
         "views": names,
         "entropy": np.round(attention_map.entropy(), 6).tolist(),
         "most_bits": round(_max_entropy(attention_map), 6),
+        "sums": attention_map.sums(),
+        "causal": attention_map.causal,
+        "padding": attention_map.n_padding,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from triform.errors import DataError
 from triform.tasks.classify import Classify
 from triform.tasks.generate import Generate
-from triform.tasks.prediction import Prediction, empty_text_notes, truncate_with_notes, unknown_word_notes
+from triform.tasks.prediction import Keep, Prediction, empty_text_notes, truncate_with_notes, unknown_word_notes
 from triform.tasks.task import Task
 from triform.tasks.translate import Translate
 
@@ -27,7 +27,9 @@ class ExplanationInput:
     notes: tuple[str, ...] = ()
 
 
-def build_explanation_input(task: Task, text: str, target: str = "", max_new_tokens: int = 0) -> ExplanationInput:
+def build_explanation_input(
+    task: Task, text: str, target: str = "", max_new_tokens: int = 0, keep: Keep | None = None
+) -> ExplanationInput:
     """Encode a text together with a target or with the model's own output.
 
     Args:
@@ -35,23 +37,26 @@ def build_explanation_input(task: Task, text: str, target: str = "", max_new_tok
         text: The text to explain.
         target: The label, continuation or translation to explain. The default is the model's prediction.
         max_new_tokens: For generate: the number of tokens to generate if there is no target.
+        keep: The part to show of a text that is longer than the model's context, as for `Predictor.predict`.
 
     Raises:
         DataError: The text is empty, or the target is not a label.
     """
     if not text.strip():
         raise DataError("the text is empty, so there is nothing to explain")
-    return BUILDERS[task.name](task, text, target, max_new_tokens)
+    return BUILDERS[task.name](task, text, target, max_new_tokens, keep)
 
 
-def _classification_input(task: Classify, text: str, target: str, max_new_tokens: int) -> ExplanationInput:
+def _classification_input(
+    task: Classify, text: str, target: str, max_new_tokens: int, keep: Keep | None
+) -> ExplanationInput:
     labels, tokenizer = task.config.data.labels, task.tokenizer
     if target and target not in labels:
         raise DataError(f"unknown label {target!r}; choose from {', '.join(labels)}")
     special, max_len = tokenizer.special_tokens, task.config.data.max_len
-    tokens, _ = truncate_with_notes(tokenizer.encode(text), max_len, "text", special)
+    tokens, _ = truncate_with_notes(tokenizer.encode(text), max_len, "text", special, keep_last=keep == "last")
     pieces = tokenizer.format_pieces(tokens)
-    prediction = task.predictor.predict([text])[0]
+    prediction = task.predictor.predict([text], keep=keep)[0]
     return ExplanationInput(
         inputs=(torch.tensor([tokens], device=task.device),),
         pieces={"encoder": (pieces, pieces)},
@@ -60,7 +65,9 @@ def _classification_input(task: Classify, text: str, target: str, max_new_tokens
     )
 
 
-def _generation_input(task: Generate, text: str, target: str, max_new_tokens: int) -> ExplanationInput:
+def _generation_input(
+    task: Generate, text: str, target: str, max_new_tokens: int, keep: Keep | None
+) -> ExplanationInput:
     tokenizer, predictor = task.tokenizer, task.predictor
     prompt = [*tokenizer.special_tokens.before, *tokenizer.encode(text)]
     if not target and max_new_tokens:
@@ -68,8 +75,9 @@ def _generation_input(task: Generate, text: str, target: str, max_new_tokens: in
         generated = predictor.generate([prompt], decode=decode)[0]
     else:
         generated = tokenizer.encode(target)
-    # As in decoding, the model reads the newest tokens.
-    tokens, notes = truncate_with_notes(prompt + generated, task.config.data.max_len, "text", keep_last=True)
+    # As in decoding, the model reads the newest tokens by default.
+    keep_last = keep != "first"
+    tokens, notes = truncate_with_notes(prompt + generated, task.config.data.max_len, "text", keep_last=keep_last)
     notes += [*unknown_word_notes(text, tokenizer), *unknown_word_notes(target, tokenizer)]
     pieces = tokenizer.format_pieces(tokens)
     return ExplanationInput(
@@ -80,11 +88,14 @@ def _generation_input(task: Generate, text: str, target: str, max_new_tokens: in
     )
 
 
-def _translation_input(task: Translate, text: str, target: str, max_new_tokens: int) -> ExplanationInput:
+def _translation_input(
+    task: Translate, text: str, target: str, max_new_tokens: int, keep: Keep | None
+) -> ExplanationInput:
     source_tokenizer, target_tokenizer = task.source_tokenizer, task.target_tokenizer
     max_len = task.config.data.max_len
     tokens = source_tokenizer.encode(text)
-    source, notes = truncate_with_notes(tokens, max_len, "text", source_tokenizer.special_tokens)
+    special, keep_last = source_tokenizer.special_tokens, keep == "last"
+    source, notes = truncate_with_notes(tokens, max_len, "text", special, keep_last=keep_last)
     notes = [*empty_text_notes(text, tokens, source_tokenizer), *notes]
     target_tokens = target_tokenizer.encode(target) if target else task.predictor.generate([source])[0]
     output = target or target_tokenizer.decode(target_tokens)
@@ -113,7 +124,7 @@ def _translation_input(task: Translate, text: str, target: str, max_new_tokens: 
     )
 
 
-BUILDERS: dict[str, Callable[[Any, str, str, int], ExplanationInput]] = {
+BUILDERS: dict[str, Callable[[Any, str, str, int, Keep | None], ExplanationInput]] = {
     "classify": _classification_input,
     "generate": _generation_input,
     "translate": _translation_input,
