@@ -244,3 +244,9 @@ def test_keep_is_an_option_and_the_note_says_what_was_read(triform: Command, wri
         result = triform("predict", writer, text, "--keep", keep, "--max-new-tokens", 1)
         assert result.err == f"note: only the {keep} 16 of 23 tokens of the prompt were read\n"
     assert triform("predict", writer, text, "--keep", "middle").refusal == "--keep middle: choose first or last"
+
+
+def test_notes_that_differ_only_in_the_words_they_list_are_one_line() -> None:
+    notes = [f"no word of the text is in the vocabulary; nearest known: '{word}' for 'x'" for word in ("a", "b")]
+    predictions = [Prediction(input="a", output="b", notes=(note,)) for note in notes]
+    assert summarize_notes(predictions) == [f"note: 2 of 2 texts: for example, {notes[0]}"]

@@ -51,6 +51,21 @@ def test_a_generator_notes_an_empty_prompt_and_reads_the_end_of_a_long_one(tasks
     assert (prediction.cut, prediction.notes) == (True, ("only the last 14 of 20 tokens of the prompt were read",))
 
 
+def test_unknown_words_are_noted_with_the_nearest_known_ones(tasks: dict[str, Task]) -> None:
+    nearest = "nearest known: 'amber' or 'ember' for 'ambre', 'fjord' for 'Fjrod'"
+    for name in ("classify", "translate"):
+        assert predicted_notes(tasks[name], "ambre Fjrod yak") == (f"{UNKNOWN}; {nearest}",)
+    prediction = tasks["generate"].predictor.predict(["birch ambre Fjrod yak", "birch"])
+    assert prediction[0].notes == (f"not in the vocabulary, so read as <unk>: 'ambre', 'Fjrod', 'yak'; {nearest}",)
+    assert prediction[1].notes == ()
+
+
+def test_an_unknown_character_of_a_prompt_is_refused_with_the_nearest_ones(tmp_path: Path) -> None:
+    task = prepare_task("generate", tmp_path, **{"tokenizer.kind": "char"}).task
+    with pytest.raises(triform.DataError, match="'É', '☃'; nearest known: 'e' for 'É'; remove it, or train with"):
+        task.predictor.predict(["É☃"])
+
+
 def test_a_recurrent_generator_reads_a_prompt_of_any_length(tmp_path: Path) -> None:
     task = prepare_task("generate", tmp_path, **{"model.kind": "gru", "model.n_heads": 0}).task
     assert not task.predictor.predict([" ".join(WORDS * 2)])[0].notes

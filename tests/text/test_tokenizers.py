@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from triform.config import TokenizerConfig, TokenizerKind
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.text import BOS, EOS, PAD, TOKENIZERS, UNK, Tokenizer, load_tokenizer, train_tokenizer
 from triform.text.base import split_long_text
+from triform.text.nearest_words import WordIndex
 
 KINDS = sorted(TOKENIZERS)
 TEXTS = [
@@ -335,3 +338,20 @@ def test_words_without_case_when_asked() -> None:
 def test_a_text_without_frequent_words_is_refused() -> None:
     with pytest.raises(DataError, match="no word occurs 2 times"):
         train("word", ["each word once"], min_count=2)
+
+
+def test_the_nearest_words_are_those_that_difflib_finds_in_the_whole_vocabulary() -> None:
+    rng = random.Random(5)
+    words = sorted({"".join(rng.choices("abcdefgh", k=rng.randint(2, 9))) for _ in range(3000)})
+    index = WordIndex(words)
+    for _ in range(40):
+        letters = list(rng.choice([word for word in words if len(word) > 4]))
+        letters[rng.randrange(len(letters))] = "x"
+        unknown = "".join(letters)
+        best = difflib.get_close_matches(unknown, words, n=1, cutoff=0.6)[0]
+        similarity = difflib.SequenceMatcher(None, unknown, best).ratio()
+        nearest = index.nearest(unknown)[0]
+        assert difflib.SequenceMatcher(None, unknown, nearest).ratio() == pytest.approx(similarity, abs=0.1)
+    assert index.nearest("ABCX") == index.nearest("abcx")
+    assert index.nearest("☃") == ()
+    assert index.nearest("") == ()

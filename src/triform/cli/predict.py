@@ -220,12 +220,13 @@ def print_alternatives(prediction: Prediction, task: TaskName) -> None:
 def summarize_notes(predictions: Sequence[Prediction]) -> list[str]:
     """Return one line for each kind of note, with the number of texts that have it.
 
-    Notes that differ only in their numbers are of one kind.
+    Notes that differ only in their numbers, or in the words that they list, are of one kind.
     """
     notes_by_kind: dict[str, list[str]] = {}
     for prediction in predictions:
         for note in prediction.notes:
-            notes_by_kind.setdefault(re.sub(r"\d+", "0", note), []).append(note)
+            kind = re.sub(r"\d+", "0", re.split("[:;]", note)[0])
+            notes_by_kind.setdefault(kind, []).append(note)
     lines = []
     for notes in notes_by_kind.values():
         example = notes[0] if len(set(notes)) == 1 else f"for example, {notes[0]}"

@@ -25,7 +25,16 @@ from triform.progress import track_progress
 from triform.tasks.evaluation import TokenEvaluator
 from triform.tasks.language_model_data import LanguageModelBatch, LanguageModelData, LanguageModelDataset
 from triform.tasks.losses import lm_training_loss
-from triform.tasks.prediction import Alternative, Keep, Prediction, Predictor, format_word_list, truncate_with_notes
+from triform.tasks.prediction import (
+    Alternative,
+    Keep,
+    Prediction,
+    Predictor,
+    format_nearest,
+    format_word_list,
+    truncate_with_notes,
+    unknown_word_notes,
+)
 from triform.tasks.task import Task
 
 QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
@@ -60,12 +69,17 @@ class TextGenerator(Predictor):
                 output=self.decode_continuation(prompt, tokens),
                 alternatives=next_tokens,
                 cut=bool(notes),
-                notes=(*([] if text else ["the prompt is empty, so the model starts a new text"]), *notes),
+                notes=(*self._prompt_notes(text, prompt), *notes),
             )
             for text, prompt, (_, notes), tokens, next_tokens in zip(
                 texts, prompts, read, generated, alternatives, strict=True
             )
         ]
+
+    def _prompt_notes(self, text: str, prompt: list[int]) -> list[str]:
+        if not text:
+            return ["the prompt is empty, so the model starts a new text"]
+        return unknown_word_notes(text, self.task.tokenizer) if self.task.tokenizer.unk in prompt else []
 
     def _read_part(self, prompt: list[int], keep: Keep | None) -> tuple[list[int], list[str]]:
         """Return the part of a prompt that the model reads, and a note if that is not all of it."""
@@ -94,15 +108,22 @@ class TextGenerator(Predictor):
         return generate(adapter, requests, decode, self.task.token_constraints, default_strategy="sample")
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token."""
+        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token.
+
+        Unknown words of a word vocabulary become its unknown token.
+
+        Raises:
+            DataError: A character is not in the vocabulary.
+        """
         tokenizer = self.task.tokenizer
-        if unknown := tokenizer.find_unknown(text):
+        if (unknown := tokenizer.find_unknown(text)) and tokenizer.kind != "word":
             if tokenizer.kind == "imported":
                 remedy = "remove it; the imported tokenizer has no token for it"
             else:
                 remedy = "remove it, or train with tokenizer.kind=bpe, which encodes every text"
             raise DataError(
-                f"the prompt contains text that is not in the vocabulary: {format_word_list(unknown)}; {remedy}"
+                f"the prompt contains text that is not in the vocabulary: {format_word_list(unknown)}"
+                f"{format_nearest(unknown, tokenizer)}; {remedy}"
             )
         special, tokens = tokenizer.special_tokens, tokenizer.encode(text)
         if special.before:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from triform.config import DecodeConfig
 from triform.text import SpecialTokens, Tokenizer
 
+MAX_LISTED_WORDS = 5  # in a message
 Keep = Literal["first", "last"]  # the part to read of a text that is longer than the context
 
 
@@ -90,8 +91,9 @@ def empty_text_notes(text: str, tokens: Sequence[int] | NDArray[Any], tokenizer:
     """Return a note if a text is empty or has no known word. `tokens` are without special tokens."""
     if not text.strip():
         return ["the text is empty"]
-    has_known_token = any(token != tokenizer.unk for token in tokens)
-    return [] if has_known_token else ["no word of the text is in the vocabulary"]
+    if any(token != tokenizer.unk for token in tokens):
+        return []
+    return ["no word of the text is in the vocabulary" + format_nearest(tokenizer.find_unknown(text), tokenizer)]
 
 
 def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:
@@ -99,9 +101,18 @@ def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:
     words = tokenizer.find_unknown(text)
     if not words or tokenizer.unk is None:
         return []
-    return [f"not in the vocabulary, so read as {tokenizer.vocabulary[tokenizer.unk]}: {format_word_list(words)}"]
+    unknown = tokenizer.vocabulary[tokenizer.unk]
+    nearest = format_nearest(words, tokenizer)
+    return [f"not in the vocabulary, so read as {unknown}: {format_word_list(words)}{nearest}"]
+
+
+def format_nearest(words: Sequence[str], tokenizer: Tokenizer) -> str:
+    """Return a clause for a message with the known words nearest to the first unknown ones, or an empty string."""
+    nearest_words = [(word, tokenizer.nearest_known(word)) for word in words[:MAX_LISTED_WORDS]]
+    parts = [f"{' or '.join(map(repr, nearest))} for {word!r}" for word, nearest in nearest_words if nearest]
+    return f"; nearest known: {', '.join(parts)}" if parts else ""
 
 
 def format_word_list(words: Sequence[str]) -> str:
     """Return the first words of a list, quoted, for a message."""
-    return ", ".join(map(repr, words[:5])) + (", ..." if len(words) > 5 else "")
+    return ", ".join(map(repr, words[:MAX_LISTED_WORDS])) + (", ..." if len(words) > MAX_LISTED_WORDS else "")

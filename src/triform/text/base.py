@@ -182,6 +182,10 @@ class Tokenizer(ABC):
     def find_unknown(self, text: str) -> list[str]:
         """Return the parts of a text that are not in the vocabulary, each once, in order of appearance."""
 
+    def nearest_known(self, unknown: str) -> tuple[str, ...]:
+        """Return known words or characters that are spelled like an unknown one, if the tokenizer can find any."""
+        return ()
+
     @abstractmethod
     def to_json(self) -> str:
         """Return the content of the file that `load_tokenizer` reads."""

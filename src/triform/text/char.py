@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, Self
@@ -78,6 +79,12 @@ class CharTokenizer(BackendTokenizer):
         if unknown:
             check_text(text)
         return unknown
+
+    def nearest_known(self, unknown: str) -> tuple[str, ...]:
+        """Return the character in the other case, and the letter without its accents, if they are known."""
+        base = unicodedata.normalize("NFKD", unknown)[:1]
+        variants = dict.fromkeys([unknown.swapcase(), base, base.swapcase()])
+        return tuple(variant for variant in variants if variant != unknown and variant in self._ids)
 
     def _lowercase(self, text: str) -> str:
         return text if self._backend.normalizer is None else self._normalize(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import ClassVar, Self
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
@@ -23,6 +24,7 @@ from triform.text.base import (
     check_vocab_size_limit,
     disable_fork_warning,
 )
+from triform.text.nearest_words import WordIndex
 
 # A word is letters, marks and digits, with apostrophes between them (don't, l’homme). Any other visible character
 # is a word too.
@@ -83,6 +85,13 @@ class WordTokenizer(BackendTokenizer):
     def find_unknown(self, text: str) -> list[str]:
         words = self._backend.pre_tokenizer.pre_tokenize_str(self._normalize(text))
         return list(dict.fromkeys(word for word, _ in words if word not in self._words))
+
+    @cached_property
+    def _index(self) -> WordIndex:
+        return WordIndex(self._pieces[len(SPECIAL_TOKENS) :])
+
+    def nearest_known(self, unknown: str) -> tuple[str, ...]:
+        return self._index.nearest(unknown)
 
 
 def join_words(words: Iterable[str]) -> str:
