@@ -48,36 +48,28 @@ COMMAND_ALIASES = {
 }
 
 
-class HelpCommand(TyperCommand):
+class HelpLayout:
+    """Triform's layout of the help, for commands and for groups of commands."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the summary line, which is never shortened."""
+        return summary_line(self)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help` with Triform's description."""
+        return _describe_help_option(super().get_help_option(ctx))  # type: ignore[misc]  # of the command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; that of a group has the summary of each of its commands."""
+        write_help(self, ctx, formatter)
+
+
+class HelpCommand(HelpLayout, TyperCommand):
     """A command with Triform's layout of the help."""
 
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the summary line, which is never shortened."""
-        return summary_line(self)
 
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option `--help` with Triform's description."""
-        return _describe_help_option(super().get_help_option(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the command."""
-        write_help(self, ctx, formatter)
-
-
-class HelpGroup(TyperGroup):
+class HelpGroup(HelpLayout, TyperGroup):
     """A command that has subcommands, with Triform's layout of the help. Without a subcommand it shows its help."""
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the summary line, which is never shortened."""
-        return summary_line(self)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option `--help` with Triform's description."""
-        return _describe_help_option(super().get_help_option(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of the group and the summary of each of its commands."""
-        write_help(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options of the group; no arguments at all mean `--help`."""

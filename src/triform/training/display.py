@@ -112,7 +112,8 @@ class ProgressDisplay(Callback):
 
     def _on_train(self, event: Event) -> None:
         self.loss_text, self.throughput_text = f"loss {event['loss']:.4f}", format_throughput(event)
-        self.logged_losses.append(event["loss"])
+        if self.table is not None:
+            self.logged_losses.append(event["loss"])
         if (
             self.bar is None
             and self.table is None
