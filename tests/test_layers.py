@@ -22,7 +22,7 @@ PACKAGES = (
     *("errors", "formatting", "progress", "interrupts", "config", "io", "text", "scratch", "device", "nn", "data"),
     "vectors",
     *("models", "analysis", "generation", "evaluation", "tasks", "training", "pretrained", "explain", "reporting"),
-    *("run", "launch", "experiments", "sklearn", "cli"),
+    *("run", "launch", "experiments", "sklearn", "serving", "cli"),
 )
 WITHOUT_TORCH = (
     *("errors", "formatting", "io", "config", "text", "scratch", "data", "vectors", "analysis", "evaluation"),

@@ -1,0 +1,15 @@
+"""The HTTP server: one API for classification, generation and translation, and the page of the studio.
+
+Read the modules in this order:
+
+- `options`: what a server is started with.
+- `endpoints`: a route, its request and its response as types; errors in the shape of each dialect.
+- `app`: `create_app` puts the endpoints of all dialects together as an ASGI app.
+- `models`, `worker`: the runs that are served, and the thread that answers the requests to a run.
+- one module for each dialect: `openai_api`, `text_api`, `translate_api`, `operations`, `studio_api`.
+"""
+
+from triform.serving.app import create_app
+from triform.serving.options import ServerOptions
+
+__all__ = ["ServerOptions", "create_app"]

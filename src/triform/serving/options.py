@@ -1,0 +1,45 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOOPBACK_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a server serves, and its limits.
+
+    Args:
+        runs: The run folder of each model that is served by name.
+        folder: A folder with runs. All runs below it are listed, and served by their path relative to it.
+        page: Whether to serve the page of the studio and the routes below `/api`.
+        host: The address that the server is bound to. It decides which `Host` headers are accepted.
+        token: The token that every request must have; "" if none is required.
+        device: auto, cpu, cuda or mps.
+        precision: auto, fp32, bf16 or int8.
+        max_batch: The number of texts that a model computes together.
+        max_queue: The number of requests that may wait for a model. Further ones are answered with status 429.
+        timeout: Seconds after which a request is given up with status 504.
+        max_body: Bytes of a request.
+        max_upload: Bytes of a data file that is uploaded.
+        read_only: Whether requests that change a run or start a job are refused.
+    """
+
+    runs: Mapping[str, Path] = field(default_factory=dict)
+    folder: Path | None = None
+    page: bool = False
+    host: str = LOOPBACK_HOST
+    token: str = ""
+    device: str = "auto"
+    precision: str = "auto"
+    max_batch: int = 32
+    max_queue: int = 256
+    timeout: float = 120.0
+    max_body: int = 1 << 20
+    max_upload: int = 1 << 28
+    read_only: bool = False
