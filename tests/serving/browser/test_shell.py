@@ -1,0 +1,45 @@
+"""The frame of the page: tabs, keyboard, narrow windows, and addresses that do not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browser_checks import assert_fits
+
+TABS = ("Runs", "Compare", "Playground", "Attention", "Train")
+
+
+def test_each_tab_opens_by_a_click_and_is_named(studio: str, open_tab: Any) -> None:
+    tab = open_tab(studio)
+    for name in TABS:
+        tab.click(f"#tabs >> text={name}")
+        tab.wait_for_selector(f"h1:has-text('{name}')")
+        assert tab.get_attribute(f"#tabs a:has-text('{name}')", "aria-current") == "page"
+        assert tab.locator("#tabs a[aria-current]").count() == 1
+        assert tab.title().startswith(name)
+
+
+def test_the_keyboard_reaches_the_content_and_the_tabs(studio: str, open_tab: Any) -> None:
+    tab = open_tab(studio, "#/train")
+    tab.wait_for_selector("h1")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.id") == "view"
+    assert tab.url.endswith("#/train")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", [*(name.lower() for name in TABS)])
+def test_every_tab_fits_a_narrow_window(studio: str, open_tab: Any, name: str, dark: bool) -> None:
+    tab = open_tab(studio, f"#/{name}", width=420, dark=dark)
+    tab.wait_for_selector("h1")
+    assert_fits(tab)
+
+
+def test_an_address_without_a_tab_says_so(studio: str, open_tab: Any) -> None:
+    tab = open_tab(studio, "#/nowhere")
+    assert tab.inner_text("h1") == "Not found"
+    tab.click("#tabs >> text=Train")
+    tab.wait_for_selector("h1:has-text('Train')")

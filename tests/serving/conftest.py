@@ -1,0 +1,42 @@
+"""A folder of tiny runs, made once: one of each task, and one classifier with two seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triform.launch import train
+
+WORDS = ("amber", "birch", "cedar", "dune", "ember")
+MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
+TRAIN = {"max_steps": 12, "eval_every": 4, "batch_size": 8, "lr": 0.01, "warmup_steps": 1, "log_every": 2}
+OPTIONS = {"device": "cpu", "quiet": True}
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts with labels (rows.tsv), running text (text.txt) and sentences with translations (pairs.tsv)."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = [" ".join(WORDS[(n * k) % 5] for k in range(1, 3 + n % 6)) for n in range(60)]
+    (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    rows = [f"{text}\t{'long' if len(text) > 25 else 'short'}\n" for text in texts]
+    (folder / "rows.tsv").write_text("".join(rows), encoding="utf-8")
+    pairs = [f"{text}\t{' '.join(reversed(text.split()))}\n" for text in texts]
+    (folder / "pairs.tsv").write_text("".join(pairs), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs_folder(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finished runs `reviews` (classify), `verses` (generate), `french` (translate), `seeds/seed-1` and `-2`."""
+    folder = tmp_path_factory.mktemp("runs")
+    tokenizer = {"kind": "word"}
+    shared = {"model": MODEL, "train": TRAIN, "tokenizer": tokenizer, **OPTIONS}
+    train("classify", data=data_folder / "rows.tsv", out=folder / "reviews", **shared)
+    train("generate", data=data_folder / "text.txt", out=folder / "verses", **shared)
+    train("translate", data=data_folder / "pairs.tsv", out=folder / "french", **shared)
+    for seed in (1, 2):
+        out = folder / "seeds" / f"seed-{seed}"
+        train("classify", data=data_folder / "rows.tsv", out=out, seed=seed, **shared)
+    return folder
