@@ -48,8 +48,8 @@ def test_every_module_that_a_script_imports_exists() -> None:
 
 def test_an_unchanged_file_is_not_sent_again(client: TestClient) -> None:
     first = client.get("/page/app.js")
-    again = client.get("/page/app.js", headers={"If-None-Match": first.headers["ETag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    second = client.get("/page/app.js", headers={"If-None-Match": first.headers["ETag"]})
+    assert (second.status_code, second.content) == (304, b"")
     assert client.get("/page/app.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
