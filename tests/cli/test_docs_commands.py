@@ -41,7 +41,7 @@ SHORTER = {
     "train.max_steps=4000": "train.max_steps=6",
     "--max-steps 300": "--max-steps 3",
     "train.max_minutes=10": "train.max_steps=3",
-    "--preset speeches-classifier": "--preset tiny",
+    "--preset speeches-classifier --out": "--preset tiny --out",
     "--vocab-size 8000": "--vocab-size 280",
     "--preset small": "--preset tiny",
     "--seeds 8": "--seeds 2",

@@ -247,6 +247,7 @@ def test_the_page_and_its_pictures_are_written(tmp_path: Path) -> None:
     assert svg.startswith("<svg ")
     assert svg.count("<polyline") == 1
     assert "best, train: 5" in svg
+    assert (tmp_path / "docs" / "claims.md").read_text().startswith("# Claims of the reports")
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", '{"format": 99, "system": "speeches-lm"}', '{"format": 1}'])

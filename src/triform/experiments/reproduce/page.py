@@ -1,10 +1,11 @@
-"""Write the results page, `docs/results.md`, and its pictures from `results/*.json`."""
+"""Write the results page, `docs/results.md`, its pictures and the page of claims from `results/*.json`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
+from triform.experiments.reproduce.claims.page import render_claims_page
 from triform.experiments.reproduce.result_file import ExperimentResult, read_result
 from triform.experiments.reproduce.system import ReferenceSystem
 from triform.experiments.reproduce.systems import SYSTEM_NAMES, load_systems
@@ -16,12 +17,13 @@ from triform.reporting.attention_figure import render_attention_maps
 from triform.reporting.loss_curves import render_gradients, render_loss_curves
 
 FIGURES_FOLDER = "pictures"
+CLAIMS_PAGE = "claims.md"
 INTRODUCTION = """# Results
 
 This page compares our results for every reference system with the reported figures and with baselines. Each system
 was trained with the reported settings and with better ones. Repeat a result with `triform reproduce NAME`;
-[Reproducing the results](reproduce.md) explains how. ± is half of the 95 % confidence interval of a mean over
-seeds.
+[Reproducing the results](reproduce.md) explains how, and [Claims of the reports](claims.md) judges what the reports
+say. ± is half of the 95 % confidence interval of a mean over seeds.
 """
 METHODS = """## How the results were obtained
 
@@ -37,7 +39,7 @@ METHODS = """## How the results were obtained
 
 
 def render_pages(results: Path) -> dict[str, str]:
-    """Return the page under the key "", and each picture under its path relative to the page."""
+    """Return the page under the key "", and the page of claims and the pictures under paths relative to it."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
     study_link = f"One more study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
     parts = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link]
@@ -48,8 +50,10 @@ def render_pages(results: Path) -> dict[str, str]:
         links = [f"![{title}]({path})" for path, (title, _) in figures.items()]
         parts.append(format_section(system, result, links))
         pictures |= {path: picture for path, (_, picture) in figures.items()}
-    parts += [why_section(read_result(results, WHY)), METHODS.rstrip()]
-    return {"": "\n\n".join(parts) + "\n", **pictures}
+    why_result = read_result(results, WHY)
+    parts += [why_section(why_result), METHODS.rstrip()]
+    claims_page = render_claims_page(results_by_name | {WHY: why_result})
+    return {"": "\n\n".join(parts) + "\n", CLAIMS_PAGE: claims_page, **pictures}
 
 
 def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[str, tuple[str, str]]:
@@ -69,7 +73,7 @@ def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[s
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page and its pictures.
+    """Write the page, its pictures, and the page of claims next to it.
 
     Raises:
         DataError: The folder contains no results. An existing page is not changed.

@@ -336,5 +336,5 @@ def _targets_reached(system: ReferenceSystem, result: ExperimentResult | None) -
 
 def github_anchor(title: str) -> str:
     """Return the anchor that GitHub generates for a heading."""
-    letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -")
+    letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
     return letters.replace(" ", "-")
