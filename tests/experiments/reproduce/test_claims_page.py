@@ -152,9 +152,9 @@ def test_set_4_has_a_gap_between_training_and_validation_loss(results: dict[str,
     for index, name in enumerate(SETS):
         set_values(results, "ted-en-fr", name, "train.loss", 1.0, 1.2)
         set_values(results, "ted-en-fr", name, "valid.loss", 2.0 + index, 2.2 + index)
-    entry = find_variant(results, "ted-en-fr", "set-2")
-    entry["curves"]["valid"] = [[9375, 3.0], [18750, 3.3]]
-    entry["runs"][0]["steps"] = 18750
+        entry = find_variant(results, "ted-en-fr", name)
+        entry["curves"]["valid"] = [[9375, 3.0], [18750, 3.3 if name == "set-2" else 3.01]]
+        entry["runs"][0]["steps"] = 18750
     assessment = decide("Set 4 overfits", results)
     assert "| **set-4** | 1.1000 ± 1.2706 | 5.1000 ± 1.2706 | 4.0000 |" in assessment.evidence
     assert "| 5, +10.0 % | 2 |" in assessment.evidence
@@ -182,10 +182,15 @@ def test_long_sentences_are_judged_in_the_bins_above_twenty_words(
 ) -> None:
     assert decide("Set 3 handles longer sentences better", {}).verdict == UNDECIDED
     for name in SETS:
-        set_values(results, "ted-en-fr", name, "1 to 10.bleu", 30.0, 30.1, 30.2)
-        set_values(results, "ted-en-fr", name, "21 or more.bleu", *(long if name == "set-3" else (20.0,) * 3))
+        runs = find_variant(results, "ted-en-fr", name)["runs"][:1] * 3
+        values = zip((30.0, 30.1, 30.2), long if name == "set-3" else (20.0,) * 3, strict=True)
+        find_variant(results, "ted-en-fr", name)["runs"] = [
+            run
+            | {"seed": seed, "by_length": {"test beam 5": {"1 to 10": {"bleu": low}, "21 or more": {"bleu": high}}}}
+            for seed, (run, (low, high)) in enumerate(zip(runs, values, strict=True))
+        ]
     assessment = decide("Set 3 handles longer sentences better", results)
-    assert assessment.evidence.startswith("| sacreBLEU, by words of the source | 1 to 10 | 21 or more |")
+    assert assessment.evidence.startswith("| sacreBLEU, beam 5, by words of the source | 1 to 10 | 21 or more |")
     assert assessment.verdict == verdict
 
 

@@ -158,13 +158,20 @@ class Difference(NamedTuple):
 
 
 def compare_variants(results: Results, system: str, first: str, second: str, column: str) -> Difference:
-    """Compare two variants over shared seeds. The answer is decided if the 95 % interval does not contain zero."""
-    values = [values_by_seed(variant_entry(results, system, name), column) for name in (first, second)]
-    paired = pair_over_seeds(*values)
+    """Compare a column of two variants over shared seeds."""
+    first_values, second_values = (
+        values_by_seed(variant_entry(results, system, name), column) for name in (first, second)
+    )
+    return compare_seeds(first_values, second_values, column.rpartition(".")[2])
+
+
+def compare_seeds(first: Mapping[int, float], second: Mapping[int, float], metric: str) -> Difference:
+    """Compare values by seed. The answer is decided if the 95 % interval of the difference excludes zero."""
+    paired = pair_over_seeds(first, second)
     assert paired is not None, "seeds start at 0, so all variants share the first one"
     if paired.pairs == 1:
         return Difference(f"{UNDECIDED}: one seed", paired)
     if paired.low <= 0 <= paired.high:
         return Difference(UNDECIDED, paired)
-    is_better = (paired.mean > 0) == metric_info(column.rpartition(".")[2]).higher_is_better
+    is_better = (paired.mean > 0) == metric_info(metric).higher_is_better
     return Difference("yes" if is_better else "no", paired)
