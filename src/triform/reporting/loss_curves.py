@@ -1,4 +1,4 @@
-"""Draw curves of several variants as standalone SVG files: losses over steps, gradients over distances."""
+"""Draw curves of several variants as standalone SVG files: losses, metrics, and gradients over distances."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from triform.reporting.charts import Point, Scale, format_number, linear_scale, log_scale
+from triform.reporting.mean_curves import mean_with_band
 
 WIDTH, HEIGHT = 800, 320
 LEFT, RIGHT, TOP, BOTTOM = 56, 260, 18, 36  # the legend is on the right
@@ -70,11 +71,34 @@ def render_gradients(result: Mapping[str, Any]) -> str:
     return render_lines(title, lines, "log2 of the distance in tokens") if lines else ""
 
 
-def render_lines(title: str, lines: Sequence[Line], x_title: str) -> str:
-    """Draw lines as a standalone SVG."""
+def render_validation_curves(result: Mapping[str, Any], metric: str, group: str) -> str:
+    """Draw a metric on validation data over epochs, the mean over the seeds of each variant of a group.
+
+    Returns:
+        The SVG, or an empty string if the result has no such curves.
+    """
+    lines: list[Line] = []
+    for variant in result["variants"]:
+        runs = [run["validations"] for run in variant["runs"] if run.get("validations")]
+        if variant["setting"] == group and runs:
+            points, _ = mean_with_band([[(float(epoch), float(value)) for epoch, value in run] for run in runs])
+            lines.append(Line(variant["name"], points, COLOURS[len(lines) % len(COLOURS)]))
+    title = f"{metric} on validation data over epochs: {result['system']}"
+    return render_lines(title, lines, "epoch", from_zero=True) if lines else ""
+
+
+def render_lines(title: str, lines: Sequence[Line], x_title: str, *, from_zero: bool = False) -> str:
+    """Draw lines as a standalone SVG.
+
+    Args:
+        title: The title of the figure.
+        lines: The lines, in the order of the legend.
+        x_title: What the horizontal axis shows.
+        from_zero: Use a linear vertical axis that starts at zero. Otherwise, the scale depends on the values.
+    """
     all_points = [point for line in lines for point in line.points]
     x = linear_scale(0.0, max(step for step, _ in all_points), count=5, exact_ends=True)
-    y = _loss_scale(all_points)
+    y = linear_scale(0.0, max(value for _, value in all_points)) if from_zero else _loss_scale(all_points)
     polylines = "".join(_render_polyline(line, x, y) for line in lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'

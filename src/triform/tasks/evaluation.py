@@ -81,11 +81,6 @@ class TokenEvaluator(Evaluator):
         model, vocab_size = self.task.model, self.task.target_tokenizer.vocab_size
         return token_metric_sums(self.hidden_states(batch), model.lm_head, batch.targets, vocab_size)
 
-    def teacher_forced_metrics(self, data: Any) -> Metrics:
-        """Return loss and accuracy when each token is predicted from the true tokens before it."""
-        loss, n_correct, n_predictions = self.sum_metrics(data)
-        return {"loss": loss / n_predictions, "token_accuracy": n_correct / n_predictions}
-
 
 def token_metric_sums(hidden_states: Tensor, head: nn.Module, targets: Tensor, vocab_size: int) -> Tensor:
     """Return the summed loss, the number of correct tokens and the number of predictions: (B, T, D), (B, T) -> (3).

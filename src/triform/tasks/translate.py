@@ -137,14 +137,8 @@ class TranslationEvaluator(TokenEvaluator):
     def compute_metrics(
         self, sums: list[float], data: TranslationDataset, *, quick: bool, decode: DecodeConfig | None = None
     ) -> Metrics:
-        total_loss, n_correct, n_predictions = sums
-        n_padding = data.count_padding(self.task.config.train.batch_size or DEFAULT_BATCH_SIZE)
-        metrics: Metrics = {
-            "loss": total_loss / n_predictions,
-            "token_accuracy": n_correct / n_predictions,
-            "token_accuracy_with_padding": (n_correct + n_padding) / (n_predictions + n_padding),
-        }
-        if not math.isfinite(total_loss):  # such a model cannot decode; the caller reports it
+        metrics = self._token_metrics(sums, data)
+        if not math.isfinite(metrics["loss"]):  # such a model cannot decode; the caller reports it
             return metrics
         references = data.raw_pairs[: QUICK_PAIRS if quick else None]
         decode = decode or self.task.config.decode
@@ -154,6 +148,19 @@ class TranslationEvaluator(TokenEvaluator):
             [prediction.output for prediction in predictions], [pair.target for pair in references]
         )
         return {**metrics, **translation_metrics, "pairs": len(data)}
+
+    def teacher_forced_metrics(self, data: TranslationDataset) -> Metrics:
+        """Return loss and accuracy when each token is predicted from the true tokens before it."""
+        return self._token_metrics(self.sum_metrics(data), data)
+
+    def _token_metrics(self, sums: list[float], data: TranslationDataset) -> Metrics:
+        total_loss, n_correct, n_predictions = sums
+        n_padding = data.count_padding(self.task.config.train.batch_size or DEFAULT_BATCH_SIZE)
+        return {
+            "loss": total_loss / n_predictions,
+            "token_accuracy": n_correct / n_predictions,
+            "token_accuracy_with_padding": (n_correct + n_padding) / (n_predictions + n_padding),
+        }
 
     def is_better(self, metrics: Metrics, best: Metrics | None) -> bool:
         """Compare by BLEU. If both are near zero, the lower loss wins."""

@@ -8,58 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from result_cases import make_result, make_variant_result
 
 from triform.config.settings import SETTING_TYPES
 from triform.errors import DataError
 from triform.experiments.reproduce.page import render_pages, write_results_page
-from triform.experiments.reproduce.result_file import empty_result, read_result, write_result
+from triform.experiments.reproduce.result_file import read_result, write_result
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, load_systems
 from triform.experiments.reproduce.tables import (
-    format_mean_interval,
     format_section,
     github_anchor,
     pairing_verdicts,
     summary_table,
     target_verdicts,
 )
+from triform.experiments.reproduce.values import format_mean_interval
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {
-    "device": "cpu, slow",
-    "torch": "2.13",
-    "triform": "0.1.0",
-    "python": "3.12",
-    "date": "2026-01-02",
-    "command": "triform reproduce speeches-lm",
-}
-
-
-def make_variant_result(name: str, group: str, runs: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "setting": group,
-        "about": "",
-        "settings": {},
-        "parameters": 855_890,
-        "seconds": 83.4,
-        "trained_in": "fp32",
-        "scored_in": "fp32",
-        "vocabulary": 5698,
-        "made": ENVIRONMENT,
-        "curves": {"train": [[1, 8.5], [500, 5.0]]},
-        "runs": [{"seed": seed, "steps": 500, "scores": metrics} for seed, metrics in enumerate(runs)],
-        **fields,
-    }
 
 
 def perplexity_metrics(obama: float, wbush: float, hbush: float) -> dict[str, dict[str, float]]:
     values = {"obama": obama, "wbush": wbush, "hbush": hbush, "train": 160.0}
     return {name: {"perplexity": value} for name, value in values.items()}
-
-
-def make_result(system: str, *variants: dict[str, Any], smoke: bool = False) -> dict[str, Any]:
-    return {**empty_result(system, smoke=smoke), "variants": list(variants)}
 
 
 def test_a_mean_comes_with_half_its_interval() -> None:

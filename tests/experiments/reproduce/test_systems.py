@@ -29,7 +29,8 @@ from triform.experiments.reproduce.systems import (
     parse_system,
     read_declaration,
 )
-from triform.experiments.reproduce.tables import format_section, seed_values
+from triform.experiments.reproduce.tables import format_section
+from triform.experiments.reproduce.values import seed_values
 from triform.experiments.reproduce.why.comparison import PART_NAMES
 from triform.models.decoder import Decoder
 

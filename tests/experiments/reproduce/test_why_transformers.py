@@ -54,12 +54,11 @@ def test_an_lstm_can_have_as_many_parameters_as_the_transformer(part: Comparison
 
 
 def test_lengths_fall_into_bins_that_cover_all_of_them() -> None:
-    assert SPEECHES.bin_names == ("1 to 10", "11 to 20", "21 to 30", "31 or more")
-    assert [SPEECHES.bin_name(length) for length in (1, 10, 11, 30, 31, 400)] == [
-        *("1 to 10", "1 to 10", "11 to 20", "21 to 30", "31 or more", "31 or more")
-    ]
-    assert SHAKESPEARE.bin_names[-1] == "129 to 256"  # a window has no more
-    assert SHAKESPEARE.bin_name(256) == "129 to 256"
+    assert SPEECHES.length_bins.names == ("1 to 10", "11 to 20", "21 to 30", "31 or more")
+    groups = SPEECHES.length_bins.group((1, 10, 11, 30, 31, 400))
+    assert groups == {"1 to 10": [0, 1], "11 to 20": [2], "21 to 30": [3], "31 or more": [4, 5]}
+    assert SHAKESPEARE.length_bins.names[-1] == "129 to 256"  # a window has no more
+    assert SHAKESPEARE.length_bins.group([256]) == {"129 to 256": [0]}
 
 
 def test_the_rate_is_that_of_the_second_half_and_all_learning_is_timed() -> None:
@@ -91,7 +90,7 @@ def test_every_part_is_run_and_told(smoke_run: tuple[ReproduceOptions, dict[str,
                 assert comparison.compared_column.rpartition(".")[0] in run["scores"]
                 assert run["seconds"] > 0
                 assert run["epochs"] > 0
-                assert any(name in run["scores"] for name in comparison.bin_names)
+                assert any(name in run["scores"] for name in comparison.length_bins.names)
             assert [trial["rate"] for trial in variant_result["tries"]] == list(LEARNING_RATES[:2])
             assert (
                 variant_result["settings"]["train.lr"]

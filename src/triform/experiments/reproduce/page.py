@@ -14,7 +14,7 @@ from triform.experiments.reproduce.tables import format_section, github_anchor, 
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
 from triform.reporting.attention_figure import render_attention_maps
-from triform.reporting.loss_curves import render_gradients, render_loss_curves
+from triform.reporting.loss_curves import render_gradients, render_loss_curves, render_validation_curves
 
 FIGURES_FOLDER = "pictures"
 CLAIMS_PAGE = "claims.md"
@@ -61,6 +61,9 @@ def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[s
     figures = {}
     if loss_figure := render_loss_curves(result):
         figures[f"{FIGURES_FOLDER}/{system.name}.svg"] = (f"Loss over steps: {system.name}", loss_figure)
+    if bleu_figure := render_validation_curves(result, "BLEU", system.compared_group):
+        path = f"{FIGURES_FOLDER}/{system.name}-bleu.svg"
+        figures[path] = (f"BLEU on validation data over epochs: {system.name}", bleu_figure)
     if gradient_figure := render_gradients(result):
         path = f"{FIGURES_FOLDER}/{system.name}-gradients.svg"
         figures[path] = (f"Gradients over distance: {system.name}", gradient_figure)

@@ -136,3 +136,10 @@ def validation_rows(
                 metric: float(f"{event[metric]:.6g}") for metric in metrics if event.get(metric) is not None
             }
     return list(rows.values())
+
+
+def validation_curve(events: Sequence[Mapping[str, Any]], metric: str, valid_name: str) -> list[Point]:
+    """Return the epoch and the metric of each validation, downsampled."""
+    rows = validation_rows(events, (metric,), valid_name)
+    points = [(row["epoch"], row["sets"][valid_name][metric]) for row in rows if row["sets"].get(valid_name)]
+    return downsample(points, MAX_CURVE_POINTS)

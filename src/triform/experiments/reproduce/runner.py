@@ -12,6 +12,7 @@ from triform.data.files import content_sha256
 from triform.device import resolve_device
 from triform.evaluation.metrics import bleu_signature
 from triform.experiments.engine import (
+    SeedResult,
     VariantResult,
     VariantSpec,
     experiment_folder,
@@ -33,15 +34,17 @@ from triform.experiments.reproduce.result_file import (
     read_events,
     read_result,
     upsert_variant,
+    validation_curve,
     validation_rows,
     write_result,
 )
 from triform.experiments.reproduce.smoke import SMOKE_SEEDS, smoke_settings
 from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
+from triform.experiments.reproduce.translation import compare_translations, read_examples
 from triform.experiments.seeds import collect_results
 from triform.formatting import print_message
 from triform.launch import resolve_settings
-from triform.run import load
+from triform.run import Run, load
 
 NO_EARLY_STOPPING: Settings = {"train.patience": 0}  # unless a variant sets a patience
 
@@ -75,6 +78,7 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
         ]
         specs = [entry.spec for entry in prepared]
         variant_results = run_variants(specs, system_evaluation(data), options.run_options)
+        finished = []
         for entry, variant_result in zip(prepared, variant_results, strict=True):
             if variant_result.failure:
                 result["failures"][entry.variant.name] = variant_result.failure
@@ -82,6 +86,12 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
                 described = _describe_variant(entry, variant_result, system, options)
                 described["made"] = environment_info(device, options.command(system.name))
                 upsert_variant(result, described, [variant.name for variant in system.variants])
+                finished.append(variant_result)
+            write_result(options.results_folder, result)
+        if system.compared_group:
+            test_path = data.eval_files()["test"]
+            comparisons = compare_translations(system, result, finished, test_path)
+            result["comparisons"] = comparisons or result.get("comparisons", [])
             write_result(options.results_folder, result)
         return result
 
@@ -110,6 +120,8 @@ def _load_or_create_result(data: ExperimentData, options: ReproduceOptions) -> E
             print_message(f"{system.name}: {leak_text} are also in the training file")
     if system.task == "translate":
         result["signature"] = bleu_signature()
+    if system.n_examples:
+        result["examples"] = read_examples(system, data.eval_files()["test"])
     return result
 
 
@@ -164,15 +176,28 @@ def _describe_variant(
         "progress": validation_rows(events, ("loss", *run.task.shown_metrics), run.config.data.valid_name),
         "samples": generate_samples(run, system.prompts, smoke=options.smoke),
         "map": capture_attention(run, system.attention_example) if system.attention_example else None,
-        "runs": [
-            {
-                "seed": seed_run.seed,
-                "steps": seed_run.progress()["step"],
-                "scores": {name: entry["scores"] for name, entry in seed_run.evaluations.items()},
-            }
-            for seed_run in runs
-        ],
+        **({"translations": _entries_with(runs[0], "examples")} if system.n_examples else {}),
+        "runs": [_describe_run(seed_run, run, system) for seed_run in runs],
     }
+
+
+def _describe_run(seed_run: SeedResult, first_run: Run, system: ReferenceSystem) -> dict[str, Any]:
+    described = {
+        "seed": seed_run.seed,
+        "steps": seed_run.progress()["step"],
+        "scores": _entries_with(seed_run, "scores"),
+    }
+    if system.length_bins:
+        described["by_length"] = _entries_with(seed_run, "by_length")
+    if system.compared_group:
+        events, valid_name = read_events(seed_run.folder.metrics_file), first_run.config.data.valid_name
+        described["validations"] = validation_curve(events, first_run.task.metric, valid_name)
+    return described
+
+
+def _entries_with(seed_run: SeedResult, key: str) -> dict[str, Any]:
+    """Return one part of the evaluations of a run, by the name of the set."""
+    return {name: entry[key] for name, entry in seed_run.evaluations.items() if key in entry}
 
 
 def _vectors_digest(path: str) -> Settings:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from triform.config import TaskName
 from triform.config.settings import Settings
+from triform.experiments.reproduce.length_bins import LengthBins
 
 VariantGroup = Literal["as-reported", "best"]
 
@@ -81,6 +82,13 @@ class ReferenceSystem:
         split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
         prompts: Texts to continue, each with a number of new tokens.
         attention_example: A text whose attention map is drawn.
+        compared_group: The group whose variants are compared by BLEU, and drawn as curves of BLEU over epochs.
+        length_bins: Bins of source lengths in words, for metrics of translations by length.
+        long_sentences: A `variant` of the compared group, and the `question` whether it translates the longest
+            sentences better than the others.
+        n_examples: The number of test sentences whose translations by every variant are shown.
+        failure_range: A `column`, and the range from `low` to `high` that contains the mean of a variant if its
+            training failed as reported.
         word_vector_settings: Settings of the word vectors, which are learned from the training file.
     """
 
@@ -99,6 +107,11 @@ class ReferenceSystem:
     split_leaked_rows: bool = False
     prompts: tuple[tuple[str, int], ...] = ()
     attention_example: str = ""
+    compared_group: str = ""
+    length_bins: LengthBins | None = None
+    long_sentences: Mapping[str, str] = field(default_factory=dict)
+    n_examples: int = 0
+    failure_range: Mapping[str, Any] = field(default_factory=dict)
     word_vector_settings: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[Target, ...] = ()
     pairings: tuple[PairedComparison, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 from triform.config.presets import preset
 from triform.config.settings import Settings, flatten_config, merge_settings, non_default_settings, suggest_name
 from triform.errors import ConfigError
+from triform.experiments.reproduce.length_bins import LengthBins
 from triform.experiments.reproduce.system import (
     MetricColumn,
     PairedComparison,
@@ -26,7 +27,7 @@ from triform.experiments.study.plan import (
 )
 
 SYSTEM_NAMES = (
-    *("imdb-encoder", "shakespeare-char", "ted-en-fr"),
+    *("imdb-encoder", "shakespeare-char", "ted-en-fr", "ted-set4-failure"),
     *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
     *("word-vectors-speeches", "word-vectors-imdb", "long-range"),
 )
@@ -35,8 +36,9 @@ WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
-    *("pairings", "notes", "monitor", "measure_gradients"),
+    *("pairings", "notes", "monitor", "measure_gradients", "failure_range"),
 )
+TRANSLATION_KEYS = ("compared_group", "length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
 
 
@@ -71,9 +73,12 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
     Raises:
         ConfigError: A key is unknown or a setting is not valid.
     """
-    require_known_keys(spec, SYSTEM_KEYS, name, "a reference system")
+    require_known_keys(spec, (*SYSTEM_KEYS, *TRANSLATION_KEYS), name, "a reference system")
+    if spec.get("task") != "translate" and (unusable := [key for key in TRANSLATION_KEYS if key in spec]):
+        raise ConfigError(f'{name}: {unusable[0]!r} needs task = "translate"')
     declared = dict(spec)
     prompts = declared.pop("prompts", ())
+    edges = tuple(declared.pop("length_bins", ()))
     return ReferenceSystem(
         name=name,
         task=validate_task(declared.pop("task", None), name),
@@ -89,6 +94,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
         ),
         notes=tuple(declared.pop("notes", ())),
         monitor=tuple(declared.pop("monitor", ())),
+        length_bins=LengthBins(edges) if edges else None,
         **declared,
     )
 

@@ -11,6 +11,20 @@ from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_se
 from triform.experiments.reproduce.progress_tables import format_progress
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
+from triform.experiments.reproduce.translation_tables import (
+    BOOTSTRAP_REMARK,
+    failure_verdicts,
+    format_examples,
+    format_length_tables,
+    padding_remark,
+    ranking_verdicts,
+)
+from triform.experiments.reproduce.values import (
+    find_variant_result,
+    format_mean_interval,
+    seed_values,
+    values_by_seed,
+)
 from triform.formatting import format_duration
 from triform.reporting.markdown import render_markdown_table
 
@@ -36,11 +50,13 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None, fig
         return "\n\n".join([*parts, "**Variants**", _variant_descriptions(system), *notes])
     parts.append(f"System `{system.name}`.{' ' + SMOKE_TEXT if result['quick'] else ''}")
     parts += [_results_table(system, result), _remarks(result), "**Variants**", _variant_descriptions(system)]
-    if not result["quick"] and (verdicts := [*target_verdicts(system, result), *pairing_verdicts(system, result)]):
-        parts += ["**Findings**", "\n".join(f"- {line}" for line in verdicts)]
+    if not result["quick"]:
+        parts += _findings(system, result)
     parts += [
+        *format_length_tables(system, result),
         *format_progress(result),
         *_format_samples(result),
+        *format_examples(result),
         *figures,
         *notes,
         "**Environment**",
@@ -49,39 +65,17 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None, fig
     return "\n\n".join(part for part in parts if part)
 
 
+def _findings(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+    rankings = ranking_verdicts(system, result)
+    verdicts = [*target_verdicts(system, result), *pairing_verdicts(system, result), *rankings]
+    verdicts += failure_verdicts(system, result)
+    if not verdicts:
+        return []
+    return ["**Findings**", "\n".join(f"- {line}" for line in verdicts), BOOTSTRAP_REMARK if rankings else ""]
+
+
 def _variant_descriptions(system: ReferenceSystem) -> str:
     return "\n".join(f"- {variant.name}: {variant.description}" for variant in system.variants)
-
-
-def find_variant_result(result: ExperimentResult, name: str) -> dict[str, Any] | None:
-    """Return the entry of a variant in a result, or None if it was not run."""
-    return next((entry for entry in result["variants"] if entry["name"] == name), None)
-
-
-def values_by_seed(variant_result: Mapping[str, Any], column: str) -> dict[int, float]:
-    """Return the value of a column for each seed for which it was measured."""
-    eval_set, _, metric = column.rpartition(".")
-    return {
-        run["seed"]: run["scores"][eval_set][metric]
-        for run in variant_result["runs"]
-        if metric in run["scores"].get(eval_set, {})
-    }
-
-
-def seed_values(variant_result: Mapping[str, Any], column: str) -> list[float]:
-    """Return the values of a column over all seeds. The list is empty if it was not measured."""
-    return list(values_by_seed(variant_result, column).values())
-
-
-def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -> str:
-    """Format the mean of values, with half of its 95 % interval if there are several."""
-    if not column_values:
-        return "–"
-    scale, unit = (100.0, " %") if column.unit == "percent" else (1.0, " s" if column.unit == "seconds" else "")
-    stats = summarise(column_values)
-    mean_text = f"{scale * stats.mean:,.{column.decimals}f}"
-    interval_text = f" ± {scale * (stats.high - stats.mean):,.{column.decimals}f}" if len(column_values) > 1 else ""
-    return f"{mean_text}{interval_text}{unit}"
 
 
 def _results_table(system: ReferenceSystem, result: ExperimentResult) -> str:
@@ -164,6 +158,8 @@ def _remarks(result: ExperimentResult) -> str:
             remarks.append(f"{variant_result['name']}: {matched}.")
     if result.get("signature"):
         remarks.append(f"sacreBLEU signature: `{result['signature']}`.")
+    if padding := padding_remark(result):
+        remarks.append(padding)
     return " ".join(remarks)
 
 

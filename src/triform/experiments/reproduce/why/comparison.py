@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 from triform.config.settings import Settings, merge_settings
+from triform.experiments.reproduce.length_bins import LengthBins
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, parse_columns, read_declaration
 from triform.experiments.study.plan import parse_settings_table, require_known_keys
@@ -41,7 +41,7 @@ class ComparisonTask:
         lr_grid: Learning rates that each model tries; it is trained with the best of them.
         compared_column: The key of the column in which the models are compared.
         length_column: The metric of each length bin; its set is the name of the bin.
-        bin_edges: The largest length of each bin.
+        length_bins: The bins of lengths.
         length_unit: The unit of lengths, such as "words".
     """
 
@@ -55,18 +55,8 @@ class ComparisonTask:
     columns: tuple[MetricColumn, ...]
     compared_column: str
     length_column: MetricColumn
-    bin_edges: tuple[int, ...]
+    length_bins: LengthBins
     length_unit: str
-
-    @property
-    def bin_names(self) -> tuple[str, ...]:
-        """The names of the length bins, such as "1 to 10"."""
-        names = [f"{low + 1} to {high}" for low, high in pairwise((0, *self.bin_edges))]
-        return (*names, f"{self.bin_edges[-1] + 1} or more") if self.system.task != "generate" else tuple(names)
-
-    def bin_name(self, length: int) -> str:
-        """Return the name of the bin that a length falls into."""
-        return self.bin_names[sum(length > edge for edge in self.bin_edges)]
 
 
 @cache
@@ -82,10 +72,11 @@ def _parse_part(spec: Mapping[str, Any], name: str) -> ComparisonTask:
     length_keys = {key: value for key, value in bins.items() if key not in ("edges", "counted_in")}
     [length_column] = parse_columns([{"set": "", **length_keys}], origin)
     _, common_settings = parse_settings_table(spec["common"], f"{origin}: common")
+    system = get_system(spec["system"])
     return ComparisonTask(
         name=name,
         title=spec["title"],
-        system=get_system(spec["system"]),
+        system=system,
         seeds=spec["seeds"],
         time_budget=spec["time_budget"],
         lr_grid=tuple(spec["lr_grid"]),
@@ -96,7 +87,7 @@ def _parse_part(spec: Mapping[str, Any], name: str) -> ComparisonTask:
         columns=parse_columns(spec["columns"], origin),
         compared_column=spec["compared_column"],
         length_column=length_column,
-        bin_edges=tuple(bins["edges"]),
+        length_bins=LengthBins(tuple(bins["edges"]), open_ended=system.task != "generate"),
         length_unit=bins["counted_in"],
     )
 

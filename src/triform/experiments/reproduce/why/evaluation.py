@@ -36,7 +36,7 @@ def _classification_metrics(run: Run, comparison: ComparisonTask, data: Experime
     def accuracy_at(indices: Sequence[int]) -> Metrics:
         return {"accuracy": sum(is_correct[index] for index in indices) / len(indices), "rows": len(indices)}
 
-    indices_by_bin = _group_by_bin(comparison, lengths)
+    indices_by_bin = comparison.length_bins.group(lengths)
     return {
         "test": accuracy_at(range(len(rows))),
         **({"unseen": accuracy_at(unseen)} if unseen else {}),
@@ -56,19 +56,11 @@ def _translation_metrics(run: Run, comparison: ComparisonTask, data: ExperimentD
         )
         return {"bleu": metrics["bleu"], "chrf": metrics["chrf"], "pairs": len(indices)}
 
-    indices_by_bin = _group_by_bin(comparison, [len(pair.source.split()) for pair in pairs])
+    indices_by_bin = comparison.length_bins.group([len(pair.source.split()) for pair in pairs])
     return {
         "test": bleu_at(range(len(pairs))),
         **{name: bleu_at(indices) for name, indices in indices_by_bin.items()},
     }
-
-
-def _group_by_bin(comparison: ComparisonTask, lengths: Sequence[int]) -> dict[str, list[int]]:
-    """Return the indices in each bin that is not empty."""
-    indices_by_bin: dict[str, list[int]] = {name: [] for name in comparison.bin_names}
-    for index, length in enumerate(lengths):
-        indices_by_bin[comparison.bin_name(length)].append(index)
-    return {name: indices for name, indices in indices_by_bin.items() if indices}
 
 
 def _language_model_metrics(run: Run, comparison: ComparisonTask, data: ExperimentData) -> MetricsBySet:
@@ -79,7 +71,7 @@ def _language_model_metrics(run: Run, comparison: ComparisonTask, data: Experime
     metrics: MetricsBySet = {"valid": {"loss": float(run.evaluate()["loss"])}}
     if mean_losses:
         metrics["windows"] = {"loss": sum(mean_losses) / len(mean_losses)}
-        for name, positions in _group_by_bin(comparison, range(1, len(mean_losses) + 1)).items():
+        for name, positions in comparison.length_bins.group(range(1, len(mean_losses) + 1)).items():
             metrics[name] = {"loss": sum(mean_losses[position] for position in positions) / len(positions)}
     return metrics
 

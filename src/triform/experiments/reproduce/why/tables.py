@@ -14,10 +14,8 @@ from triform.experiments.reproduce.tables import (
     ENVIRONMENT_COLUMNS,
     MIN_PAIRS,
     SMOKE_TEXT,
-    format_mean_interval,
-    seed_values,
-    values_by_seed,
 )
+from triform.experiments.reproduce.values import format_mean_interval, seed_values, values_by_seed
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE, ComparisonTask, load_comparison_tasks
 from triform.reporting.markdown import render_markdown_table
 
@@ -102,7 +100,7 @@ def _length_table(comparison: ComparisonTask, task_result: Mapping[str, Any]) ->
     """Return the metric of each model by length, with one column for each bin that has rows."""
     bins = [
         name
-        for name in comparison.bin_names
+        for name in comparison.length_bins.names
         if any(
             seed_values(variant_result, f"{name}.{comparison.length_column.metric}")
             for variant_result in task_result["variants"]
