@@ -11,10 +11,10 @@ from triform.experiments.pairing import pair_over_seeds
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system
-from triform.experiments.reproduce.tables import (
+from triform.experiments.reproduce.tables import pairing_verdicts
+from triform.experiments.reproduce.values import (
     find_variant_result,
     format_mean_interval,
-    pairing_verdicts,
     seed_values,
     values_by_seed,
 )

@@ -22,7 +22,7 @@ from triform.experiments.reproduce.claims.claim import (
 )
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import get_system
-from triform.experiments.reproduce.tables import format_mean_interval, seed_values
+from triform.experiments.reproduce.values import format_mean_interval, seed_values
 from triform.reporting.markdown import render_markdown_table
 
 SYSTEM = "ted-en-fr"
@@ -215,7 +215,7 @@ def _assess_token_accuracy(results: Results) -> Assessment:
     if not all(seed_values(entry, f"valid.{key}") for entry in entries.values()):
         return Assessment("", UNDECIDED, "The stored results have no token accuracy that counts padding.")
     percent = MetricColumn(eval_set="valid", metric=key, title="", unit="percent")
-    reported = _reported("valid.token_accuracy")
+    reported = _reported(f"valid.{key}")
     rows = [
         [
             name,
