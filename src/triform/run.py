@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from triform.analysis.parameters import count_parameters
 from triform.config import Config, DecodeConfig
@@ -24,13 +24,14 @@ from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep
-from triform.training.loading import load_task
+from triform.training.loading import load_latest_task, load_task
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
+Checkpoint = Literal["best", "latest"]  # the weights of a run to load
 # Settings that only one strategy uses: setting one selects that strategy.
 IMPLIED_STRATEGY = {
     "temperature": "sample",
@@ -57,6 +58,7 @@ class Run:
         adapter: The LoRA adapter that was merged into the weights, if any.
         verify: Whether files are compared with their digests.
         notices: Messages for the user about how the run was opened.
+        step: The training step of the weights if the run was opened at its latest checkpoint, else None.
 
     Example:
         >>> import triform
@@ -74,6 +76,7 @@ class Run:
     adapter: Path | None = None
     verify: bool = True
     notices: tuple[str, ...] = ()
+    step: int | None = None
 
     def __repr__(self) -> str:
         n_parameters = count_parameters(self.config, self.task.sizes).total  # torch counts none in int8 layers
@@ -235,8 +238,9 @@ class Run:
         """Return the task on a device, with its weights in fp32 as they are stored."""
         if self.precision == "fp32" and self.task.device.type == device:
             return self.task
-        adapter = self.adapter or ""
-        return load(self.path, device=device, precision="fp32", adapter=adapter, verify=self.verify).task
+        options: dict[str, Any] = {"adapter": self.adapter or "", "verify": self.verify}
+        checkpoint: Checkpoint = "best" if self.step is None else "latest"
+        return load(self.path, device=device, precision="fp32", checkpoint=checkpoint, **options).task
 
     def test_set(self) -> str:
         """Return the name of the test split if the run was trained on a built-in dataset, else an empty string."""
@@ -303,12 +307,20 @@ def _with_stride(data: Dataset, stride: int) -> Dataset:
     return data.with_stride(stride)
 
 
+def _validate_checkpoint(checkpoint: object, adapter: str | Path) -> None:
+    if checkpoint not in get_args(Checkpoint):
+        raise ConfigError(f"checkpoint must be {' or '.join(get_args(Checkpoint))}, found {checkpoint!r}")
+    if adapter and checkpoint == "latest":
+        raise ConfigError("an adapter applies to the best weights of its base; leave out checkpoint='latest'")
+
+
 def load(
     path: str | Path,
     *,
     device: str = "auto",
     precision: str = "auto",
     adapter: str | Path = "",
+    checkpoint: Checkpoint = "best",
     verify: bool = True,
 ) -> Run:
     """Open a run folder.
@@ -318,6 +330,8 @@ def load(
         device: auto, cpu, cuda or mps.
         precision: auto (fp32 on every machine), fp32, bf16, or int8 (CPU only).
         adapter: The adapter.safetensors of a LoRA run that was trained from this one.
+        checkpoint: The weights to load: "best" for those with the best validation, or "latest" for those of the
+            latest checkpoint, which a run writes while it trains.
         verify: Compare the files with their digests. Set it to False to open files that you edited on purpose.
 
     Returns:
@@ -326,7 +340,8 @@ def load(
     Raises:
         CheckpointError: The folder is not a run folder, a file does not match its digest, or the weights do not
             match the settings or are not finite.
-        ConfigError: The device is not available, or does not support the precision.
+        ConfigError: The device is not available or does not support the precision, or `checkpoint` is unknown or
+            combined with an adapter.
 
     Example:
         >>> import triform
@@ -335,13 +350,19 @@ def load(
         ...
         triform.errors.CheckpointError: no/such/run: no such run folder
     """
+    _validate_checkpoint(checkpoint, adapter)
     torch_device = resolve_device(device)
     folder = RunFolder(Path(path), verify=verify)
     config = folder.read_config()
     resolved_precision = resolve_precision(precision, torch_device, config.model)
-    notices = folder.verify_files()
-    loaded_adapter = read_adapter(Path(adapter), verify=verify) if adapter else None
-    task, load_notices = load_task(folder, config, loaded_adapter)
+    loaded_adapter, step = None, None
+    if checkpoint == "latest":
+        task, step, notices = load_latest_task(folder, config)
+    else:
+        notices = folder.verify_files()
+        loaded_adapter = read_adapter(Path(adapter), verify=verify) if adapter else None
+        task, load_notices = load_task(folder, config, loaded_adapter)
+        notices += load_notices
     cast_model(task.model.to(torch_device).eval(), resolved_precision)
     return Run(
         path=folder.path,
@@ -349,5 +370,6 @@ def load(
         precision=resolved_precision,
         adapter=loaded_adapter.path if loaded_adapter else None,
         verify=verify,
-        notices=(*notices, *load_notices),
+        notices=notices,
+        step=step,
     )

@@ -12,6 +12,7 @@ import torch
 from same_runs import StoppedAfter
 
 import triform
+from triform.training.run_folder import RunFolder
 from triform.training.tensors import read_tensors
 
 TINY: dict[str, Any] = {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}, "device": "cpu", "quiet": True}
@@ -94,3 +95,45 @@ def test_an_estimator_is_not_made_from_a_run_without_a_model(
     path = train_interrupted(model=TINY["model"])
     with pytest.raises(triform.CheckpointError, match="has no model yet"):
         estimators.TextClassifier.from_run(path)
+
+
+def test_the_latest_checkpoint_is_loaded_instead_of_the_best_weights_on_request(rows: str, tmp_path: Path) -> None:
+    settings = {"max_steps": 6, "eval_every": 2, "lr": 0.1}
+    path = triform.train("classify", data=rows, out=tmp_path / "run", train=settings, **TINY).path
+    best = triform.load(path, device="cpu")
+    latest = triform.load(path, device="cpu", checkpoint="latest")
+    assert (best.step, latest.step) == (None, 6)
+    saved = read_tensors(path / "checkpoints/step-000000006/tensors.safetensors")
+    for name, parameter in latest.task.model.named_parameters():
+        assert parameter.equal(saved[f"model.{name}"])
+    (path / "model.safetensors").unlink()  # a run in training may have none yet
+    assert triform.load(path, device="cpu", checkpoint="latest").step == 6
+
+
+def test_a_checkpoint_that_training_replaces_while_it_is_read_is_read_again(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY).path
+    read_checkpoint = RunFolder.read_checkpoint
+
+    def read_while_replaced(folder: RunFolder, checkpoint: Path) -> Any:
+        if checkpoint.name == "step-000000002":
+            checkpoint.rename(checkpoint.with_name("step-000000003"))
+        return read_checkpoint(folder, checkpoint)
+
+    monkeypatch.setattr(RunFolder, "read_checkpoint", read_while_replaced)
+    assert triform.load(path, device="cpu", checkpoint="latest").step == 3
+    (path / "checkpoints/step-000000003/tensors.safetensors").unlink()
+    with pytest.raises(triform.CheckpointError, match=r"tensors\.safetensors"):
+        triform.load(path, device="cpu", checkpoint="latest")
+
+
+def test_the_latest_checkpoint_needs_one_and_no_adapter(rows: str, tmp_path: Path) -> None:
+    path = triform.train("classify", data=rows, out=tmp_path / "run", train={"max_steps": 2}, **TINY).path
+    with pytest.raises(triform.ConfigError, match="checkpoint must be best or latest, found 'newest'"):
+        triform.load(path, checkpoint="newest")  # type: ignore[arg-type]
+    with pytest.raises(triform.ConfigError, match="an adapter applies to the best weights"):
+        triform.load(path, checkpoint="latest", adapter=tmp_path / "adapter.safetensors")
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(triform.CheckpointError, match="has no checkpoint; a run writes them while it trains"):
+        triform.load(path, device="cpu", checkpoint="latest")

@@ -140,14 +140,37 @@ def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
     Raises:
         CheckpointError: There is no checkpoint either, or the run had finished and its model is missing.
     """
-    checkpoint = folder.latest_checkpoint()
-    if checkpoint is None:
+    latest = folder.read_latest_checkpoint()
+    if latest is None:
         raise CheckpointError(
             f"{folder.path} has no model and no checkpoint yet; continue its training with --resume"
         )
-    tensors, state = folder.read_checkpoint(checkpoint)
+    checkpoint, tensors, state = latest
     if state.get("finished"):
         raise damaged_error(folder.model_file, "no such file")
+    _load_checkpoint_tensors(task, checkpoint, tensors)
+    return (
+        f"{folder.path}: training was interrupted at step {checkpoint_step(checkpoint)}, before the first "
+        "validation; these are the weights of the latest checkpoint (continue with --resume)"
+    )
+
+
+def load_latest_weights(task: Task, folder: RunFolder) -> int:
+    """Load the weights of the latest checkpoint of a run, which may be in training, and return its step.
+
+    Raises:
+        CheckpointError: There is no checkpoint.
+    """
+    latest = folder.read_latest_checkpoint()
+    if latest is None:
+        raise CheckpointError(f"{folder.path} has no checkpoint; a run writes them while it trains")
+    checkpoint, tensors, _ = latest
+    _load_checkpoint_tensors(task, checkpoint, tensors)
+    return checkpoint_step(checkpoint)
+
+
+def _load_checkpoint_tensors(task: Task, checkpoint: Path, tensors: dict[str, Tensor]) -> None:
+    """Copy the weights among the tensors of a checkpoint into the model, and merge its LoRA layers."""
     if task.config.train.lora_rank:
         apply_lora(task.model, task.config.train)
     prefix = "model."
@@ -155,11 +178,6 @@ def load_interrupted_weights(task: Task, folder: RunFolder) -> str:
     load_weights(task.model, weights, checkpoint)
     merge_lora(task.model)
     task.model.requires_grad_()
-    step = checkpoint_step(checkpoint)
-    return (
-        f"{folder.path}: training was interrupted at step {step}, before the first validation; "
-        "these are the weights of the latest checkpoint (continue with --resume)"
-    )
 
 
 class LoadReport(NamedTuple):

@@ -8,8 +8,9 @@ import torch
 
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
+from triform.io.run_layout import MODEL_FILE, RUN_FILES
 from triform.tasks import TASKS, Task
-from triform.training.init_from import load_interrupted_weights, load_matching_weights
+from triform.training.init_from import load_interrupted_weights, load_latest_weights, load_matching_weights
 from triform.training.lora_adapter import Adapter
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import load_weights, named_weights, validate_shapes
@@ -35,9 +36,29 @@ def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None)
         return _load_with_adapter(folder, adapter), adapter.notices
     if folder.model_file.exists():
         return _load_best(folder, config), ()
+    task = _load_with_initial_weights(config, folder.path)
+    return task, (load_interrupted_weights(task, folder),)
+
+
+def load_latest_task(folder: RunFolder, config: Config) -> tuple[Task, int, tuple[str, ...]]:
+    """Load a run's task on the CPU with the weights of its latest checkpoint.
+
+    The best weights are neither read nor verified, because a run in training may be replacing them.
+
+    Returns:
+        The task, the step of its weights, and notices for the user.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or its weights do not match the settings.
+    """
+    notices = folder.verify_files(*(pattern for pattern in RUN_FILES if pattern != MODEL_FILE))
+    task = _load_with_initial_weights(config, folder.path)
+    return task, load_latest_weights(task, folder), notices
+
+
+def _load_with_initial_weights(config: Config, folder: Path) -> Task:
     with torch.random.fork_rng(devices=[]):  # the initial weights are replaced at once
-        task = TASKS[config.task].load(config, folder.path)
-        return task, (load_interrupted_weights(task, folder),)
+        return TASKS[config.task].load(config, folder)
 
 
 def _load_best(folder: RunFolder, config: Config) -> Task:

@@ -212,6 +212,19 @@ class RunFolder:
             verify_digests(path, CHECKPOINT_FILES)
         return migrate_checkpoint_tensors(read_tensors(path / TENSORS_FILE)), self.read_state(path)
 
+    def read_latest_checkpoint(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+        """Return the newest checkpoint with its tensors and its state; None if there is none.
+
+        A run that is being trained may replace its checkpoint meanwhile. Then the new one is read.
+        """
+        while checkpoint := self.latest_checkpoint():
+            try:
+                return checkpoint, *self.read_checkpoint(checkpoint)
+            except (CheckpointError, FileNotFoundError):
+                if checkpoint == self.latest_checkpoint():
+                    raise
+        return None
+
     def is_complete(self, config: Config | None = None) -> bool:
         """Return whether the run is complete, with these or its stored settings. The report is written last."""
         same_config = config is None or config == self.read_config()
