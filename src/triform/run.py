@@ -200,7 +200,15 @@ class Run:
         return self.task.data.fit_baselines()
 
     def explain(
-        self, text: str, *, target: str = "", max_new_tokens: int = 0, keep: Keep | None = None, pad_to: int = 0
+        self,
+        text: str,
+        *,
+        target: str = "",
+        max_new_tokens: int = 0,
+        keep: Keep | None = None,
+        pad_to: int = 0,
+        maps: bool = True,
+        attributions: bool = True,
     ) -> Explanation:
         """Return the attention maps of a text and, for a classifier, the contribution of each token to a label.
 
@@ -212,14 +220,17 @@ class Run:
             max_new_tokens: For generate: the number of tokens to generate if there is no target.
             keep: The part to show of a text that is longer than the model's context, as for `predict`.
             pad_to: Pad the text to this number of tokens, so that the maps show the padding.
+            maps: Whether to compute attention maps.
+            attributions: Whether to compute attributions. They take many passes of the model.
         """
         from triform.explain.inspection import explain
 
         validate_keep(keep)
         task = self._fp32_task(self.task.device.type)
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "keep": keep, "pad_to": pad_to}
+        contents: dict[str, Any] = {"maps": maps, "attributions": attributions}
         with self._inference_context():
-            return explain(task, text, target=target, title=self.path.name, **settings)
+            return explain(task, text, target=target, title=self.path.name, **settings, **contents)
 
     def export(self, to: str, out: str | Path) -> str:
         """Export the model to a folder that other programs read, and return the name of its model family.

@@ -80,6 +80,40 @@ def test_entropy_is_in_bits_and_a_zero_adds_nothing() -> None:
     np.testing.assert_allclose(attention_map.entropy(), expected, rtol=1e-5)
 
 
+def test_the_maximum_entropy_is_that_of_equal_weights_for_all_keys_that_are_read() -> None:
+    weights = np.tril(np.random.default_rng(1).random((2, 2, 4, 4)) + 0.1).astype(np.float32)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attention_map = AttentionMap(name="decoder", queries=tuple("abcd"), keys=tuple("abcd"), weights=weights)
+    assert attention_map.max_entropy() == pytest.approx(np.log2([1, 2, 3, 4]).mean())
+
+
+def test_the_distance_of_a_head_is_weighted_and_averaged_over_queries() -> None:
+    assert hand_made_map().mean_distance().tolist() == [[0.25, 0], [0.5, 0.5]]  # type: ignore[union-attr]
+    attention_map = random_map()
+    by_hand = sum(
+        float(attention_map.weights[2, 1, query, key]) * abs(query - key) / 5
+        for query in range(5)
+        for key in range(5)
+    )
+    distances = attention_map.mean_distance()
+    assert distances is not None
+    assert distances[2, 1] == pytest.approx(by_hand, rel=1e-6)
+    assert random_map("cross").mean_distance() is None
+
+
+def test_a_thumbnail_shows_the_largest_weight_of_each_pixel_and_where_all_are_zero() -> None:
+    weights = np.zeros((1, 1, 4, 6), dtype=np.float32)
+    weights[0, 0] = [[1, 0, 0, 0, 0, 0], [0.75, 0.25, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0.9999, 0, 0.0001]]
+    attention_map = AttentionMap(name="cross", queries=tuple("abcd"), keys=tuple("uvwxyz"), weights=weights)
+    # A pixel is the largest of several weights; a small weight above zero is not shown as zero.
+    assert attention_map.thumbnails(0, 3).shape == (1, 3, 3)
+    rows = attention_map.thumbnails(0, 2)[0]
+    assert rows.tolist() == [[255, 0], [255, 255]]
+    assert attention_map.thumbnails(0, 64)[0].shape == (4, 6)
+    assert attention_map.thumbnails(0, 64)[0, 1].tolist() == [math.ceil(255 * math.sqrt(0.75)), 128, 0, 0, 0, 0]
+    assert attention_map.thumbnails(0, 64)[0, 3].tolist() == [0, 0, 0, 255, 0, 3]
+
+
 def test_sums_are_those_of_the_weights_added_by_hand() -> None:
     first_head = [[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.25, 0.0]]  # two tokens, one more token, one padding
     second_head = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]

@@ -171,9 +171,11 @@ def test_a_model_that_does_not_attend_has_no_maps_and_is_refused_where_there_is_
         explanation = make(task).explain(TEXTS[task])
         assert explanation.maps == ()
         assert explanation.attributions
-        return
+    else:
+        with pytest.raises(ConfigError, match="no attention to show"):
+            make(task).explain(TEXTS[task])
     with pytest.raises(ConfigError, match="no attention to show"):
-        make(task).explain(TEXTS[task])
+        make(task).explain(TEXTS[task], attributions=False)
 
 
 @EVERY_TASK
@@ -236,6 +238,18 @@ def test_attributions_are_of_the_label_that_is_named(make: BuildRun) -> None:
         gains = (run.task.model(tokens) - run.task.model(torch.ones_like(tokens)))[0].tolist()
     for number, label in enumerate(run.task.config.data.labels):
         assert run.explain("one two", target=label).attributions[0].total == pytest.approx(gains[number], abs=1e-5)
+
+
+def test_maps_or_attributions_are_left_out_on_request(make: BuildRun) -> None:
+    run = make("classify")
+    both = run.explain("one five")
+    only_maps = run.explain("one five", attributions=False)
+    only_attributions = run.explain("one five", maps=False)
+    assert only_maps.attributions == ()
+    np.testing.assert_array_equal(only_maps.maps[0].weights, both.maps[0].weights)
+    assert only_attributions.maps == ()
+    assert only_attributions.attributions == both.attributions
+    assert only_maps.output == only_attributions.output == both.output
 
 
 def test_a_label_is_explained_in_inference_mode_too(make: BuildRun) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,10 @@ class AttentionMap:
         estimate assumes that half of the output of a layer comes from its residual connection.
         """
         assert self.supports_rollout, "rollout requires self-attention"
+        return self._rollouts
+
+    @cached_property
+    def _rollouts(self) -> AttentionWeights:
         n_tokens = len(self.queries)
         mixing = 0.5 * (self.weights[..., :n_tokens].mean(axis=1, dtype=np.float64) + np.eye(n_tokens))  # (L, T, T)
         mixing /= mixing.sum(axis=-1, keepdims=True)
@@ -96,6 +101,38 @@ class AttentionMap:
             p = weights.astype(np.float64)
             bits[layer] = -(p * np.log2(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=-1)
         return np.maximum(bits, 0)  # (L, H); a row whose sum is slightly above 1 must not give a negative entropy
+
+    def max_entropy(self) -> float:
+        """Return the entropy of a head that gives equal weights to all keys that a query may read, in bits."""
+        is_read = np.zeros(self.weights.shape[2:], dtype=bool)
+        for weights in self.weights:  # layer by layer: a long text has many weights
+            is_read |= (weights > 0).any(axis=0)
+        return float(np.log2(is_read.sum(axis=-1)).mean())
+
+    def mean_distance(self) -> NDArray[np.float64] | None:
+        """Return the distance in tokens between a query and what each head reads, averaged over the queries.
+
+        The distance to each key counts with its weight. It is None for cross-attention, where queries and keys
+        are tokens of different texts.
+        """
+        if self.name == "cross":
+            return None
+        distances = abs(np.arange(len(self.keys)) - np.arange(len(self.queries))[:, None]).astype(np.float64)
+        return np.einsum("lhts,ts->lh", self.weights, distances) / len(self.queries)  # (L, H)
+
+    def thumbnails(self, layer: int, size: int) -> NDArray[np.uint8]:
+        """Return small pictures of all heads of a layer, at most `size` pixels high and wide.
+
+        A pixel is the largest weight of the queries and keys that it shows, on a square-root scale from 0 to the
+        largest weight of the head, which is 255. It is 0 only if all of these weights are 0.
+        """
+        weights = self.weights[layer]  # (H, T, S)
+        for axis in (1, 2):
+            n_tokens = weights.shape[axis]
+            starts = np.arange(min(size, n_tokens)) * n_tokens // min(size, n_tokens)
+            weights = np.maximum.reduceat(weights, starts, axis=axis)
+        scaled = np.sqrt(weights / weights.max(axis=(1, 2), keepdims=True))
+        return np.ceil(255 * scaled).astype(np.uint8)
 
     def sums(self) -> list[dict[str, float | None]]:
         """Return sums of the weights of each layer that show whether its mask works.

@@ -31,6 +31,8 @@ def explain(
     keep: Keep | None = None,
     pad_to: int = 0,
     title: str = "",
+    maps: bool = True,
+    attributions: bool = True,
 ) -> Explanation:
     """Compute the attention maps of a text, and attributions if the task is classification.
 
@@ -42,6 +44,8 @@ def explain(
         keep: The part to show of a text that is longer than the model's context.
         pad_to: Pad the text, and for translation also the target, to this number of tokens.
         title: Title of the explanation. The default is the name of the task.
+        maps: Whether to compute attention maps.
+        attributions: Whether to compute attributions, which takes many passes of the model.
 
     Returns:
         The explanation, which can be saved as a page or a picture.
@@ -50,23 +54,24 @@ def explain(
         ConfigError: The model has no attention, and the task is not classification; or `pad_to` is more than the
             model reads.
     """
-    if not isinstance(task, Classify):  # attributions of a label do not need attention
+    if maps and not (attributions and isinstance(task, Classify)):  # attributions do not need attention
         require_attention_stacks(task.model)  # before any text is generated
     if pad_to:
         _validate_pad_to(task, pad_to)
     explanation_input = build_explanation_input(task, text, target, max_new_tokens, keep)
     model = _private_copy(task.model).eval()
-    maps = _compute_maps(task, model, explanation_input, pad_to) if has_attention(model) else ()
+    with_maps = maps and has_attention(model)
+    attention_maps = _compute_maps(task, model, explanation_input, pad_to) if with_maps else ()
     notes = explanation_input.notes
-    if pad_to and not any(attention_map.n_padding for attention_map in maps):
+    if pad_to and not any(attention_map.n_padding for attention_map in attention_maps):
         notes = (*notes, f"there is no padding to show, because the text has {pad_to} tokens or more")
     return Explanation(
         title=title or task.name,
         text=text,
         output=explanation_input.prediction.output,
         probabilities=explanation_input.prediction.probabilities,
-        maps=maps,
-        attributions=_compute_attributions(task, model, explanation_input, target),
+        maps=attention_maps,
+        attributions=_compute_attributions(task, model, explanation_input, target) if attributions else (),
         notes=notes,
     )
 

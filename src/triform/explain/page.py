@@ -167,19 +167,11 @@ def _map_data(attention_map: AttentionMap) -> dict[str, Any]:
         "heads": attention_map.n_heads,
         "views": names,
         "entropy": np.round(attention_map.entropy(), 6).tolist(),
-        "most_bits": round(_max_entropy(attention_map), 6),
+        "most_bits": round(attention_map.max_entropy(), 6),
         "sums": attention_map.sums(),
         "causal": attention_map.causal,
         "padding": attention_map.n_padding,
     }
-
-
-def _max_entropy(attention_map: AttentionMap) -> float:
-    """Return the maximum entropy of a head, which has equal weights for all keys that a query may read."""
-    is_read = np.zeros(attention_map.weights.shape[2:], dtype=bool)
-    for weights in attention_map.weights:  # layer by layer: a long text has many weights
-        is_read |= (weights > 0).any(axis=0)
-    return float(np.log2(is_read.sum(axis=-1)).mean())
 
 
 def _attribution_data(attribution: Attribution) -> dict[str, Any]:
