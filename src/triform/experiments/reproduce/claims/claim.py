@@ -145,6 +145,15 @@ def count_wins(lines: Sequence[str], name: str) -> int:
     return sum(f": {name} is better by " in line for line in lines)
 
 
+def verdict_from_counts(n_true: int, n_false: int, n_comparisons: int, unit: str) -> str:
+    """Return the verdict on a claim that several comparisons test, some of which may be undecided."""
+    if not n_true:
+        return "false" if n_false else UNDECIDED
+    if n_true == n_comparisons:
+        return "true"
+    return f"true in {n_true} of {n_comparisons} {unit}" + (f", false in {n_false}" if n_false else "")
+
+
 def bullet_list(lines: Sequence[str]) -> str:
     """Return lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)

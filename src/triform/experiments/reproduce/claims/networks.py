@@ -16,6 +16,7 @@ from triform.experiments.reproduce.claims.claim import (
     format_column,
     variant_entry,
     variant_table,
+    verdict_from_counts,
 )
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS
 from triform.experiments.reproduce.why.comparison import load_comparison_tasks
@@ -97,8 +98,8 @@ def _assess_gradients(results: Results) -> Assessment:
         "true" if vanishes else "not true for every recurrent network",
         f"At a distance of 64 characters, the gradient of the network with tanh is about {factors['rnn']} times "
         f"smaller than that of the Transformer. With gates, it is about {factors['gru']} times (GRU) and "
-        f"{factors['lstm']} times (LSTM) smaller. A vanishing gradient does not decide which model is better: "
-        f"with an equal number of parameters and steps, the lowest validation loss is that of `{best}`.",
+        f"{factors['lstm']} times (LSTM) smaller. With an equal number of parameters and steps, the "
+        f"lowest validation loss is that of `{best}`.",
     )
 
 
@@ -113,16 +114,10 @@ def _assess_transformers(results: Results) -> Assessment:
     lines = comparison_verdicts(comparisons)
     wins, losses = count_wins(lines, "transformer"), count_wins(lines, "lstm")
     titles = [line.partition(", ")[0] for line in lines if count_wins([line], "transformer")]
-    verdicts = {
-        (True, False): "true" if wins == len(lines) else f"true on {wins} of {len(lines)} tasks",
-        (False, True): "false",
-        (True, True): f"true on {wins} of {len(lines)} tasks, false on {losses}",
-        (False, False): UNDECIDED,
-    }
     tasks = " and ".join(titles) or "no task"
     return Assessment(
         bullet_list(lines),
-        verdicts[wins > 0, losses > 0],
+        verdict_from_counts(wins, losses, len(lines), "tasks"),
         "The models have equal numbers of parameters and equal training times. The Transformer is better on: "
         f"{tasks}. [Results](results.md#transformer-and-lstm-with-equal-parameters-and-training-time) lists the "
         "limits of the comparison.",

@@ -120,8 +120,8 @@ def _assess_width(_: Results) -> Assessment:
         render_markdown_table(head, rows),
         "false",
         "Cost grows with the square of d_model: each time d_model doubles, parameters and operations are "
-        "multiplied by about four. An exponential cost would be squared each time. The time of a step grows more "
-        "slowly than the operations, because small matrices use a processor less well. The times are an example, "
+        "multiplied by about four. An exponential cost would be squared each time. The measured time of a "
+        "step grows more slowly than the operations. The times are an example, "
         "measured with the script on one core of an AMD EPYC processor in fp32: forward and backward pass, the "
         "fastest of four. Parameters and operations are those of `triform params`, without the embedding and the "
         "output layer.",

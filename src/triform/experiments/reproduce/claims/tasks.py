@@ -17,6 +17,7 @@ from triform.experiments.reproduce.claims.claim import (
     format_column,
     variant_entry,
     variant_table,
+    verdict_from_counts,
 )
 from triform.experiments.reproduce.systems import get_system
 from triform.reporting.markdown import render_markdown_table
@@ -77,27 +78,21 @@ def _assess_classifier(results: Results) -> Assessment:
 def _assess_window(results: Results) -> Assessment:
     lines = findings(results, WINDOW, "full", "window-8")
     wins, losses = count_wins(lines, "window-8"), count_wins(lines, "full")
-    verdict = "true" if wins == len(lines) else "false" if losses == len(lines) else UNDECIDED
-    if 0 < wins < len(lines):
-        verdict = f"true on {wins} of {len(lines)} test sets"
     return Assessment(
         bullet_list(lines),
-        verdict,
-        "The comparison holds for this model and this amount of training: 500 steps, a context of 32 words, and "
-        "the same seeds, initial weights and batches for both. The window is better with statistical "
-        f"significance on {wins} of {len(lines)} test sets.",
+        verdict_from_counts(wins, losses, len(lines), "test sets"),
+        "This holds for a small model with a context of 32 words, after 500 steps. Both models have the same "
+        f"seeds, initial weights and batches. The window is better on {wins} of {len(lines)} test sets, and full "
+        f"attention on {losses}.",
     )
 
 
 def _assess_convergence(results: Results) -> Assessment:
     lines = findings(results, WINDOW, "full-converged", "window-8-converged")
     wins, losses = count_wins(lines, "full-converged"), count_wins(lines, "window-8-converged")
-    verdict = "true" if wins == len(lines) else "false" if losses == len(lines) else UNDECIDED
-    if 0 < wins < len(lines):
-        verdict = f"true on {wins} of {len(lines)} test sets"
     return Assessment(
         bullet_list(lines),
-        verdict,
+        verdict_from_counts(wins, losses, len(lines), "test sets"),
         "Both models train until the loss on held-out text stops improving. After that, full attention is better "
         f"on {wins} of {len(lines)} test sets, and the window is better on {losses}. With more text or a longer "
         "context, the answer may be different.",
@@ -134,13 +129,10 @@ def _assess_size(results: Results) -> Assessment:
         figures = [format_column(results, system, name, column) for name in (small, large)]
         rows.append([f"{system}, {title}", *models, *figures, answers[-1]])
     n_yes, n_no = answers.count("yes"), answers.count("no")
-    verdict = "true" if n_yes == len(answers) else "false" if n_no and not n_yes else UNDECIDED
-    if n_yes and n_no:
-        verdict = f"true in {n_yes} of {len(answers)} comparisons, false in {n_no}"
     head = ["system and metric", "smaller", "larger", "smaller, result", "larger, result", "larger is better"]
     return Assessment(
         render_markdown_table(head, rows, n_text_columns=3),
-        verdict,
+        verdict_from_counts(n_yes, n_no, len(answers), "comparisons"),
         f"The larger model is better in {n_yes} of {len(answers)} comparisons and worse in {n_no}; the others are "
         "not decided. Sets 2 and 3 differ only in width and heads. The models of the other pairs also differ in "
         "dropout, context or other settings, so size is one cause among several.",

@@ -13,21 +13,24 @@ from triform.experiments.reproduce.claims.claim import (
     Assessment,
     Claim,
     Results,
+    bullet_list,
     column_mean,
     compare_seeds,
     compare_variants,
     format_column,
     variant_entry,
     variant_table,
+    verdict_from_counts,
 )
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import get_system
+from triform.experiments.reproduce.tables import github_anchor
+from triform.experiments.reproduce.translation_tables import BLEU, failure_verdicts
 from triform.experiments.reproduce.values import format_mean_interval, seed_values
 from triform.reporting.markdown import render_markdown_table
 
-SYSTEM = "ted-en-fr"
+SYSTEM, FAILURE_SYSTEM = "ted-en-fr", "ted-set4-failure"
 SETS = ("set-1", "set-2", "set-3", "set-4")
-BLEU = MetricColumn(eval_set="test beam 5", metric="bleu", title="sacreBLEU, beam 5")
 SLOWER = 2.0  # a model this much slower than another is clearly slower
 MAX_SHARE_DIFFERENCE = 0.02  # between the share of padding and the reported accuracy of a failed model
 LONG_SENTENCE = 20  # words; bins that start above it contain long sentences
@@ -116,6 +119,19 @@ def _describe_gaps(train_loss: float, gaps: dict[str, float], has_risen: dict[st
     )
 
 
+def _assess_failure(results: Results) -> Assessment:
+    lines = failure_verdicts(get_system(FAILURE_SYSTEM), results[FAILURE_SYSTEM])
+    failed = [line.split()[0] for line in lines if "**fails as reported**" in line]
+    causes = ", ".join(f"`{name}`" for name in failed) or "none of them"
+    return Assessment(
+        bullet_list(lines),
+        "true" if "set-4" in failed else "false",
+        "The variants keep the data and the batches and change what the report does not state: the order of "
+        f"norms, the learning rate and its schedule. These variants fail as reported: {causes}. "
+        f"[Results](results.md#{github_anchor(get_system(FAILURE_SYSTEM).title)}) describes each variant.",
+    )
+
+
 def _assess_best_set(results: Results) -> Assessment:
     bleu = {name: column_mean(results, SYSTEM, name, BLEU.key) for name in SETS}
     best = max(bleu, key=lambda name: bleu[name])
@@ -169,12 +185,9 @@ def _assess_long_sentences(results: Results) -> Assessment:
         for other in ("set-1", "set-2")
     ]
     n_wins, n_losses = answers.count("yes"), answers.count("no")
-    verdict = "true" if answers and n_wins == len(answers) else "false" if n_losses else UNDECIDED
-    if n_wins and n_losses:
-        verdict = f"true in {n_wins} of {len(answers)} comparisons, false in {n_losses}"
     return Assessment(
         evidence,
-        verdict,
+        verdict_from_counts(n_wins, n_losses, len(answers), "comparisons"),
         f"Set 3 is compared with the narrower sets 1 and 2 on sentences of more than {LONG_SENTENCE} words. Of "
         f"{len(answers)} comparisons, set 3 wins {n_wins} and loses {n_losses}; the others are not decided.",
     )
@@ -244,6 +257,13 @@ TRANSLATION_CLAIMS = (
         code="triform reproduce ted-en-fr --variant as-reported",
         assess=_assess_overfitting,
         needs={SYSTEM: SETS},
+    ),
+    Claim(
+        title="Set 4 is too large to train",
+        statement="Of the four sets in the report, only the largest one fails: its training loss hardly falls.",
+        code="triform reproduce ted-set4-failure",
+        assess=_assess_failure,
+        needs={FAILURE_SYSTEM: ("set-4",)},
     ),
     Claim(
         title="Set 3 is the best of the four sets",
