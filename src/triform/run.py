@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.metrics import Metrics
 from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
 from triform.tasks import Dataset, Prediction, Task
+from triform.tasks.batch import length_ranges
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep
@@ -155,23 +157,62 @@ class Run:
     ) -> tuple[Metrics, list[str]]:
         """Return the metrics of `evaluate` and notices, such as a warning that the file is training data."""
         notices = self.training_file_notices(data) if data else []
+        dataset = self._load_eval_dataset(data, notices, lines)
+        return self._evaluate_dataset(_with_stride(dataset, stride) if stride else dataset, decode), notices
+
+    def evaluate_by_length(
+        self, data: str | Path = "", *, edges: Sequence[int], **decode: object
+    ) -> dict[str, Metrics]:
+        """Return the metrics on the texts of each length, for example to see how a model copes with longer texts.
+
+        Args:
+            data: The file, as for `evaluate`.
+            edges: The largest number of tokens of each range, in ascending order: [64, 128] stands for the ranges
+                "1 to 64" and "65 to 128". A pair of sentences is as long as its longer side with the end token. For
+                generate, a range contains the predictions after that many tokens of a window.
+            **decode: Decoding settings of this call. They affect the metrics of translations.
+
+        Returns:
+            The metrics by the name of the range. Ranges without texts are left out.
+
+        Raises:
+            DataError: The file cannot be used.
+            ConfigError: The edges are not in ascending order or are above `data.max_len`, or a setting is unknown.
+        """
+        edges, max_len = tuple(edges), self.config.data.max_len
+        if not edges or any(low >= high for low, high in pairwise((0, *edges))) or edges[-1] > max_len:
+            raise ConfigError(
+                f"lengths {', '.join(map(str, edges)) or 'are missing; they'} must be ascending numbers "
+                f"between 1 and data.max_len={max_len}"
+            )
+        dataset = self._load_eval_dataset(str(data), [])
+        metrics_by_range = {}
+        for name, (low, high) in length_ranges(edges).items():
+            with suppress(DataError):
+                part = dataset.with_lengths(low, high)
+                metrics_by_range[name] = self._evaluate_dataset(part, decode)
+        return metrics_by_range
+
+    def _load_eval_dataset(self, data: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:
         name = data or self.test_set()
         if not name:
             self._require_own_data("name the file to evaluate")
-        settings = override_decode(self.config.decode, decode)
+        dataset: Dataset | None
         if name:
             dataset = self.task.data.load_dataset(name, notices, lines)
         else:
             dataset = self.task.data.load_validation_dataset(notices)
         if dataset is None:
             raise ConfigError("this run has no validation data; name the file to evaluate")
+        return dataset
+
+    def _evaluate_dataset(self, dataset: Dataset, decode: Mapping[str, object]) -> Metrics:
+        settings = override_decode(self.config.decode, decode)
         with self._inference_context():
-            metrics = self.task.evaluator.evaluate(
-                _with_stride(dataset, stride) if stride else dataset, decode=settings
-            )
+            metrics = self.task.evaluator.evaluate(dataset, decode=settings)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
-        return metrics, notices
+        return metrics
 
     def training_file_notices(self, name: str) -> list[str]:
         """Return a warning if a file, or two files as `source,target`, has the content of the training data.

@@ -87,7 +87,7 @@ def test_every_setting_has_a_dotted_name_and_a_default_of_its_own_type() -> None
 # -- every check refuses a wrong value and names the setting
 
 INVALID_VALUES = [
-    *((f"data.{name}", -1) for name in ("max_len",)),
+    *((f"data.{name}", -1) for name in ("max_len", "train_max_len")),
     *(("data.valid_fraction", value) for value in (-0.1, 0.6)),
     ("tokenizer.vocab_size", -1),
     ("tokenizer.min_count", 0),
@@ -462,6 +462,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "task": st.sampled_from(get_args(TaskName)),
         "data.labels": st.lists(text_strategy().map(str.strip), max_size=4).map(tuple),
         "data.max_len": st.integers(2, 2**20),
+        "data.train_max_len": st.sampled_from([0, 2]),
         "data.valid_name": text_strategy().filter(lambda name: name not in ("", "train", "a", "b")),
         "data.monitor": st.lists(st.sampled_from(["a=x", "b=y=z"]), unique=True).map(tuple),
         "train.eval_every": st.one_of(st.just("epoch"), st.integers(0, 10**9)),

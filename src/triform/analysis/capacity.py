@@ -57,7 +57,7 @@ def split_batch(config: Config, max_batch_size: int) -> dict[str, int]:
     train = config.train
     name = "batch_size" if train.batch_size else "batch_tokens"
     full_size = train.batch_size or train.batch_tokens
-    max_size = max(1, max_batch_size if train.batch_size else max_batch_size * config.data.max_len)
+    max_size = max(1, max_batch_size if train.batch_size else max_batch_size * config.data.longest_training_example)
     min_parts = -(-full_size // max_size)
     # Prefer a number of parts that divides the batch; otherwise a step uses a few texts more.
     n_parts = next((n for n in range(min_parts, 2 * min_parts) if full_size % n == 0), min_parts)

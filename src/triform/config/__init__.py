@@ -157,10 +157,23 @@ class DataConfig:
         "of the texts do not exceed, at most 512. For generate, 128, or a quarter of the training tokens if that "
         "is less. For translate, the length of the longest sentence plus 8, at most 256.",
     )
+    train_max_len: int = setting(
+        0,
+        "The largest number of tokens of a training example, to train on shorter texts than the model can read.",
+        auto="data.max_len.",
+        details="In generate, training reads windows of this length. In classify and translate, longer training "
+        "examples are left out. Validation and evaluation read up to data.max_len tokens.",
+    )
 
     def __post_init__(self) -> None:
         validate_bounds(self, "data")
         require(self.max_len != 1, "data.max_len=1 is too small; it must be at least 2")
+        require(self.train_max_len != 1, "data.train_max_len=1 is too small; it must be at least 2")
+        require(
+            not self.max_len or self.train_max_len <= self.max_len,
+            f"data.train_max_len={self.train_max_len} must be at most data.max_len={self.max_len}; "
+            "raise data.max_len",
+        )
         for first, second in (("source", "target"), ("valid_source", "valid_target")):
             require(
                 bool(getattr(self, first)) == bool(getattr(self, second)),
@@ -175,6 +188,11 @@ class DataConfig:
             name, _, file = entry.partition("=")
             require(bool(name and file), f"data.monitor={entry!r} must be NAME=FILE")
             require(names.count(name) == 1, f"data.monitor: two sets are named {name!r}; give each another name")
+
+    @property
+    def longest_training_example(self) -> int:
+        """The largest number of tokens of a training example."""
+        return self.train_max_len or self.max_len
 
     @property
     def monitored_files(self) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
     "data.valid_fraction": (0, 0.5),
     "data.max_len": (0, MAX_LEN),
+    "data.train_max_len": (0, MAX_LEN),
     "tokenizer.vocab_size": (0, 2**24),
     "tokenizer.min_count": (1, MAX_COUNT),
     "tokenizer.bpe_dropout": (0, 0.5),

@@ -129,6 +129,12 @@ class TokenStore:
         starts = range(0, self.n_tokens, FLUSH_TOKENS)
         return sum(int(np.count_nonzero(self._tokens[start : start + FLUSH_TOKENS] == token)) for start in starts)
 
+    def select(self, rows: NDArray[np.bool_]) -> TokenStore:
+        """Return the sequences whose entry in `rows` is True."""
+        lengths = self.lengths
+        offsets = np.concatenate(([0], np.cumsum(lengths[rows])))
+        return TokenStore(self._tokens[np.repeat(rows, lengths)], offsets)
+
     def slice(self, start: int, stop: int) -> TokenStore:
         """Return a view of the tokens from `start` to `stop`. Sequences across an edge are split there."""
         start, stop, _ = slice(start, stop).indices(self.n_tokens)

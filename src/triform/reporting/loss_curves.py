@@ -1,4 +1,4 @@
-"""Draw curves of several variants as standalone SVG files: losses, metrics, and gradients over distances."""
+"""Draw curves of several variants as standalone SVG files: over steps, epochs, distances and lengths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from triform.formatting import metric_label
 from triform.reporting.charts import Point, Scale, format_number, linear_scale, log_scale
 from triform.reporting.mean_curves import mean_with_band
 
@@ -87,17 +88,44 @@ def render_validation_curves(result: Mapping[str, Any], metric: str, group: str)
     return render_lines(title, lines, "epoch", from_zero=True) if lines else ""
 
 
-def render_lines(title: str, lines: Sequence[Line], x_title: str, *, from_zero: bool = False) -> str:
+def render_by_length(result: Mapping[str, Any], sets: Sequence[str], metric: str) -> str:
+    """Draw a metric over the lengths of texts, the mean over the seeds of each variant.
+
+    Args:
+        result: The contents of `results/NAME.json`.
+        sets: The names of the sets by length, such as "65 to 128".
+        metric: The metric to draw.
+
+    Returns:
+        The SVG, or an empty string if fewer than two sets were evaluated.
+    """
+    lines = []
+    for index, variant in enumerate(result["variants"]):
+        points = []
+        for position, name in enumerate(sets):
+            scores = [run["scores"].get(name, {}) for run in variant["runs"]]
+            values = [entry[metric] for entry in scores if metric in entry]
+            points += [(float(position), sum(values) / len(values))] if values else []
+        lines += [Line(variant["name"], points, COLOURS[index % len(COLOURS)])] if len(points) > 1 else []
+    x = Scale(low=0.0, high=len(sets) - 1.0, ticks=list(enumerate(sets)))
+    title = f"{metric_label(metric)} by length: {result['system']}"
+    return render_lines(title, lines, "length in tokens", x=x) if lines else ""
+
+
+def render_lines(
+    title: str, lines: Sequence[Line], x_title: str, *, x: Scale | None = None, from_zero: bool = False
+) -> str:
     """Draw lines as a standalone SVG.
 
     Args:
         title: The title of the figure.
         lines: The lines, in the order of the legend.
         x_title: What the horizontal axis shows.
+        x: The horizontal axis. Otherwise, it starts at zero.
         from_zero: Use a linear vertical axis that starts at zero. Otherwise, the scale depends on the values.
     """
     all_points = [point for line in lines for point in line.points]
-    x = linear_scale(0.0, max(step for step, _ in all_points), count=5, exact_ends=True)
+    x = x or linear_scale(0.0, max(step for step, _ in all_points), count=5, exact_ends=True)
     y = linear_scale(0.0, max(value for _, value in all_points)) if from_zero else _loss_scale(all_points)
     polylines = "".join(_render_polyline(line, x, y) for line in lines)
     return (

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import TrainConfig
 from triform.data.samplers import BucketSampler, Indices, Sampler, batch_by_length
+from triform.errors import DataError
 from triform.progress import track_progress
 from triform.tasks.device_data import DeviceDataset
 
@@ -58,6 +62,14 @@ class Dataset(ABC):
         """Yield every example once, in batches for evaluation."""
 
     @abstractmethod
+    def with_lengths(self, low: int, high: int) -> Self:
+        """Return the part of the dataset that has `low` to `high` tokens: examples, or windows of running text.
+
+        Raises:
+            DataError: Nothing has this length.
+        """
+
+    @abstractmethod
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceDataset | None:
         """Copy the examples to a device, where batches are gathered; None if there are too many."""
 
@@ -73,6 +85,22 @@ class BucketedDataset(Dataset):
     def __len__(self) -> int:
         return len(self.lengths) // self.versions
 
+    @property
+    @abstractmethod
+    def full_lengths(self) -> Indices:
+        """The number of tokens of each example, before it is cut to `max_len`."""
+
+    @abstractmethod
+    def select(self, rows: NDArray[np.bool_]) -> Self:
+        """Return the examples whose entry in `rows` is True, in all versions."""
+
+    def with_lengths(self, low: int, high: int) -> Self:
+        lengths = self.full_lengths.reshape(self.versions, len(self))
+        rows = (lengths.max(axis=0) >= low) & (lengths.max(axis=0) <= high)
+        if not rows.any():
+            raise DataError(f"no texts have {low} to {high} tokens; the longest one has {lengths.max()}")
+        return self.select(rows)
+
     def sampler(self, train: TrainConfig, seed: int) -> Sampler:
         return BucketSampler(
             self.lengths,
@@ -86,6 +114,15 @@ class BucketedDataset(Dataset):
     def batches(self) -> Iterator[Any]:
         batches = batch_by_length(self.lengths, batch_tokens=self.EVAL_TOKENS)
         return map(self.batch, track_progress(batches, "validating", len(batches)))
+
+
+def length_ranges(edges: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Return ranges of lengths by name from the largest length of each range.
+
+    >>> length_ranges([64, 128])
+    {'1 to 64': (1, 64), '65 to 128': (65, 128)}
+    """
+    return {f"{low + 1} to {high}": (low + 1, high) for low, high in pairwise((0, *edges))}
 
 
 def iter_chunks(

@@ -90,9 +90,20 @@ class ClassificationDataset(BucketedDataset):
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceClassificationDataset | None:
         return DeviceClassificationDataset(self, device, train) if fits_on_device(self.store) else None
 
+    @property
+    def full_lengths(self) -> Indices:
+        return self.store.lengths
+
+    def select(self, rows: NDArray[np.bool_]) -> ClassificationDataset:
+        rows = np.tile(rows, self.versions)
+        store, labels = self.store.select(rows), self.labels[rows]
+        return ClassificationDataset(
+            store, labels, self.max_len, self.versions, self.special, keep_last=self.keep_last
+        )
+
     def count_truncated(self) -> int:
         """Return the number of texts that batches truncate."""
-        return int((self.store.lengths[: len(self)] > self.max_len).sum())
+        return int((self.full_lengths[: len(self)] > self.max_len).sum())
 
 
 class DeviceClassificationDataset:

@@ -17,6 +17,7 @@ from triform.config.settings import Settings, build_config
 from triform.data import builtin_sets
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
+from triform.errors import DataError
 from triform.evaluation.baselines import FittedBaselines, fit_baselines
 from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
@@ -182,6 +183,26 @@ class TaskData(ABC):
     def build_dataset(self, name: str, encoded: EncodedExamples, notices: list[str], *, versions: int = 1) -> Any:
         """Return encoded examples as a dataset. Messages about truncated examples are added to `notices`."""
 
+    def build_training_dataset(self, encoded: EncodedExamples, notices: list[str], versions: int) -> Any:
+        """Return encoded training examples as a dataset, without those longer than `data.train_max_len`."""
+        name, high = self.training_name, self.config.data.train_max_len
+        if not high:
+            return self.build_dataset(name, encoded, notices, versions=versions)
+        dataset = self.build_dataset(name, encoded, [], versions=versions)
+        try:
+            short = dataset.with_lengths(1, high)
+        except DataError:
+            raise DataError(
+                f"no training example has at most data.train_max_len={high} tokens; raise data.train_max_len",
+                path=name,
+            ) from None
+        if len(short) < len(dataset):
+            notices.append(
+                f"{name}: {len(dataset) - len(short)} of {len(dataset)} examples were left out, because they are "
+                f"longer than {high} tokens (data.train_max_len)"
+            )
+        return short
+
     @abstractmethod
     def load_dataset(self, name: str, notices: list[str], lines: Container[int] | None = None) -> Any:
         """Read a dataset to evaluate on.
@@ -222,6 +243,11 @@ class TaskData(ABC):
     def load_training_sample(self, n: int, n_train: int, cache: TokenCache) -> Dataset:
         """Return evenly spaced training examples as a dataset to evaluate on; -1: all of them."""
         spacing = max(1, n_train // n) if n > 0 else 1
+        if self.config.data.train_max_len:
+            encoded = self.encode_split("train", [[tokenizer] for tokenizer in self.tokenizers], cache)
+            dataset = self.build_training_dataset(encoded, [], 1)
+            rows = np.arange(len(dataset))
+            return dataset.select((rows % spacing == 0) & (rows < (spacing * n if n > 0 else len(dataset))))
         examples = list(islice(self.training_examples(), 0, spacing * n if n > 0 else None, spacing))
         return self.build_sample(examples)
 

@@ -102,7 +102,7 @@ def _train_defaults(config: Config, n_tokens: int) -> Settings:
     batch_tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384
     if not train.batch_size and not train.batch_tokens:
         if config.task == "generate":  # all windows have the same length
-            defaults["train.batch_size"] = max(1, batch_tokens // config.data.max_len)
+            defaults["train.batch_size"] = max(1, batch_tokens // config.data.longest_training_example)
         else:
             defaults["train.batch_tokens"] = batch_tokens
     if not train.max_steps and not train.epochs:

@@ -44,9 +44,16 @@ class LanguageModelBatch(Batch):
 class LanguageModelDataset(Dataset):
     """One long sequence of tokens. Training reads windows at random positions, evaluation reads all of it once."""
 
-    def __init__(self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0) -> None:
-        """Build a dataset whose evaluation windows start `stride` tokens apart. With 0 they do not overlap."""
+    def __init__(
+        self, store: TokenStore, n_bytes: int, max_len: int, stride: int = 0, *, skip_start: bool = False
+    ) -> None:
+        """Build a dataset whose evaluation windows start `stride` tokens apart. With 0 they do not overlap.
+
+        The first tokens of an overlapping window are evaluated in the window before it. Those of the first window
+        are evaluated in this window, or not at all with `skip_start`.
+        """
         self.store, self.n_bytes, self.max_len, self.stride = store, n_bytes, max_len, stride or max_len
+        self.skip_start = skip_start
         self.resets_state = bool(stride)  # with a stride, a recurrent model starts each window with an empty state
 
     def __len__(self) -> int:
@@ -83,6 +90,12 @@ class LanguageModelDataset(Dataset):
             raise ConfigError(f"stride={stride} must be between 1 and {self.max_len}, the length of a window")
         return LanguageModelDataset(self.store, self.n_bytes, self.max_len, stride)
 
+    def with_lengths(self, low: int, high: int) -> LanguageModelDataset:
+        """Return windows of `high` tokens in which the predictions after `low` tokens and more are evaluated."""
+        if len(self) < high:
+            raise DataError(f"no windows of {high} tokens, because the text has only {self.store.n_tokens}")
+        return LanguageModelDataset(self.store, self.n_bytes, high, high - low + 1, skip_start=True)
+
     def with_long_windows(self) -> LanguageModelDataset:
         """Return the text in a few long windows for recurrent models, which carry their state through them."""
         return (
@@ -112,7 +125,7 @@ class LanguageModelDataset(Dataset):
         if self.stride == self.max_len:
             return batch
         targets = batch.targets.clone()
-        targets[int(includes_first) :, : self.max_len - self.stride] = IGNORE_INDEX
+        targets[int(includes_first and not self.skip_start) :, : self.max_len - self.stride] = IGNORE_INDEX
         return replace(batch, targets=targets, n_predictions=int((targets != IGNORE_INDEX).sum()))
 
 
@@ -173,10 +186,12 @@ class LanguageModelData(TaskData):
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
         n_tokens = encoded.n_tokens
         max_len = self.config.data.max_len or max(2, min(128, n_tokens // 4))
-        if n_tokens <= max_len:
+        train_max_len = self.config.data.train_max_len
+        name, window = ("train_max_len", train_max_len) if train_max_len else ("max_len", max_len)
+        if n_tokens <= window:
             raise DataError(
-                f"only {n_tokens} tokens to train on, and data.max_len={max_len} needs more; "
-                "lower data.max_len or use more text",
+                f"only {n_tokens} tokens to train on, and data.{name}={window} needs more; "
+                f"lower data.{name} or use more text",
                 path=self.training_name,
             )
         return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}

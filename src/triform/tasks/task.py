@@ -132,7 +132,7 @@ class Task(ABC):
         settings = data.settings_from(encoded, tokenizers)
         task = cls(resolve_defaults(data.config, encoded.n_tokens // n_versions, settings), *tokenizers)
         notices += task.data.describe(encoded, n_versions)
-        train = task.data.build_dataset(task.data.training_name, encoded, notices, versions=n_versions)
+        train = task.data.build_training_dataset(encoded, notices, n_versions)
         valid = task.data.load_validation_dataset(notices, folder)
         monitors = task.data.load_monitors(notices, cache, len(train))
         notices += task.data.find_problems(train, valid, folder)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import cached_property
+from itertools import chain, compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import TrainConfig
@@ -63,7 +65,6 @@ class TranslationDataset(BucketedDataset):
         self.source, self.target, self.max_len, self.raw_pairs = source, target, max_len, raw_pairs
         self.versions, self.special = versions, special
         self.source_lengths = np.minimum(source.lengths, max_len)
-        self.full_lengths = np.maximum(source.lengths, target.lengths + 1)  # without truncation
         self.lengths = np.minimum(self.full_lengths, max_len)
 
     def batch(self, indices: Indices) -> TranslationBatch:
@@ -93,6 +94,15 @@ class TranslationDataset(BucketedDataset):
 
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceTranslationDataset | None:
         return DeviceTranslationDataset(self, device, train) if fits_on_device(self.source, self.target) else None
+
+    @cached_property
+    def full_lengths(self) -> Indices:
+        return np.maximum(self.source.lengths, self.target.lengths + 1)
+
+    def select(self, rows: NDArray[np.bool_]) -> TranslationDataset:
+        raw_pairs = list(compress(self.raw_pairs, rows))
+        source, target = (store.select(np.tile(rows, self.versions)) for store in (self.source, self.target))
+        return TranslationDataset(source, target, self.max_len, raw_pairs, self.versions, self.special)
 
     def count_padding(self, batch_size: int) -> int:
         """Return how many target positions are padding if the pairs are shuffled and put into batches.

@@ -33,7 +33,9 @@ def require_training_memory(task: Task, device: torch.device) -> None:
     """
     if device.type not in ("cpu", "cuda"):
         return
-    usage = build_workload(task.config, task.config.data.max_len, bf16=False, gpu=device.type == "cuda")
+    usage = build_workload(
+        task.config, task.config.data.longest_training_example, bf16=False, gpu=device.type == "cuda"
+    )
     usage = replace(usage, **count_trainable(task.model)._asdict())
     needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
     # On the host, the model is already in memory.
@@ -50,7 +52,9 @@ def require_training_memory(task: Task, device: torch.device) -> None:
 def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:
     """Return the number of texts of the maximum length that fit into this much memory at once."""
     bf16 = resolve_compute_dtype(task.config, device) == "bf16"
-    usage = build_workload(task.config, task.config.data.max_len, bf16=bf16, gpu=device.type != "cpu")
+    usage = build_workload(
+        task.config, task.config.data.longest_training_example, bf16=bf16, gpu=device.type != "cpu"
+    )
     usage = replace(usage, **count_trainable(task.model)._asdict())
     return find_max_batch_size(task.config, task.sizes, usage, memory)
 
@@ -83,7 +87,7 @@ def _limit_batch(config: Config, max_batch: int) -> tuple[Config, str]:
 def micro_batch_size(config: Config) -> int:
     """Return the number of texts of the maximum length in a micro-batch."""
     train = config.train
-    return train.batch_size or max(1, train.batch_tokens // config.data.max_len)
+    return train.batch_size or max(1, train.batch_tokens // config.data.longest_training_example)
 
 
 def out_of_memory_error(task: Task, device: torch.device, memory: int) -> ConfigError:

@@ -117,7 +117,9 @@ def build_display(trainer: Trainer, max_steps: int, stream: TextIO | None) -> Pr
 def _mean_length(prepared: PreparedTask) -> int:
     """Return the mean number of tokens per training text."""
     lengths = prepared.train.lengths if isinstance(prepared.train, BucketedDataset) else None
-    return prepared.task.config.data.max_len if lengths is None else max(1, round(float(lengths.mean())))
+    if lengths is None:
+        return prepared.task.config.data.longest_training_example
+    return max(1, round(float(lengths.mean())))
 
 
 def _check_same_data(folder: RunFolder, current: dict[str, str]) -> None:

@@ -18,6 +18,8 @@ from triform.text import load_tokenizer
 
 def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str, Metrics]], dict[str, str]]:
     """Return the metrics of each baseline by evaluation set, and the reasons of those that could not be fitted."""
+    if not data.system.eval_files:  # sets by length compare variants
+        return {}, {}
     train_rows, read_set = _rows_and_reader(data)
     tokenizer_options: dict[str, Any] = {}
     if vocabulary_files := next(

@@ -13,8 +13,15 @@ from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
 from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
+from triform.formatting import metric_label
 from triform.reporting.attention_figure import render_attention_maps
-from triform.reporting.loss_curves import render_gradients, render_loss_curves, render_validation_curves
+from triform.reporting.loss_curves import (
+    render_by_length,
+    render_gradients,
+    render_loss_curves,
+    render_validation_curves,
+)
+from triform.tasks.batch import length_ranges
 
 FIGURES_FOLDER = "pictures"
 CLAIMS_PAGE = "claims.md"
@@ -67,6 +74,10 @@ def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[s
     if gradient_figure := render_gradients(result):
         path = f"{FIGURES_FOLDER}/{system.name}-gradients.svg"
         figures[path] = (f"Gradients over distance: {system.name}", gradient_figure)
+    length_sets = list(length_ranges(system.length_edges))
+    if length_sets and (length_figure := render_by_length(result, length_sets, system.columns[0].metric)):
+        path = f"{FIGURES_FOLDER}/{system.name}-length.svg"
+        figures[path] = (f"{metric_label(system.columns[0].metric)} by length: {system.name}", length_figure)
     for variant in result["variants"]:
         if attention := variant.get("map"):
             title = f"Attention of {variant['name']}: {system.attention_example}"

@@ -49,6 +49,9 @@ def smoke_settings(settings: Settings) -> Settings:
         "train.log_every": 1,
         "train.warmup_steps": 1,
     }
+    if "data.train_max_len" in settings:
+        overrides["data.max_len"] = settings["data.max_len"]  # the system compares lengths
     if settings.get("tokenizer.kind") == "bpe":
         overrides["tokenizer.vocab_size"] = SMOKE_VOCAB_SIZE
+        overrides["data.train_max_len"] = 0  # texts have more tokens of a tiny vocabulary
     return overrides

@@ -77,6 +77,8 @@ class ReferenceSystem:
         eval_files: The file of each evaluation set, `source,target`, or "" for data held out of the training file.
         monitor: The evaluation sets that are evaluated while a variant trains. They select nothing.
         measure_gradients: Also measure the norms of gradients by distance, as the set `gradients`.
+        length_file: The file of the sets by length, as in `eval_files`.
+        length_edges: The largest length in tokens of each of these sets; see `Run.evaluate_by_length`.
         n_headline_columns: The number of columns in the summary.
         reported_column: The column of the reported metrics, if it is not one of the headline columns.
         split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
@@ -102,6 +104,8 @@ class ReferenceSystem:
     variants: tuple[SystemVariant, ...]
     monitor: tuple[str, ...] = ()
     measure_gradients: bool = False
+    length_file: str = ""
+    length_edges: tuple[int, ...] = ()
     n_headline_columns: int = 1
     reported_column: str = ""
     split_leaked_rows: bool = False

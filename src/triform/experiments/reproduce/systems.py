@@ -30,13 +30,14 @@ SYSTEM_NAMES = (
     *("imdb-encoder", "shakespeare-char", "ted-en-fr", "ted-set4-failure"),
     *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
     *("word-vectors-speeches", "word-vectors-imdb", "long-range"),
+    *("positions-classify", "positions-generate", "positions-translate"),
 )
 WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
-    *("pairings", "notes", "monitor", "measure_gradients", "failure_range"),
+    *("pairings", "notes", "monitor", "measure_gradients", "failure_range", "length_file", "length_edges"),
 )
 TRANSLATION_KEYS = ("compared_group", "length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
@@ -84,7 +85,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
         task=validate_task(declared.pop("task", None), name),
         columns=parse_columns(declared.pop("columns"), name),
         variants=_parse_variants(declared.pop("variants"), declared.pop("common", {}), name),
-        eval_files=declared.pop("tests"),
+        eval_files=declared.pop("tests", {}),
         word_vector_settings=declared.pop("word_vectors", {}),
         prompts=tuple((prompt["text"], prompt["max_new_tokens"]) for prompt in prompts),
         targets=tuple(Target(**target) for target in declared.pop("targets", ())),
@@ -95,6 +96,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
         notes=tuple(declared.pop("notes", ())),
         monitor=tuple(declared.pop("monitor", ())),
         length_bins=LengthBins(edges) if edges else None,
+        length_edges=tuple(declared.pop("length_edges", ())),
         **declared,
     )
 
