@@ -24,7 +24,7 @@ from triform.experiments.study.runner import compare
 from triform.generation import graph as graph_backend
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
 from triform.generation.backend import Request, TokenConstraints
-from triform.generation.scheduler import Scheduler, build_decoder_adapter, generate
+from triform.generation.scheduler import Scheduler, beam_settings, build_decoder_adapter, generate
 from triform.launch import train
 from triform.models.decoder import Decoder
 from triform.models.factory import build_decoder
@@ -606,13 +606,16 @@ REQUESTS = [Request(prompt, MAX_NEW_TOKENS[row], seed=row) for row, prompt in en
 CONSTRAINTS = TokenConstraints(eos=3, banned=(0, 1, 2))
 
 
+def with_settings(settings: DecodeConfig) -> list[Request]:
+    return [replace(request, decode=settings) for request in REQUESTS]
+
+
 def decode(
-    adapter: DecoderAdapter | Seq2SeqAdapter, requests: list[Request], strategy: str, *, use_cuda_graphs: bool
+    adapter: DecoderAdapter | Seq2SeqAdapter, requests: list[Request], *, use_cuda_graphs: bool
 ) -> list[list[int]]:
     outputs: dict[int, list[int]] = {}
-    with Scheduler(
-        adapter, DECODE_SETTINGS, CONSTRAINTS, strategy=strategy, use_cuda_graphs=use_cuda_graphs
-    ) as scheduler:
+    beam = beam_settings(requests[0].decode)
+    with Scheduler(adapter, CONSTRAINTS, beam, use_cuda_graphs=use_cuda_graphs) as scheduler:
         for request in requests:
             scheduler.submit(request)
         while scheduler.n_unfinished:
@@ -621,13 +624,13 @@ def decode(
 
 
 def run_graph_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
-    settings = replace(DECODE_SETTINGS, strategy=strategy)
-    return generate(adapter, REQUESTS, settings, CONSTRAINTS, default_strategy="")
+    return generate(adapter, with_settings(replace(DECODE_SETTINGS, strategy=strategy)), CONSTRAINTS)
 
 
 def run_eager_search(adapter: DecoderAdapter | Seq2SeqAdapter, strategy: str) -> list[list[int]]:
     """One text after the other, without a graph."""
-    return [decode(adapter, [request], strategy, use_cuda_graphs=False)[0] for request in REQUESTS]
+    requests = with_settings(replace(DECODE_SETTINGS, strategy=strategy))
+    return [decode(adapter, [request], use_cuda_graphs=False)[0] for request in requests]
 
 
 @pytest.mark.parametrize("model_settings", VARIANTS)
@@ -649,20 +652,34 @@ def test_replayed_steps_write_what_single_ones_write(
     assert not caplog.records  # every step was recorded
     slot_sets = graph_backend.POOL.idle(adapter.model)
     assert slot_sets
-    assert all(slots.graph is not None for slots in slot_sets)
+    assert all(graph is not None for slots in slot_sets for graph in slots.graphs.values())
+
+
+def test_rows_with_different_settings_share_replayed_steps(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = build_adapter("decoder")
+    variants: list[dict[str, Any]] = [{}, {"temperature": 0.7}, {"top_k": 3}, {"top_k": 9}, {"top_p": 0.8}]
+    settings = [DecodeConfig(strategy="sample" if variant else "greedy", **variant) for variant in variants]
+    requests = [
+        replace(request, decode=settings[row % len(settings)], n_logprobs=row % 2 * 4)
+        for row, request in enumerate(REQUESTS)
+    ]
+    expected = [decode(adapter, [request], use_cuda_graphs=False)[0] for request in requests]
+    assert decode(adapter, requests, use_cuda_graphs=True) == expected
+    assert [decode(adapter, [request], use_cuda_graphs=True)[0] for request in requests] == expected
+    assert not caplog.records  # every mode was recorded
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
 def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy: str) -> None:
     adapter = build_adapter("decoder")
     first = run_graph_search(adapter, strategy)
-    graphs = [slots.graph for slots in graph_backend.POOL.idle(adapter.model)]
+    graphs = [slots.graphs for slots in graph_backend.POOL.idle(adapter.model)]
     assert run_graph_search(adapter, strategy) == first
     with torch.no_grad():
         for parameter in adapter.model.parameters():
             parameter.mul_(-0.9)
     assert run_graph_search(adapter, strategy) == run_eager_search(adapter, strategy)
-    assert [slots.graph for slots in graph_backend.POOL.idle(adapter.model)] == graphs
+    assert [slots.graphs for slots in graph_backend.POOL.idle(adapter.model)] == graphs
 
 
 def test_eight_threads_with_different_settings_decode_as_one_thread_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -680,7 +697,7 @@ def test_eight_threads_with_different_settings_decode_as_one_thread_does(caplog:
 
     def decode_settings(adapter: Any, index: int) -> list[list[int]]:
         adapter = eager_adapter if index == 7 else adapter
-        return generate(adapter, REQUESTS, settings[index], CONSTRAINTS, default_strategy="")
+        return generate(adapter, with_settings(settings[index]), CONSTRAINTS)
 
     expected = [decode_settings(build_adapter("decoder"), index) for index in range(8)]
     for _ in range(3):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from triform.config import Config, DecodeConfig, TaskName
+from triform.config import Config, TaskName
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
 from triform.explain.attention_maps import Explanation
@@ -35,7 +35,7 @@ BuildRun = Callable[..., Run]
 
 def decode_greedily(adapter: GenerationAdapter, row: list[int], limit: int) -> list[int]:
     constraints = TokenConstraints(eos=EOS, banned=(PAD, UNK, BOS))
-    return generate(adapter, [Request(row, limit)], DecodeConfig(), constraints, default_strategy="greedy")[0]
+    return generate(adapter, [Request(row, limit)], constraints)[0]
 
 
 def make_data(task: TaskName) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from triform.config import DataSizes, DecodeConfig, ModelConfig, PositionKind, ScoreKind, TaskName
+from triform.config import DataSizes, ModelConfig, PositionKind, ScoreKind, TaskName
 from triform.errors import ConfigError
 from triform.explain.recorder import AttentionRecord, record_attention
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
@@ -303,7 +303,7 @@ STEPPED_SETTINGS = [
 def decode_greedily(adapter: GenerationAdapter, rows: list[list[int]], *limits: int) -> list[list[int]]:
     """Generate so many tokens for each row, all of them in one batch."""
     outputs: dict[int, list[int]] = {}
-    with Scheduler(adapter, DecodeConfig(), TokenConstraints(eos=-1), strategy="greedy") as scheduler:
+    with Scheduler(adapter, TokenConstraints(eos=-1)) as scheduler:
         for row, limit in zip(rows, limits, strict=True):
             scheduler.submit(Request(row, limit))
         while scheduler.n_unfinished:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triform.config import DecodeConfig
 from triform.generation.backend import TokenConstraints
-from triform.generation.sampling import sample_from_uniform
+from triform.generation.sampling import PickerMode, RowSettings, row_settings, sample_from_uniform
 from triform.nn.layouts import pad
 
 NEG_INF = float("-inf")
@@ -83,10 +83,17 @@ def choose_greedily(logits: Tensor) -> int:
     return int(logits.argmax())
 
 
+def sample_tokens(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:  # (B, V), (B, 1) -> (B)
+    """Sample with the same settings for all rows."""
+    settings = torch.tensor([row_settings(config)] * len(logits), dtype=torch.float64).T[:, :, None]
+    mode = PickerMode(sample=True, max_k=config.top_k, top_p=config.top_p < 1)
+    return sample_from_uniform(logits, uniforms, RowSettings(*settings), mode)
+
+
 def make_sampler(config: DecodeConfig, seed: int) -> Callable[[Tensor], int]:
     generator = torch.Generator().manual_seed(seed)
     return lambda logits: int(
-        sample_from_uniform(logits, torch.rand(1, 1, generator=generator, dtype=torch.float64), config)
+        sample_tokens(logits, torch.rand(1, 1, generator=generator, dtype=torch.float64), config)
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from reference_decoding import ModelStepper, reference_beam_search
+from reference_decoding import ModelStepper, reference_beam_search, sample_tokens
 from test_decoding import (
     ARCHITECTURES,
     BANNED,
@@ -30,9 +31,10 @@ from torch import Tensor
 from triform.config import DecodeConfig
 from triform.generation import graph, scheduler, slots
 from triform.generation.adapters import TransformerAdapter
-from triform.generation.backend import Request, TokenConstraints
+from triform.generation.backend import Request, SampledRow, TokenConstraints
+from triform.generation.beam import BeamSettings
 from triform.generation.graph import GraphBackend, SlotsPool
-from triform.generation.sampling import SampledRow, fast_topk, sample_from_uniform
+from triform.generation.sampling import fast_topk
 from triform.generation.scheduler import Scheduler, generate, row_seeds
 
 ROWS = [*PROMPTS, [7], [8, 9, 10, 4, 5, 6], [4, 4], list(range(4, 11)) * 3, [10, 9, 8], [5, 6], [7, 7, 7, 7]]
@@ -41,7 +43,17 @@ CONSTRAINTS = TokenConstraints(eos=EOS, banned=BANNED)
 CONFIG = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
 SEEDS = row_seeds(3, range(len(ROWS)))
 REQUESTS = [Request(*fields) for fields in zip(ROWS, LIMITS, SEEDS, strict=True)]
+BEAM = BeamSettings(CONFIG.beam_size, CONFIG.length_penalty)
 OPTIONS: dict[str, Any] = {"limits": LIMITS, "seeds": SEEDS, "config": CONFIG}
+
+
+def requests_of(strategy: str) -> list[Request]:
+    settings = replace(CONFIG, strategy=strategy)
+    return [replace(request, decode=settings) for request in REQUESTS]
+
+
+def beam_of(strategy: str) -> BeamSettings | None:
+    return BEAM if strategy == "beam" else None
 
 
 def decode_one_by_one(adapter: TransformerAdapter, strategy: str) -> list[list[int]]:
@@ -53,8 +65,7 @@ def decode_with_refills(
     adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
 ) -> list[list[int]]:
     patch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
-    config = DecodeConfig(**(vars(CONFIG) | {"strategy": strategy}))
-    return generate(adapter, REQUESTS, config, CONSTRAINTS, default_strategy="")
+    return generate(adapter, requests_of(strategy), CONSTRAINTS)
 
 
 def decode_with_graph(
@@ -141,15 +152,15 @@ def test_requests_that_arrive_between_steps_get_what_they_get_alone(
 ) -> None:
     adapter = build_adapter(architecture, 1)
     outputs: dict[int, list[int]] = {}
-    arriving = list(REQUESTS)
-    with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as server:
+    arriving = requests = requests_of(strategy)
+    with Scheduler(adapter, CONSTRAINTS, beam_of(strategy), use_cuda_graphs=use_cuda_graphs) as server:
         while arriving or server.n_unfinished:
             for request in arriving[:1]:
                 server.submit(request)
-            del arriving[:1]
+            arriving = arriving[1:]
             outputs |= server.step()
         assert server.step() == {}  # nothing is left to do
-        late = server.submit(REQUESTS[3])
+        late = server.submit(requests[3]).id
         while server.n_unfinished:
             outputs |= server.step()
     expected = decode_one_by_one(adapter, strategy)
@@ -159,11 +170,11 @@ def test_requests_that_arrive_between_steps_get_what_they_get_alone(
 
 def test_a_request_joins_as_soon_as_there_is_room() -> None:
     adapter = ScriptedAdapter(first_tokens_of_every_fourth_row)
-    with Scheduler(adapter, CONFIG, TokenConstraints(eos=0), strategy="greedy") as server:
+    with Scheduler(adapter, TokenConstraints(eos=0)) as server:
         server.submit(Request([0], 9))
         for _ in range(3):
             assert server.step() == {}
-        short = server.submit(Request([1], 9))
+        short = server.submit(Request([1], 9)).id
         assert server.step() == {}
         assert server.step() == {short: [1]}
         assert server.n_unfinished == 1
@@ -172,15 +183,15 @@ def test_a_request_joins_as_soon_as_there_is_room() -> None:
 def test_slots_grow_for_a_request_that_does_not_fit_once_they_are_empty() -> None:
     adapter = build_adapter("seq2seq", 1)
     adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
-    with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy="greedy", use_cuda_graphs=True) as server:
+    with Scheduler(adapter, CONSTRAINTS, use_cuda_graphs=True) as server:
         backend = server.backend
         assert isinstance(backend, GraphBackend)
-        first = server.submit(Request(ROWS[0], 30))
+        first = server.submit(Request(ROWS[0], 30)).id
         outputs = server.step()
         assert backend.slots is not None
         assert backend.slots.shape == (1, 1, 64, 16)
         long_source = [4, 5, 6, 7] * 5
-        second = server.submit(Request(long_source, 30))
+        second = server.submit(Request(long_source, 30)).id
         while server.n_unfinished:
             outputs |= server.step()
         assert backend.slots.shape == (2, 1, 64, 32)
@@ -282,10 +293,9 @@ def test_a_model_keeps_only_the_slots_that_were_used_last(monkeypatch: pytest.Mo
     monkeypatch.setattr(graph, "POOL", SlotsPool())
     monkeypatch.setattr(graph, "MAX_IDLE_SLOTS", 2)
     adapter = build_adapter("decoder", 2)
-    for strategy in STRATEGIES:
-        decode_with_graph(adapter, strategy, monkeypatch, 4)
-    pickers = [type(idle.picker).__name__ for idle in graph.POOL.idle(adapter.model)]
-    assert pickers == ["SamplePicker", "BeamPicker"]
+    for beam_size in (1, 2, 3):
+        decode(adapter, ROWS, "beam", config=DecodeConfig(beam_size=beam_size), use_cuda_graphs=True)
+    assert [idle.shape.beam_size for idle in graph.POOL.idle(adapter.model)] == [2, 3]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -297,8 +307,8 @@ def test_two_threads_with_equal_settings_never_share_slots(strategy: str, monkey
     barrier, outputs = threading.Barrier(2, timeout=60), [dict[int, list[int]](), dict[int, list[int]]()]
 
     def work(thread: int) -> None:
-        with Scheduler(adapter, CONFIG, CONSTRAINTS, strategy=strategy, use_cuda_graphs=True) as server:
-            for request in REQUESTS:
+        with Scheduler(adapter, CONSTRAINTS, beam_of(strategy), use_cuda_graphs=True) as server:
+            for request in requests_of(strategy):
                 server.submit(request)
             while server.n_unfinished:
                 barrier.wait()
@@ -347,7 +357,7 @@ def test_ties_at_the_kth_place_are_all_kept() -> None:
     logits = torch.zeros(1, 4096)
     logits[0, 7] = 1.0
     uniforms = torch.linspace(0, 0.999, 200, dtype=torch.float64)[:, None]
-    tokens = sample_from_uniform(logits.expand(200, -1), uniforms, DecodeConfig(top_k=3, temperature=1.0))
+    tokens = sample_tokens(logits.expand(200, -1), uniforms, DecodeConfig(top_k=3, temperature=1.0))
     assert len(set(tokens.tolist())) > 100
 
 
@@ -383,3 +393,117 @@ def test_a_stepper_goes_on_after_all_rows_have_left() -> None:
     stepper.append_rows(ROWS[:2])
     stepper.select(torch.tensor([], dtype=torch.long))
     torch.testing.assert_close(stepper.append_rows(ROWS[3:4]), ModelStepper(adapter, ROWS[3:4]).logits())
+
+
+# -- requests with different settings, log probabilities and cancelled requests
+
+MIXED_SETTINGS = [
+    DecodeConfig(strategy="greedy"),
+    DecodeConfig(strategy="sample", temperature=1.5),
+    DecodeConfig(strategy="sample", temperature=0.7, top_k=3),
+    DecodeConfig(strategy="sample", temperature=1.2, top_k=6),
+    DecodeConfig(strategy="sample", temperature=2.0, top_p=0.8),
+    DecodeConfig(strategy="sample", temperature=1.8, top_k=5, top_p=0.9),
+]
+MIXED_REQUESTS = [
+    replace(request, decode=MIXED_SETTINGS[row % len(MIXED_SETTINGS)], n_logprobs=row % 3)
+    for row, request in enumerate(REQUESTS)
+]
+
+
+def decode_alone(adapter: TransformerAdapter, request: Request) -> list[int]:
+    """The reference, with the settings of this request."""
+    options: dict[str, Any] = {"limits": [request.max_new_tokens], "seeds": [request.seed]}
+    return decode_reference(adapter, [request.tokens], request.decode.strategy, config=request.decode, **options)[0]
+
+
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_requests_with_different_settings_share_a_batch_and_get_what_they_get_alone(
+    architecture: str, use_cuda_graphs: bool
+) -> None:
+    adapter = build_adapter(architecture, 1)
+    outputs: dict[int, list[int]] = {}
+    arriving = list(MIXED_REQUESTS)
+    with Scheduler(adapter, CONSTRAINTS, max_rows=4, use_cuda_graphs=use_cuda_graphs) as server:
+        while arriving or server.n_unfinished:
+            for request in arriving[:2]:
+                server.submit(request)
+            del arriving[:2]
+            outputs |= server.step()
+    assert [outputs[row] for row in range(len(ROWS))] == [decode_alone(adapter, row) for row in MIXED_REQUESTS]
+
+
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_log_probabilities_are_the_log_softmax_of_a_plain_forward_pass(
+    architecture: str, use_cuda_graphs: bool
+) -> None:
+    adapter = build_adapter(architecture, 1)
+    requests = [replace(request, n_logprobs=row % 2 * 4) for row, request in enumerate(MIXED_REQUESTS)]
+    with Scheduler(adapter, CONSTRAINTS, max_rows=4, use_cuda_graphs=use_cuda_graphs) as server:
+        rows = [server.submit(request) for request in requests]
+        while server.n_unfinished:
+            server.step()
+    assert not any(row.logprobs for row in rows[::2])
+    for row in rows[1::2]:
+        stepper = ModelStepper(adapter, [row.request.tokens])
+        for token, reported in zip(row.output, row.logprobs, strict=True):
+            expected = stepper.logits()[0].double().log_softmax(-1)
+            assert reported.logprob == pytest.approx(float(expected[token]), abs=1e-5)
+            expected[list(BANNED)] = -torch.inf
+            top = expected.topk(4)
+            assert [alternative for alternative, _ in reported.alternatives] == top.indices.tolist()
+            values = [value for _, value in reported.alternatives]
+            assert values == pytest.approx(top.values.tolist(), abs=1e-5)
+            stepper.append([token])
+
+
+def test_a_small_vocabulary_reports_the_alternatives_that_it_has() -> None:
+    adapter = build_adapter("decoder", 1)
+    with Scheduler(adapter, CONSTRAINTS) as server:
+        row = server.submit(Request(ROWS[0], 3, n_logprobs=20))
+        while server.n_unfinished:
+            server.step()
+    assert [len(token.alternatives) for token in row.logprobs] == [11 - len(BANNED)] * len(row.output)
+
+
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_cancelled_requests_leave_their_rows_to_others_and_change_nothing(
+    strategy: str, use_cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are cancelled while they wait, others while they are decoded, one of them after its context has slid."""
+    monkeypatch.setattr(slots, "STEPS_PER_SYNC", 2)
+    monkeypatch.setattr(graph, "STEPS_PER_SYNC", 2)
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
+    adapter = build_adapter("decoder", 5)
+    adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
+    expected = decode_one_by_one(adapter, strategy)
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(adapter, CONSTRAINTS, beam_of(strategy), max_rows=4, use_cuda_graphs=use_cuda_graphs) as server:
+        rows = [server.submit(request) for request in requests_of(strategy)]
+        outputs |= server.step()
+        for index in (1, 6, 11):
+            server.cancel(rows[index])
+        for _ in range(6):
+            outputs |= server.step()
+        server.cancel(rows[3])
+        while server.n_unfinished:
+            outputs |= server.step()
+    remaining = [index for index in range(len(ROWS)) if index not in (1, 3, 6, 11)]
+    assert outputs == {index: expected[index] for index in remaining}
+
+
+@pytest.mark.parametrize("use_cuda_graphs", [False, True])
+def test_the_reason_why_a_text_ends_is_its_end_token_or_its_limit(use_cuda_graphs: bool) -> None:
+    adapter = build_adapter("seq2seq", 1)
+    for strategy in STRATEGIES:
+        with Scheduler(adapter, CONSTRAINTS, beam_of(strategy), use_cuda_graphs=use_cuda_graphs) as server:
+            rows = [server.submit(request) for request in requests_of(strategy)]
+            while server.n_unfinished:
+                server.step()
+        reasons = {row.finish_reason for row in rows}
+        assert reasons == {"stop", "length"}, strategy
+        for row in rows:
+            assert (len(row.output) < row.request.max_new_tokens) == (row.finish_reason == "stop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from reference_decoding import (
     make_sampler,
     reference_beam_search,
     reference_decode,
+    sample_tokens,
 )
 from scipy.stats import chisquare
 from torch import Tensor
 
 from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
-from triform.generation.backend import Request, TokenConstraints
-from triform.generation.sampling import SampledRow, SamplePicker, sample_from_uniform, top_k, top_p
-from triform.generation.scheduler import Scheduler, row_seeds, search_n_best
+from triform.generation.backend import Request, SampledRow, SamplePicker, TokenConstraints
+from triform.generation.sampling import top_k, top_p
+from triform.generation.scheduler import Scheduler, beam_settings, row_seeds, search_n_best
 from triform.models.decoder import Decoder
 from triform.models.seq2seq import Seq2Seq
 from triform.nn.layouts import pad
@@ -85,9 +87,10 @@ def decode(
     limits = [limits] * len(rows) if isinstance(limits, int) else limits
     seeds = row_seeds(7, range(len(rows))) if seeds is None else seeds
     outputs: dict[int, list[int]] = {}
-    with Scheduler(adapter, config, constraints, strategy=strategy, use_cuda_graphs=use_cuda_graphs) as scheduler:
+    settings = replace(config, strategy=strategy)
+    with Scheduler(adapter, constraints, beam_settings(settings), use_cuda_graphs=use_cuda_graphs) as scheduler:
         for fields in zip(rows, limits, seeds, strict=True):
-            scheduler.submit(Request(*fields))
+            scheduler.submit(Request(*fields, settings))
         while scheduler.n_unfinished:
             outputs |= scheduler.step()
     return [outputs[row] for row in range(len(rows))]
@@ -413,10 +416,11 @@ def test_the_n_best_hypotheses_are_those_of_the_plain_search(
     seed: int, n_tokens: int, size: int, limits: list[int], alpha: float
 ) -> None:
     logits_fn = random_logits(seed, n_tokens)
-    config, requests = DecodeConfig(beam_size=size, length_penalty=alpha), [Request([0], limit) for limit in limits]
+    config = DecodeConfig(strategy="beam", beam_size=size, length_penalty=alpha)
+    requests = [Request([0], limit, decode=config) for limit in limits]
     adapter: Any = ScriptedAdapter(logits_fn)
     for limit, hypotheses in zip(
-        limits, search_n_best(adapter, requests, config, TokenConstraints(eos=1), n_best=size), strict=True
+        limits, search_n_best(adapter, requests, TokenConstraints(eos=1), n_best=size), strict=True
     ):
         expected = plain_n_best(logits_fn, size, n_tokens, 1, limit, alpha)
         assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected]
@@ -466,7 +470,8 @@ logit_rows = st.lists(logit_values, min_size=2, max_size=9, unique=True).map(lam
 def test_top_k_keeps_the_k_best(logits: Tensor, k: int) -> None:
     values = logits[0].tolist()
     top_values = sorted(values, reverse=True)[: k or None]
-    assert top_k(logits, k)[0].tolist() == [value if value in top_values else -math.inf for value in values]
+    filtered = top_k(logits, torch.tensor([[k]]), max(1, k))[0]
+    assert filtered.tolist() == [value if value in top_values else -math.inf for value in values]
 
 
 @given(logit_rows, st.floats(0.01, 1.0))
@@ -478,7 +483,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(logits: Tensor, p: float) -> None:
             break
         expected.add(index)
         mass += probabilities[index]
-    filtered = top_p(logits.double(), p)[0]
+    filtered = top_p(logits.double(), torch.tensor([[p]], dtype=torch.float64))[0]
     assert {index for index, value in enumerate(filtered.tolist()) if value > -math.inf} == expected
 
 
@@ -505,7 +510,7 @@ def test_draws_follow_the_distribution_asked_for(options: dict[str, float]) -> N
     probabilities[order[preceding_mass >= options.get("top_p", 1.0)]] = 0
     probabilities /= probabilities.sum()
     uniforms = SampledRow(0, Request([], 1, seed=3), []).draw(n_draws)[:, None]
-    tokens = sample_from_uniform(logits.expand(n_draws, -1), uniforms, DecodeConfig(**options))
+    tokens = sample_tokens(logits.expand(n_draws, -1), uniforms, DecodeConfig(**options))
     counts = np.bincount(tokens.numpy(), minlength=len(probabilities))
     assert not counts[probabilities == 0].any()
     assert chisquare(counts[probabilities > 0], probabilities[probabilities > 0] * n_draws).pvalue > 1e-3
@@ -513,8 +518,8 @@ def test_draws_follow_the_distribution_asked_for(options: dict[str, float]) -> N
 
 def sample(logits: Tensor, seeds: Sequence[int]) -> list[int]:
     """One token for each row of logits (B, V)."""
-    picker = SamplePicker(TokenConstraints(eos=-1), torch.device("cpu"), DecodeConfig())
-    picker.draw([picker.make_row(row, Request([], 1, seed), []) for row, seed in enumerate(seeds)], 1)
+    picker, settings = SamplePicker(TokenConstraints(eos=-1), torch.device("cpu")), DecodeConfig(strategy="sample")
+    picker.prepare([picker.make_row(row, Request([], 1, seed, settings), []) for row, seed in enumerate(seeds)], 1)
     return picker.pick(logits[:, None], torch.zeros(1, dtype=torch.long))[0][:, 0].tolist()
 
 

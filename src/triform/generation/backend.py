@@ -2,9 +2,10 @@
 
 A `Request` asks for the continuation of a prompt or the translation of a source. While it is in the batch it is a
 `Row`, which collects the generated tokens. A `TokenPicker` chooses the next token of every row from the logits:
-`GreedyPicker` takes the most likely one; `sampling.py` and `beam.py` have the other strategies. A `Backend` holds
-the rows and runs the model: `EagerBackend`, in this file, runs one step at a time on any device; `graph.py` has the
-back end that replays CUDA graphs. The `Scheduler` in `scheduler.py` decides what a back end does next.
+`SamplePicker` decodes greedily or samples, with different settings for each row; `beam.py` has the picker for beam
+search. A `Backend` holds the rows and runs the model: `EagerBackend`, in this file, runs one step at a time on any
+device; `graph.py` has the back end that replays CUDA graphs. The `Scheduler` in `scheduler.py` decides what a back
+end does next.
 
 Shapes: n steps, B rows, K hypotheses of a row (1 without beam search), V tokens in the vocabulary.
 """
@@ -12,18 +13,30 @@ Shapes: n steps, B rows, K hypotheses of a row (1 without beam search), V tokens
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from triform.config import DecodeConfig
 from triform.errors import NonFiniteError
 from triform.generation.adapters import GenerationAdapter, TokenIds
+from triform.generation.sampling import (
+    NEG_INF,
+    PickerMode,
+    RowSettings,
+    fast_topk,
+    row_settings,
+    sample_from_uniform,
+)
 
-NEG_INF = float("-inf")
+GREEDY = DecodeConfig(strategy="greedy")
+GREEDY_SETTINGS = row_settings(GREEDY)
+MAX_ALTERNATIVES = 20  # that are reported with a token
+FinishReason = Literal["stop", "length"]  # the end token, or the limit
 MIN_EVICT_FRACTION = 1 / 8  # of the rows must be done before any is removed: removing copies the keys of the others
 
 
@@ -43,11 +56,26 @@ class Request:
         tokens: The prompt of a language model, or the source of a translation.
         max_new_tokens: The text ends after so many tokens, unless the end token comes first.
         seed: Seed for sampling. What a request gets depends on its seed and never on the other requests.
+        decode: The strategy (greedy, sample or beam) and its settings.
+        n_logprobs: The number of alternatives to report with each token, with their log probabilities and that of
+            the token. 0: none. Beam search reports none.
     """
 
     tokens: TokenIds
     max_new_tokens: int
     seed: int = 0
+    decode: DecodeConfig = GREEDY
+    n_logprobs: int = 0
+
+
+class TokenLogprobs(NamedTuple):
+    """The log probability of a token, and the most probable tokens at its place with theirs, the best first.
+
+    They are the log-softmax of the logits over the whole vocabulary, without temperature.
+    """
+
+    logprob: float
+    alternatives: list[tuple[int, float]]
 
 
 class Row:
@@ -55,11 +83,17 @@ class Row:
 
     def __init__(self, row_id: int, request: Request, initial_tokens: list[int]) -> None:
         self.id, self.request = row_id, request
-        self.output: list[int] = []  # the result, without the end token, once `done`
-        self.done = False
+        self.output: list[int] = []  # without the end token; beam search sets it when the row is done
+        self.logprobs: list[TokenLogprobs] = []  # of each token, if the request asks for them
+        self.finish_reason: FinishReason | None = None
         self.prompt: TokenIds = request.tokens  # read by the next prefill
         self.prefill_contexts = [initial_tokens]  # (K): tokens of each hypothesis in the last prefill, or the next
         self.n_steps_before_prefill = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is complete."""
+        return self.finish_reason is not None
 
     @property
     def n_steps(self) -> int:
@@ -90,6 +124,7 @@ class TokenPicker:
 
     beam_size = 1
     has_row_state = False  # whether it remembers more of a row than `Row` does
+    mode: Hashable = None  # what `pick` computes for the current rows; each mode is a separate CUDA graph
 
     def __init__(self, constraints: TokenConstraints, device: torch.device) -> None:
         self.eos = constraints.eos
@@ -109,11 +144,11 @@ class TokenPicker:
     def select(self, indices: Tensor) -> None:
         """Keep only the rows at these indices, in this order."""
 
-    def draw(self, rows: Sequence[Row | None], n_steps: int) -> None:
-        """Draw the random numbers for the next steps of these rows, if the strategy needs any."""
+    def prepare(self, rows: Sequence[Row | None], n_steps: int) -> None:
+        """Prepare for the next steps of these rows, which may have changed since the last call."""
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose tokens (B, K) from logits (B, K, V), in the step (1) since `draw` was called.
+        """Choose tokens (B, K) from logits (B, K, V), in the step (1) since `prepare` was called.
 
         Returns:
             The tokens, and which hypothesis of its row each of them continues (None: its own).
@@ -126,18 +161,112 @@ class TokenPicker:
             if row is None:
                 continue
             for token in new_tokens:
-                if row.done:  # the rest was generated before the host read the tokens
+                if token == self.eos:
+                    row.finish_reason = "stop"
+                    break  # the rest was generated before the host read the tokens
+                row.output.append(token)
+                if len(row.output) >= row.request.max_new_tokens:
+                    row.finish_reason = "length"
                     break
-                if token != self.eos:
-                    row.output.append(token)
-                row.done = token == self.eos or len(row.output) >= row.request.max_new_tokens
 
 
-class GreedyPicker(TokenPicker):
-    """Chooses the most likely token."""
+class SampledRow(Row):
+    """A row with its own random generator."""
+
+    def __init__(self, row_id: int, request: Request, initial_tokens: list[int]) -> None:
+        super().__init__(row_id, request, initial_tokens)
+        self.generator = torch.Generator().manual_seed(request.seed)
+        self.settings = row_settings(request.decode)
+
+    def draw(self, n: int) -> Tensor:
+        """Return the next n random numbers. They do not depend on how many are drawn at once."""
+        return torch.rand(n, generator=self.generator, dtype=torch.float64)
+
+
+class SamplePicker(TokenPicker):
+    """Chooses the most likely token of each greedy row, and samples the next token of the others.
+
+    The settings of the rows and the random numbers for several steps are written to `inputs`, (4 + n, B), on the
+    host, before the steps: four settings of each row, then a random number for each step.
+    """
+
+    mode: PickerMode = PickerMode()
+
+    def __init__(self, constraints: TokenConstraints, device: torch.device) -> None:
+        super().__init__(constraints, device)
+        self.allocate(0, 1)
+
+    def allocate(self, n_rows: int, n_steps: int) -> None:
+        device, n_settings = self.banned.device, len(RowSettings._fields)
+        self.inputs = torch.zeros(n_settings + n_steps, n_rows, dtype=torch.float64, device=device)
+        # The chosen token's log probability comes first, then those of the alternatives.
+        self.logprobs = torch.full((n_steps, n_rows, 1 + MAX_ALTERNATIVES), NEG_INF, device=device).double()
+        self.alternatives = torch.zeros(n_steps, n_rows, MAX_ALTERNATIVES, dtype=torch.long, device=device)
+
+    def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
+        row_class = SampledRow if request.decode.strategy == "sample" else Row
+        return row_class(row_id, request, initial_tokens)
+
+    def prepare(self, rows: Sequence[Row | None], n_steps: int) -> None:
+        self.mode = required_mode(rows)
+        if self.mode == PickerMode():
+            return
+        if self.inputs.shape[1] != len(rows):
+            self.allocate(len(rows), n_steps)
+        if self.mode.sample:
+            sampled = [row if isinstance(row, SampledRow) else None for row in rows]
+            settings = [GREEDY_SETTINGS if row is None else row.settings for row in sampled]
+            unused = torch.zeros(n_steps, dtype=torch.float64)
+            uniforms = [unused if row is None else row.draw(n_steps) for row in sampled]
+            columns = torch.cat([torch.tensor(settings, dtype=torch.float64), torch.stack(uniforms)], dim=1)
+            self.inputs[: columns.shape[1]] = columns.T.to(self.inputs.device)
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logits.index_fill(-1, self.banned, NEG_INF).argmax(dim=-1), None
+        allowed_logits = logits.index_fill(-1, self.banned, NEG_INF)  # (B, 1, V)
+        tokens = allowed_logits.argmax(dim=-1)
+        if self.mode.sample:
+            n_settings = len(RowSettings._fields)
+            settings = RowSettings(*self.inputs[:n_settings, :, None])
+            uniforms = self.inputs.index_select(0, step + n_settings).T  # (B, 1)
+            sampled = sample_from_uniform(allowed_logits[:, 0], uniforms, settings, self.mode)
+            tokens = tokens.where(settings.greedy > 0, sampled[:, None])
+        if self.mode.logprobs:
+            self._store_logprobs(logits[:, 0], tokens, step)
+        return tokens, None
+
+    def _store_logprobs(self, logits: Tensor, tokens: Tensor, step: Tensor) -> None:
+        log_probs = logits.double().log_softmax(dim=-1)  # (B, V)
+        token_log_probs = log_probs.gather(1, tokens)
+        n = min(MAX_ALTERNATIVES, logits.shape[-1])
+        top, top_tokens = fast_topk(log_probs.index_fill(-1, self.banned, NEG_INF), n)
+        self.logprobs[:, :, : 1 + n].index_copy_(0, step, torch.cat([token_log_probs, top], dim=1)[None])
+        self.alternatives[:, :, :n].index_copy_(0, step, top_tokens[None])
+
+    def record(self, rows: Sequence[Row | None], tokens: Tensor, parents: Tensor | None) -> None:
+        super().record(rows, tokens, parents)
+        if not self.mode.logprobs:
+            return
+        logprobs, alternatives = self.logprobs.tolist(), self.alternatives.tolist()
+        for index, row in enumerate(rows):
+            if row is None or not row.request.n_logprobs:
+                continue
+            for step in range(len(row.output) - len(row.logprobs)):
+                logprob, *top = logprobs[step][index]
+                pairs = zip(alternatives[step][index], top, strict=True)
+                best = [pair for pair in pairs if pair[1] > NEG_INF][: row.request.n_logprobs]
+                row.logprobs.append(TokenLogprobs(logprob, best))
+
+
+def required_mode(rows: Sequence[Row | None]) -> PickerMode:
+    """Return what must be computed for these rows. The largest top_k is rounded up, so that few modes exist."""
+    sampled = [row.request.decode for row in rows if isinstance(row, SampledRow)]
+    max_k = max((decode.top_k for decode in sampled), default=0)
+    return PickerMode(
+        sample=bool(sampled),
+        max_k=1 << (max_k - 1).bit_length() if max_k else 0,
+        top_p=any(decode.top_p < 1 for decode in sampled),
+        logprobs=any(row is not None and row.request.n_logprobs > 0 for row in rows),
+    )
 
 
 def check_finite(logits: Tensor) -> None:  # (..., V)
@@ -161,7 +290,7 @@ class Backend(Protocol):
         """Take one decode step or several, and return the rows that took part, some of them done now."""
 
     def evict(self, rows: Sequence[Row]) -> None:
-        """Remove these rows, which are done, now or when enough of them are."""
+        """Remove these rows, which are done or cancelled, now or when enough of them are."""
 
     def restart(self, rows: Sequence[Row]) -> None:
         """Prefill these rows again, because their contexts have changed."""
@@ -195,7 +324,7 @@ class EagerBackend:
     def step(self) -> list[Row]:
         logits = self._next_logits()  # (B, K, V)
         check_finite(logits)
-        self.picker.draw(self.rows, 1)
+        self.picker.prepare(self.rows, 1)
         self.tokens, self.parents = self.picker.pick(logits, self.first_step)
         stepped = [row for row in self.rows if row is not None]
         self.picker.record(self.rows, self.tokens[None], None if self.parents is None else self.parents[None])
@@ -227,6 +356,7 @@ class EagerBackend:
     def _vacate(self, rows: Sequence[Row]) -> None:
         leaving = {row.id for row in rows}
         self.rows = [None if row is None or row.id in leaving else row for row in self.rows]
+        self.joining = [row for row in self.joining if row.id not in leaving]
 
     def _compact(self) -> None:
         """Remove the rows that are done from the batch."""
@@ -235,6 +365,7 @@ class EagerBackend:
         self.stepper.select(indices)
         self.tokens = self.tokens[indices]
         self.parents = None if self.parents is None else self.parents[indices]
+        self.restart_logits = None if self.restart_logits is None else self.restart_logits[indices]
 
     def _drop_done_rows(self) -> Tensor:
         """Drop them from `rows` and from the picker, and return the indices of the other rows."""

@@ -13,8 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triform.generation.backend import NEG_INF, Request, Row, TokenConstraints, TokenPicker
-from triform.generation.sampling import fast_topk
+from triform.generation.backend import Request, Row, TokenConstraints, TokenPicker
+from triform.generation.sampling import NEG_INF, fast_topk
+
+
+class BeamSettings(NamedTuple):
+    """The settings that all rows of a beam search share."""
+
+    beam_size: int
+    length_penalty: float
 
 
 class Hypothesis(NamedTuple):
@@ -77,19 +84,17 @@ class BeamPicker(TokenPicker):
     Args:
         constraints: End token and banned tokens.
         device: Where the logits are.
-        beam_size: Hypotheses of each row.
-        length_penalty: The larger it is, the longer the texts that win; 0 compares log probabilities.
+        settings: The number of hypotheses of each row, and the length penalty: the larger it is, the longer the
+            texts that win; 0 compares log probabilities.
     """
 
     has_row_state = True
 
-    def __init__(
-        self, constraints: TokenConstraints, device: torch.device, *, beam_size: int, length_penalty: float
-    ) -> None:
+    def __init__(self, constraints: TokenConstraints, device: torch.device, settings: BeamSettings) -> None:
         super().__init__(constraints, device)
-        self.beam_size, self.length_penalty = beam_size, length_penalty
+        self.beam_size, self.length_penalty = settings
         self.tensors = self._initial_tensors(())  # one entry for each row, see `_initial_tensors`
-        self.key = (*self.key, beam_size, length_penalty)
+        self.key = (*self.key, settings)
 
     def allocate(self, n_rows: int, n_steps: int) -> None:
         self.tensors = self._initial_tensors([1] * n_rows)
@@ -202,7 +207,7 @@ class BeamPicker(TokenPicker):
                 steps = zip(step_tokens, step_parents, strict=True)
                 row.history += [(tokens_of[index], parents_of[index]) for tokens_of, parents_of in steps]
                 if done[index]:
-                    row.done = True
                     row.ranking = list(zip(*(values[index] for values in ranked), strict=True))
                     _, depth, hypothesis = row.ranking[0]
+                    row.finish_reason = "length" if depth >= row.request.max_new_tokens else "stop"
                     row.output, _ = row.backtrace(hypothesis, 0, depth)

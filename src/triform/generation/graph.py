@@ -89,14 +89,16 @@ class GraphBackend:
 
     Slots are made for the sizes of the rows that were submitted before the first step. When a row comes that does
     not fit, or more rows than there are slots, no row is admitted until all slots are empty; then larger ones are
-    made.
+    made. With `max_rows` there are as many slots from the beginning, for rows that come later.
     """
 
     lock: AbstractContextManager[Any] = GRAPH_LOCK
 
-    def __init__(self, adapter: TransformerAdapter, make_picker: Callable[[], TokenPicker]) -> None:
+    def __init__(
+        self, adapter: TransformerAdapter, make_picker: Callable[[], TokenPicker], max_rows: int | None = None
+    ) -> None:
         self.adapter, self.make_picker = adapter, make_picker  # every set of slots has its own picker
-        self.picker = make_picker()
+        self.picker, self.max_rows = make_picker(), max_rows
         self.n_unfinished = self.max_unfinished = 0
         self.max_text_len = self.max_source_len = 1  # of the rows that were submitted so far
         self.prefilled: deque[tuple[Row, PrefilledRows, int]] = deque()  # rows without a slot: where they were read
@@ -146,7 +148,8 @@ class GraphBackend:
         bytes_per_token = prefilled.kv[:, :, 0, :, 0].numel() * prefilled.kv.element_size()
         bytes_per_row = bytes_per_token * (cache_len * beam_size + source_len)
         max_rows = max_slots(beam_size, bytes_per_row, device_memory(self.adapter.device))
-        return SlotShape(min(max_rows, next_power_of_two(self.max_unfinished)), beam_size, cache_len, source_len)
+        n_rows = min(max_rows, next_power_of_two(self.max_rows or self.max_unfinished))
+        return SlotShape(n_rows, beam_size, cache_len, source_len)
 
     def _open_slots(self, shape: SlotShape) -> None:
         """Take slots of this shape from the pool, or make new ones; graphs read weights at fixed addresses."""
@@ -180,7 +183,7 @@ class GraphBackend:
         assert self.slots is not None
         stepped = [row for row in self.rows if row is not None]
         n_steps = self._count_steps(stepped)
-        self.slots.picker.draw(self.rows, n_steps)
+        self.slots.picker.prepare(self.rows, n_steps)
         tokens, parents = self.slots.run(self.adapter, n_steps)
         check_finite(self.slots.logits[[slot for slot, row in enumerate(self.rows) if row is not None]])
         self.slots.picker.record(self.rows, tokens, parents)
@@ -196,6 +199,7 @@ class GraphBackend:
     def evict(self, rows: Sequence[Row]) -> None:
         leaving = {row.id for row in rows}
         self.rows = [None if row is None or row.id in leaving else row for row in self.rows]
+        self.prefilled = deque(entry for entry in self.prefilled if entry[0].id not in leaving)
         self.n_unfinished -= len(rows)
 
     def restart(self, rows: Sequence[Row]) -> None:

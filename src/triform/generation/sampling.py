@@ -1,27 +1,28 @@
 """Sampling: the next token is drawn from the softmax of the logits, restricted by temperature, top_k and top_p.
 
-Each row has its own random generator, so that the result of a request does not depend on the other requests in the
-batch.
+Each row of a batch has different settings. `SamplePicker` in `backend.py` calls these functions.
+
+Shapes: B rows, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from triform.config import DecodeConfig
-from triform.generation.backend import NEG_INF, Request, Row, TokenConstraints, TokenPicker
 
+NEG_INF = float("-inf")
 TOPK_GROUP_SIZE = 64  # tokens in each group that `fast_topk` compares by its maximum first
 
 
-def top_k(logits: Tensor, k: int) -> Tensor:
-    """Set logits (B, V) below the k-th best of their row to minus infinity; k = 0 keeps all."""
-    if not 0 < k < logits.shape[-1]:
-        return logits
-    return logits.masked_fill(logits < fast_topk(logits, k)[0][:, -1:], NEG_INF)
+def top_k(logits: Tensor, k: Tensor, max_k: int) -> Tensor:  # (B, V), (B, 1) -> (B, V)
+    """Set logits below the k-th best of their row to minus infinity; k = 0 keeps all. No k is above `max_k`."""
+    max_k = min(max_k, logits.shape[-1])
+    thresholds = fast_topk(logits, max_k)[0].gather(1, (k - 1).clamp(0, max_k - 1))  # (B, 1)
+    return logits.masked_fill((logits < thresholds) & (k > 0), NEG_INF)
 
 
 def fast_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (B, V) -> (B, k) each
@@ -45,62 +46,48 @@ def fast_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (B, V) -> (B,
     return top.values, torch.cat([candidate_indices, rest_indices], dim=1).gather(1, top.indices)
 
 
-def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the fewest tokens whose probabilities add up to p; the most likely one always stays."""
-    if p >= 1:
-        return logits
+def top_p(logits: Tensor, p: Tensor) -> Tensor:  # (B, V), (B, 1) -> (B, V)
+    """Keep the fewest tokens whose probabilities add up to p; the most likely one always stays. p = 1 keeps all."""
     sorted_logits, order = logits.sort(descending=True)
     probabilities = sorted_logits.softmax(dim=-1)
     preceding_mass = probabilities.cumsum(dim=-1) - probabilities
-    return logits.masked_fill((preceding_mass >= p).scatter(-1, order, preceding_mass >= p), NEG_INF)
+    excluded = (preceding_mass >= p) & (p < 1)
+    return logits.masked_fill(excluded.scatter(-1, order, excluded), NEG_INF)
 
 
-def sample_from_uniform(logits: Tensor, uniforms: Tensor, config: DecodeConfig) -> Tensor:  # (B, V), (B, 1) -> (B)
-    """Turn uniform random numbers into tokens, by the cumulative distribution of softmax(logits / temperature).
+class PickerMode(NamedTuple):
+    """What a step computes for the rows of a batch. Rows that do not need a part of it get the same tokens."""
+
+    sample: bool = False
+    max_k: int = 0  # at least the largest top_k; 0: all are 0
+    top_p: bool = False
+    logprobs: bool = False
+
+
+class RowSettings(NamedTuple):
+    """The settings of all rows, each (B, 1) in float64."""
+
+    greedy: Tensor  # 1 or 0
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+
+def row_settings(decode: DecodeConfig) -> list[float]:
+    """Return the fields of `RowSettings` for one row."""
+    return [float(decode.strategy != "sample"), decode.temperature, decode.top_k, decode.top_p]
+
+
+def sample_from_uniform(logits: Tensor, uniforms: Tensor, settings: RowSettings, mode: PickerMode) -> Tensor:
+    """Turn uniform random numbers (B, 1) into tokens (B), by the cumulative distribution of the softmax.
 
     It is computed in float64, which is exact enough that no device and no batch changes a draw.
     """
-    scaled_logits = top_k(logits, config.top_k).double() / config.temperature
-    cumulative = top_p(scaled_logits, config.top_p).softmax(dim=-1).cumsum(dim=-1)  # (B, V)
+    if mode.max_k:
+        logits = top_k(logits, settings.top_k.long(), mode.max_k)
+    scaled_logits = logits.double() / settings.temperature
+    if mode.top_p:
+        scaled_logits = top_p(scaled_logits, settings.top_p)
+    cumulative = scaled_logits.softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     indices = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     return indices[:, 0].clamp(max=logits.shape[-1] - 1)
-
-
-class SampledRow(Row):
-    """A row with its own random generator."""
-
-    def __init__(self, row_id: int, request: Request, initial_tokens: list[int]) -> None:
-        super().__init__(row_id, request, initial_tokens)
-        self.generator = torch.Generator().manual_seed(request.seed)
-
-    def draw(self, n: int) -> Tensor:
-        """Return the next n random numbers. They do not depend on how many are drawn at once."""
-        return torch.rand(n, generator=self.generator, dtype=torch.float64)
-
-
-class SamplePicker(TokenPicker):
-    """Samples the next token. The random numbers for several steps are drawn ahead, on the host."""
-
-    def __init__(self, constraints: TokenConstraints, device: torch.device, config: DecodeConfig) -> None:
-        super().__init__(constraints, device)
-        self.config = config
-        self.uniforms = torch.zeros(0, 0, dtype=torch.float64, device=device)  # (n, B)
-        self.key = (*self.key, config.temperature, config.top_k, config.top_p)
-
-    def allocate(self, n_rows: int, n_steps: int) -> None:
-        self.uniforms = self.uniforms.new_zeros(n_steps, n_rows)
-
-    def make_row(self, row_id: int, request: Request, initial_tokens: list[int]) -> Row:
-        return SampledRow(row_id, request, initial_tokens)
-
-    def draw(self, rows: Sequence[Row | None], n_steps: int) -> None:
-        unused = torch.zeros(n_steps, dtype=torch.float64)
-        uniforms = [row.draw(n_steps) if isinstance(row, SampledRow) else unused for row in rows]
-        if self.uniforms.shape[1] != len(rows):
-            self.allocate(len(rows), n_steps)
-        self.uniforms[:n_steps] = torch.stack(uniforms, dim=1).to(self.uniforms.device)
-
-    def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
-        allowed_logits = logits[:, 0].index_fill(-1, self.banned, NEG_INF)
-        uniforms = self.uniforms.index_select(0, step).T  # (B, 1)
-        return sample_from_uniform(allowed_logits, uniforms, self.config)[:, None], None

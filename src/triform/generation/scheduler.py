@@ -17,25 +17,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 
-from triform.config import DecodeConfig
+from triform.config import DecodeConfig, DecodingStrategy
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
-from triform.generation.backend import (
-    Backend,
-    EagerBackend,
-    GreedyPicker,
-    Request,
-    Row,
-    TokenConstraints,
-    TokenPicker,
-)
-from triform.generation.beam import BeamPicker, BeamRow, Hypothesis
+from triform.generation.backend import Backend, EagerBackend, Request, Row, SamplePicker, TokenConstraints
+from triform.generation.beam import BeamPicker, BeamRow, BeamSettings, Hypothesis
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
-from triform.generation.sampling import SamplePicker
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.progress import report_progress
@@ -49,41 +41,43 @@ class Scheduler:
 
     The loop of a server looks like this:
 
-        with Scheduler(adapter, config, constraints, strategy="sample") as scheduler:
+        with Scheduler(adapter, constraints) as scheduler:
             while True:
                 for request, client in new_requests():
-                    clients[scheduler.submit(request)] = client
+                    clients[scheduler.submit(request).id] = client
                 for request_id, tokens in scheduler.step().items():
                     clients.pop(request_id).send(tokens)
 
     Args:
         adapter: The model.
-        config: Settings of the strategy, the same for all requests.
         constraints: End token and banned tokens, the same for all requests.
-        strategy: "greedy", "sample" or "beam".
+        beam: The settings of beam search, the same for all requests. None: each request is decoded greedily or
+            sampled, with its own settings.
+        max_rows: The number of requests that are decoded at once. None: as many as are efficient.
         use_cuda_graphs: Whether to use the CUDA graph back end. None: wherever it is faster.
     """
 
     def __init__(
         self,
         adapter: GenerationAdapter,
-        config: DecodeConfig,
         constraints: TokenConstraints,
+        beam: BeamSettings | None = None,
         *,
-        strategy: str,
+        max_rows: int | None = None,
         use_cuda_graphs: bool | None = None,
     ) -> None:
         self.adapter, on_cuda = adapter, adapter.device.type == "cuda"
-        make_picker = partial(build_picker, strategy, config, constraints, adapter.device)
+        make_picker = partial(build_picker, constraints, adapter.device, beam)
         self.picker = make_picker()
         self.waiting: deque[Row] = deque()  # requests that are not in the batch yet, in the order of their arrival
         self.n_submitted = self.n_finished = 0
         self.backend: Backend
         if isinstance(adapter, TransformerAdapter) and (on_cuda if use_cuda_graphs is None else use_cuda_graphs):
-            self.backend = GraphBackend(adapter, make_picker)
+            self.backend = GraphBackend(adapter, make_picker, max_rows)
         else:
             max_hypotheses = MAX_EAGER_HYPOTHESES_CUDA if on_cuda else MAX_EAGER_HYPOTHESES
-            self.backend = EagerBackend(adapter, self.picker, max(1, max_hypotheses // self.picker.beam_size))
+            max_rows = max_rows or max(1, max_hypotheses // self.picker.beam_size)
+            self.backend = EagerBackend(adapter, self.picker, max_rows)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -96,13 +90,27 @@ class Scheduler:
         """Requests that were submitted and are not done."""
         return self.n_submitted - self.n_finished
 
-    def submit(self, request: Request) -> int:
-        """Add a request to the queue and return its id: 0, 1, 2, …"""
+    def submit(self, request: Request) -> Row:
+        """Add a request to the queue.
+
+        Returns:
+            Its row, whose `id` is 0, 1, 2, … and whose `output` grows with each round of `step`.
+        """
         row = self.picker.make_row(self.n_submitted, request, self.adapter.initial_tokens(request.tokens))
         self.n_submitted += 1
         self.backend.reserve(row)
         self.waiting.append(row)
-        return row.id
+        return row
+
+    @torch.inference_mode()
+    def cancel(self, row: Row) -> None:
+        """Give up a request that is not done, between two rounds. Others take its place."""
+        assert not row.done
+        if row in self.waiting:
+            self.waiting.remove(row)
+        with self.backend.lock:
+            self.backend.evict([row])
+        self.n_finished += 1
 
     def step(self) -> dict[int, list[int]]:
         """Decode one round.
@@ -139,14 +147,21 @@ class Scheduler:
 
 
 def build_picker(
-    strategy: str, config: DecodeConfig, constraints: TokenConstraints, device: torch.device
-) -> TokenPicker:
-    """Return the token picker of a strategy."""
-    if strategy == "sample":
-        return SamplePicker(constraints, device, config)
-    if strategy == "beam":
-        return BeamPicker(constraints, device, beam_size=config.beam_size, length_penalty=config.length_penalty)
-    return GreedyPicker(constraints, device)
+    constraints: TokenConstraints, device: torch.device, beam: BeamSettings | None
+) -> SamplePicker | BeamPicker:
+    """Return the token picker for beam search, or for greedy decoding and sampling."""
+    return SamplePicker(constraints, device) if beam is None else BeamPicker(constraints, device, beam)
+
+
+def beam_settings(decode: DecodeConfig) -> BeamSettings | None:
+    """Return the settings of beam search, or None for the other strategies."""
+    return BeamSettings(decode.beam_size, decode.length_penalty) if decode.strategy == "beam" else None
+
+
+@lru_cache(maxsize=256)
+def resolve_strategy(decode: DecodeConfig, default: DecodingStrategy) -> DecodeConfig:
+    """Return decoding settings with a strategy that is not "auto"."""
+    return replace(decode, strategy=default) if decode.strategy == "auto" else decode
 
 
 def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
@@ -167,59 +182,45 @@ def row_seeds(seed: int, rows: Sequence[int]) -> list[int]:
 
 
 def generate(
-    adapter: GenerationAdapter,
-    requests: Sequence[Request],
-    config: DecodeConfig,
-    constraints: TokenConstraints,
-    *,
-    default_strategy: str,
+    adapter: GenerationAdapter, requests: Sequence[Request], constraints: TokenConstraints
 ) -> list[list[int]]:
     """Decode all requests and return their new tokens, without the end token, in the same order.
 
     Args:
         adapter: The model.
-        requests: Prompts or sources, each with its limit and its seed.
-        config: Strategy and its settings.
+        requests: Prompts or sources, each with its settings. With beam search, these are the same for all.
         constraints: End token and banned tokens.
-        default_strategy: The strategy that "auto" means.
     """
-    strategy = default_strategy if config.strategy == "auto" else config.strategy
     outputs: list[list[int]] = [[] for _ in requests]
-    for index, row in iter_finished_rows(adapter, requests, config, constraints, strategy):
+    for index, row in iter_finished_rows(adapter, requests, constraints):
         outputs[index] = row.output
     return outputs
 
 
 def search_n_best(
-    adapter: GenerationAdapter,
-    requests: Sequence[Request],
-    config: DecodeConfig,
-    constraints: TokenConstraints,
-    n_best: int,
+    adapter: GenerationAdapter, requests: Sequence[Request], constraints: TokenConstraints, n_best: int
 ) -> list[list[Hypothesis]]:
     """Decode all requests by beam search and return the `n_best` hypotheses of each, the best first.
 
     The first hypothesis has the tokens that `generate` returns; for the other arguments see there.
     """
     hypotheses: list[list[Hypothesis]] = [[] for _ in requests]
-    for index, row in iter_finished_rows(adapter, requests, config, constraints, "beam"):
+    for index, row in iter_finished_rows(adapter, requests, constraints):
         assert isinstance(row, BeamRow)
         hypotheses[index] = row.hypotheses(n_best)
     return hypotheses
 
 
 def iter_finished_rows(
-    adapter: GenerationAdapter,
-    requests: Sequence[Request],
-    config: DecodeConfig,
-    constraints: TokenConstraints,
-    strategy: str,
+    adapter: GenerationAdapter, requests: Sequence[Request], constraints: TokenConstraints
 ) -> Iterator[tuple[int, Row]]:
     """Decode all requests, and yield the index and the row of each as soon as it is done."""
+    if not requests:
+        return
     # The longest first: rows of similar length are prefilled together, with little padding.
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
-    with Scheduler(adapter, config, constraints, strategy=strategy) as scheduler:
-        index_of = {scheduler.submit(requests[index]): index for index in order}
+    with Scheduler(adapter, constraints, beam_settings(requests[0].decode)) as scheduler:
+        index_of = {scheduler.submit(requests[index]).id: index for index in order}
         while scheduler.n_unfinished:
             yield from ((index_of[row.id], row) for row in scheduler.step_rows())
             if len(requests) > 1:  # a single request has no progress to report

@@ -11,7 +11,7 @@ Shapes: n steps, B slots, K hypotheses of a slot, C columns of the cache, G head
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -96,7 +96,8 @@ class DecodeSlots:
         self.tokens = torch.zeros(STEPS_PER_SYNC, n_rows, beam_size, dtype=torch.long, device=device)
         self.parents = torch.zeros_like(self.tokens)
         self.cache = StaticKVCache(self.kv_buffer, self.source_kv, self.write_indices)
-        self.graph = self._capture_graph(adapter) if _supports_cuda_graphs(device) else None
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # by mode of the picker
+        self._capture_graph(adapter, lambda: self._step(adapter))
 
     def _step(self, adapter: TransformerAdapter) -> None:
         """Take one step. It never waits for the device and does not depend on numbers on the host."""
@@ -121,30 +122,40 @@ class DecodeSlots:
         self.step_index.add_(1)
         self.positions.add_(1)
 
-    def _capture_graph(self, adapter: TransformerAdapter) -> torch.cuda.CUDAGraph | None:
-        """Capture the step while all slots are empty; return None if that fails."""
+    def _capture_graph(self, adapter: TransformerAdapter, warm_up: Callable[[], object]) -> None:
+        """Capture the step for the current mode of the picker, if the device can and nothing fails.
+
+        `warm_up` runs what was never run before. At first that is the whole step, while all slots are empty.
+        """
+        mode = self.picker.mode
+        self.graphs[mode] = None
+        if not _supports_cuda_graphs(self.logits.device):
+            return
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
-                    self._step(adapter)
+                    warm_up()
             torch.cuda.current_stream().wait_stream(stream)
-            return capture_cuda_graph(lambda: self._step(adapter))
+            pool = next((graph.pool() for graph in self.graphs.values() if graph is not None), None)
+            self.graphs[mode] = capture_cuda_graph(lambda: self._step(adapter), pool)
         except RuntimeError as error:
             torch.cuda.synchronize()
             reason = str(error).split("\n")[0]
             log.warning("decoding without a CUDA graph, because it could not be captured: %s", reason)
-            return None
 
     def run(self, adapter: TransformerAdapter, n_steps: int) -> tuple[Tensor, Tensor]:
         """Take up to STEPS_PER_SYNC steps and return the tokens and parents (n, B, K) that they picked."""
         self.step_index.zero_()  # before the steps and not after: an interrupted call may have left it anywhere
+        if self.picker.mode not in self.graphs:  # only pickers without a state of their rows have several modes
+            self._capture_graph(adapter, lambda: self.picker.pick(self.logits, self.step_index))
+        graph = self.graphs[self.picker.mode]
         for _ in range(n_steps):
-            if self.graph is None:
+            if graph is None:
                 self._step(adapter)
             else:
-                self.graph.replay()
+                graph.replay()
         return self.tokens[:n_steps], self.parents[:n_steps]
 
     def admit(

@@ -6,18 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triform.config import DecodeConfig
+from triform.config import DecodeConfig, DecodingStrategy
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
+from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
 from triform.generation.next_tokens import top_next_tokens
-from triform.generation.scheduler import build_decoder_adapter, generate, row_seeds
+from triform.generation.scheduler import build_decoder_adapter, generate, resolve_strategy, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
 from triform.nn.kernels.dispatch import use_fast_kernels
@@ -47,6 +49,7 @@ class TextGenerator(Predictor):
     """Predictor that continues prompts."""
 
     task: Generate
+    default_strategy: ClassVar[DecodingStrategy] = "sample"
 
     def predict(
         self,
@@ -90,8 +93,7 @@ class TextGenerator(Predictor):
 
     def _next_tokens(self, prompts: list[list[int]], top: int) -> list[tuple[Alternative, ...]]:
         """Return the `top` most probable next tokens of each prompt."""
-        adapter = build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
-        rows = top_next_tokens(adapter, prompts, top, self.task.token_constraints.banned)
+        rows = top_next_tokens(self.build_adapter(), prompts, top, self.constraints.banned)
         text_of = self.task.tokenizer.format_piece
         return [tuple(Alternative(text=text_of(token), probability=p) for token, p in row) for row in rows]
 
@@ -99,13 +101,24 @@ class TextGenerator(Predictor):
         self, prompts: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
     ) -> list[list[int]]:
         """Return the tokens that continue each prompt. See `predict` for `decode` and `seed`."""
-        model, config = self.task.model.eval(), self.task.config
-        decode = decode or config.decode
+        config = self.task.config
+        decode = resolve_strategy(decode or config.decode, self.default_strategy)
         max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
         seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)))
-        requests = [Request(prompt, max_new_tokens, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        adapter = build_decoder_adapter(model, config.data.max_len)
-        return generate(adapter, requests, decode, self.task.token_constraints, default_strategy="sample")
+        requests = [
+            Request(prompt, max_new_tokens, row_seed, decode)
+            for prompt, row_seed in zip(prompts, seeds, strict=True)
+        ]
+        return generate(self.build_adapter(), requests, self.constraints)
+
+    def build_adapter(self) -> GenerationAdapter:
+        """Return the model as the scheduler uses it."""
+        return build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
+
+    @property
+    def constraints(self) -> TokenConstraints:
+        """The end token and the banned tokens."""
+        return self.task.token_constraints
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token.

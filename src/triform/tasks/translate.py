@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
-from triform.config import Config, DataSizes, DecodeConfig
+from triform.config import Config, DataSizes, DecodeConfig, DecodingStrategy
 from triform.errors import ConfigError
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
-from triform.generation.scheduler import build_seq2seq_adapter, generate, row_seeds, search_n_best
+from triform.generation.scheduler import build_seq2seq_adapter, generate, resolve_strategy, row_seeds, search_n_best
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.tasks.evaluation import TokenEvaluator
@@ -40,6 +41,7 @@ class TextTranslator(Predictor):
     """Predictor of translations."""
 
     task: Translate
+    default_strategy: ClassVar[DecodingStrategy] = "beam"
 
     def predict(
         self,
@@ -88,33 +90,37 @@ class TextTranslator(Predictor):
                 f"top={top} is more than the {decode.beam_size} hypotheses of beam search; "
                 f"set decode.beam_size to {top} or more"
             )
-        arguments = self._decoding_arguments(sources, decode, seed=None)
+        requests = self._build_requests(sources, decode, seed=None)
         decode_text = self.task.target_tokenizer.decode
         return [
             tuple(Alternative(text=decode_text(tokens), score=score) for tokens, score in hypotheses)
-            for hypotheses in search_n_best(*arguments, n_best=top)
+            for hypotheses in search_n_best(self.build_adapter(), requests, self.constraints, n_best=top)
         ]
 
     def generate(
         self, sources: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
     ) -> list[list[int]]:
         """Return the tokens that translate each source. See `predict` for `decode` and `seed`."""
-        arguments = self._decoding_arguments(sources, decode or self.task.config.decode, seed)
-        return generate(*arguments, default_strategy="beam")
+        requests = self._build_requests(sources, decode or self.task.config.decode, seed)
+        return generate(self.build_adapter(), requests, self.constraints)
 
-    def _decoding_arguments(
-        self, sources: list[list[int]], decode: DecodeConfig, seed: int | None
-    ) -> tuple[GenerationAdapter, list[Request], DecodeConfig, TokenConstraints]:
-        """Return the model, the requests and the settings, as `generate` and `search_n_best` read them."""
-        model, config, tokenizer = self.task.model.eval(), self.task.config, self.task.target_tokenizer
+    def _build_requests(self, sources: list[list[int]], decode: DecodeConfig, seed: int | None) -> list[Request]:
+        config, decode = self.task.config, resolve_strategy(decode, self.default_strategy)
         max_target_len = config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
-        requests = [Request(*fields) for fields in zip(sources, limits, seeds, strict=True)]
-        special = tokenizer.special_tokens
-        constraints = TokenConstraints(eos=special.end_token, banned=tokenizer.banned_tokens)
-        adapter = build_seq2seq_adapter(model, config.data.max_len, special.start_token)
-        return adapter, requests, decode, constraints
+        return [Request(*fields, decode) for fields in zip(sources, limits, seeds, strict=True)]
+
+    def build_adapter(self) -> GenerationAdapter:
+        """Return the model as the scheduler uses it."""
+        start_token = self.task.target_tokenizer.special_tokens.start_token
+        return build_seq2seq_adapter(self.task.model.eval(), self.task.config.data.max_len, start_token)
+
+    @property
+    def constraints(self) -> TokenConstraints:
+        """The end token and the banned tokens."""
+        tokenizer = self.task.target_tokenizer
+        return TokenConstraints(eos=tokenizer.special_tokens.end_token, banned=tokenizer.banned_tokens)
 
     def sample_predictions(self, data: TranslationDataset) -> list[dict[str, str]]:
         pairs = data.raw_pairs[:: max(1, len(data.raw_pairs) // 8)][:8]
