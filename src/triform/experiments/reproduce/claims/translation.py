@@ -113,7 +113,7 @@ def _describe_gaps(train_loss: float, gaps: dict[str, float], has_risen: dict[st
         else f"In no set does the validation loss rise by more than {100 * RISE:.0f} % after its lowest value."
     )
     return (
-        f"In our runs set 4 trains: its training loss is {train_loss:.2f}. It has {rank} between training and "
+        f"In our runs, the training loss of set 4 is {train_loss:.2f}. It has {rank} between training and "
         f"validation loss, {gaps['set-4']:.2f}; the gaps of the other sets are {', '.join(others)}. {rise_text} "
         "Losses of the report and ours cannot be compared with each other, because the vocabularies differ."
     )
