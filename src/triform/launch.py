@@ -141,6 +141,24 @@ def _train(
     folder.delete_tokens()
 
 
+def write_untrained_run(requested: Settings, options: RunOptions) -> None:
+    """Write a run that has the weights of its base, `train.init_from`, and is only validated. It replaces a run.
+
+    Args:
+        requested: Resolved settings, with the data to validate on.
+        options: How to run; `out` is the run folder.
+    """
+    folder = RunFolder(Path(options.out), verify=options.verify)
+    with claim_run_folder(folder, requested, resume=False, overwrite=True) as (_, notices):
+        config = build_config(apply_base(requested, verify=options.verify))
+        trainer, setup_notices = build_trainer(config, folder, options, resume=False)
+        trainer.skip_training()
+        log_start(trainer, (*notices, *setup_notices), options)
+        trainer.fit()
+        finish_run(trainer)
+        folder.delete_tokens()
+
+
 def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
     """Train. With `train.auto_batch`, halve the batch and retry if memory runs out before the first checkpoint."""
     device = trainer.task.device

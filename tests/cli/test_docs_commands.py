@@ -49,6 +49,8 @@ SHORTER = {
     '"Once upon"': '"3 birds"',
     '"My fellow"': '"3 birds"',
     "train.freeze_layers=2": "train.freeze_layers=1",
+    "--max-len 256": "--max-len 64",
+    "data.max_len=256": "data.max_len=64",
 }
 
 
@@ -106,7 +108,7 @@ def _workspace(
     Path("new.csv").write_text("id,text,comment\n1,the soup was lovely,none\n")
     Path("lines.txt").write_text("the room was awful\n")
     Path("ids.txt").write_text("5 6 7\n")
-    for name in ("book.txt", "a.txt", "b.txt"):
+    for name in ("book.txt", "valid.txt", "a.txt", "b.txt"):
         Path(name).write_text(files.txt.read_text())
     Path("book.txt.gz").write_bytes(gzip.compress(files.txt.read_bytes()))
     for name in ("train", "dev", "test"):

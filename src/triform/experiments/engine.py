@@ -24,7 +24,7 @@ from triform.formatting import print_message
 from triform.io.errors import damaged_error, write_run_text
 from triform.io.files import write_text
 from triform.io.locks import folder_lock
-from triform.launch import RunOptions
+from triform.launch import RunOptions, write_untrained_run
 from triform.run import Run, load
 from triform.training.run_folder import RunFolder
 
@@ -40,6 +40,7 @@ class VariantSpec:
     seeds: Sequence[int]
     folder: Path
     title: str = ""  # printed when training starts
+    trained: bool = True  # False: the runs have the weights of the base model, `train.init_from`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,10 @@ def _train_variant(spec: VariantSpec, timer: PersistentTimer, options: RunOption
         return
     if spec.title and not options.quiet:
         print_message(spec.title, options.progress)
+    if not spec.trained:
+        for seed, folder in zip(seeds, folders, strict=True):
+            write_untrained_run(spec.settings | {"seed": seed}, replace(options, out=str(folder.path)))
+        return
     resume = any(folder.config_file.exists() for folder in folders)
     options = replace(options, out=str(spec.folder), resume=resume)
     try:

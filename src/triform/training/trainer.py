@@ -112,6 +112,10 @@ class Trainer(Interruptible):
         finally:
             self.close_callbacks()
 
+    def skip_training(self) -> None:
+        """Make `fit` validate the initial weights and finish at step 0."""
+        self.max_steps, self.progress.validation_due = 0, True
+
     def start(self) -> None:
         """Set training mode and start the clocks."""
         self.task.model.train()

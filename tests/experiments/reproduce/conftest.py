@@ -98,6 +98,7 @@ def dataset_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 (folder / name / file).write_text(text, encoding="utf-8")
     save_tiny_bert(folder / "minilm")
+    save_tiny_gpt2(folder / "gpt2", folder / "tinyshakespeare" / "input.txt")
     return folder
 
 
@@ -111,6 +112,28 @@ def save_tiny_bert(folder: Path) -> None:
     )
     BertModel(config).save_pretrained(folder)
     BertTokenizer({piece: index for index, piece in enumerate(pieces)}).save_pretrained(folder)
+
+
+def save_tiny_gpt2(folder: Path, text: Path) -> None:
+    """A small GPT-2 with a byte-level vocabulary of this text, as `transformers` writes it."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    end = "<|endoftext|>"
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train(str(text), vocab_size=300, special_tokens=[end], show_progress=False)
+    end_id = tokenizer.token_to_id(end)
+    config = GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=32,
+        bos_token_id=end_id,
+        eos_token_id=end_id,
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_model(str(folder))  # vocab.json and merges.txt, the files of GPT-2
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,11 @@ from triform.experiments.reproduce.smoke import write_first_rows
 from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
 
 
+def base_model_path(system: ReferenceSystem, variant: SystemVariant, data_root: str) -> Path:
+    """Return the folder of the published model that a variant starts from. Triform does not download it."""
+    return dataset_folder(get_dataset(system.dataset), data_root).parent / variant.init_from
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExperimentData:
     """The files of a system by their names in the catalogue, and a folder for derived files."""
@@ -61,12 +66,8 @@ class ExperimentData:
         if variant.use_word_vectors:
             settings["train.embeddings"] = str(ensure_word_vectors(self).absolute())
         if variant.init_from:
-            settings["train.init_from"] = str(self.init_from_path(variant).absolute())
+            settings["train.init_from"] = str(base_model_path(self.system, variant, self.data_root).absolute())
         return settings
-
-    def init_from_path(self, variant: SystemVariant) -> Path:
-        """Return the folder of the published model that a variant starts from. Triform does not download it."""
-        return dataset_folder(get_dataset(self.system.dataset), self.data_root).parent / variant.init_from
 
     def eval_files(self) -> dict[str, str]:
         """Return the files that every run is evaluated on, by the name of the set."""

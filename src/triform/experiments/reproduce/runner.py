@@ -10,6 +10,7 @@ from typing import Any
 from triform.config.settings import Settings, merge_settings
 from triform.data.files import content_sha256
 from triform.device import resolve_device
+from triform.errors import DataError
 from triform.evaluation.metrics import bleu_signature
 from triform.experiments.engine import (
     SeedResult,
@@ -21,7 +22,7 @@ from triform.experiments.engine import (
     to_json_value,
 )
 from triform.experiments.reproduce.baselines import evaluate_system_baselines
-from triform.experiments.reproduce.data import ExperimentData
+from triform.experiments.reproduce.data import ExperimentData, base_model_path
 from triform.experiments.reproduce.evaluation import system_evaluation
 from triform.experiments.reproduce.examples import capture_attention, generate_samples
 from triform.experiments.reproduce.leaks import count_leaks
@@ -66,16 +67,13 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
         The content of the result file.
     """
     device = resolve_device(options.device)
+    variants = _available_variants(system, options)
     folder = options.experiment_folder(system.name)
     command = options.command(system.name, with_paths=True)
     with experiment_folder(folder, f"reproducing {system.name}", command, options.run_options):
         data = ExperimentData.prepare(system, options.data, folder / "data", smoke=options.smoke)
         result = _load_or_create_result(data, options)
-        prepared = [
-            _prepare_variant(variant, data, options, folder)
-            for variant in system.select_variants(options.variant)
-            if _has_base_model(variant, data)
-        ]
+        prepared = [_prepare_variant(variant, data, options, folder) for variant in variants]
         specs = [entry.spec for entry in prepared]
         variant_results = run_variants(specs, system_evaluation(data), options.run_options)
         finished = []
@@ -96,12 +94,27 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
         return result
 
 
-def _has_base_model(variant: SystemVariant, data: ExperimentData) -> bool:
-    if not variant.init_from or data.init_from_path(variant).exists():
-        return True
-    missing_path = data.init_from_path(variant)
-    print_message(f"{data.system.name}, {variant.name}: skipped, because its base model is not at {missing_path}")
-    return False
+def _available_variants(system: ReferenceSystem, options: ReproduceOptions) -> list[SystemVariant]:
+    """Return the variants to run. Those whose published model is missing are skipped.
+
+    Raises:
+        DataError: No variant is left.
+    """
+    variants = system.select_variants(options.variant)
+    missing_paths = {
+        variant.name: path
+        for variant in variants
+        if variant.init_from and not (path := base_model_path(system, variant, options.data)).exists()
+    }
+    if variants and len(missing_paths) == len(variants):
+        raise DataError(
+            f"the base model of {system.name} is missing; put its Hugging Face folder there "
+            "(config.json, the files of the tokenizer and model.safetensors)",
+            path=next(iter(missing_paths.values())),
+        )
+    for name, path in missing_paths.items():
+        print_message(f"{system.name}, {name}: skipped, because its base model is not at {path}")
+    return [variant for variant in variants if variant.name not in missing_paths]
 
 
 def _load_or_create_result(data: ExperimentData, options: ReproduceOptions) -> ExperimentResult:
@@ -131,20 +144,24 @@ def _prepare_variant(
     """Resolve the settings of a variant, which determine the folder of its runs."""
     file_settings = data.settings(variant)
     settings = merge_settings(variant.settings, file_settings)
-    n_seeds = options.seeds or variant.seeds
+    n_seeds = options.seeds or variant.seeds if variant.trained else 1
     if options.smoke:
         settings, n_seeds = merge_settings(settings, smoke_settings(settings)), min(n_seeds, SMOKE_SEEDS)
+    resolved = resolve_settings(data.system.task, "", None, merge_settings(NO_EARLY_STOPPING, settings))
     vectors = _vectors_digest(str(settings.get("train.embeddings", "")))
-    out = folder / f"{variant.name}-{settings_hash(merge_settings(settings, vectors))}"
+    # The imported model is named after the files of the published one, so another model gets another folder.
+    base: Settings = {"train.init_from": resolved["train.init_from"]} if variant.init_from else {}
+    out = folder / f"{variant.name}-{settings_hash(merge_settings(settings, vectors, base))}"
     seeds_text = f"{n_seeds} seed{'s' if n_seeds > 1 else ''} in {out}"
     return PreparedVariant(
         variant=variant,
         spec=VariantSpec(
             name=variant.name,
-            settings=resolve_settings(data.system.task, "", None, merge_settings(NO_EARLY_STOPPING, settings)),
+            settings=resolved,
             seeds=range(n_seeds),
             folder=out,
             title=f"{data.system.name}, {variant.name}: {variant.description}; {seeds_text}",
+            trained=variant.trained,
         ),
         shown_settings={name: value for name, value in settings.items() if name not in file_settings},
         vectors=vectors,

@@ -31,6 +31,7 @@ SYSTEM_NAMES = (
     *("speeches-classifier", "speeches-lm", "speeches-window", "multi30k-en-de"),
     *("word-vectors-speeches", "word-vectors-imdb", "long-range"),
     *("positions-classify", "positions-generate", "positions-translate"),
+    "finetune-gpt2",
 )
 WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 
@@ -40,7 +41,9 @@ SYSTEM_KEYS = (
     *("pairings", "notes", "monitor", "measure_gradients", "failure_range", "length_file", "length_edges"),
 )
 TRANSLATION_KEYS = ("compared_group", "length_bins", "long_sentences", "n_examples")
-VARIANT_KEYS = ("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "reported")
+VARIANT_KEYS = (
+    *("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "trained", "reported"),
+)
 
 
 @cache
